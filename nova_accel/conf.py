@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Every option of nova_accel, in the section [accel] of nova.conf."""
+
+from oslo_config import cfg
+
+GROUP = cfg.OptGroup('accel', title='Accelerators', help="""
+Accelerators that nova-compute reports, programs and attaches, and that
+nova-scheduler ranks.""")
+
+COMPUTE_OPTS = [
+    cfg.ListOpt('enabled_drivers', default=[], help="""
+The drivers that look for devices on this host, by entry point name in
+nova_accel.drivers, for example ``dfl``. A device of a driver that is not
+listed is left alone. Read by nova-compute and nova-accel."""),
+    cfg.StrOpt('simulated_host', help="""
+Use the host described in this YAML file in place of the machine's own devices,
+for trials without hardware. A directory means its file ``<host>.yaml``, where
+<host> is [DEFAULT] host."""),
+    cfg.StrOpt('resource_classes', default='custom',
+               choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
+                        ('standard', 'FPGA, PGPU, VGPU where os-resource-'
+                                     'classes has one for the type')], help="""
+How the resource classes of accelerators are spelled in Placement. The same on
+every nova-compute and nova-api. Changing it on a host where servers hold
+accelerators is not supported."""),
+    cfg.StrOpt('owner_trait', default='OWNER_CYBORG', regex='^[A-Z0-9_]+$',
+               help="""
+The trait that marks every provider of ours as owned by an accelerator service
+rather than by Nova's own PCI or vGPU code."""),
+    cfg.MultiStrOpt('function_class', default=[],
+                    sample_default='COMPUTE:d8424dc4-a4a3-c413-f89e-'
+                                   '433683f9040b',
+                    help="""
+``<CLASS>:<function UUID>``: while that function is loaded its region has the
+trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be repeated."""),
+    cfg.ListOpt('fixed_devices', default=[], help="""
+PCI addresses of devices that are never reprogrammed: they are offered with the
+function that they carry."""),
+    cfg.IntOpt('discovery_interval', default=60, min=1, help="""
+Seconds after which nova-compute looks whether devices came or went."""),
+    cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
+Seconds that one driver may take to look at its devices. A driver that takes
+longer loses only its own devices."""),
+    cfg.IntOpt('programming_timeout', default=300, min=1, help="""
+Seconds that programming one region may take. A region that takes longer is
+quarantined until its driver reports it again."""),
+]
+
+BITSTREAM_OPTS = [
+    cfg.StrOpt('bitstream_cache', default='$state_path/accel_bitstreams',
+               help="""
+Directory where nova-compute keeps bitstreams that it fetched from Glance."""),
+    cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
+MiB that the bitstream cache may hold; the bitstreams that were not used for
+longest go first."""),
+    cfg.IntOpt('bitstream_max_size', default=1024, min=1, help="""
+MiB above which an image is refused as a bitstream."""),
+    cfg.IntOpt('glance_timeout', default=60, min=1, help="""
+Seconds to wait for each answer of Glance."""),
+]
+
+PROFILE_OPTS = [
+    cfg.StrOpt('device_profiles', default='/etc/nova/device_profiles',
+               help="""
+A YAML file of device profiles, or a directory of such files. Read by
+nova-api when a server is created or resized with a flavor that has
+``accel:device_profile``; a changed file is seen at the next request."""),
+]
+
+SCHEDULER_OPTS = [
+    cfg.FloatOpt('weight_multiplier', default=10.0, help="""
+Weight of hosts whose FPGA regions already carry the wanted function. An
+aggregate's metadata ``accel_weight_multiplier`` takes precedence, as with
+Nova's own weighers. Zero turns the preference of hosts off."""),
+    cfg.IntOpt('function_cache_seconds', default=10, min=0, help="""
+Seconds for which nova-scheduler trusts what Placement said of where a function
+is loaded. Zero asks again for each scheduling."""),
+]
+
+ALL_OPTS = COMPUTE_OPTS + BITSTREAM_OPTS + PROFILE_OPTS + SCHEDULER_OPTS
+
+CONF = cfg.CONF
+CONF.register_group(GROUP)
+CONF.register_opts(ALL_OPTS, group=GROUP)
+
+
+def list_opts():
+    """For oslo-config-generator."""
+    return [(GROUP, ALL_OPTS)]

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What a driver of a kind of devices is: the whole contract.
+
+A driver is a class behind an entry point in ``nova_accel.drivers``. Its
+methods may block and may raise anything: each call runs in a thread of its own
+with a time limit, and what it raises costs only the device in question. A
+driver keeps no state of its own: what has to survive comes back to it as
+``known``.
+"""
+
+import abc
+from collections.abc import Hashable, Mapping
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel.host import kernel as host_kernel
+
+
+class AcceleratorDriver(abc.ABC):
+
+    def __init__(self, kernel: host_kernel.Kernel):
+        """:param kernel: the machine's, or a simulated one."""
+        self.kernel = kernel
+
+    @abc.abstractmethod
+    def discover(self, known: Mapping[str, model.Device] | None = None,
+                 ) -> dict[str, model.Device]:
+        """The devices of this driver on the host, by PCI address.
+
+        A device that the host cannot look into now because a guest has it
+        (bound to vfio-pci) is returned as it is in ``known``. A device with a
+        defect is returned with health QUARANTINED and the reason: an exception
+        is for what concerns all devices.
+
+        :param known: the devices as they were last reported.
+        :raises DeviceError: when nothing can be said of any device.
+        """
+
+    @abc.abstractmethod
+    def fingerprint(self) -> Hashable:
+        """Cheap to make, and different when discover() would find another set.
+
+        No subprocess, a handful of directory listings.
+        """
+
+    def read_bitstream(self, path: str) -> model.Bitstream:
+        """Parse a bitstream file of the kind that this driver's devices take.
+
+        :raises BitstreamError: with the offset and the reason.
+        """
+        raise exception.IncompatibleBitstream(
+            f'{type(self).__name__} has no programmable devices: remove the '
+            f'accel: extra spec from the flavor.')
+
+    def program(self, device: model.Device, region: model.Region,
+                bitstream: model.Bitstream) -> str | None:
+        """Load the bitstream and return the function UUID read back.
+
+        Called by one thread at a time per device, and only while no guest has
+        a handle of the region. The region types have been compared already.
+
+        :raises ProgrammingFailed: when the card refused; the region is then
+            in the state that the next discover() reports.
+        """
+        raise exception.ProgrammingFailed(
+            f'{type(self).__name__} cannot program {device.address}.')

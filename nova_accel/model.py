@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What an accelerator is: frozen values without I/O.
+
+A device is a card (one PCI function that the host owns, the PF). An FPGA has
+regions, each reprogrammed by itself; other devices have none. An attach handle
+is what a guest can be given. An accelerator is a handle in a server's hands.
+"""
+
+import dataclasses
+import enum
+import uuid
+
+
+def uuid_hex(value: str) -> str:
+    """The canonical form of a UUID: 32 lower-case hex digits, no dashes.
+
+    :raises ValueError: when value is no UUID in either spelling.
+    """
+    text = value.strip().replace('-', '').lower()
+    if len(text) != 32:
+        raise ValueError(f'{value!r} is no UUID')
+    return uuid.UUID(text).hex
+
+
+class Health(enum.Enum):
+    OK = 'ok'
+    #: still there, but not to be given to anybody: the reason is beside it
+    QUARANTINED = 'quarantined'
+    #: was there, is not any more, and a server still holds it
+    GONE = 'gone'
+
+
+class HandleType(enum.Enum):
+    PCI = 'PCI'
+    MDEV = 'MDEV'
+
+
+@dataclasses.dataclass(frozen=True)
+class AttachHandle:
+    """One thing that one guest can be given.
+
+    address is a PCI address in sysfs form ('0000:3b:00.1') for PCI, the UUID of
+    the mediated device for MDEV.
+    """
+
+    type: HandleType
+    address: str
+
+    @property
+    def key(self) -> str:
+        return f'{self.type.value}:{self.address}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A part of an FPGA that is programmed by itself (DFL: a port).
+
+    UUIDs are in the form of uuid_hex, None where the hardware does not tell.
+    """
+
+    #: number of the region in its device, stable across reboots (DFL: port id)
+    index: int
+    #: which bitstreams fit (DFL: compat_id; also called interface id)
+    region_type_uuid: str | None
+    #: the function loaded now (DFL: afu_id)
+    function_uuid: str | None
+    handles: tuple[AttachHandle, ...] = ()
+    #: the Glance image that was programmed last, where we did it
+    bitstream_id: str | None = None
+    #: the name of the function, where the image had one
+    function_name: str | None = None
+    programmable: bool = True
+    health: Health = Health.OK
+    #: why health is not OK, or why there is no handle; one clause
+    reason: str = ''
+
+    @property
+    def name(self) -> str:
+        return f'region{self.index}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One card of a host, as its driver found it."""
+
+    #: PCI address of the function that the host keeps; the key of the device
+    address: str
+    #: FPGA, GPU, QAT ...: what follows CUSTOM_ACCELERATOR_
+    type: str
+    vendor: str
+    product: str
+    vendor_id: str
+    product_id: str
+    #: name of the driver plugin that found it
+    driver: str
+    family: str | None = None
+    numa_node: int | None = None
+    #: local memory of the card in MiB, None when not known
+    memory_mib: int | None = None
+    #: identity of what is not reprogrammed (DFL: the FME's bitstream_id)
+    shell_id: str | None = None
+    regions: tuple[Region, ...] = ()
+    #: for devices without regions
+    handles: tuple[AttachHandle, ...] = ()
+    #: further traits that the driver knows, full names
+    traits: tuple[str, ...] = ()
+    health: Health = Health.OK
+    reason: str = ''
+
+    def region(self, index: int) -> Region:
+        """:raises KeyError: when the device has no such region."""
+        for region in self.regions:
+            if region.index == index:
+                return region
+        raise KeyError(index)
+
+    def as_dict(self) -> dict:
+        """The form of the Cyborg agent-driver specification, JSON-ready."""
+        return {
+            'type': self.type, 'vendor': self.vendor, 'product': self.product,
+            'vendor-id': self.vendor_id, 'product-id': self.product_id,
+            'family': self.family, 'driver': self.driver,
+            'numa-node': self.numa_node, 'memory-mib': self.memory_mib,
+            'shell-id': self.shell_id, 'health': self.health.value,
+            'reason': self.reason,
+            'handles': [h.key for h in self.handles],
+            'regions': [{
+                'index': r.index,
+                'region-type-uuid': r.region_type_uuid,
+                'bitstream-id': r.bitstream_id,
+                'function-uuid': r.function_uuid,
+                'handles': [h.key for h in r.handles],
+                'programmable': r.programmable,
+                'health': r.health.value, 'reason': r.reason,
+            } for r in self.regions],
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Bitstream:
+    """What a bitstream file says of itself, read from the file."""
+
+    path: str
+    region_type_uuid: str
+    #: None where the format does not carry it (legacy GBS)
+    function_uuid: str | None
+    #: where in the file the part for the hardware begins, and its length, bytes
+    payload_offset: int
+    payload_size: int
+
+
+class ClaimState(enum.Enum):
+    """States of an accelerator request (the Cyborg ARQ state machine)."""
+
+    INITIAL = 'Initial'
+    PROVISIONING = 'Provisioning'
+    BOUND = 'Bound'
+    BIND_FAILED = 'BindFailed'
+    DELETING = 'Deleting'
+    UNKNOWN = 'Unknown'

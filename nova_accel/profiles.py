@@ -1,0 +1,251 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Device profiles: YAML files of named lists of request groups.
+
+A file is one profile or a list of profiles, with the keys of Cyborg's device
+profile API (POST /v2/device_profiles)::
+
+    name: nlb
+    description: loopback function on any Intel card
+    groups:
+      - resources:CUSTOM_ACCELERATOR_FPGA: 1
+        trait:CUSTOM_FPGA_INTEL: required
+        accel:function_id: d8424dc4-a4a3-c413-f89e-433683f9040b
+
+A profile is a macro of the flavor: expand() writes its groups as granular
+request groups, so that nothing after nova-api knows of profiles.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+import pathlib
+
+import yaml
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import naming
+from nova_accel import request
+
+CONF = conf.CONF
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    name: str
+    description: str
+    #: one mapping per group, keys without a group number
+    groups: tuple[Mapping[str, str], ...]
+
+
+def load(path: str) -> dict[str, Profile]:
+    """Every profile of a file, or of the ``*.yaml`` files of a directory.
+
+    :raises InvalidProfile: naming file, line and key.
+    """
+    base = pathlib.Path(path)
+    files = sorted(base.glob('*.yaml')) if base.is_dir() else [base]
+    profiles = {}
+    for file in files:
+        for profile, where in _read(file):
+            if profile.name in profiles:
+                raise exception.InvalidProfile(
+                    f'{where}: the profile name {profile.name!r} is taken: '
+                    f'rename one of the two.')
+            profiles[profile.name] = profile
+    return profiles
+
+
+def _read(file):
+    try:
+        with open(file, encoding='utf-8') as stream:
+            node = yaml.compose(stream, Loader=yaml.SafeLoader)
+    except FileNotFoundError:
+        raise exception.InvalidProfile(
+            f'There is no device profile file {file}: make it, or set [accel] '
+            f'device_profiles to where it is.') from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise exception.InvalidProfile(
+            f'The device profile file {file} cannot be read ({error}): make '
+            f'it readable for nova-api.') from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise exception.InvalidProfile(
+            f'{file}, line {mark.line + 1}: {error.problem}: correct the '
+            f'YAML.') from None
+    except yaml.YAMLError as error:
+        raise exception.InvalidProfile(
+            f'{file}: {error}: correct the YAML.') from None
+    if node is None:
+        return
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    for item in nodes:
+        yield _profile(file, item), _where(file, item)
+
+
+def _where(file, node, key=None) -> str:
+    line = f'{file}, line {node.start_mark.line + 1}'
+    return f'{line}, key {key!r}' if key else line
+
+
+def _profile(file, node) -> Profile:
+    fields = _mapping(file, node, 'a profile')
+    for key, value in fields.items():
+        if key not in ('name', 'description', 'groups', 'uuid'):
+            raise exception.InvalidProfile(
+                f'{_where(file, value, key)}: a profile has name, description '
+                f'and groups only: remove the key.')
+    for key in ('name', 'groups'):
+        if key not in fields:
+            raise exception.InvalidProfile(
+                f'{_where(file, node)}: the profile has no {key}: add the key.')
+    name = _scalar(file, fields['name'], 'name')
+    if not name:
+        raise exception.InvalidProfile(
+            f'{_where(file, fields["name"], "name")}: the name is empty: give '
+            f'one.')
+    groups = fields['groups']
+    if not isinstance(groups, yaml.SequenceNode) or not groups.value:
+        raise exception.InvalidProfile(
+            f'{_where(file, groups, "groups")}: groups is a list with at least '
+            f'one group: begin each with "- ".')
+    return Profile(
+        name=name,
+        description=_scalar(file, fields['description'], 'description')
+        if 'description' in fields else '',
+        groups=tuple(_group(file, group) for group in groups.value))
+
+
+def _group(file, node) -> dict[str, str]:
+    group = {}
+    for key, value in _mapping(file, node, 'a group').items():
+        kind, _, name = key.partition(':')
+        if kind not in ('resources', 'trait', 'accel') or not name:
+            raise exception.InvalidProfile(
+                f'{_where(file, value, key)}: a group has keys resources:, '
+                f'trait: and accel: only, without number: correct the key.')
+        group[key] = _scalar(file, value, key)
+        # checked key by key, so that the error has the line
+        alone = {key: group[key]}
+        if kind == 'accel':
+            alone['resources:CUSTOM_ACCELERATOR_FPGA'] = '1'
+        try:
+            request.parse(alone)
+        except exception.AcceleratorError as error:
+            raise exception.InvalidProfile(
+                f'{_where(file, value, key)}: {error}') from None
+        if kind == 'trait' and group[key] not in ('required', 'forbidden'):
+            raise exception.InvalidProfile(
+                f'{_where(file, value, key)}: {group[key]!r} is neither '
+                f'required nor forbidden: write one of them.')
+    try:
+        if not request.parse(group):
+            raise exception.InvalidProfile(
+                f'{_where(file, node)}: the group asks for no accelerator: add '
+                f'resources:CUSTOM_ACCELERATOR_<TYPE>: 1.')
+    except exception.InvalidProfile:
+        raise
+    except exception.InvalidRequest as error:
+        raise exception.InvalidProfile(
+            f'{_where(file, node)}: {error}') from None
+    return group
+
+
+def _mapping(file, node, what) -> dict:
+    if not isinstance(node, yaml.MappingNode):
+        raise exception.InvalidProfile(
+            f'{_where(file, node)}: {what} is a mapping of keys to values: '
+            f'write "key: value" lines.')
+    fields = {}
+    for key_node, value in node.value:
+        key = _scalar(file, key_node, 'key')
+        if key in fields:
+            raise exception.InvalidProfile(
+                f'{_where(file, key_node, key)}: the key is there twice: '
+                f'remove one.')
+        fields[key] = value
+    return fields
+
+
+def _scalar(file, node, key) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise exception.InvalidProfile(
+            f'{_where(file, node, key)}: the value is a {node.id}: write one '
+            f'plain value.')
+    return node.value.strip()
+
+
+class ProfileStore:
+    """The profiles of [accel] device_profiles, read again when they change."""
+
+    def __init__(self):
+        self._stamp = None
+        self._profiles = {}
+
+    def get(self, name: str) -> Profile:
+        """:raises InvalidProfile: unknown, or the files are malformed."""
+        path = CONF.accel.device_profiles
+        stamp = self._fingerprint(path)
+        if stamp is None or stamp != self._stamp:
+            self._profiles, self._stamp = load(path), stamp
+        try:
+            return self._profiles[name]
+        except KeyError:
+            known = ', '.join(sorted(self._profiles)) or 'none at all'
+            raise exception.InvalidProfile(
+                f'The flavor asks for the device profile {name!r}, and '
+                f'{path} has {known}: correct accel:device_profile or add the '
+                f'profile.') from None
+
+    @staticmethod
+    def _fingerprint(path):
+        files = [path]
+        if os.path.isdir(path):
+            files += (e.path for e in os.scandir(path)
+                      if e.name.endswith('.yaml'))
+        try:
+            return tuple(sorted(
+                (f, s.st_mtime_ns, s.st_size) for f, s in
+                ((f, os.stat(f)) for f in files)))
+        except OSError:
+            return None
+
+
+def expand(extra_specs: Mapping[str, str], store: ProfileStore,
+           ) -> dict[str, str]:
+    """The extra specs that a server is built with.
+
+    accel:device_profile becomes granular groups _ACCEL0, _ACCEL1 ..., early
+    spellings become today's, a request for a given bitstream requires a region
+    that may be programmed, and group_policy is added where Placement demands
+    it. Extra specs without accelerators come back as they were.
+
+    :raises InvalidRequest: in one sentence, also for an unknown profile.
+    """
+    specs = dict(extra_specs)
+    name = specs.pop(request.PROFILE_KEY, None)
+    if name is not None:
+        for index, group in enumerate(store.get(name).groups):
+            suffix = f'_ACCEL{index}'
+            for key, value in group.items():
+                kind, _, rest = key.partition(':')
+                key = f'{kind}{suffix}:{rest}'
+                if key in specs:
+                    raise exception.InvalidRequest(
+                        f'The flavor has {key} and the device profile '
+                        f'{name!r} writes it too: use another group name.')
+                specs[key] = value
+        specs[request.EXPANDED_KEY] = name
+    specs = request.modernize(specs)
+    requests = request.parse(specs)
+    if not requests:
+        return dict(extra_specs)
+    for wanted in requests:
+        if wanted.bitstream_id:
+            specs.setdefault(f'trait{wanted.group}:{naming.PROGRAMMABLE}',
+                             'required')
+    granular = {key.partition(':')[0] for key in specs
+                if key.startswith('resources') and ':' in key} - {'resources'}
+    if len(granular) > 1:
+        specs.setdefault('group_policy', 'isolate')
+    return specs

@@ -1,0 +1,253 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Flavor extra specs <-> accelerator requests, and requests <-> providers.
+
+A request group of the flavor (Nova's granular resource request syntax) that
+asks for an accelerator class is one AcceleratorRequest. Its extra specs are
+``resources<g>:``, ``trait<g>:`` and our own ``accel<g>:``, <g> being empty, a
+number or ``_NAME``.
+"""
+
+import collections
+from collections.abc import Iterator, Mapping
+import dataclasses
+import re
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import naming
+
+PROFILE_KEY = 'accel:device_profile'
+#: says which profile the groups of an expanded flavor came from
+EXPANDED_KEY = 'accel:profile'
+GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
+_SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
+_ACCEL_KEYS = ('bitstream_id', 'function_id', 'function_name')
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceleratorRequest:
+    """What one request group asks for."""
+
+    group: str
+    resource_class: str
+    amount: int
+    required: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()
+    #: at most one of the three; function_id in the form of model.uuid_hex
+    function_id: str | None = None
+    function_name: str | None = None
+    bitstream_id: str | None = None
+
+    @property
+    def programs(self) -> bool:
+        """Whether a region may have to be programmed for it."""
+        return bool(self.function_id or self.function_name or self.bitstream_id)
+
+    @property
+    def wanted_trait(self) -> str | None:
+        """The trait of a region that already carries what is wanted."""
+        if self.function_id:
+            return naming.function_trait(self.function_id)
+        if self.function_name:
+            return naming.function_name_trait(self.function_name)
+        if self.bitstream_id:
+            return naming.bitstream_trait(self.bitstream_id)
+        return None
+
+    def carried_by(self, region: model.Region) -> bool:
+        """Whether the region already has the wanted function or bitstream."""
+        if self.function_id:
+            return region.function_uuid == self.function_id
+        if self.function_name:
+            return region.function_name == self.function_name
+        if self.bitstream_id:
+            return region.bitstream_id == self.bitstream_id
+        return True
+
+    def __str__(self) -> str:
+        where = f'group {self.group}' if self.group else 'the unnumbered group'
+        return f'{where} ({self.resource_class}={self.amount})'
+
+
+def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
+    """Extra specs with the early spellings and class names in today's form.
+
+    ``function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required``,
+    ``function_name:<name>=required`` and ``bitstream:<uuid>`` (value ignored)
+    are those of the first Cyborg specifications; they belong to the unnumbered
+    group.
+
+    :raises InvalidRequest: when a function: key is no function trait.
+    """
+    result = {}
+    for key, value in extra_specs.items():
+        kind, _, name = key.partition(':')
+        if kind == 'function':
+            function = naming.function_of(name)
+            if not function:
+                raise exception.InvalidRequest(
+                    f'The extra spec {key} names no function: use '
+                    f'function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required, '
+                    f'or accel:function_id=<UUID>.')
+            key, value = 'accel:function_id', function
+        elif kind == 'function_name':
+            key, value = 'accel:function_name', name
+        elif kind == 'bitstream':
+            key, value = 'accel:bitstream_id', name
+        elif kind.startswith('resources'):
+            key = f'{kind}:{naming.class_in_force(name)}'
+        if key in result and result[key] != value:
+            raise exception.InvalidRequest(
+                f'The extra specs ask for {key} twice, as {result[key]} and as '
+                f'{value}: keep one.')
+        result[key] = value
+    return result
+
+
+def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
+    """The accelerator requests of a flavor whose profile is expanded already.
+
+    Sorted by group, so that every process that reads the same flavor sees the
+    same order. Empty for a flavor without accelerators.
+
+    :raises InvalidRequest: in one sentence that names the extra spec.
+    """
+    groups = collections.defaultdict(
+        lambda: {'resources': {}, 'trait': {}, 'accel': {}})
+    for key, value in modernize(extra_specs).items():
+        found = _SPEC.fullmatch(key)
+        if found and key not in (PROFILE_KEY, EXPANDED_KEY):
+            kind, group, name = found.groups()
+            groups[group][kind][name] = value
+        elif re.match(r'accel[^a-z:]*:', key) and not found:
+            raise exception.InvalidRequest(
+                f'The extra spec {key} has no group that Placement knows: use '
+                f'accel:, accel<number>: or accel_<NAME>:.')
+    requests = []
+    for group in sorted(groups):
+        requests += _parse_group(group, **groups[group])
+    return requests
+
+
+def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
+    classes = sorted(filter(naming.is_accelerator_class, resources))
+    for key in accel:
+        if key not in _ACCEL_KEYS:
+            raise exception.InvalidRequest(
+                f'The extra spec accel{group}:{key} is unknown: the keys are '
+                f'{", ".join(_ACCEL_KEYS)}, and device_profile without group.')
+    if not classes:
+        if accel:
+            raise exception.InvalidRequest(
+                f'accel{group}:{sorted(accel)[0]} has no accelerator to go '
+                f'with: add resources{group}:CUSTOM_ACCELERATOR_<TYPE>=1.')
+        return []
+    if accel and len(classes) > 1:
+        raise exception.InvalidRequest(
+            f'accel{group}:{sorted(accel)[0]} could mean any of '
+            f'{", ".join(classes)}: give each its own numbered group.')
+    if len(accel) > 1:
+        raise exception.InvalidRequest(
+            f'{" and ".join(f"accel{group}:{k}" for k in sorted(accel))} are '
+            f'given for one accelerator: keep one of them.')
+    wanted = {key: _wanted(group, key, value) for key, value in accel.items()}
+    return [AcceleratorRequest(
+        group=group, resource_class=name,
+        amount=_amount(group, name, resources[name]),
+        required=frozenset(t for t, v in trait.items() if v == 'required'),
+        forbidden=frozenset(t for t, v in trait.items() if v == 'forbidden'),
+        **wanted) for name in classes]
+
+
+def _amount(group, name, value) -> int:
+    try:
+        amount = int(value)
+    except (TypeError, ValueError):
+        amount = 0
+    if amount < 1:
+        raise exception.InvalidRequest(
+            f'resources{group}:{name}={value} is no amount: use a whole number '
+            f'from 1 up.')
+    return amount
+
+
+def _wanted(group, key, value) -> str:
+    value = str(value).strip()
+    if key == 'function_name':
+        if not value:
+            raise exception.InvalidRequest(
+                f'accel{group}:function_name is empty: give the name that the '
+                f'image has in its property accel_function_name.')
+        naming.function_name_trait(value)
+        return value
+    try:
+        # an image id keeps its dashes: that is how Glance writes it
+        value_hex = model.uuid_hex(value)
+    except ValueError:
+        what = 'function' if key == 'function_id' else 'image'
+        raise exception.InvalidRequest(
+            f'accel{group}:{key}={value} is no UUID: give the UUID of the '
+            f'{what}.') from None
+    if key == 'function_id':
+        return value_hex
+    return '-'.join((value_hex[:8], value_hex[8:12], value_hex[12:16],
+                     value_hex[16:20], value_hex[20:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What Placement allocated to an instance from one of our providers."""
+
+    provider_uuid: str
+    resources: Mapping[str, int]
+    traits: frozenset[str]
+
+
+def match(requests: list[AcceleratorRequest], offers: list[Offer],
+          ) -> list[tuple[AcceleratorRequest, Offer]]:
+    """Say which provider each request got.
+
+    Nova's allocations hold no group names, so that the groups are tied to the
+    providers again by class, amount and traits; among several ways the one
+    that programs least, then the first in the order of groups and provider
+    UUIDs, so that the answer is the same each time.
+
+    :raises DeviceUnavailable: when the allocation does not satisfy the
+        requests, as when a trait was lost since the scheduling.
+    """
+    offers = sorted(offers, key=lambda o: o.provider_uuid)
+    left = {o.provider_uuid: dict(o.resources) for o in offers}
+    ways = list(_ways(requests, offers, left))
+    if not ways:
+        asked = ', '.join(str(r) for r in requests) or 'no accelerator'
+        given = ', '.join(
+            f'{o.provider_uuid} {dict(o.resources)}' for o in offers)
+        raise exception.DeviceUnavailable(
+            f'The flavor asks for {asked}, and the allocation has '
+            f'{given or "none of ours"} whose classes, amounts or traits do '
+            f'not fit (any more): the build has to be scheduled again.')
+
+    def programmed(way):
+        return sum(r.wanted_trait not in (None, *o.traits) for r, o in way)
+    return min(ways, key=programmed)
+
+
+def _ways(requests, offers, left) -> Iterator[list]:
+    if not requests:
+        if not any(any(amounts.values()) for amounts in left.values()):
+            yield []
+        return
+    first, rest = requests[0], requests[1:]
+    for offer in offers:
+        amounts = left[offer.provider_uuid]
+        if amounts.get(first.resource_class, 0) < first.amount:
+            continue
+        # traits of the unnumbered group may be those of any provider of the
+        # tree (Placement API, 1.29), so that they say nothing of this one
+        if first.group and (not first.required <= offer.traits
+                            or first.forbidden & offer.traits):
+            continue
+        amounts[first.resource_class] -= first.amount
+        for way in _ways(rest, offers, left):
+            yield [(first, offer), *way]
+        amounts[first.resource_class] += first.amount
