@@ -158,3 +158,45 @@ class ClaimState(enum.Enum):
     BIND_FAILED = 'BindFailed'
     DELETING = 'Deleting'
     UNKNOWN = 'Unknown'
+
+
+class Role(enum.Enum):
+    """Whether a claim is of the server as it is or as it was before a resize.
+
+    While a resize waits for its confirmation Placement holds the old devices
+    under the migration's uuid and the new ones under the instance's.
+    """
+
+    CURRENT = 'current'
+    OLD = 'old'
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One accelerator of one server on this host: the accelerator request."""
+
+    uuid: str
+    instance_uuid: str
+    role: Role
+    provider_uuid: str
+    resource_class: str
+    #: request group of the flavor
+    group: str
+    device_address: str
+    #: None for a device without regions
+    region_index: int | None
+    handle: AttachHandle
+    state: ClaimState = ClaimState.INITIAL
+    #: why the state is BindFailed or Unknown
+    error: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What was programmed into a region by us, and from where."""
+
+    function_uuid: str
+    bitstream_id: str
+    function_name: str | None
+    #: '<algorithm>-<hex digest>' of the file
+    content: str

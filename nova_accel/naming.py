@@ -19,6 +19,9 @@ CONF = conf.CONF
 
 MAX_LENGTH = 255
 PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
+#: on a provider whose inventory we reserved whole, so that we, and not the
+#: operator who reserves for reasons of his own, give it back
+FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 MEMORY_CLASS = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
@@ -35,7 +38,7 @@ _FUNCTION = re.compile(
 #: to remove; what else is on a provider is left to whoever put it there
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|CUSTOM_FPGA_BITSTREAM_{_UUID}'
-    f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE})')
+    f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED})')
 
 
 def normalize(text: str, of: str) -> str:
@@ -209,5 +212,9 @@ def provider_uuid(root_uuid: str, node: str, name: str) -> str:
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 
-def is_our_provider(node: str, name: str) -> bool:
-    return name.startswith(f'{node}_accel_')
+def address_of_provider(node: str, name: str) -> str | None:
+    """Which device one of our providers belongs to; None for others' names."""
+    prefix = device_provider_name(node, '')
+    if not name.startswith(prefix):
+        return None
+    return re.sub('_region[0-9]+$', '', name.removeprefix(prefix))

@@ -1,0 +1,41 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A time limit for calls into the kernel, which may never return."""
+
+import concurrent.futures
+import threading
+
+from nova_accel import exception
+
+
+def start(function, *args) -> concurrent.futures.Future:
+    """Run function in a thread of its own that does not keep the process.
+
+    Not a pool: a call that hangs would take a worker from the others, and a
+    process that ends would wait for it.
+    """
+    future = concurrent.futures.Future()
+
+    def run():
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+    threading.Thread(target=run, daemon=True,
+                     name=f'accel-{function.__name__}').start()
+    return future
+
+
+def wait(future, seconds: float, what: str):
+    """The result of a started call.
+
+    :param what: who does what, for the error: 'the driver dfl looks for ...'
+    :raises DeviceTimeout: after seconds; the call goes on.
+    """
+    try:
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError:
+        if future.done():
+            raise
+        raise exception.DeviceTimeout(
+            f'{what} did not end within {seconds:g} s: look at the card and '
+            f'the kernel log, and reset the card.') from None

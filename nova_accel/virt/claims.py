@@ -1,0 +1,205 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The persistent store of a compute host: claims, and what devices were.
+
+SQLite, because it gives the two things that are needed: a unique constraint
+(one handle, one server) and transactions that survive kill -9. A connection
+lives for one operation: nova-compute's threads come and go.
+"""
+
+from collections.abc import Iterable
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import threading
+
+from nova_accel import exception
+from nova_accel import model
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS claims (
+    uuid TEXT PRIMARY KEY,
+    instance_uuid TEXT NOT NULL,
+    role TEXT NOT NULL,
+    provider_uuid TEXT NOT NULL,
+    resource_class TEXT NOT NULL,
+    request_group TEXT NOT NULL,
+    device_address TEXT NOT NULL,
+    region_index INTEGER,
+    handle_type TEXT NOT NULL,
+    handle_address TEXT NOT NULL,
+    state TEXT NOT NULL,
+    error TEXT NOT NULL,
+    UNIQUE (handle_type, handle_address)
+);
+CREATE TABLE IF NOT EXISTS devices (
+    address TEXT PRIMARY KEY,
+    device TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS loaded (
+    device_address TEXT NOT NULL,
+    region_index INTEGER NOT NULL,
+    function_uuid TEXT NOT NULL,
+    bitstream_id TEXT NOT NULL,
+    function_name TEXT,
+    content TEXT NOT NULL,
+    PRIMARY KEY (device_address, region_index)
+);
+"""
+
+
+class ClaimStore:
+
+    def __init__(self, path: str):
+        """:raises AcceleratorsUnavailable: when the file cannot be used."""
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            with self._transaction() as db:
+                for statement in _SCHEMA.split(';'):
+                    db.execute(statement)
+        except sqlite3.Error as error:
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {path} cannot be opened ({error}): make it '
+                f'writable for nova-compute, or move it away if it is '
+                f'damaged.') from None
+
+    @contextlib.contextmanager
+    def _transaction(self, write=True):
+        # one writer at a time inside the process: under eventlet a second
+        # green thread that waited in SQLite would stop the first one too
+        with self._lock if write else contextlib.nullcontext():
+            db = sqlite3.connect(self._path, timeout=10, isolation_level=None)
+            try:
+                db.execute('PRAGMA journal_mode = WAL')
+                db.execute('PRAGMA synchronous = FULL')
+                if write:
+                    db.execute('BEGIN IMMEDIATE')
+                yield db
+                if write:
+                    db.execute('COMMIT')
+            finally:
+                # closing takes back what was not committed
+                db.close()
+
+    # Claims
+
+    def add(self, claims: Iterable[model.Claim]) -> None:
+        """Write all of them or none.
+
+        :raises ClaimConflict: when a handle is held already.
+        """
+        with self._transaction() as db:
+            for claim in claims:
+                try:
+                    db.execute(
+                        'INSERT INTO claims VALUES '
+                        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)',
+                        (claim.uuid, claim.instance_uuid, claim.role.value,
+                         claim.provider_uuid, claim.resource_class,
+                         claim.group, claim.device_address,
+                         claim.region_index, claim.handle.type.value,
+                         claim.handle.address, claim.state.value,
+                         claim.error))
+                except sqlite3.IntegrityError:
+                    holder = db.execute(
+                        'SELECT instance_uuid FROM claims WHERE '
+                        'handle_type = ? AND handle_address = ?',
+                        (claim.handle.type.value, claim.handle.address),
+                    ).fetchone()
+                    raise exception.ClaimConflict(
+                        f'Server {claim.instance_uuid} was to get '
+                        f'{claim.handle.address}, which server '
+                        f'{holder[0] if holder else "?"} holds: the build has '
+                        f'to go elsewhere.') from None
+
+    def claims(self, instance_uuid: str | None = None,
+               role: model.Role | None = None) -> list[model.Claim]:
+        """Those of one server, or all; in the order of groups and handles."""
+        with self._transaction(write=False) as db:
+            rows = db.execute(
+                'SELECT uuid, instance_uuid, role, provider_uuid, '
+                'resource_class, request_group, device_address, region_index, '
+                'handle_type, handle_address, state, error FROM claims '
+                'WHERE (?1 IS NULL OR instance_uuid = ?1) '
+                'AND (?2 IS NULL OR role = ?2) '
+                'ORDER BY request_group, handle_address',
+                (instance_uuid, role and role.value)).fetchall()
+        return [model.Claim(
+            uuid=row[0], instance_uuid=row[1], role=model.Role(row[2]),
+            provider_uuid=row[3], resource_class=row[4], group=row[5],
+            device_address=row[6], region_index=row[7],
+            handle=model.AttachHandle(model.HandleType(row[8]), row[9]),
+            state=model.ClaimState(row[10]), error=row[11]) for row in rows]
+
+    def set_state(self, claims: Iterable[model.Claim],
+                  state: model.ClaimState, error: str = '') -> None:
+        with self._transaction() as db:
+            db.executemany(
+                'UPDATE claims SET state = ?, error = ? WHERE uuid = ?',
+                [(state.value, error, claim.uuid) for claim in claims])
+
+    def set_role(self, instance_uuid: str, before: model.Role,
+                 after: model.Role) -> None:
+        with self._transaction() as db:
+            db.execute(
+                'UPDATE claims SET role = ? '
+                'WHERE instance_uuid = ? AND role = ?',
+                (after.value, instance_uuid, before.value))
+
+    def remove(self, claims: Iterable[model.Claim]) -> None:
+        with self._transaction() as db:
+            db.executemany('DELETE FROM claims WHERE uuid = ?',
+                           [(claim.uuid,) for claim in claims])
+
+    # Devices as they were last seen, for those that a guest has now
+
+    def devices(self) -> dict[str, model.Device]:
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT address, device FROM devices').fetchall()
+        return {address: _device(json.loads(text)) for address, text in rows}
+
+    def set_devices(self, devices: dict[str, model.Device]) -> None:
+        with self._transaction() as db:
+            db.execute('DELETE FROM devices')
+            db.executemany(
+                'INSERT INTO devices VALUES (?, ?)',
+                [(address, json.dumps(dataclasses.asdict(device),
+                                      default=lambda enum: enum.value))
+                 for address, device in devices.items()])
+
+    # What was programmed
+
+    def loaded(self) -> dict[tuple[str, int], model.Loaded]:
+        """By device address and region index."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT * FROM loaded').fetchall()
+        return {(row[0], row[1]): model.Loaded(*row[2:]) for row in rows}
+
+    def set_loaded(self, address: str, index: int,
+                   loaded: model.Loaded | None) -> None:
+        """None: it is not known any more what the region carries."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM loaded WHERE device_address = ? '
+                       'AND region_index = ?', (address, index))
+            if loaded:
+                db.execute('INSERT INTO loaded VALUES (?, ?, ?, ?, ?, ?)',
+                           (address, index, loaded.function_uuid,
+                            loaded.bitstream_id, loaded.function_name,
+                            loaded.content))
+
+
+def _handles(items) -> tuple[model.AttachHandle, ...]:
+    return tuple(model.AttachHandle(model.HandleType(item['type']),
+                                    item['address']) for item in items)
+
+
+def _device(fields: dict) -> model.Device:
+    regions = tuple(
+        model.Region(**{**region, 'handles': _handles(region['handles']),
+                        'health': model.Health(region['health'])})
+        for region in fields['regions'])
+    return model.Device(**{
+        **fields, 'regions': regions, 'handles': _handles(fields['handles']),
+        'traits': tuple(fields['traits']),
+        'health': model.Health(fields['health'])})

@@ -1,0 +1,401 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The devices of this host, and the resource providers that show them.
+
+A scan asks the drivers and may take long; it runs in a thread. The provider
+tree is made from what the last scan found and from the claims, in memory: Nova
+asks for it under the lock that every build needs.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import dataclasses
+import threading
+import time
+
+from oslo_log import log as logging
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Provider:
+    """One resource provider of ours and what stands behind it."""
+
+    uuid: str
+    name: str
+    parent: str
+    address: str
+    #: None for the provider of the whole device
+    region_index: int | None
+    #: resource class -> total; 0 means no inventory
+    inventory: Mapping[str, int]
+    #: what we say of it now
+    traits: frozenset[str]
+    #: nothing of it may be given to anybody: reserved = total
+    fenced: bool = False
+
+
+class Inventory:
+
+    def __init__(self, drivers: Mapping, store):
+        """:param drivers: name -> drivers.base.AcceleratorDriver."""
+        self._drivers = drivers
+        self._store = store
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
+        self._devices: dict[str, model.Device] = store.devices()
+        self._loaded = store.loaded()
+        self._fingerprints = {}
+        self._pending: dict[str, object] = {}
+        self._scanned_at = None
+        #: counts the changes that we make to a device, so that a scan that
+        #: began before one does not undo it
+        self._changes = collections.Counter()
+        self._programming = collections.Counter()
+        #: name of the root provider -> its uuid, as Nova's tree has it
+        self.node = None
+        self._root_uuid = None
+        #: our providers in Nova's tree -> address of the device
+        self._reported: dict[str, str] = {}
+        #: traits on our providers that others set, as of the last pass
+        self._foreign_traits: dict[str, frozenset[str]] = {}
+
+    # What there is
+
+    @property
+    def devices(self) -> dict[str, model.Device]:
+        with self._lock:
+            return dict(self._devices)
+
+    def driver_of(self, device: model.Device):
+        return self._drivers[device.driver]
+
+    def scan(self) -> None:
+        """Ask every driver, and take over what they say.
+
+        A driver that raises or takes too long costs only its own devices:
+        those stay as they were, fenced, until it answers again.
+        """
+        with self._scanning:
+            with self._lock:
+                known, changes = dict(self._devices), self._changes.copy()
+            started = {
+                name: self._start_discovery(name, driver, known)
+                for name, driver in self._drivers.items()}
+            found = {}
+            deadline = time.monotonic() + CONF.accel.discovery_timeout
+            for name, future in started.items():
+                found.update(self._discovered(name, future, deadline, known))
+            self._take(found, known, changes)
+            self._scanned_at = time.monotonic()
+
+    def _start_discovery(self, name, driver, known):
+        # a driver that still hangs in its last call is not called again
+        future = self._pending.get(name)
+        if future is None or future.done():
+            def discover():
+                self._fingerprints[name] = driver.fingerprint()
+                return driver.discover(known)
+            future = self._pending[name] = limited.start(discover)
+        return future
+
+    def _discovered(self, name, future, deadline, known):
+        try:
+            devices = limited.wait(
+                future, max(0.0, deadline - time.monotonic()),
+                f'The driver {name} looking for its devices')
+            self._pending.pop(name, None)
+            return devices
+        except Exception as error:
+            if not isinstance(error, exception.AcceleratorError):
+                LOG.exception('The driver %s failed', name)
+            LOG.error('Devices of the driver %s are fenced: %s', name, error)
+            return {a: dataclasses.replace(
+                        d, health=model.Health.QUARANTINED,
+                        reason=f'its driver failed: {error}')
+                    for a, d in known.items() if d.driver == name}
+
+    def _take(self, found, known, changes):
+        used = {c.device_address for c in self._store.claims()}
+        for address, device in known.items():
+            if address in found:
+                continue
+            if device.health is not model.Health.GONE:
+                LOG.warning('Device %s is not found any more', address)
+            # its provider stays until nothing is allocated from it
+            found[address] = dataclasses.replace(
+                device, health=model.Health.GONE,
+                reason='it is not on the bus any more' + (
+                    ', and a server holds it' if address in used else ''))
+        found = {a: self._with_loaded(d) for a, d in found.items()}
+        with self._lock:
+            for address, device in self._devices.items():
+                if (self._programming[address]
+                        or self._changes[address] != changes[address]):
+                    found[address] = device
+            changed = found != self._devices
+            self._devices = found
+        if changed:
+            self._store.set_devices(found)
+
+    def _with_loaded(self, device):
+        regions = []
+        for region in device.regions:
+            loaded = self._loaded.get((device.address, region.index))
+            fits = loaded and loaded.function_uuid == region.function_uuid
+            regions.append(dataclasses.replace(
+                region, bitstream_id=loaded.bitstream_id if fits else None,
+                function_name=loaded.function_name if fits else None))
+        return dataclasses.replace(device, regions=tuple(regions))
+
+    def scan_if_due(self) -> None:
+        """Start a scan in the background when devices may have changed."""
+        if (self._scanned_at is not None and time.monotonic()
+                - self._scanned_at < CONF.accel.discovery_interval):
+            return
+        self._scanned_at = time.monotonic()
+        limited.start(self._scan_if_changed)
+
+    def _scan_if_changed(self):
+        try:
+            for name, driver in self._drivers.items():
+                if name in self._pending or (
+                        driver.fingerprint() != self._fingerprints.get(name)):
+                    return self.scan()
+        except Exception:
+            LOG.exception('Looking for changed devices failed')
+
+    @contextlib.contextmanager
+    def programming(self, address: str):
+        """While a device is programmed what a scan sees of it means nothing."""
+        with self._lock:
+            self._programming[address] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._programming[address] -= 1
+                self._changes[address] += 1
+
+    def set_loaded(self, address: str, index: int,
+                   loaded: model.Loaded | None) -> None:
+        """Record what a region carries after a programming, at once."""
+        self._store.set_loaded(address, index, loaded)
+        with self._lock:
+            if loaded:
+                self._loaded[address, index] = loaded
+            else:
+                self._loaded.pop((address, index), None)
+            device = self._devices[address]
+            self._devices[address] = self._with_loaded(dataclasses.replace(
+                device, regions=tuple(
+                    dataclasses.replace(
+                        r, function_uuid=loaded and loaded.function_uuid)
+                    if r.index == index else r for r in device.regions)))
+            devices = dict(self._devices)
+        self._store.set_devices(devices)
+
+    # What Placement shows
+
+    def providers(self, node: str, root_uuid: str,
+                  ) -> dict[str, Provider]:
+        """Our providers by uuid, parents before children."""
+        claims = self._store.claims()
+        held = {c.handle for c in claims}
+        used = {(c.device_address, c.region_index) for c in claims}
+        result = {}
+        for device in self.devices.values():
+            try:
+                for provider in self._providers_of(
+                        device, node, root_uuid, held, used):
+                    result[provider.uuid] = provider
+            except exception.InvalidName as error:
+                LOG.error('Device %s is not reported: %s',
+                          device.address, error)
+        return result
+
+    @staticmethod
+    def _providers_of(device, node, root_uuid, held, used):
+        name = naming.device_provider_name(node, device.address)
+        uuid = naming.provider_uuid(root_uuid, node, name)
+        resource_class = naming.resource_class(device.type)
+        device_ok = device.health is model.Health.OK
+        inventory = {}
+        if device.memory_mib:
+            inventory[naming.MEMORY_CLASS] = device.memory_mib
+        if device.handles:
+            inventory[resource_class] = len(device.handles)
+        yield Provider(uuid=uuid, name=name, parent=node,
+                       address=device.address, region_index=None,
+                       inventory=inventory,
+                       traits=frozenset(naming.device_traits(device) | (
+                           set() if device_ok else {naming.FENCED})),
+                       fenced=not device_ok)
+        for region in device.regions:
+            traits = naming.region_traits(device, region)
+            key = (device.address, region.index)
+            if region.programmable and key not in used:
+                traits.add(naming.PROGRAMMABLE)
+            name = naming.region_provider_name(
+                node, device.address, region.index)
+            ok = device_ok and region.health is model.Health.OK
+            if not ok:
+                traits.add(naming.FENCED)
+            yield Provider(
+                uuid=naming.provider_uuid(root_uuid, node, name), name=name,
+                parent=uuid, address=device.address,
+                region_index=region.index,
+                inventory={resource_class: len(region.handles)}
+                if region.handles else {},
+                traits=frozenset(traits), fenced=not ok)
+
+    def own_providers(self) -> dict[str, Provider]:
+        """providers() of the node that Nova told us last."""
+        if self._root_uuid is None:
+            return {}
+        return self.providers(self.node, self._root_uuid)
+
+    def update_tree(self, tree, node: str,
+                    in_use: Callable[[str], bool]) -> None:
+        """Make Nova's provider tree show our devices; touch nothing else.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param in_use: whether anything is allocated from a provider; asked
+            only for providers whose device or region is gone.
+        """
+        root_uuid = tree.data(node).uuid
+        self._find_reported(tree, node, root_uuid)
+        wanted = self.providers(node, root_uuid)
+        for provider in wanted.values():
+            if not tree.exists(provider.uuid):
+                if tree.exists(provider.name):
+                    # made by somebody else under our name
+                    tree.remove(provider.name)
+                tree.new_child(provider.name, provider.parent,
+                               uuid=provider.uuid)
+            data = tree.data(provider.uuid)
+            inventory = self._inventory(provider, data, in_use)
+            if inventory != data.inventory:
+                tree.update_inventory(provider.uuid, inventory)
+            foreign = {t for t in data.traits if not naming.is_volatile(t)}
+            self._foreign_traits[provider.uuid] = frozenset(foreign)
+            if foreign | provider.traits != data.traits:
+                tree.update_traits(provider.uuid, foreign | provider.traits)
+            self._reported[provider.uuid] = provider.address
+        self._remove_stale(tree, wanted, in_use)
+
+    def _find_reported(self, tree, node, root_uuid):
+        """Which providers of the tree are ours, also from an earlier life."""
+        if self._root_uuid == root_uuid:
+            return
+        self.node, self._root_uuid = node, root_uuid
+        self._reported = {}
+        for uuid in tree.get_provider_uuids(node):
+            address = naming.address_of_provider(node, tree.data(uuid).name)
+            if address:
+                self._reported[uuid] = address
+
+    @staticmethod
+    def _inventory(provider, data, in_use):
+        """Ours, with the reserved and allocation_ratio that others set."""
+        inventory = {}
+        for resource_class, total in provider.inventory.items():
+            there = data.inventory.get(resource_class, {})
+            reserved = there.get('reserved', 0)
+            if provider.fenced:
+                reserved = total
+            elif naming.FENCED in data.traits:
+                reserved = 0
+            inventory[resource_class] = {
+                **there,
+                'total': total, 'reserved': min(reserved, total),
+                'min_unit': 1, 'max_unit': total, 'step_size': 1,
+                'allocation_ratio': there.get('allocation_ratio', 1.0)}
+        for resource_class, there in data.inventory.items():
+            # Placement refuses to drop an inventory with allocations, and
+            # Nova's whole report would fail with it
+            if resource_class not in inventory and in_use(provider.uuid):
+                inventory[resource_class] = {
+                    **there, 'reserved': there['total']}
+        return inventory
+
+    def _remove_stale(self, tree, wanted, in_use):
+        """Take away what has no device any more, when nobody holds it.
+
+        First fenced, so that nothing new comes, and removed in a later pass:
+        removing a provider with allocations fails, and Nova's whole report
+        with it.
+        """
+        used = {c.device_address for c in self._store.claims()}
+        gone = {a for a, d in self.devices.items()
+                if d.health is model.Health.GONE and a not in used}
+        stale = [uuid for uuid, address in self._reported.items()
+                 if uuid not in wanted or address in gone]
+        if not stale:
+            return
+        kept = set()
+        # regions before their device
+        for uuid in sorted((u for u in stale if tree.exists(u)),
+                           key=lambda u: tree.data(u).name, reverse=True):
+            data = tree.data(uuid)
+            address = self._reported[uuid]
+            if naming.FENCED in data.traits and address not in kept and (
+                    not in_use(uuid)):
+                tree.remove(uuid)
+                del self._reported[uuid]
+                continue
+            kept.add(address)
+            tree.update_inventory(uuid, {
+                name: {**item, 'reserved': item['total']}
+                for name, item in data.inventory.items()})
+            tree.add_traits(uuid, naming.FENCED)
+        for address in gone - kept:
+            self._forget(address)
+
+    def _forget(self, address):
+        with self._lock:
+            self._devices.pop(address, None)
+            devices = dict(self._devices)
+        self._store.set_devices(devices)
+
+    # What was allocated
+
+    def offers(self, allocations: Mapping[str, Mapping] | None,
+               free: Iterable[tuple[str, int | None]] = (),
+               ) -> list[request.Offer]:
+        """The part of an instance's allocations that is ours.
+
+        :param allocations: as Nova hands them to the driver,
+            ``{provider uuid: {'resources': {class: amount}}}``; during an
+            evacuation those of both hosts.
+        :param free: (address, region index) that count as unused, because the
+            claims on them are of this very instance.
+        """
+        offers = []
+        free = set(free)
+        own = self.own_providers()
+        for uuid, allocation in (allocations or {}).items():
+            provider = own.get(uuid)
+            if provider is None:
+                continue
+            resources = {
+                name: amount
+                for name, amount in allocation['resources'].items()
+                if naming.is_accelerator_class(name)}
+            if not resources:
+                continue
+            traits = provider.traits | self._foreign_traits.get(
+                uuid, frozenset())
+            if (provider.address, provider.region_index) in free:
+                traits |= {naming.PROGRAMMABLE}
+            offers.append(request.Offer(uuid, resources, traits))
+        return offers
