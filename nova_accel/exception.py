@@ -42,6 +42,10 @@ class GlanceUnavailable(AcceleratorError):
     """Glance did not answer; nothing is known of the image."""
 
 
+class PlacementUnavailable(AcceleratorError):
+    """Placement did not answer; nothing is known of the allocation."""
+
+
 class IncompatibleBitstream(AcceleratorError):
     """A good bitstream for another type of region."""
 

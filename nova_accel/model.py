@@ -114,6 +114,13 @@ class Device:
                 return region
         raise KeyError(index)
 
+    def pci_addresses(self) -> set[str]:
+        """Every PCI function of it that we use: the card's and the handles'."""
+        handles = [*self.handles, *(h for r in self.regions
+                                    for h in r.handles)]
+        return {self.address, *(h.address for h in handles
+                                if h.type is HandleType.PCI)}
+
     def as_dict(self) -> dict:
         """The form of the Cyborg agent-driver specification, JSON-ready."""
         return {

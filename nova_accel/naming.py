@@ -84,6 +84,11 @@ def class_in_force(name: str) -> str:
     return name
 
 
+def is_custom(name: str) -> bool:
+    """Whether only providers of ours have the class, never Nova's own."""
+    return name.startswith(_CLASS_PREFIX)
+
+
 def is_accelerator_class(name: str) -> bool:
     """Whether the class is one that only our providers may have.
 

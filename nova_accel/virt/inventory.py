@@ -43,6 +43,11 @@ class Provider:
     #: nothing of it may be given to anybody: reserved = total
     fenced: bool = False
 
+    def traits_beside(self, present: Iterable[str]) -> set[str]:
+        """Ours now, and of those there the ones that others set."""
+        return self.traits | {
+            t for t in present if not naming.is_volatile(t)}
+
 
 class Inventory:
 
@@ -286,10 +291,10 @@ class Inventory:
             inventory = self._inventory(provider, data, in_use)
             if inventory != data.inventory:
                 tree.update_inventory(provider.uuid, inventory)
-            foreign = {t for t in data.traits if not naming.is_volatile(t)}
-            self._foreign_traits[provider.uuid] = frozenset(foreign)
-            if foreign | provider.traits != data.traits:
-                tree.update_traits(provider.uuid, foreign | provider.traits)
+            traits = provider.traits_beside(data.traits)
+            self._foreign_traits[provider.uuid] = traits - provider.traits
+            if traits != data.traits:
+                tree.update_traits(provider.uuid, traits)
             self._reported[provider.uuid] = provider.address
         self._remove_stale(tree, wanted, in_use)
 
@@ -360,6 +365,16 @@ class Inventory:
             tree.add_traits(uuid, naming.FENCED)
         for address in gone - kept:
             self._forget(address)
+
+    def quarantine(self, address: str, index: int, reason: str) -> None:
+        """Keep a region from everybody until a scan says otherwise."""
+        with self._lock:
+            device = self._devices[address]
+            self._devices[address] = dataclasses.replace(
+                device, regions=tuple(
+                    dataclasses.replace(
+                        r, health=model.Health.QUARANTINED, reason=reason)
+                    if r.index == index else r for r in device.regions))
 
     def _forget(self, address):
         with self._lock:

@@ -1,0 +1,353 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Accelerators for servers: initialize, plug, unplug.
+
+The three calls of the os-acc specification, inside nova-compute. A claim is
+written before hardware is touched and removed after everything is undone, so
+that after a crash at any point the store says what may be half done.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import dataclasses
+import os
+import threading
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
+from nova_accel.bitstream import cache as bitstream_cache
+from nova_accel.bitstream import glance
+from nova_accel import conf
+from nova_accel import drivers
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import request
+from nova_accel import sim
+from nova_accel.virt import claims as claim_store
+from nova_accel.virt import inventory as host_inventory
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+class Accelerators:
+    """Every accelerator of one compute host."""
+
+    def __init__(self, images: Callable, publish: Callable):
+        """
+        :param images: makes a glanceclient (version 2) from a request context.
+        :param publish: shows the present traits of some of our providers in
+            Placement at once; called with a context and provider uuids.
+        """
+        self._images = images
+        self._publish = publish
+        self._plugging = {}
+        self._device_locks = collections.defaultdict(threading.Lock)
+        self.store = self.cache = self.inventory = self.kernel = None
+
+    def initialize(self, host: str, state_path: str) -> None:
+        """Find the devices and read the claims; ends when both are known.
+
+        :param host: name of this compute host.
+        :param state_path: directory for the claim store.
+        :raises AcceleratorsUnavailable: the claim store cannot be used.
+        :raises ConfigurationError: [accel] names what is not there.
+        """
+        self.kernel = sim.open_kernel(host)
+        loaded_drivers = drivers.load(CONF.accel.enabled_drivers, self.kernel)
+        os.makedirs(state_path, exist_ok=True)
+        self.store = claim_store.ClaimStore(
+            os.path.join(state_path, f'accel_claims_{host}.sqlite'))
+        self.cache = bitstream_cache.BitstreamCache(
+            CONF.accel.bitstream_cache)
+        self.inventory = host_inventory.Inventory(loaded_drivers, self.store)
+        self.inventory.scan()
+        # what a process that is gone was doing when it went
+        interrupted = [c for c in self.store.claims() if c.state in (
+            model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)]
+        if interrupted:
+            self.store.set_state(
+                interrupted, model.ClaimState.UNKNOWN,
+                'nova-compute stopped while the device was prepared')
+
+    # Attach
+
+    def start_plug(self, context, instance_uuid: str,
+                   extra_specs: Mapping[str, str],
+                   allocations: Callable[[], Mapping | None]) -> None:
+        """Begin plug() in the background; once, however often it is called.
+
+        Flavors without accelerators cost nothing here.
+
+        :param allocations: gives the instance's allocations; called in the
+            background.
+        """
+        if instance_uuid in self._plugging or not request.parse(extra_specs):
+            return
+
+        def plug():
+            context.update_store()
+            return self.plug(
+                context, instance_uuid, extra_specs, allocations())
+        self._plugging[instance_uuid] = limited.start(plug)
+
+    def join_plug(self, instance_uuid: str) -> None:
+        """Wait for what start_plug() began, and raise what it raised.
+
+        Has no limit of its own: each step of plug() has one.
+        """
+        future = self._plugging.get(instance_uuid)
+        if future is not None:
+            try:
+                future.result()
+            finally:
+                self._plugging.pop(instance_uuid, None)
+
+    def plug(self, context, instance_uuid: str,
+             extra_specs: Mapping[str, str], allocations: Mapping | None,
+             ) -> list[model.Claim]:
+        """Claim and prepare what was allocated to a server.
+
+        Idempotent: devices that the server holds already stay as they are.
+        After an error nothing is held.
+
+        :param extra_specs: of the flavor, expanded.
+        :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
+        :raises AcceleratorError: of many kinds, each in one sentence.
+        """
+        requests = request.parse(extra_specs)
+        if allocations is None and requests:
+            raise exception.PlacementUnavailable(
+                f'Server {instance_uuid} was to get its accelerators, and '
+                f'Placement did not say which: see that it answers '
+                f'nova-compute.')
+        held = self.store.claims(instance_uuid, model.Role.CURRENT)
+        offers = self.inventory.offers(
+            allocations, free={(c.device_address, c.region_index)
+                               for c in held})
+        # where standard classes are in force a VGPU may be one of Nova's own
+        offered = {name for o in offers for name in o.resources}
+        requests = [r for r in requests if r.resource_class in offered
+                    or naming.is_custom(r.resource_class)]
+        pairs = request.match(requests, offers)
+        try:
+            if held and not self._same(held, pairs):
+                LOG.warning('Server %s holds devices that are not allocated '
+                            'to it; they are released', instance_uuid)
+                self._release(context, held)
+                held = []
+            claims = held or self._claim(instance_uuid, pairs)
+            for wanted, offer in pairs:
+                self._provision(context, wanted, [
+                    c for c in claims if c.group == wanted.group
+                    and c.provider_uuid == offer.provider_uuid])
+            self.store.set_state(claims, model.ClaimState.BOUND)
+            self._publish(context, self._still_open(pairs))
+        except Exception as error:
+            self._undo(context, instance_uuid, error)
+            raise
+        return claims
+
+    def _still_open(self, pairs):
+        """Providers in use that can be allocated again: those must not look
+        programmable any longer, and for the others the next report is soon
+        enough."""
+        held = {c.handle for c in self.store.claims()}
+        own = self.inventory.own_providers()
+        uuids = set()
+        for _wanted, offer in pairs:
+            _device, region = self._find(own[offer.provider_uuid])
+            if region and not held.issuperset(region.handles):
+                uuids.add(offer.provider_uuid)
+        return sorted(uuids)
+
+    @staticmethod
+    def _same(held, pairs):
+        return (collections.Counter(
+                    (c.provider_uuid, c.resource_class, c.group)
+                    for c in held)
+                == collections.Counter(
+                    {(o.provider_uuid, r.resource_class, r.group): r.amount
+                     for r, o in pairs}))
+
+    def _claim(self, instance_uuid, pairs):
+        taken = {c.handle for c in self.store.claims()}
+        providers = self.inventory.own_providers()
+        claims = []
+        for wanted, offer in pairs:
+            provider = providers[offer.provider_uuid]
+            device, region = self._find(provider)
+            free = [h for h in (region or device).handles if h not in taken]
+            if len(free) < wanted.amount:
+                raise exception.DeviceUnavailable(
+                    f'Server {instance_uuid} was allocated {wanted.amount} of '
+                    f'{provider.name}, and {len(free)} of it are free on this '
+                    f'host: the build has to go elsewhere (nova-accel '
+                    f'discover shows the device).')
+            for handle in free[:wanted.amount]:
+                taken.add(handle)
+                claims.append(model.Claim(
+                    uuid=uuidutils.generate_uuid(),
+                    instance_uuid=instance_uuid, role=model.Role.CURRENT,
+                    provider_uuid=offer.provider_uuid,
+                    resource_class=wanted.resource_class, group=wanted.group,
+                    device_address=device.address,
+                    region_index=region and region.index, handle=handle))
+        self.store.add(claims)
+        return claims
+
+    def _find(self, provider):
+        """The healthy device, and region if any, behind a provider."""
+        device = self.inventory.devices.get(provider.address)
+        try:
+            region = (None if device is None or provider.region_index is None
+                      else device.region(provider.region_index))
+        except KeyError:
+            device = None
+        if device is None:
+            raise exception.DeviceUnavailable(
+                f'{provider.name} was allocated, and the device is not on '
+                f'this host any more: the build has to go elsewhere.')
+        for part in filter(None, (device, region)):
+            if part.health is not model.Health.OK:
+                raise exception.DeviceUnavailable(
+                    f'{provider.name} was allocated, and it is '
+                    f'{part.health.value} ({part.reason}): the build has to '
+                    f'go elsewhere.')
+        return device, region
+
+    def _provision(self, context, wanted, claims):
+        """Make the region of one request carry what it asks for."""
+        if not wanted.programs:
+            return
+        provider = self.inventory.own_providers()[claims[0].provider_uuid]
+        device, region = self._find(provider)
+        if region is None:
+            raise exception.InvalidRequest(
+                f'The flavor asks {wanted} for a bitstream, and '
+                f'{provider.name} is no FPGA region: remove the accel: key '
+                f'from that group.')
+        if wanted.carried_by(region):
+            return
+        if not region.programmable:
+            raise exception.DeviceUnavailable(
+                f'{provider.name} would have to be programmed, and [accel] '
+                f'fixed_devices forbids it: the build has to go elsewhere.')
+        instance_uuid = claims[0].instance_uuid
+        others = {c.instance_uuid for c in self.store.claims()
+                  if (c.device_address, c.region_index)
+                  == (device.address, region.index)} - {instance_uuid}
+        if others:
+            raise exception.DeviceUnavailable(
+                f'{provider.name} would have to be programmed for server '
+                f'{instance_uuid}, and server {min(others)} uses it: the '
+                f'build has to go elsewhere.')
+        self.store.set_state(claims, model.ClaimState.PROVISIONING)
+        loaded = self._load(context, wanted, device, region)
+        self.inventory.set_loaded(device.address, region.index, loaded)
+        self._publish(context, [provider.uuid])
+
+    def _load(self, context, wanted, device, region):
+        client = self._images(context)
+        image = glance.find(client, wanted, region.region_type_uuid)
+        driver = self.inventory.driver_of(device)
+        with self.cache.fetch(client, image) as file:
+            bitstream = driver.read_bitstream(file.path)
+            glance.verify(bitstream, wanted, image, region)
+            loaded = model.Loaded(
+                function_uuid=bitstream.function_uuid or wanted.function_id,
+                bitstream_id=image.id,
+                function_name=glance.function_name(image),
+                content=file.content)
+            # an image found by function, whose function is there already
+            # under another name, has nothing to program
+            if wanted.bitstream_id or (
+                    loaded.function_uuid != region.function_uuid):
+                function = self._program(driver, device, region, bitstream)
+                loaded = dataclasses.replace(loaded, function_uuid=function)
+        return loaded
+
+    def _program(self, driver, device, region, bitstream):
+        """Program with a time limit, one region of a card at a time."""
+        what = (f'Programming {device.address} {region.name} by the driver '
+                f'{device.driver}')
+        seconds = CONF.accel.programming_timeout
+        with contextlib.ExitStack() as stack:
+            lock = self._device_locks[device.address]
+            if not lock.acquire(timeout=seconds):
+                raise exception.DeviceUnavailable(
+                    f'{what} has to wait, and the card is still busy after '
+                    f'{seconds} s: the build has to go elsewhere.')
+            stack.callback(lock.release)
+            stack.enter_context(self.inventory.programming(device.address))
+            running = limited.start(driver.program, device, region, bitstream)
+            try:
+                return limited.wait(running, seconds, what)
+            except exception.DeviceTimeout as error:
+                # nobody knows what the card does now, until the call returns
+                self.inventory.quarantine(device.address, region.index,
+                                          str(error))
+                later = stack.pop_all()
+
+                def returned(_future):
+                    later.close()
+                    self.inventory.scan()
+                running.add_done_callback(returned)
+                raise
+            except Exception as error:
+                self.inventory.set_loaded(device.address, region.index, None)
+                stack.close()
+                # the driver says what the failure left
+                self.inventory.scan()
+                if isinstance(error, exception.AcceleratorError):
+                    raise
+                raise exception.ProgrammingFailed(
+                    f'{what} failed ({type(error).__name__}: {error}): look '
+                    f'at the card and the kernel log.') from error
+
+    # Release
+
+    def unplug(self, context, instance_uuid: str,
+               role: model.Role = model.Role.CURRENT) -> int:
+        """Release what a server holds, when its guest is gone.
+
+        :returns: how many accelerators were released.
+        """
+        with contextlib.suppress(Exception):
+            # its failure was or will be told where it is joined
+            self.join_plug(instance_uuid)
+        claims = self.store.claims(instance_uuid, role)
+        if claims:
+            self._release(context, claims)
+        return len(claims)
+
+    def _undo(self, context, instance_uuid, error):
+        claims = self.store.claims(instance_uuid, model.Role.CURRENT)
+        if claims:
+            self.store.set_state(
+                claims, model.ClaimState.BIND_FAILED, str(error))
+            self._release(context, claims)
+
+    def _release(self, context, claims: Iterable[model.Claim]):
+        self.store.set_state(claims, model.ClaimState.DELETING)
+        if any(c.handle.address == c.device_address for c in claims):
+            # the guest had the whole card, and may have changed it
+            self.inventory.scan()
+        self.store.remove(claims)
+        self._publish(context, sorted({c.provider_uuid for c in claims}))
+
+    # What is held
+
+    def is_plugging(self, instance_uuid: str) -> bool:
+        return instance_uuid in self._plugging
+
+    def handles(self, instance_uuid: str) -> list[model.AttachHandle]:
+        """What the guest of a server is to be given, in a stable order."""
+        return [c.handle for c in self.store.claims(
+            instance_uuid, model.Role.CURRENT)]
+
+    def close(self) -> None:
+        self._plugging.clear()
