@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""This machine's kernel, as the drivers see it.
+
+Whatever a driver needs of the host goes through here, so that a simulated host
+(nova_accel.sim) can take its place. Reads happen in this process; the
+operations go to the privileged one. Both raise OSError as the kernel does.
+"""
+
+import os
+
+from nova_accel.host import privileged
+
+
+class Kernel:
+
+    def __init__(self, root: str = '/sys'):
+        """:param root: where sysfs is; another place holds a recorded tree."""
+        self.root = root
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    # Reads; every path is relative to /sys
+
+    def read(self, path: str) -> str:
+        """An attribute, without the newline at its end."""
+        with open(self._at(path), encoding='utf-8', errors='replace') as file:
+            return file.read().removesuffix('\n')
+
+    def read_bytes(self, path: str, size: int) -> bytes:
+        """At most size bytes of a binary attribute."""
+        with open(self._at(path), 'rb', buffering=0) as file:
+            return file.read(size)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(self._at(path)))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._at(path))
+
+    def readlink(self, path: str) -> str:
+        """The target of a link as it is written there."""
+        return os.readlink(self._at(path))
+
+    # Operations; each function is named by its PCI address
+
+    def program_dfl_port(self, pf: str, port: int, path: str, offset: int,
+                         size: int) -> None:
+        """Reconfigure a port from a part of a file; blocks until done.
+
+        :param pf: PCI address of the function that has the FME.
+        :param port: the id of the port.
+        :param path: absolute path of the bitstream file.
+        :param offset: where in it the part for the hardware begins, bytes.
+        :param size: its length, bytes.
+        :raises OSError: EIO when the hardware refused (the cause is in the
+            manager's status), ETIMEDOUT when it did not finish, EBUSY when
+            somebody else programs the card, ENODEV when it has no such FME.
+        """
+        privileged.program_dfl_port(pf, port, path, offset, size)
+
+    def clear_dfl_port_errors(self, function: str, port: int) -> None:
+        """Clear what the port's errors attribute shows, if it has one."""
+        privileged.clear_dfl_port_errors(function, port)
+
+    def release_dfl_port(self, pf: str, port: int) -> None:
+        """Take a port from the PF, for a VF to have."""
+        privileged.release_dfl_port(pf, port)
+
+    def assign_dfl_port(self, pf: str, port: int) -> None:
+        """Give a released port back to the PF."""
+        privileged.assign_dfl_port(pf, port)
+
+    def rebind(self, function: str, driver: str) -> None:
+        """Unbind a function from its driver, if any, and bind it to driver."""
+        privileged.rebind(function, driver)
+
+    def set_numvfs(self, pf: str, count: int) -> None:
+        """Enable count VFs, or disable all with 0.
+
+        :raises OSError: EBUSY when another number is enabled now, EINVAL when
+            a DFL card has not as many released ports.
+        """
+        privileged.set_numvfs(pf, count)

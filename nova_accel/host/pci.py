@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What sysfs tells of any PCI function.
+
+Every function takes a kernel (nova_accel.host.kernel or a simulated one) and a
+PCI address in sysfs form, and raises OSError as the kernel does, unless it
+says otherwise. Source: Documentation/ABI/testing/sysfs-bus-pci of Linux.
+"""
+
+import os
+import re
+
+from nova_accel import exception
+
+DEVICES = 'bus/pci/devices'
+ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
+#: drivers that VFIO tolerates on the other members of an IOMMU group
+_HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
+
+
+def address(text: str) -> str:
+    """text as a PCI address in sysfs form.
+
+    Accepts upper case, and the domain of eight digits that some tools print.
+
+    :raises ConfigurationError: when it is no PCI address.
+    """
+    lower = text.strip().lower()
+    if re.match('0000[0-9a-f]{4}:', lower):
+        lower = lower[4:]
+    if not ADDRESS.fullmatch(lower):
+        raise exception.ConfigurationError(
+            f'{text!r} is no PCI address: write it like 0000:3b:00.0.')
+    return lower
+
+
+def path(function: str, *parts: str) -> str:
+    return '/'.join((DEVICES, function, *parts))
+
+
+def identifier(kernel, function: str, attribute: str) -> str:
+    """vendor, device, subsystem_vendor, subsystem_device: four hex digits."""
+    return f'{int(kernel.read(path(function, attribute)), 16):04x}'
+
+
+def class_code(kernel, function: str) -> int:
+    """24 bits: class, subclass, programming interface."""
+    return int(kernel.read(path(function, 'class')), 16)
+
+
+def numa_node(kernel, function: str) -> int | None:
+    """None where the platform does not say (the kernel writes -1)."""
+    try:
+        node = int(kernel.read(path(function, 'numa_node')))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def driver(kernel, function: str) -> str | None:
+    """The driver that the function is bound to, None when to none."""
+    return _target(kernel, path(function, 'driver'))
+
+
+def physical_function(kernel, function: str) -> str | None:
+    """The PF of a VF, None when the function is no VF."""
+    return _target(kernel, path(function, 'physfn'))
+
+
+def virtual_functions(kernel, function: str) -> list[str]:
+    """The VFs of a PF in the order of their numbers."""
+    links = [name for name in kernel.listdir(path(function))
+             if re.fullmatch('virtfn[0-9]+', name)]
+    links.sort(key=lambda name: int(name.removeprefix('virtfn')))
+    return [os.path.basename(kernel.readlink(path(function, name)))
+            for name in links]
+
+
+def answers(kernel, function: str) -> bool:
+    """Whether the configuration space of a PF can be read.
+
+    A device that fell off the bus reads as all ones, while the attribute
+    ``vendor`` still has what the kernel saw at boot. Not for VFs: theirs reads
+    0xffff by the SR-IOV specification.
+    """
+    return kernel.read_bytes(path(function, 'config'), 2) != b'\xff\xff'
+
+
+def group_members(kernel, function: str) -> list[str] | None:
+    """The functions that share its IOMMU group, itself included.
+
+    None when it has no group: the host has no IOMMU in use.
+    """
+    group = _target(kernel, path(function, 'iommu_group'))
+    if group is None:
+        return None
+    return kernel.listdir(f'kernel/iommu_groups/{group}/devices')
+
+
+def obstacle(kernel, function: str) -> str:
+    """Why VFIO would refuse to give the function to a guest; '' if it would not.
+
+    VFIO takes a function only when no other member of its IOMMU group keeps a
+    driver of the host.
+    """
+    members = group_members(kernel, function)
+    if members is None:
+        return (f'{function} has no IOMMU group: enable the IOMMU in the '
+                f'firmware and on the kernel command line')
+    for member in members:
+        if member == function:
+            continue
+        name = driver(kernel, member)
+        if name is not None and name not in _HARMLESS:
+            return (f'{function} shares its IOMMU group with {member}, which '
+                    f'the driver {name} of the host keeps')
+    return ''
+
+
+def _target(kernel, link: str) -> str | None:
+    try:
+        return os.path.basename(kernel.readlink(link))
+    except FileNotFoundError:
+        return None
