@@ -1,0 +1,45 @@
+# make demo   the whole story on simulated hosts, in a minute
+# make test   everything that needs no root
+# make style  flake8 and the import floors
+# make bench  figures with counts
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/stamp
+# native threads, as nova 34 runs by default
+export OS_NOVA_DISABLE_EVENTLET_PATCHING = true
+
+.PHONY: demo test style unit functional bench clean
+
+demo: $(STAMP)
+	@$(BIN)/python -m tests.demo
+
+test: style unit functional
+
+style: $(STAMP)
+	$(BIN)/flake8 nova_accel tests
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/stestr --test-path ./tests/unit --top-dir . run
+
+functional: $(STAMP)
+	$(BIN)/stestr --test-path ./tests/functional --top-dir . run
+
+bench: $(STAMP)
+	$(BIN)/python -m tests.bench.boot
+	$(BIN)/python -m tests.bench.report
+	$(BIN)/python -m tests.bench.weigh
+
+# the sources are used where they lie; the wheel is a test's business
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("nova_accel needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Setting up $(VENV) (a minute or two, once) ...'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .tox .stestr build *.egg-info

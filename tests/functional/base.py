@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A cloud in one process, with accelerators on simulated hosts.
+
+nova-api, conductor, scheduler and nova-computes from Nova's own functional
+test harness, Placement in the same process, and a Glance of its own in a child
+process. What tests see, they see through the REST APIs and the guest XML.
+"""
+
+import os
+import sys
+import tempfile
+import uuid
+from unittest import mock
+
+import fixtures
+from lxml import etree
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.tests.functional.libvirt import base
+import yaml
+
+from nova_accel import sim
+from tests import glance_service
+
+#: loopback function, of Intel's samples
+NLB0 = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
+NLB3 = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
+OPENCL = '18b79ffa-2ee5-4aa0-96ef-4230dafacb5f'
+#: interface ids of two releases of the Arria 10 shell
+SHELL_11 = '9926ab6d-6c92-5a68-aabc-a7d84c545738'
+SHELL_12 = '69528db6-eb31-577a-8c36-68f9faa081f6'
+
+
+def card(address, functions=(NLB0,), interface=SHELL_11, **more):
+    """A simulated PAC Arria 10 with one port per function."""
+    return {'address': address, 'product': 'PAC_ARRIA10',
+            'interface_id': interface, 'functions': list(functions),
+            'programming_seconds': 0, **more}
+
+
+def fpga_flavor(group='1', amount=1, **accel):
+    """Extra specs of a flavor with one FPGA."""
+    specs = {f'resources{group}:CUSTOM_ACCELERATOR_FPGA': str(amount)}
+    specs.update({f'accel{group}:{k}': v for k, v in accel.items()})
+    return specs
+
+
+class RealGlance(fixtures.Fixture):
+    """In place of Nova's imitation of Glance: the service itself."""
+
+    #: what some of Nova's helpers expect to find
+    auto_disk_config_enabled_image = {
+        'id': '70a599e0-31e7-49b7-b260-868f441e862b'}
+
+    def __init__(self, test):
+        super().__init__()
+
+    def _setUp(self):
+        self.service = self.useFixture(glance_service.GlanceService())
+        self.client = self.service.client(
+            'operator', 'operators', 'admin,member,reader')
+        self.service.upload(
+            self.client, 'guest', b'a guest', visibility='public')
+
+
+class ManagedHostdevs(fixtures.Fixture):
+    """What libvirt does for managed='yes', on the simulated host."""
+
+    def __init__(self, kernel_of):
+        super().__init__()
+        self._kernel_of = kernel_of
+
+    def _setUp(self):
+        create = fakelibvirt.Domain.createWithFlags
+        destroy = fakelibvirt.Domain.destroy
+
+        def create_with_flags(domain, flags):
+            for address in self._addresses(domain):
+                try:
+                    self._kernel(domain).guest_takes(address)
+                except OSError as error:
+                    raise fakelibvirt.make_libvirtError(
+                        fakelibvirt.libvirtError,
+                        f'Failed to bind PCI device {address} to vfio-pci: '
+                        f'{error}', error_code=fakelibvirt
+                        .VIR_ERR_INTERNAL_ERROR)
+            create(domain, flags)
+
+        def destroy_domain(domain):
+            running = domain.isActive()
+            destroy(domain)
+            if running:
+                for address in self._addresses(domain):
+                    self._kernel(domain).guest_returns(address)
+        self.useFixture(fixtures.MockPatchObject(
+            fakelibvirt.Domain, 'createWithFlags', create_with_flags))
+        self.useFixture(fixtures.MockPatchObject(
+            fakelibvirt.Domain, 'destroy', destroy_domain))
+
+    def _kernel(self, domain):
+        return self._kernel_of(domain._connection.hostname)
+
+    @staticmethod
+    def _addresses(domain):
+        return hostdev_addresses(domain.XMLDesc(0), managed='yes')
+
+
+def hostdev_addresses(xml, managed=None):
+    """PCI addresses of the hostdevs in guest XML, in sysfs form."""
+    result = []
+    for hostdev in etree.fromstring(xml).iterfind(
+            "./devices/hostdev[@type='pci']"):
+        if managed in (None, hostdev.get('managed')):
+            at = hostdev.find('./source/address')
+            result.append('{:04x}:{:02x}:{:02x}.{:x}'.format(*(
+                int(at.get(part), 16)
+                for part in ('domain', 'bus', 'slot', 'function'))))
+    return sorted(result)
+
+
+class AcceleratorTestBase(base.ServersTestBase):
+
+    microversion = 'latest'
+    ADMIN_API = True
+    # casts as in a real cloud: an error reaches the server, not the caller
+    CAST_AS_CALL = False
+    #: host name -> description of the simulated host
+    HOSTS = {'compute1': {'cards': [card('0000:5e:00.0')]},
+             'compute2': {'cards': [card('0000:5e:00.0', [NLB3])]}}
+
+    def setUp(self):
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.profiles = os.path.join(self.directory, 'profiles.yaml')
+        self.hosts = os.path.join(self.directory, 'hosts')
+        os.mkdir(self.hosts)
+        for host, description in self.HOSTS.items():
+            self.describe_host(host, description)
+        self.flags(state_path=os.path.join(self.directory, 'state'))
+        self.flags(api_paste_config=os.path.join(
+            sys.prefix, 'etc', 'nova', 'api-paste.ini'), group='wsgi')
+        self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
+                   device_profiles=self.profiles, function_cache_seconds=0,
+                   bitstream_cache=os.path.join(self.directory, 'cache'),
+                   group='accel')
+        self.flags(
+            available_filters=[
+                'nova.scheduler.filters.all_filters',
+                'nova_accel.scheduler.filters.AcceleratorFilter'],
+            enabled_filters=['ComputeFilter', 'AcceleratorFilter'],
+            weight_classes=[
+                'nova.scheduler.weights.all_weighers',
+                'nova_accel.scheduler.weights.AcceleratorWeigher'],
+            group='filter_scheduler')
+        with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
+            super().setUp()
+        self.useFixture(glance_service.NovaTokens())
+        self.flags(api_servers=[self.glance.service.url], group='glance')
+        self.useFixture(ManagedHostdevs(self.kernel))
+        for host in self.HOSTS:
+            self.start_compute(host)
+
+    def _setup_compute_service(self):
+        self.flags(compute_driver='accel.AccelLibvirtDriver')
+
+    # What an operator does
+
+    def describe_host(self, host, description):
+        with open(os.path.join(self.hosts, f'{host}.yaml'), 'w') as file:
+            yaml.safe_dump(description, file)
+
+    def write_profiles(self, *profiles):
+        with open(self.profiles, 'w') as file:
+            yaml.safe_dump(list(profiles), file)
+
+    def upload_bitstream(self, function, interface=SHELL_11, size=4096,
+                         data=None, client=None, properties=None, **gbs):
+        """Make a GBS and put it into Glance; its id is the answer."""
+        if data is None:
+            with tempfile.NamedTemporaryFile() as file:
+                sim.make_gbs(file.name, function, interface, size=size, **gbs)
+                data = file.read()
+        if properties is None:
+            properties = {'accel:function_id': str(uuid.UUID(function))}
+        return self.glance.service.upload(
+            client or self.glance.client, 'bitstream', data,
+            **{'visibility': 'public', **properties})['id']
+
+    def boot(self, extra_specs, expected_state='ACTIVE', **kwargs):
+        flavor = self._create_flavor(extra_spec=extra_specs)
+        return self._create_server(
+            flavor_id=flavor, networks='none', expected_state=expected_state,
+            **kwargs)
+
+    def fault(self, server):
+        """The reason that the owner of a failed server reads."""
+        return self.api.get_server(server['id'])['fault']['message']
+
+    # What can be seen
+
+    def accelerators(self, host):
+        return self.computes[host].driver.accelerators
+
+    def kernel(self, host):
+        return self.accelerators(host).kernel
+
+    def claims(self, host=None):
+        return [c for h in ([host] if host else self.computes)
+                for c in self.accelerators(h).store.claims()]
+
+    def guest_xml(self, server):
+        server = self.admin_api.get_server(server['id'])
+        connection = self.computes[
+            server['OS-EXT-SRV-ATTR:host']].driver._host.get_connection()
+        return connection.lookupByUUIDString(server['id']).XMLDesc(0)
+
+    def hostdevs(self, server):
+        return hostdev_addresses(self.guest_xml(server))
+
+    def report(self):
+        """One periodic pass of every nova-compute."""
+        self._run_periodics()
+
+    def provider(self, name):
+        found = self.placement.get(
+            f'/resource_providers?name={name}', version='1.14',
+        ).body['resource_providers']
+        return found[0] if found else None
+
+    def traits(self, name):
+        return set(self._get_provider_traits(self.provider(name)['uuid']))
+
+    def provider_tree(self):
+        """Name -> (inventory totals, traits, used) of our providers."""
+        tree = {}
+        for provider in self.placement.get(
+                '/resource_providers', version='1.14',
+        ).body['resource_providers']:
+            if '_accel_' in provider['name']:
+                url = f'/resource_providers/{provider["uuid"]}'
+                inventories = self.placement.get(
+                    f'{url}/inventories').body['inventories']
+                tree[provider['name']] = (
+                    {rc: (i['total'], i['reserved'])
+                     for rc, i in inventories.items()},
+                    self.traits(provider['name']),
+                    self.placement.get(f'{url}/usages').body['usages'])
+        return tree

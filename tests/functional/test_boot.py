@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A function reaches a guest, in every way that a flavor can ask for it."""
+
+import uuid
+
+from nova_accel import model
+from nova_accel import naming
+from tests.functional import base
+
+DEVICE = '0000:5e:00.0'
+
+
+class BootTest(base.AcceleratorTestBase):
+
+    def setUp(self):
+        super().setUp()
+        self.start = self.provider_tree()
+
+    def assertAsAtStart(self):
+        """Nothing claimed, nothing allocated, everything to be had again."""
+        self.assertEqual([], self.claims())
+        self.report()
+        tree = self.provider_tree()
+        self.assertEqual(self.start.keys(), tree.keys())
+        for name, (totals, traits, usages) in tree.items():
+            self.assertEqual(self.start[name][0], totals)
+            self.assertFalse(any(usages.values()), name)
+            if '_region' in name:
+                self.assertIn(naming.PROGRAMMABLE, traits)
+
+    def test_function_programmed_when_absent(self):
+        function = str(uuid.uuid4())
+        image = self.upload_bitstream(function)
+        server = self.boot(base.fpga_flavor(function_id=function))
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.assertEqual([DEVICE], self.hostdevs(server))
+        claim, = self.claims()
+        self.assertEqual(
+            (server['id'], model.ClaimState.BOUND, DEVICE),
+            (claim.instance_uuid, claim.state, claim.handle.address))
+        # shown at once, without a periodic report
+        region = f'{host}_accel_{DEVICE}_region0'
+        traits = self.traits(region)
+        spelled = function.upper().replace('-', '_')
+        for trait in (f'CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
+                      f'CUSTOM_FPGA_FUNCTION_INTEL_{spelled}',
+                      naming.bitstream_trait(image)):
+            self.assertIn(trait, traits)
+        self.assertNotIn(naming.PROGRAMMABLE, traits)
+        allocated = self._get_allocations_by_server_uuid(server['id'])
+        self.assertEqual(
+            {'CUSTOM_ACCELERATOR_FPGA': 1},
+            allocated[self.provider(region)['uuid']]['resources'])
+        self._delete_server(server)
+        self.assertIn(naming.PROGRAMMABLE, self.traits(region))
+        self.assertIn(naming.function_trait(function), self.traits(region))
+        self.assertAsAtStart()
+
+    def test_host_that_has_the_function_is_chosen(self):
+        # compute1 carries NLB0 and compute2 NLB3; no image is needed
+        for function, host in ((base.NLB3, 'compute2'),
+                               (base.NLB0, 'compute1')):
+            server = self.boot(base.fpga_flavor(function_id=function))
+            self.assertEqual(host, server['OS-EXT-SRV-ATTR:host'])
+            self._delete_server(server)
+        self.assertAsAtStart()
+
+    def test_function_there_already_required_by_trait(self):
+        specs = base.fpga_flavor()
+        specs[f'trait1:{naming.function_trait(base.NLB3)}'] = 'required'
+        server = self.boot(specs)
+        self.assertEqual('compute2', server['OS-EXT-SRV-ATTR:host'])
+        self.assertEqual([DEVICE], self.hostdevs(server))
+        # there is one of it, and it is taken
+        server = self.boot(specs, expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(server))
+
+    def test_bitstream_by_image(self):
+        image = self.upload_bitstream(base.OPENCL)
+        specs = base.fpga_flavor(bitstream_id=image)
+        server = self.boot(specs)
+        region = f'{server["OS-EXT-SRV-ATTR:host"]}_accel_{DEVICE}_region0'
+        self.assertIn(naming.function_trait(base.OPENCL), self.traits(region))
+        self._delete_server(server)
+        # exactly that bitstream is there, though every OpenCL image has the
+        # same function
+        first = self.boot(specs)
+        self.assertEqual(server['OS-EXT-SRV-ATTR:host'],
+                         first['OS-EXT-SRV-ATTR:host'])
+        other = self.upload_bitstream(base.OPENCL, size=8192)
+        second = self.boot(base.fpga_flavor(bitstream_id=other))
+        region = f'{second["OS-EXT-SRV-ATTR:host"]}_accel_{DEVICE}_region0'
+        self.assertIn(naming.bitstream_trait(other), self.traits(region))
+
+    def test_function_by_name(self):
+        self.upload_bitstream(
+            base.OPENCL, properties={'accel:function_name': 'My crypto-1'})
+        specs = base.fpga_flavor(function_name='My crypto-1')
+        server = self.boot(specs)
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.assertIn(naming.function_name_trait('My crypto-1'),
+                      self.traits(f'{host}_accel_{DEVICE}_region0'))
+        self._delete_server(server)
+        self.assertEqual(
+            host, self.boot(specs)['OS-EXT-SRV-ATTR:host'])
+
+    def test_device_profile(self):
+        self.write_profiles({'name': 'nlb3', 'groups': [{
+            'resources:CUSTOM_ACCELERATOR_FPGA': 1,
+            'trait:CUSTOM_FPGA_INTEL_PAC_ARRIA10': 'required',
+            'accel:function_id': base.NLB3}]})
+        server = self.boot({'accel:device_profile': 'nlb3'})
+        self.assertEqual('compute2', server['OS-EXT-SRV-ATTR:host'])
+        self.assertEqual([DEVICE], self.hostdevs(server))
+        self._delete_server(server)
+        self.assertAsAtStart()
+
+    def test_early_spellings(self):
+        spelled = base.NLB3.upper().replace('-', '_')
+        self.upload_bitstream(
+            base.OPENCL, properties={'accel:function_name': 'crypto'})
+        image = self.upload_bitstream(base.NLB0)
+        for key in (f'function:CUSTOM_FPGA_FUNCTION_INTEL_{spelled}',
+                    'function_name:crypto', f'bitstream:{image}'):
+            server = self.boot({
+                'resources:CUSTOM_ACCELERATOR_FPGA': '1', key: 'required'})
+            self.assertEqual([DEVICE], self.hostdevs(server))
+            self._delete_server(server)
+        self.assertAsAtStart()
+
+    def test_flavor_without_accelerators(self):
+        server = self.boot({})
+        self.assertEqual([], self.hostdevs(server))
+        self.assertEqual([], self.claims())
+
+
+class SeveralTest(base.AcceleratorTestBase):
+    """Several regions on one host, several accelerators in one server."""
+
+    HOSTS = {'compute1': {'cards': [
+        base.card('0000:5e:00.0'), base.card('0000:af:00.0', [base.NLB3])]}}
+
+    def test_each_group_has_its_own_function(self):
+        self.upload_bitstream(base.OPENCL)
+        specs = {**base.fpga_flavor('1', function_id=base.OPENCL),
+                 **base.fpga_flavor('_B', function_id=base.NLB3)}
+        server = self.boot(specs)
+        self.assertEqual(['0000:5e:00.0', '0000:af:00.0'],
+                         self.hostdevs(server))
+        claims = {c.group: c.handle.address for c in self.claims()}
+        # what was there is kept, the other was programmed
+        self.assertEqual({'1': '0000:5e:00.0', '_B': '0000:af:00.0'}, claims)
+        self.assertIn(naming.function_trait(base.OPENCL),
+                      self.traits('compute1_accel_0000:5e:00.0_region0'))
+        self._delete_server(server)
+        self.assertEqual([], self.claims())
+
+    def test_two_servers_at_once_on_one_host(self):
+        flavor = self._create_flavor(extra_spec=base.fpga_flavor(
+            function_id=base.NLB0))
+        self.upload_bitstream(base.NLB0)
+        body = self._build_server(flavor_id=flavor, networks='none')
+        body.update(min_count=2, max_count=2, return_reservation_id=True)
+        self.api.post_server({'server': body})
+        servers = [self._wait_for_state_change(s, 'ACTIVE')
+                   for s in self.api.get_servers(detail=True)]
+        self.assertEqual(
+            [['0000:5e:00.0'], ['0000:af:00.0']],
+            sorted(self.hostdevs(s) for s in servers))
+
+    def test_amount_of_two_in_one_unnumbered_group(self):
+        # a group gets all of a class from one provider, and these have one
+        server = self.boot({'resources:CUSTOM_ACCELERATOR_FPGA': '2'},
+                           expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(server))
+
+
+class ScarceTest(base.AcceleratorTestBase):
+
+    HOSTS = {'compute1': {'cards': [
+        base.card('0000:5e:00.0', [base.NLB3]),
+        base.card('0000:af:00.0', [base.NLB0]),
+        base.card('0000:d8:00.0', [base.NLB0])]}}
+
+    def test_the_function_with_most_copies_is_replaced(self):
+        self.upload_bitstream(base.OPENCL)
+        server = self.boot(base.fpga_flavor(function_id=base.OPENCL))
+        self.assertNotEqual(['0000:5e:00.0'], self.hostdevs(server))
+        self.assertIn(naming.function_trait(base.NLB3),
+                      self.traits('compute1_accel_0000:5e:00.0_region0'))

@@ -1,0 +1,245 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What goes wrong says why, and leaves nothing behind."""
+
+import uuid
+
+from nova_accel import model
+from nova_accel import naming
+from tests.functional import base
+
+DEVICE = '0000:5e:00.0'
+FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
+
+
+class FailureBase(base.AcceleratorTestBase):
+
+    def setUp(self):
+        super().setUp()
+        self.specs = base.fpga_flavor(function_id=FUNCTION)
+
+    def assertNothingLeft(self, server=None):
+        """No claim, no allocation, and each region as it was or empty."""
+        self.assertEqual([], self.claims())
+        if server:
+            self.assertEqual(
+                {}, self._get_allocations_by_server_uuid(server['id']))
+        for usages in (u for _t, _r, u in self.provider_tree().values()):
+            self.assertFalse(any(usages.values()))
+
+    def assertRefused(self, specs, *words):
+        """The build ends in ERROR, says the words, and leaves nothing."""
+        server = self.boot(specs, expected_state='ERROR')
+        for word in words:
+            self.assertIn(word, self.fault(server))
+        self.assertNothingLeft(server)
+        for host in self.HOSTS:
+            self.assertNotIn(
+                naming.function_trait(FUNCTION),
+                self.traits(f'{host}_accel_{DEVICE}_region0'))
+        return server
+
+
+class ImageTest(FailureBase):
+    """Bitstreams that cannot be used, end to end; more in test_glance."""
+
+    def test_no_image_has_the_function(self):
+        self.assertRefused(self.specs, FUNCTION, 'image')
+
+    def test_several_images_have_the_function(self):
+        images = [self.upload_bitstream(FUNCTION) for _ in range(2)]
+        self.assertRefused(self.specs, FUNCTION, *images)
+
+    def test_image_missing(self):
+        image = str(uuid.uuid4())
+        self.assertRefused(base.fpga_flavor(bitstream_id=image), image)
+
+    def test_image_of_another_project(self):
+        other = self.glance.service.client('eve', 'others')
+        image = self.upload_bitstream(
+            FUNCTION, client=other, properties={'visibility': 'private'})
+        self.flags(auth_strategy='keystone', group='api')
+        flavor = self._create_flavor(
+            extra_spec=base.fpga_flavor(bitstream_id=image))
+        self.api = self.api_fixture.api
+        self.api.microversion = 'latest'
+        server = self._create_server(
+            flavor_id=flavor, networks='none', expected_state='ERROR')
+        self.assertIn(image, self.fault(server))
+        self.assertNothingLeft(server)
+
+    def test_not_a_bitstream(self):
+        image = self.upload_bitstream(FUNCTION, data=b'#!/bin/sh\n' * 100)
+        self.assertRefused(self.specs, image)
+
+    def test_wrong_bytes_on_the_way(self):
+        image = self.upload_bitstream(FUNCTION)
+        with self.glance.service.fault('flip'):
+            self.assertRefused(self.specs, image)
+        # nothing bad was kept: the same image now works
+        self.assertEqual(
+            [DEVICE], self.hostdevs(self.boot(self.specs)))
+
+    def test_other_function_than_the_properties_say(self):
+        image = self.upload_bitstream(base.OPENCL, properties={
+            'accel:function_id': FUNCTION})
+        self.assertRefused(self.specs, image, base.OPENCL.replace('-', ''))
+
+    def test_wrong_interface(self):
+        image = self.upload_bitstream(FUNCTION, interface=base.SHELL_12)
+        self.assertRefused(base.fpga_flavor(bitstream_id=image), image,
+                           base.SHELL_12.replace('-', ''))
+
+    def test_larger_than_the_limit(self):
+        self.flags(bitstream_max_size=1, group='accel')
+        self.upload_bitstream(FUNCTION, size=2 << 20)
+        self.assertRefused(self.specs, 'bitstream_max_size')
+
+    def test_glance_does_not_answer(self):
+        self.upload_bitstream(FUNCTION)
+        with self.glance.service.fault('503', on='/v2/images'):
+            # the guest's own image is asked for before
+            self.assertRefused(self.specs, 'Glance')
+
+
+class RequestTest(FailureBase):
+
+    def assertBadRequest(self, specs, *words):
+        flavor = self._create_flavor(extra_spec=specs)
+        response = self.api.api_post(
+            '/servers', {'server': self._build_server(
+                flavor_id=flavor, networks='none')},
+            check_response_status=[400])
+        for word in words:
+            self.assertIn(word, response.body['badRequest']['message'])
+        self.assertNothingLeft()
+
+    def test_unknown_profile(self):
+        self.write_profiles({'name': 'known', 'groups': [
+            {'resources:CUSTOM_ACCELERATOR_FPGA': 1}]})
+        self.assertBadRequest({'accel:device_profile': 'unknown'},
+                              "'unknown'", 'known')
+
+    def test_malformed_profile(self):
+        with open(self.profiles, 'w') as file:
+            file.write('- name: p\n  groups:\n  - resurces:X: 1\n')
+        self.assertBadRequest({'accel:device_profile': 'p'},
+                              'line 3', 'resurces:X')
+
+    def test_bad_values(self):
+        for specs, word in (
+                (base.fpga_flavor(amount=0), '=0'),
+                (base.fpga_flavor(amount='-1'), '=-1'),
+                (base.fpga_flavor(amount='one'), '=one'),
+                (base.fpga_flavor(colour='red'), 'accel1:colour'),
+                (base.fpga_flavor(function_id='nlb0'), 'nlb0'),
+                (base.fpga_flavor(function_id=FUNCTION,
+                                  bitstream_id=FUNCTION), 'keep one'),
+                (base.fpga_flavor(function_name='a/b'), 'a/b'),
+                (base.fpga_flavor(function_name='x' * 300), '255')):
+            self.assertBadRequest(specs, word)
+
+
+class CardTest(FailureBase):
+
+    def setUp(self):
+        super().setUp()
+        self.image = self.upload_bitstream(FUNCTION)
+
+    def test_programming_fails_and_the_build_moves_on(self):
+        hosts = set()
+        self.kernel('compute1').set_fault(DEVICE, pr_error='crc')
+        self.kernel('compute2').set_fault(DEVICE, pr_error='crc')
+        server = self.assertRefused(self.specs, 'CRC')
+        self.assertIsNone(
+            self.api.get_server(server['id'])['OS-EXT-SRV-ATTR:host'])
+        for good in ('compute1', 'compute2'):
+            for host in self.HOSTS:
+                self.kernel(host).set_fault(
+                    DEVICE, pr_error=None if host == good else 'operation')
+            server = self.boot(self.specs)
+            hosts.add(server['OS-EXT-SRV-ATTR:host'])
+            self.assertEqual(good, server['OS-EXT-SRV-ATTR:host'])
+            self.assertEqual([good], [h for h in self.HOSTS
+                                      if self.claims(h)])
+            self._delete_server(server)
+            # the other must not be preferred for having the function
+            self.report()
+            for host in self.HOSTS:
+                self.kernel(host).set_fault(DEVICE, pr_error=None)
+            self.upload_other(good)
+        self.assertEqual(set(self.HOSTS), hosts)
+
+    def upload_other(self, host):
+        """Replace the function on a host, so that it has to be programmed."""
+        function = str(uuid.uuid4())
+        self.upload_bitstream(function)
+        server = self.boot(base.fpga_flavor(function_id=function), host=host)
+        self._delete_server(server)
+
+    def test_card_does_not_answer(self):
+        self.flags(programming_timeout=1, group='accel')
+        for host in self.HOSTS:
+            self.kernel(host).set_fault(DEVICE, hang=True)
+        server = self.boot(self.specs, expected_state='ERROR')
+        self.assertIn('did not end within 1 s', self.fault(server))
+        self.assertNothingLeft(server)
+        # the region is kept from others, and the service goes on
+        self.report()
+        for host in self.HOSTS:
+            totals, traits, _ = self.provider_tree()[
+                f'{host}_accel_{DEVICE}_region0']
+            self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
+            self.assertIn(naming.FENCED, traits)
+        self.boot({})
+        for host in self.HOSTS:
+            self.kernel(host).set_fault(DEVICE, hang=False)
+        self._wait_for_assert(self.assertUsable)
+
+    def assertUsable(self):
+        self.report()
+        for totals, traits, _ in self.provider_tree().values():
+            self.assertNotIn(naming.FENCED, traits)
+            self.assertIn(totals, (
+                {}, {'CUSTOM_ACCELERATOR_FPGA': (1, 0)}))
+
+    def test_taken_between_scheduling_and_build(self):
+        # a server that Placement has forgotten still holds the handle here
+        for host in self.HOSTS:
+            accelerators = self.accelerators(host)
+            uuid_, provider = next(
+                (u, p) for u, p
+                in accelerators.inventory.own_providers().items()
+                if p.region_index == 0)
+            accelerators.store.add([model.Claim(
+                uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
+                role=model.Role.CURRENT, provider_uuid=uuid_,
+                resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
+                device_address=provider.address, region_index=0,
+                handle=model.AttachHandle(model.HandleType.PCI, DEVICE))])
+        server = self.boot(self.specs, expected_state='ERROR')
+        self.assertIn('0 of it are free', self.fault(server))
+        # neither guest nor allocation stands behind those claims
+        for compute in self.computes.values():
+            self.assertEqual(1, compute.driver.reconciler.run())
+        self.assertNothingLeft(server)
+        self.assertEqual([DEVICE], self.hostdevs(self.boot(self.specs)))
+
+    def test_guest_does_not_start(self):
+        for host in self.HOSTS:
+            self.kernel(host).set_fault(DEVICE, bind_error='EBUSY')
+        server = self.boot(self.specs, expected_state='ERROR')
+        self.assertNothingLeft(server)
+
+
+class PlacementTest(FailureBase):
+
+    def test_placement_does_not_answer_at_the_claim(self):
+        def nothing(*args, **kwargs):
+            return None
+        for compute in self.computes.values():
+            compute.driver.virtapi.reportclient.get_allocations_for_consumer \
+                = nothing
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0),
+                           expected_state='ERROR')
+        self.assertIn('Placement', self.fault(server))
+        self.assertEqual([], self.claims())

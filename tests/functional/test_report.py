@@ -1,0 +1,166 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What Placement shows of a host, and what others did to it."""
+
+import os_resource_classes
+import os_traits
+
+from nova_accel import naming
+from tests.functional import base
+
+DEVICE = '0000:5e:00.0'
+FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
+
+
+class ReportTest(base.AcceleratorTestBase):
+
+    HOSTS = {'compute1': {'cards': [
+        base.card(DEVICE), base.card('0000:af:00.0', [base.NLB3])]}}
+
+    def setUp(self):
+        super().setUp()
+        self.device = f'compute1_accel_{DEVICE}'
+        self.region = f'{self.device}_region0'
+        # each report sees what others did to Placement since the last
+        self.flags(resource_provider_association_refresh=1, group='compute')
+
+    def report_afresh(self):
+        client = self.computes['compute1'].driver.virtapi.reportclient
+        client.clear_provider_cache()
+        self.report()
+
+    def test_tree(self):
+        root = self.provider('compute1')
+        device = self.provider(self.device)
+        region = self.provider(self.region)
+        self.assertEqual(root['uuid'], device['parent_provider_uuid'])
+        self.assertEqual(device['uuid'], region['parent_provider_uuid'])
+        tree = self.provider_tree()
+        self.assertEqual(4, len(tree))
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
+                         tree[self.region][0])
+        self.assertEqual({}, tree[self.device][0])
+        self.assertEqual(
+            {'CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_ARRIA10',
+             'OWNER_CYBORG'}, tree[self.device][1])
+        function = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
+        shell = '9926AB6D_6C92_5A68_AABC_A7D84C545738'
+        self.assertEqual(tree[self.device][1] | {
+            f'CUSTOM_FPGA_INTEL_REGION_{shell}',
+            f'CUSTOM_FPGA_REGION_INTEL_{shell}',
+            f'CUSTOM_FPGA_INTEL_FUNCTION_{function}',
+            f'CUSTOM_FPGA_FUNCTION_INTEL_{function}',
+            f'CUSTOM_FPGA_FUNCTION_{function}',
+            'CUSTOM_PROGRAMMABLE'}, tree[self.region][1])
+
+    def test_what_others_set_survives(self):
+        region = self.provider(self.region)['uuid']
+        self._set_provider_traits(region, [
+            *self.traits(self.region), 'CUSTOM_ROW_7'])
+        inventory = self.placement.get(
+            f'/resource_providers/{region}/inventories/'
+            f'CUSTOM_ACCELERATOR_FPGA').body
+        self.placement.put(
+            f'/resource_providers/{region}/inventories/'
+            f'CUSTOM_ACCELERATOR_FPGA', {**inventory, 'reserved': 1})
+        generation = self.provider(self.region)['generation']
+        aggregate = '7f0a1f58-26c5-4a1a-a4ab-2a39cd4ccd03'
+        self.placement.put(
+            f'/resource_providers/{region}/aggregates',
+            {'aggregates': [aggregate],
+             'resource_provider_generation': generation}, version='1.19')
+        # a change of our own, so that the provider is written
+        self.flags(function_class=[f'COMPUTE:{base.NLB0}'], group='accel')
+        self.report_afresh()
+        self.report_afresh()
+        totals, traits, _ = self.provider_tree()[self.region]
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
+        self.assertIn('CUSTOM_ROW_7', traits)
+        self.assertIn('CUSTOM_FPGA_COMPUTE', traits)
+        self.assertEqual([aggregate], self.placement.get(
+            f'/resource_providers/{region}/aggregates', version='1.19',
+        ).body['aggregates'])
+
+    def test_what_was_deleted_comes_back(self):
+        before = self.provider_tree()
+        uuid = self.provider(self.region)['uuid']
+        self._set_provider_traits(uuid, [])
+        self.report_afresh()
+        self.assertEqual(before, self.provider_tree())
+        self.placement.delete(f'/resource_providers/{uuid}')
+        self.assertIsNone(self.provider(self.region))
+        self.report_afresh()
+        self.assertEqual(before, self.provider_tree())
+        self.assertEqual(uuid, self.provider(self.region)['uuid'])
+
+    def test_no_change_writes_nothing(self):
+        self.report()
+        generations = {p['uuid']: p['generation'] for p in self.placement.get(
+            '/resource_providers', version='1.14',
+        ).body['resource_providers']}
+        for _ in range(3):
+            self.report()
+        self.assertEqual(generations, {
+            p['uuid']: p['generation'] for p in self.placement.get(
+                '/resource_providers', version='1.14',
+            ).body['resource_providers']})
+
+    def test_programmable_goes_while_in_use(self):
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        self.report()
+        self.assertNotIn(naming.PROGRAMMABLE, self.traits(self.region))
+        self._delete_server(server)
+        self.assertIn(naming.PROGRAMMABLE, self.traits(self.region))
+
+    def test_vanished_device(self):
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        inventory = self.accelerators('compute1').inventory
+        self.kernel('compute1').set_fault(DEVICE, vanished=True)
+        self.kernel('compute1').set_fault('0000:af:00.0', vanished=True)
+        inventory.scan()
+        self.report()
+        # held: fenced; not held: fenced, then gone
+        tree = self.provider_tree()
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)},
+                         tree[self.region][0])
+        self.report()
+        self.assertEqual({self.device, self.region},
+                         set(self.provider_tree()))
+        # and the host still takes servers
+        self.boot({})
+        self._delete_server(server)
+        self.report()
+        self.report()
+        self.assertEqual({}, self.provider_tree())
+        # the card is back, under the same uuids
+        self.kernel('compute1').set_fault(DEVICE, vanished=False)
+        inventory.scan()
+        self.report()
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
+                         self.provider_tree()[self.region][0])
+
+    def test_standard_resource_classes(self):
+        self.flags(resource_classes='standard', group='accel')
+        self.restart_compute_service('compute1')
+        self.assertEqual({os_resource_classes.FPGA: (1, 0)},
+                         self.provider_tree()[self.region][0])
+        # either spelling of a request is written as the one in force
+        for name in ('FPGA', 'CUSTOM_ACCELERATOR_FPGA'):
+            self._delete_server(self.boot({f'resources1:{name}': '1'}))
+
+    def test_owner_trait(self):
+        self.assertIn('OWNER_CYBORG', self.traits(self.device))
+        self.assertNotIn(os_traits.COMPUTE_MANAGED_PCI_DEVICE,
+                         self.traits(self.device))
+
+
+class ConflictTest(base.AcceleratorTestBase):
+
+    HOSTS = {}
+
+    def test_device_that_nova_owns_too(self):
+        self.describe_host('compute1', {'cards': [base.card(DEVICE)]})
+        self.flags(device_spec=[f'{{"address": "{DEVICE}"}}'], group='pci')
+        error = self.assertRaises(
+            Exception, self.start_compute, 'compute1')
+        for word in (DEVICE, '[pci] device_spec', 'enabled_drivers'):
+            self.assertIn(word, str(error))
