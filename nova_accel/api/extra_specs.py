@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What nova-api loads of us: the entry point in nova.api.extra_spec_validators.
+
+Nova imports this module at start and only warns when that fails, so it imports
+next to nothing by itself: what can break is imported in register(), where it
+is reported as the error that it is.
+"""
+
+from nova.api.validation.extra_specs import base
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+# Nova splits a validator's name at its first ':' to learn the namespace, and
+# so no pattern before that may hold '(?:'. Anything wider than Nova's own
+# group syntax would claim unrelated names such as accelerate:.
+_GROUP = {'name': 'group', 'pattern': r'([0-9]+|_[a-zA-Z0-9_-]{1,63})?',
+          'description': 'The request group: nothing, a number or _NAME.'}
+_UUID = '[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}'
+# what follows CUSTOM_FPGA_FUNCTION_NAME_ in a trait of 255 characters
+_NAME = '[a-zA-Z0-9_-]([a-zA-Z0-9_ -]{0,227}[a-zA-Z0-9_-])?'
+_FUNCTION = ('CUSTOM_FPGA_(FUNCTION_([A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)'
+             '[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
+
+
+def _text(pattern, description):
+    return {'type': str, 'pattern': pattern, 'description': description}
+
+
+VALIDATORS = [
+    base.ExtraSpecValidator(
+        name='accel{group}:bitstream_id',
+        description='Program the accelerator of the group with this image.',
+        value=_text(_UUID, 'The UUID of a Glance image.'),
+        parameters=[_GROUP]),
+    base.ExtraSpecValidator(
+        name='accel{group}:function_id',
+        description='Give the accelerator of the group this function.',
+        value=_text(_UUID, 'The UUID of the function, with or without "-".'),
+        parameters=[_GROUP]),
+    base.ExtraSpecValidator(
+        name='accel{group}:function_name',
+        description='Give the accelerator of the group the function of this '
+                    'name.',
+        value=_text(_NAME, 'The accel_function_name of a Glance image.'),
+        parameters=[_GROUP]),
+    base.ExtraSpecValidator(
+        name='accel:profile',
+        description='The device profile that the groups came from; written '
+                    'when accel:device_profile is expanded, for information.',
+        value={'type': str, 'description': 'The name of a device profile.'}),
+    # the spellings of the first Cyborg specifications
+    base.ExtraSpecValidator(
+        name='function:{trait}', deprecated=True,
+        description='As accel:function_id.',
+        value={'type': str, 'enum': ['required'],
+               'description': 'Always required.'},
+        parameters=[{'name': 'trait', 'pattern': _FUNCTION}]),
+    base.ExtraSpecValidator(
+        name='function_name:{name}', deprecated=True,
+        description='As accel:function_name.',
+        value={'type': str, 'enum': ['required'],
+               'description': 'Always required.'},
+        parameters=[{'name': 'name', 'pattern': _NAME}]),
+    base.ExtraSpecValidator(
+        name='bitstream:{image}', deprecated=True,
+        description='As accel:bitstream_id.',
+        value={'type': str, 'description': 'Not looked at.'},
+        parameters=[{'name': 'image', 'pattern': _UUID}]),
+]
+
+
+def register():
+    """Install the expansion of device profiles; the validators for Nova.
+
+    Called by Nova once at start of nova-api
+    (nova.api.validation.extra_specs.validators, 31 to 34). Nothing is raised:
+    that would keep nova-api from starting.
+
+    :returns: list of ExtraSpecValidator.
+    """
+    try:
+        from nova_accel.api import expansion
+        expansion.install()
+    except Exception:
+        LOG.exception('Device profiles of nova_accel are not expanded by this '
+                      'nova-api, because the expansion could not be installed: '
+                      'correct the error below and restart nova-api.')
+    return VALIDATORS
