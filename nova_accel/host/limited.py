@@ -37,5 +37,5 @@ def wait(future, seconds: float, what: str):
         if future.done():
             raise
         raise exception.DeviceTimeout(
-            f'{what} did not end within {seconds:g} s: look at the card and '
+            f'{what} did not end within {seconds:.0f} s: look at the card and '
             f'the kernel log, and reset the card.') from None

@@ -280,6 +280,7 @@ class Inventory:
         root_uuid = tree.data(node).uuid
         self._find_reported(tree, node, root_uuid)
         wanted = self.providers(node, root_uuid)
+        fenced_before = set()
         for provider in wanted.values():
             if not tree.exists(provider.uuid):
                 if tree.exists(provider.name):
@@ -288,6 +289,8 @@ class Inventory:
                 tree.new_child(provider.name, provider.parent,
                                uuid=provider.uuid)
             data = tree.data(provider.uuid)
+            if naming.FENCED in data.traits:
+                fenced_before.add(provider.uuid)
             inventory = self._inventory(provider, data, in_use)
             if inventory != data.inventory:
                 tree.update_inventory(provider.uuid, inventory)
@@ -296,7 +299,7 @@ class Inventory:
             if traits != data.traits:
                 tree.update_traits(provider.uuid, traits)
             self._reported[provider.uuid] = provider.address
-        self._remove_stale(tree, wanted, in_use)
+        self._remove_stale(tree, wanted, fenced_before, in_use)
 
     def _find_reported(self, tree, node, root_uuid):
         """Which providers of the tree are ours, also from an earlier life."""
@@ -333,7 +336,7 @@ class Inventory:
                     **there, 'reserved': there['total']}
         return inventory
 
-    def _remove_stale(self, tree, wanted, in_use):
+    def _remove_stale(self, tree, wanted, fenced_before, in_use):
         """Take away what has no device any more, when nobody holds it.
 
         First fenced, so that nothing new comes, and removed in a later pass:
@@ -353,8 +356,10 @@ class Inventory:
                            key=lambda u: tree.data(u).name, reverse=True):
             data = tree.data(uuid)
             address = self._reported[uuid]
-            if naming.FENCED in data.traits and address not in kept and (
-                    not in_use(uuid)):
+            fenced = uuid in fenced_before or (
+                uuid not in wanted and naming.FENCED in data.traits)
+            if (fenced and address not in kept
+                    and not in_use(uuid)):
                 tree.remove(uuid)
                 del self._reported[uuid]
                 continue
