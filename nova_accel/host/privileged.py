@@ -92,6 +92,9 @@ def rebind(function: str, driver: str) -> None:
     device = f'{SYS}/bus/pci/devices/{function}'
     if os.path.exists(f'{device}/driver'):
         _write(f'{device}/driver/unbind', function)
+    # vfio-pci knows no ids of its own; a bare newline clears the override
+    _write(f'{device}/driver_override',
+           f'{driver if driver == "vfio-pci" else ""}\n')
     _write(f'{SYS}/bus/pci/drivers/{driver}/bind', function)
 
 

@@ -1,0 +1,534 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""FPGAs on the DFL drivers of Linux: Intel PAC, OFS boards, Silicom N5010.
+
+A card is a PCI function with an FME (the management engine) and up to four
+ports; each port is a region that is programmed by itself. Ports can be handed
+to VFs, which have a port but no FME. Sources: drivers/fpga/dfl*.c and
+Documentation/fpga/dfl.rst of Linux, and trials on a 6.12 kernel. The numbers
+in names like dfl-port.0 change whenever a driver is bound, so cards are known
+by PCI address and ports by their id only.
+"""
+
+import dataclasses
+import errno
+import re
+import time
+
+from nova_accel.bitstream import gbs
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+
+CONF = conf.CONF
+
+NAME = 'dfl'
+KERNEL_DRIVER = 'dfl-pci'
+VFIO = 'vfio-pci'
+#: seconds to wait for the FME and its ports after the driver is bound
+REBIND_SECONDS = 15
+#: seconds to wait for somebody else who programs the card
+BUSY_SECONDS = 10
+
+_ALL_ONES = 'f' * 32
+_ALL_ZEROS = '0' * 32
+#: errno of an ioctl that was refused before the hardware was touched
+_UNTOUCHED = frozenset((errno.EACCES, errno.EBUSY, errno.EFAULT, errno.EINVAL,
+                        errno.ENODEV, errno.ENOENT, errno.ENOMEM,
+                        errno.EPERM, errno.ELOOP))
+
+_INTEL = 'INTEL'
+_SILICOM = 'SILICOM'
+#: (vendor, device) of the PF -> vendor, product, family; from dfl-pci.c
+_PRODUCTS = {
+    ('8086', 'bcbd'): (_INTEL, 'INTEGRATED_5', None),
+    ('8086', 'bcc0'): (_INTEL, 'INTEGRATED_6', None),
+    ('8086', '09c4'): (_INTEL, 'PAC_ARRIA10', 'ARRIA10'),
+    ('8086', '0b30'): (_INTEL, 'PAC_N3000', 'ARRIA10'),
+    ('8086', '0b2b'): (_INTEL, 'PAC_D5005', 'STRATIX10'),
+    ('8086', 'bcce'): (_INTEL, 'DFL', None),
+    ('1c2c', '1000'): (_SILICOM, 'N5010', 'STRATIX10'),
+    ('1c2c', '1001'): (_SILICOM, 'N5011', 'STRATIX10'),
+}
+#: subsystem device of 8086:bcce -> product, family
+_BOARDS = {
+    '138d': ('PAC_D5005', 'STRATIX10'),
+    '1770': ('N6000', 'AGILEX'),
+    '1771': ('N6001', 'AGILEX'),
+    '17d4': ('C6100', None),
+}
+
+
+class _Defect(Exception):
+    """Why a card or region is not to be used; one clause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Port:
+    """A port that the host sees now."""
+
+    id: int
+    #: the PF or VF that has it
+    function: str
+    #: its directory in sysfs
+    path: str
+
+
+class DflDriver(base.AcceleratorDriver):
+
+    # Discovery
+
+    def discover(self, known=None):
+        known = known or {}
+        try:
+            functions = self.kernel.listdir(pci.DEVICES)
+        except OSError as e:
+            raise exception.DeviceError(
+                f'Driver {NAME} cannot list the PCI devices of this host '
+                f'({e.strerror}): look whether sysfs is mounted.') from e
+        found = {}
+        for address in functions:
+            try:
+                ids = (pci.identifier(self.kernel, address, 'vendor'),
+                       pci.identifier(self.kernel, address, 'device'))
+                ours = (ids in _PRODUCTS and not
+                        pci.physical_function(self.kernel, address))
+            except (OSError, ValueError):
+                ids, ours = None, False
+            before = known.get(address)
+            if not ours and not before:
+                continue
+            device = (self._identity(address, ids) if ours
+                      else dataclasses.replace(before, health=model.Health.OK,
+                                               reason=''))
+            try:
+                if not ours:
+                    raise _Defect('its PCI ids cannot be read any more, which '
+                                  'is how a dead card looks: power-cycle it')
+                found[address] = self._look(device, before)
+            except _Defect as e:
+                found[address] = _quarantined(device, before, str(e))
+            except (OSError, ValueError) as e:
+                found[address] = _quarantined(
+                    device, before, f'sysfs cannot be read ({e})')
+        return found
+
+    def fingerprint(self):
+        return tuple(self._list(path) for path in (
+            pci.DEVICES, 'class/fpga_region',
+            f'bus/pci/drivers/{KERNEL_DRIVER}', f'bus/pci/drivers/{VFIO}'))
+
+    def _list(self, path):
+        try:
+            return tuple(self.kernel.listdir(path))
+        except OSError:
+            return ()
+
+    def _identity(self, address, ids) -> model.Device:
+        """What the card is, whatever state it is in."""
+        vendor, product, family = _PRODUCTS[ids]
+        if product == 'DFL':
+            try:
+                board = pci.identifier(self.kernel, address,
+                                       'subsystem_device')
+            except (OSError, ValueError):
+                board = None
+            product, family = _BOARDS.get(board, (product, family))
+        return model.Device(
+            address=address, type='FPGA', vendor=vendor, product=product,
+            vendor_id=ids[0], product_id=ids[1], driver=NAME, family=family,
+            numa_node=pci.numa_node(self.kernel, address))
+
+    def _look(self, device, before) -> model.Device:
+        if not pci.answers(self.kernel, device.address):
+            raise _Defect('it does not answer on the PCI bus: power-cycle it')
+        bound = pci.driver(self.kernel, device.address)
+        if bound == VFIO:
+            if before is None:
+                raise _Defect(
+                    f'it is bound to {VFIO}, so that its regions were never '
+                    f'seen: bind it to {KERNEL_DRIVER}')
+            if before.health is model.Health.GONE:
+                return dataclasses.replace(before, health=model.Health.OK,
+                                           reason='')
+            return before
+        if bound != KERNEL_DRIVER:
+            raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
+                          f'{KERNEL_DRIVER}')
+        fme = self._fme(device.address)
+        device = dataclasses.replace(device, shell_id=self._shell(fme))
+        return dataclasses.replace(
+            device, regions=self._regions(device, fme, before))
+
+    def _fme(self, address) -> str:
+        """The directory of the card's FME."""
+        found = self._children(address, 'dfl-fme')
+        if not found:
+            raise _Defect(f'{KERNEL_DRIVER} shows no FME of it: look whether '
+                          f'the module dfl-fme is loaded, and into dmesg')
+        return found[0]
+
+    def _children(self, address, kind) -> list[str]:
+        """The directories <kind>.<n> of a function's base region.
+
+        The class fpga_region has the base region of each function beside the
+        regions of the FME; only a base region is below the function itself.
+        """
+        top = pci.path(address, 'fpga_region')
+        result = []
+        try:
+            for region in self.kernel.listdir(top):
+                result += [f'{top}/{region}/{name}'
+                           for name in self.kernel.listdir(f'{top}/{region}')
+                           if re.fullmatch(f'{kind}[.][0-9]+', name)]
+        except FileNotFoundError:
+            # no tree at all, or it went away while we looked
+            pass
+        return result
+
+    def _shell(self, fme) -> str | None:
+        try:
+            return self.kernel.read(f'{fme}/bitstream_id').lower()
+        except OSError:
+            return None
+
+    def _region_type(self, fme) -> str | None:
+        """The compat_id that all regions of the FME have.
+
+        The base region has that attribute as well, but reading it gives
+        ENOENT, as it does for a region that has no such id.
+        """
+        found = set()
+        for name in self.kernel.listdir(fme):
+            if not re.fullmatch('dfl-fme-region[.][0-9]+', name):
+                continue
+            top = f'{fme}/{name}/fpga_region'
+            for region in self.kernel.listdir(top):
+                try:
+                    text = self.kernel.read(f'{top}/{region}/compat_id')
+                except FileNotFoundError:
+                    continue
+                found.add(model.uuid_hex(text))
+        if len(found) > 1:
+            raise _Defect(f'its regions have different compat_id '
+                          f'({", ".join(sorted(found))}) under one FME')
+        return found.pop() if found else None
+
+    def _ports(self, address, vfs) -> list[_Port]:
+        """The ports that the host sees, of the PF and of its VFs."""
+        return [_Port(int(self.kernel.read(f'{path}/id')), function, path)
+                for function in (address, *vfs)
+                for path in self._children(function, 'dfl-port')]
+
+    def _regions(self, device, fme, before) -> tuple[model.Region, ...]:
+        address = device.address
+        vfs = pci.virtual_functions(self.kernel, address)
+        ports = self._ports(address, vfs)
+        common = dict(region_type_uuid=self._region_type(fme))
+        common['programmable'] = (common['region_type_uuid'] is not None
+                                  and address not in _fixed_devices())
+        failed = self._manager_state(fme).endswith('error')
+        regions = {}
+        for port in ports:
+            region = model.Region(index=port.id, function_uuid=None, **common)
+            try:
+                region = dataclasses.replace(
+                    region, function_uuid=self._function(port, fme))
+                if failed and port.function != address:
+                    # a VF reads the old function even from a disabled port
+                    raise _Defect(_stuck(address))
+            except _Defect as e:
+                region = dataclasses.replace(
+                    region, health=model.Health.QUARANTINED, reason=str(e))
+            except (OSError, ValueError) as e:
+                region = dataclasses.replace(
+                    region, health=model.Health.QUARANTINED,
+                    reason=f'its afu_id cannot be used ({e})')
+            regions[port.id] = region
+        lowest = min(regions, default=None)
+        for port in ports:
+            regions[port.id] = self._with_handle(
+                regions[port.id], port, address, vfs, port.id == lowest)
+        self._add_hidden(regions, fme, before, common,
+                         hidden=set(vfs) - {p.function for p in ports})
+        return tuple(_with_memory(regions[index], before)
+                     for index in sorted(regions))
+
+    def _function(self, port, fme) -> str | None:
+        try:
+            text = self.kernel.read(f'{port.path}/afu_id')
+        except OSError as e:
+            if e.errno != errno.EBUSY:
+                raise
+            if self._manager_state(fme) in ('write init', 'write',
+                                            'write complete'):
+                raise _Defect('it is being programmed') from None
+            raise _Defect(_stuck(port.function)) from None
+        function = model.uuid_hex(text)
+        if function == _ALL_ONES:
+            raise _Defect('its registers read as all ones, which is how a '
+                          'dead card looks: power-cycle it')
+        return None if function == _ALL_ZEROS else function
+
+    def _manager(self, fme, attribute) -> str:
+        """An attribute of the FME's FPGA manager, '' when it has none."""
+        try:
+            for name in self.kernel.listdir(fme):
+                if re.fullmatch('dfl-fme-mgr[.][0-9]+', name):
+                    top = f'{fme}/{name}/fpga_manager'
+                    for manager in self.kernel.listdir(top):
+                        return self.kernel.read(f'{top}/{manager}/{attribute}')
+        except OSError:
+            pass
+        return ''
+
+    def _manager_state(self, fme) -> str:
+        return self._manager(fme, 'state')
+
+    def _with_handle(self, region, port, address, vfs, lowest):
+        if vfs and port.function == address:
+            reason = 'it is not released to a VF while other ports are'
+        elif not vfs and not lowest:
+            reason = ('it goes with the whole card while no VFs are enabled: '
+                      'release the ports and enable as many VFs')
+        else:
+            reason = pci.obstacle(self.kernel, port.function)
+        if reason:
+            return dataclasses.replace(region, reason=region.reason or reason)
+        return dataclasses.replace(region, handles=(
+            model.AttachHandle(model.HandleType.PCI, port.function),))
+
+    def _add_hidden(self, regions, fme, before, common, hidden):
+        """Regions whose port the host does not see now.
+
+        Those are behind VFs that a guest has (bound to vfio-pci) or that have
+        no driver, or they are released while VFs are not enabled.
+        """
+        for region in before.regions if before else ():
+            held = {handle.address for handle in region.handles}
+            if region.index not in regions and held & hidden:
+                regions[region.index] = region
+                hidden = hidden - held
+        try:
+            count = int(self.kernel.read(f'{fme}/ports_num'))
+        except (OSError, ValueError):
+            return
+        implemented = sum(name.startswith('dfl-fme-region.')
+                          for name in self.kernel.listdir(fme))
+        if hidden:
+            reason = (f'{", ".join(sorted(hidden))} may have it and is not '
+                      f'bound to {KERNEL_DRIVER}, so that it was never seen')
+        else:
+            reason = ('it is released and no VF has it: enable the VFs or '
+                      'assign it to the card again')
+        for index in range(count):
+            if len(regions) < implemented and index not in regions:
+                regions[index] = model.Region(
+                    index=index, function_uuid=None,
+                    health=model.Health.QUARANTINED, reason=reason, **common)
+
+    # Programming
+
+    def read_bitstream(self, path):
+        return gbs.parse(path)
+
+    def program(self, device, region, bitstream):
+        """See the base class.
+
+        After a failure the port stays disabled until dfl-pci is bound anew,
+        so that is done here when no other port of the card is in use.
+
+        :raises IncompatibleBitstream: when the card's compat_id, read now, is
+            not the bitstream's; nothing was touched.
+        """
+        address, index = device.address, region.index
+        what = (f'{region.name} of {address} was to be programmed with '
+                f'{bitstream.function_uuid or bitstream.path}')
+        if address in _fixed_devices():
+            raise exception.ProgrammingFailed(
+                f'{what}, and [accel] fixed_devices has the card: request the '
+                f'function that it carries, or remove it from there.')
+        try:
+            fme, port = self._prepare(address, index)
+            region_type = self._region_type(fme)
+        except (_Defect, OSError, ValueError) as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and nothing was done because {e}.') from e
+        if region_type is None or region_type != bitstream.region_type_uuid:
+            raise exception.IncompatibleBitstream(
+                f'{what}, and the bitstream is for regions of type '
+                f'{bitstream.region_type_uuid} while this one has '
+                f'{region_type or "none"}: choose a bitstream made for it.')
+        self._load(what, address, port, fme, bitstream)
+        function = self._read_back(what, address, index)
+        if bitstream.function_uuid not in (None, function):
+            raise exception.ProgrammingFailed(
+                f'{what}, and the region now shows {function}: the file does '
+                f'not hold what its header says, make it anew.')
+        return function
+
+    def recover(self, address: str) -> None:
+        """Bind dfl-pci anew, which enables ports that a failure left disabled.
+
+        VFs are enabled again afterwards.
+
+        :raises DeviceError: when a guest uses a port of the card, or when the
+            card does not come back.
+        """
+        kernel = self.kernel
+        try:
+            vfs = pci.virtual_functions(kernel, address)
+            taken = [vf for vf in vfs if pci.driver(kernel, vf) == VFIO]
+            if taken:
+                raise exception.DeviceError(
+                    f'{address} needs {KERNEL_DRIVER} to be bound anew, and '
+                    f'{", ".join(taken)} of it may be in use: do so when its '
+                    f'servers are gone.')
+            released = sorted(port.id for port in self._ports(address, vfs)
+                              if port.function != address)
+            if len(released) != len(vfs):
+                raise exception.DeviceError(
+                    f'{address} needs {KERNEL_DRIVER} to be bound anew, and '
+                    f'the ports of some of its VFs cannot be seen: bind all '
+                    f'of {", ".join(vfs)} to {KERNEL_DRIVER} first.')
+            implemented = sum(
+                name.startswith('dfl-fme-region.')
+                for name in kernel.listdir(self._fme(address)))
+            kernel.rebind(address, KERNEL_DRIVER)
+            # binding takes the VFs away and gives their ports to the PF
+            self._wait(address, implemented)
+            for port in released:
+                kernel.release_dfl_port(address, port)
+            if released:
+                kernel.set_numvfs(address, len(released))
+                self._wait(address, implemented)
+        except (_Defect, OSError, ValueError) as e:
+            raise exception.DeviceError(
+                f'{address} could not be recovered by binding '
+                f'{KERNEL_DRIVER} anew ({e}): look into dmesg.') from e
+
+    def _prepare(self, address, index) -> tuple[str, _Port]:
+        """The FME and the port of a region, as they are numbered now."""
+        if not pci.answers(self.kernel, address):
+            raise _Defect('the card does not answer on the PCI bus')
+        bound = pci.driver(self.kernel, address)
+        if bound != KERNEL_DRIVER:
+            raise _Defect(f'the card is bound to {bound or "no driver"} and '
+                          f'not to {KERNEL_DRIVER}')
+        vfs = pci.virtual_functions(self.kernel, address)
+        for port in self._ports(address, vfs):
+            if port.id == index:
+                return self._fme(address), port
+        raise _Defect(f'no function that is bound to {KERNEL_DRIVER} shows '
+                      f'port {index}, so that the result could not be read')
+
+    def _load(self, what, address, port, fme, bitstream):
+        try:
+            self.kernel.clear_dfl_port_errors(port.function, port.id)
+        except OSError as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and nothing was done because the errors of the port '
+                f'cannot be cleared ({e}).') from e
+        end = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self.kernel.program_dfl_port(
+                    address, port.id, bitstream.path,
+                    bitstream.payload_offset, bitstream.payload_size)
+                return
+            except OSError as e:
+                error = e
+            if error.errno != errno.EBUSY or time.monotonic() > end:
+                break
+            time.sleep(0.2)
+        if error.errno == errno.EBUSY:
+            raise exception.ProgrammingFailed(
+                f'{what}, and somebody else has been programming the card for '
+                f'{BUSY_SECONDS} seconds: stop that or try again later.')
+        if error.errno in _UNTOUCHED:
+            raise exception.ProgrammingFailed(
+                f'{what}, and the kernel refused it before it touched the '
+                f'card ({error}): correct that and try again.')
+        # rebinding clears the status, so it has to be read first
+        cause = ', '.join(self._manager(fme, 'status').split('\n')).strip(', ')
+        cause = (f'{errno.errorcode.get(error.errno, error.errno)}'
+                 f'{": " + cause if cause else ""}')
+        try:
+            self.recover(address)
+        except exception.DeviceError as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and the card failed ({cause}); its port stays '
+                f'disabled: {e}') from error
+        raise exception.ProgrammingFailed(
+            f'{what}, and the card failed ({cause}); it was recovered by '
+            f'binding {KERNEL_DRIVER} anew: check the bitstream, or look at '
+            f'the card if others fail as well.') from error
+
+    def _read_back(self, what, address, index) -> str | None:
+        """The function of a region after it was programmed."""
+        try:
+            for attempt in range(2):
+                fme, port = self._prepare(address, index)
+                try:
+                    text = self.kernel.read(f'{port.path}/afu_id')
+                    return model.uuid_hex(text)
+                except OSError as e:
+                    if e.errno != errno.EBUSY or attempt:
+                        raise
+                # an earlier failure still keeps the port disabled
+                self.recover(address)
+        except exception.DeviceError as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and its port is still disabled after an earlier '
+                f'failure: {e}') from e
+        except (_Defect, OSError, ValueError) as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and afterwards the function could not be read back '
+                f'({e}): look into dmesg.') from e
+
+    def _wait(self, address, count):
+        """Until the FME and count ports are there: probing is asynchronous."""
+        end = time.monotonic() + REBIND_SECONDS
+        while True:
+            vfs = pci.virtual_functions(self.kernel, address)
+            try:
+                if (self._children(address, 'dfl-fme')
+                        and len(self._ports(address, vfs)) >= count):
+                    return
+            except FileNotFoundError:
+                # the directory is there before its attributes
+                pass
+            if time.monotonic() > end:
+                raise _Defect(f'after {REBIND_SECONDS} seconds not all of its '
+                              f'{count} ports are there')
+            time.sleep(0.1)
+
+
+def _fixed_devices() -> set[str]:
+    return {pci.address(text) for text in CONF.accel.fixed_devices}
+
+
+def _stuck(function) -> str:
+    return (f'its port is disabled since a programming that failed: unbind '
+            f'{function} from {KERNEL_DRIVER} and bind it again when no server '
+            f'uses the card')
+
+
+def _quarantined(device, before, reason) -> model.Device:
+    """The device with what was known of it, not to be given to anybody."""
+    regions = before.regions if before else ()
+    return dataclasses.replace(
+        device, regions=regions, health=model.Health.QUARANTINED,
+        shell_id=device.shell_id or (before.shell_id if before else None),
+        reason=reason)
+
+
+def _with_memory(region, before) -> model.Region:
+    """The region with what only the one who programmed it can know."""
+    for old in before.regions if before else ():
+        if (old.index == region.index and old.function_uuid
+                and old.function_uuid == region.function_uuid):
+            return dataclasses.replace(region, bitstream_id=old.bitstream_id,
+                                       function_name=old.function_name)
+    return region

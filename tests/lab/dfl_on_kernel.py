@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The DFL driver on a real kernel: one step of the trial, as a transcript.
+
+Runs as root on a machine whose DFL card may be programmed at will. See
+dfl_on_kernel.sh beside it for the steps in order, and for the faults that the
+emulated card is given between them.
+
+    dfl_on_kernel.py discover
+    dfl_on_kernel.py program REGION FUNCTION [--interface UUID]
+        [--payload-interface UUID] [--size BYTES] [--expect OUTCOME]
+    dfl_on_kernel.py guest
+    dfl_on_kernel.py release REGION
+    dfl_on_kernel.py privileged
+
+The exit status is 1 when the outcome is not the expected one.
+"""
+
+import argparse
+import os
+import pwd
+import sys
+import threading
+import time
+
+from oslo_config import cfg
+
+from nova_accel.drivers import dfl
+from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
+from nova_accel.host import privileged
+from nova_accel import privsep  # noqa: F401 (registers its options)
+from nova_accel.sim import gbs
+
+ROOM = '/var/tmp/nova_accel'
+
+
+def show(devices):
+    for address, device in devices.items():
+        print(f'  {address} {device.vendor} {device.product} '
+              f'shell {device.shell_id} numa {device.numa_node} '
+              f'{device.health.value} {device.reason}')
+        for region in device.regions:
+            handles = ','.join(h.key for h in region.handles) or '-'
+            print(f'    {region.name} type {region.region_type_uuid} '
+                  f'function {region.function_uuid} {handles} '
+                  f'{region.health.value} {region.reason}')
+
+
+def discover(driver, args):
+    show(driver.discover())
+
+
+def bitstream_of_nova(driver, args, interface):
+    """A file that only another user may read, as nova's cache is."""
+    path = os.path.join(ROOM, 'nobody', 'a.gbs')
+    owner = pwd.getpwnam('nobody').pw_uid
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    gbs.make_gbs(path, args.function, interface, size=args.size,
+                 payload_interface=args.payload_interface)
+    parsed = driver.read_bitstream(path)
+    os.chown(path, owner, -1)
+    os.chmod(path, 0o600)
+    os.chown(os.path.dirname(path), owner, -1)
+    os.chmod(os.path.dirname(path), 0o700)
+    return parsed
+
+
+def program(driver, args):
+    device, = driver.discover().values()
+    region = device.region(args.region)
+    interface = args.interface or region.region_type_uuid
+    parsed = bitstream_of_nova(driver, args, interface)
+    seen, done = set(), threading.Event()
+    watcher = threading.Thread(target=watch, args=(driver, args.region, seen,
+                                                   done))
+    watcher.start()
+    began = time.monotonic()
+    try:
+        outcome = driver.program(device, region, parsed)
+    except exception.AcceleratorError as e:
+        outcome = type(e).__name__
+        print(f'  {outcome}: {e}')
+    took = time.monotonic() - began
+    done.set()
+    watcher.join()
+    print(f'  outcome {outcome} after {took:.1f} s; meanwhile the region was '
+          f'seen as: {"; ".join(sorted(seen))}')
+    show(driver.discover())
+    return args.expect in (None, outcome)
+
+
+def watch(driver, index, seen, done):
+    while not done.wait(0.2):
+        for device in driver.discover().values():
+            found = [r for r in device.regions if r.index == index]
+            what = found[0] if found else device
+            seen.add(f'{what.health.value} {what.reason}'.strip())
+
+
+def guest(driver, args):
+    """What libvirt does for a managed hostdev."""
+    before = driver.discover()
+    address, = before
+    mark = driver.fingerprint()
+    driver.kernel.rebind(address, 'vfio-pci')
+    print('  bound to vfio-pci, known:')
+    show(driver.discover(before))
+    print('  bound to vfio-pci, not known:')
+    show(driver.discover())
+    same = driver.discover(before) == before
+    moved = driver.fingerprint() != mark
+    driver.kernel.rebind(address, 'dfl-pci')
+    time.sleep(2)
+    print('  bound to dfl-pci again:')
+    after = driver.discover()
+    show(after)
+    return same and moved and after == before
+
+
+def privileged_checks(driver, args):
+    """Arguments that the privileged process has to refuse, and its powers."""
+    address, = driver.discover()
+    ok = True
+    fifo = os.path.join(ROOM, 'fifo')
+    if not os.path.exists(fifo):
+        os.mkfifo(fifo)
+    for name, call in (
+            ('a FIFO', lambda: privileged.program_dfl_port(
+                address, 0, fifo, 0, 32)),
+            ('a symbolic link', lambda: privileged.program_dfl_port(
+                address, 0, '/proc/self/exe', 0, 32)),
+            ('more than the file has', lambda: privileged.program_dfl_port(
+                address, 0, '/etc/hostname', 0, 1 << 20)),
+            ('a port that is not there', lambda: privileged.program_dfl_port(
+                address, 3, '/etc/passwd', 0, 32)),
+            ('no PCI address', lambda: privileged.rebind('../x', 'dfl-pci')),
+            ('another driver', lambda: privileged.rebind(address, 'igb')),
+            ('VFs without SR-IOV', lambda: privileged.set_numvfs(address, 1)),
+            ('a release of port 3', lambda: privileged.release_dfl_port(
+                address, 3)),
+            ('an assign of port 0', lambda: privileged.assign_dfl_port(
+                address, 0))):
+        try:
+            call()
+            print(f'  {name}: done, and should not be')
+            ok = False
+        except OSError as e:
+            print(f'  {name}: {type(e).__name__} {e}')
+    return ok
+
+
+def release(driver, args):
+    """A port taken from the PF and given back."""
+    address, = driver.discover()
+    driver.kernel.release_dfl_port(address, args.region)
+    print('  released:')
+    released = driver.discover()
+    show(released)
+    driver.kernel.assign_dfl_port(address, args.region)
+    print('  assigned:')
+    time.sleep(1)
+    show(driver.discover())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    steps = parser.add_subparsers(required=True)
+    steps.add_parser('discover').set_defaults(step=discover)
+    step = steps.add_parser('program')
+    step.set_defaults(step=program)
+    step.add_argument('region', type=int)
+    step.add_argument('function')
+    step.add_argument('--interface')
+    step.add_argument('--payload-interface')
+    step.add_argument('--size', type=int, default=4097)
+    step.add_argument('--expect')
+    steps.add_parser('guest').set_defaults(step=guest)
+    steps.add_parser('privileged').set_defaults(step=privileged_checks)
+    step = steps.add_parser('release')
+    step.add_argument('region', type=int)
+    step.set_defaults(step=release)
+    args = parser.parse_args()
+    cfg.CONF([], project='nova', default_config_files=[])
+    cfg.CONF.set_override(
+        'helper_command', os.path.join(sys.prefix, 'bin/privsep-helper'),
+        group='nova_accel_privileged')
+    print(f'$ {" ".join(sys.argv[1:])}', flush=True)
+    driver = dfl.DflDriver(host_kernel.Kernel())
+    if args.step(driver, args) is False:
+        print('  NOT AS EXPECTED')
+        os._exit(1)
+    sys.stdout.flush()
+    # the privileged process ends with its socket
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    main()
