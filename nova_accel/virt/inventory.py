@@ -61,6 +61,8 @@ class Inventory:
         self._loaded = store.loaded()
         self._fingerprints = {}
         self._pending: dict[str, object] = {}
+        #: driver -> why its last look at its devices failed
+        self._failed: dict[str, Exception] = {}
         self._scanned_at = None
         #: counts the changes that we make to a device, so that a scan that
         #: began before one does not undo it
@@ -78,8 +80,15 @@ class Inventory:
 
     @property
     def devices(self) -> dict[str, model.Device]:
+        """By address; those of a driver that failed are quarantined."""
         with self._lock:
-            return dict(self._devices)
+            devices, failed = dict(self._devices), dict(self._failed)
+        for address, device in devices.items() if failed else ():
+            if device.driver in failed:
+                devices[address] = dataclasses.replace(
+                    device, health=model.Health.QUARANTINED,
+                    reason=f'its driver failed: {failed[device.driver]}')
+        return devices
 
     def driver_of(self, device: model.Device):
         return self._drivers[device.driver]
@@ -119,15 +128,15 @@ class Inventory:
                 future, max(0.0, deadline - time.monotonic()),
                 f'The driver {name} looking for its devices')
             self._pending.pop(name, None)
+            self._failed.pop(name, None)
             return devices
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):
                 LOG.exception('The driver %s failed', name)
             LOG.error('Devices of the driver %s are fenced: %s', name, error)
-            return {a: dataclasses.replace(
-                        d, health=model.Health.QUARANTINED,
-                        reason=f'its driver failed: {error}')
-                    for a, d in known.items() if d.driver == name}
+            with self._lock:
+                self._failed[name] = error
+            return {a: d for a, d in known.items() if d.driver == name}
 
     def _take(self, found, known, changes):
         used = {c.device_address for c in self._store.claims()}
