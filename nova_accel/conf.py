@@ -20,9 +20,9 @@ for trials without hardware. A directory means its file ``<host>.yaml``, where
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
                         ('standard', 'FPGA, PGPU, VGPU where os-resource-'
                                      'classes has one for the type')], help="""
-How the resource classes of accelerators are spelled in Placement. The same on
-every nova-compute and nova-api. Changing it on a host where servers hold
-accelerators is not supported."""),
+How the resource classes of accelerators are spelled in Placement. The same for
+every nova-compute, nova-api and nova-scheduler. Changing it on a host where
+servers hold accelerators is not supported."""),
     cfg.StrOpt('owner_trait', default='OWNER_CYBORG', regex='^[A-Z0-9_]+$',
                help="""
 The trait that marks every provider of ours as owned by an accelerator service
@@ -32,7 +32,8 @@ rather than by Nova's own PCI or vGPU code."""),
                                    '433683f9040b',
                     help="""
 ``<CLASS>:<function UUID>``: while that function is loaded its region has the
-trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be repeated."""),
+trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given
+several times."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
 PCI addresses of devices that are never reprogrammed: they are offered with the
 function that they carry."""),

@@ -15,6 +15,7 @@ from nova.compute import task_states
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.image import glance as nova_glance
+from nova.pci import utils as pci_utils
 from nova.pci import whitelist
 from nova import utils
 from nova.virt.libvirt import config as vconfig
@@ -74,13 +75,18 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         specs = whitelist.Whitelist(CONF.pci.device_spec)
         for device in self.accelerators.inventory.devices.values():
             for address in device.pci_addresses():
-                spec = specs.device_assignable(
-                    pci.nova_device(self.accelerators.kernel, address))
-                if spec:
+                if specs.device_assignable(self._as_nova_sees(address)):
                     raise exception.ConfigurationError(
                         f'{address} is matched by [pci] device_spec and found '
                         f'by the driver {device.driver} of [accel] '
                         f'enabled_drivers: take it out of one of the two.')
+
+    def _as_nova_sees(self, address):
+        kernel = self.accelerators.kernel
+        return {'address': address,
+                'vendor_id': pci.identifier(kernel, address, 'vendor'),
+                'product_id': pci.identifier(kernel, address, 'device'),
+                'parent_addr': pci.physical_function(kernel, address)}
 
     # Placement
 
@@ -241,7 +247,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         else:
             hostdev = vconfig.LibvirtConfigGuestHostdevPCI()
             (hostdev.domain, hostdev.bus, hostdev.slot,
-             hostdev.function) = pci.parts(handle.address)
+             hostdev.function) = pci_utils.parse_address(handle.address)
             self._set_managed_mode(hostdev, 'true')
         return hostdev
 

@@ -13,7 +13,6 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import base
-from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.virt import claims
@@ -247,4 +246,3 @@ class InventoryTest(testtools.TestCase):
         region = self.inventory.devices['0000:01:00.0'].region(0)
         self.assertEqual(('b' * 32, None, None), (
             region.function_uuid, region.function_name, region.bitstream_id))
-
