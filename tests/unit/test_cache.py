@@ -1,0 +1,370 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+
+import concurrent.futures
+import contextlib
+import hashlib
+import http.server
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import fixtures
+from glanceclient.v2 import client as glance_client
+from keystoneauth1 import session as ks_session
+from keystoneauth1 import token_endpoint
+from oslo_config import fixture as config_fixture
+import testtools
+from testtools import matchers
+
+from nova_accel.bitstream import cache
+from nova_accel.bitstream import glance
+from nova_accel import conf
+from nova_accel import exception
+
+MIB = 1 << 20
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+#: a process that leases an image and tells so, until its input ends
+LEASE = """
+import sys
+from tests.unit import test_cache
+from nova_accel.bitstream import cache
+directory, url, id, content, size = sys.argv[1:]
+image = test_cache.image_of(id, content, int(size))
+with cache.BitstreamCache(directory).fetch(test_cache.client_of(url), image):
+    print('leased', flush=True)
+    sys.stdin.read()
+"""
+
+
+def client_of(url):
+    return glance_client.Client(
+        session=ks_session.Session(), endpoint_override=url,
+        auth=token_endpoint.Token(url, 'token'))
+
+
+def image_of(id, content, size):
+    return glance.Image(id=id, name='nlb0', size=size, content=content,
+                        record={})
+
+
+class DataServer(fixtures.Fixture):
+    """Serves the data of images over HTTP as Glance does, and counts."""
+
+    def _setUp(self):
+        self.data = {}
+        self.downloads = []
+        #: cleared, an answer stops in its middle until it is set
+        self.go_on = threading.Event()
+        self.go_on.set()
+        fixture = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+
+            def do_GET(self):
+                id = self.path.split('/')[-2]
+                data = fixture.data[id]
+                fixture.downloads.append(id)
+                self.send_response(200)
+                self.send_header('Content-Type', 'application/octet-stream')
+                self.send_header('Content-Length', str(len(data)))
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):
+                    self.wfile.write(data[:len(data) // 2])
+                    fixture.go_on.wait()
+                    self.wfile.write(data[len(data) // 2:])
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{server.server_port}'
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(thread.join)
+        self.addCleanup(server.shutdown)
+        self.addCleanup(self.go_on.set)
+
+    def image(self, data, size=None, id=None):
+        id = id or str(uuid.uuid4())
+        self.data[id] = data
+        return image_of(id, 'sha512-' + hashlib.sha512(data).hexdigest(),
+                        len(data) if size is None else size)
+
+
+class CacheTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF)).config
+        self.server = self.useFixture(DataServer())
+        self.client = client_of(self.server.url)
+        self.directory = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'a', 'cache')
+        self.cache = cache.BitstreamCache(self.directory)
+
+    def use(self, image):
+        with self.cache.fetch(self.client, image) as file:
+            return pathlib.Path(file.path).read_bytes()
+
+    def contents(self):
+        """The names of what the directory holds, without the links."""
+        return {e.name for e in os.scandir(self.directory)
+                if not e.is_symlink()}
+
+    def age(self, image, seconds):
+        then = time.time() - seconds
+        os.utime(os.path.join(self.directory, image.content), (then, then))
+
+    def lease_elsewhere(self, image):
+        process = subprocess.Popen(
+            [sys.executable, '-c', LEASE, self.directory, self.server.url,
+             image.id, image.content, str(image.size)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        return process
+
+    def test_downloaded_once(self):
+        image = self.server.image(b'x' * 100)
+        with self.cache.fetch(self.client, image) as file:
+            self.assertEqual(image.content, file.content)
+            self.assertEqual(os.path.join(self.directory, image.content),
+                             file.path)
+        self.assertEqual([b'x' * 100] * 2,
+                         [self.use(image), self.use(image)])
+        self.assertEqual([image.id], self.server.downloads)
+
+    def test_same_content_of_two_images(self):
+        images = [self.server.image(b'x' * 100) for _ in range(2)]
+        for image in images:
+            self.use(image)
+        self.assertEqual([images[0].id], self.server.downloads)
+        for image in images:
+            with self.cache.by_image(image.id) as file:
+                self.assertEqual(image.content, file.content)
+
+    def test_private(self):
+        self.use(self.server.image(b'x'))
+        modes = {os.stat(path).st_mode & 0o77 for path in (
+            self.directory, *(os.path.join(self.directory, name)
+                              for name in self.contents()))}
+        self.assertEqual({0}, modes)
+
+    def test_least_recently_used_goes_first(self):
+        self.config(bitstream_cache_size=3, group='accel')
+        old, older, new = (self.server.image(bytes([i]) * MIB)
+                           for i in range(3))
+        for image in (old, older, new):
+            self.use(image)
+        self.age(old, 100)
+        self.age(older, 200)
+        last = self.server.image(b'z' * MIB)
+        self.use(last)
+        self.assertEqual({old.content, new.content, last.content},
+                         self.contents())
+
+    def test_use_makes_young(self):
+        self.config(bitstream_cache_size=2, group='accel')
+        first, second = (self.server.image(bytes([i]) * MIB)
+                         for i in range(2))
+        for image in (first, second):
+            self.use(image)
+            self.age(image, 100)
+        self.use(first)
+        last = self.server.image(b'z' * MIB)
+        self.use(last)
+        self.assertEqual({first.content, last.content}, self.contents())
+
+    def test_in_use_is_not_evicted(self):
+        self.config(bitstream_cache_size=1, group='accel')
+        first, second = (self.server.image(bytes([i]) * MIB)
+                         for i in range(2))
+        with self.cache.fetch(self.client, first) as file:
+            self.age(first, 100)
+            self.use(second)
+            self.assertEqual(bytes(MIB),
+                             pathlib.Path(file.path).read_bytes())
+        # only then, and it was the last to go out of use
+        self.assertThat(self.contents(), matchers.HasLength(1))
+
+    def test_in_use_by_another_process(self):
+        self.config(bitstream_cache_size=1, group='accel')
+        first, second = (self.server.image(bytes([i]) * MIB)
+                         for i in range(2))
+        process = self.lease_elsewhere(first)
+        self.assertEqual(b'leased\n', process.stdout.readline())
+        self.age(first, 100)
+        self.use(second)
+        self.assertIn(first.content, self.contents())
+        process.communicate()
+        self.use(second)
+        self.assertEqual({second.content}, self.contents())
+
+    def test_size_zero_keeps_nothing(self):
+        self.config(bitstream_cache_size=0, group='accel')
+        image = self.server.image(b'x' * 100)
+        self.assertEqual(b'x' * 100, self.use(image))
+        self.assertEqual(set(), self.contents())
+        self.assertEqual(b'x' * 100, self.use(image))
+
+    def test_nothing_kept_after_an_error_of_the_user(self):
+        self.config(bitstream_cache_size=0, group='accel')
+        image = self.server.image(b'x' * 100)
+
+        def fail():
+            with self.cache.fetch(self.client, image):
+                raise ZeroDivisionError
+        self.assertRaises(ZeroDivisionError, fail)
+        self.assertEqual(set(), self.contents())
+
+    def test_threads_download_once(self):
+        image = self.server.image(b'x' * MIB)
+        self.server.go_on.clear()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            futures = [pool.submit(self.use, image) for _ in range(8)]
+            time.sleep(0.3)
+            self.assertEqual([False] * 8, [f.done() for f in futures])
+            self.server.go_on.set()
+            results = {f.result(20) for f in futures}
+        self.assertEqual({b'x' * MIB}, results)
+        self.assertEqual([image.id], self.server.downloads)
+        self.assertEqual({image.content}, self.contents())
+
+    def test_processes_download_once(self):
+        image = self.server.image(b'x' * MIB)
+        self.server.go_on.clear()
+        process = self.lease_elsewhere(image)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            future = pool.submit(self.use, image)
+            time.sleep(0.3)
+            self.server.go_on.set()
+            self.assertEqual(b'leased\n', process.stdout.readline())
+            self.assertEqual(b'x' * MIB, future.result(20))
+        self.assertEqual([image.id], self.server.downloads)
+
+    def test_another_tries_after_a_failure(self):
+        """Who waited for a download that failed makes its own."""
+        image = self.server.image(b'x' * MIB)
+        wrong = image_of(image.id, image.content, size=image.size + 1)
+        self.server.go_on.clear()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            fails = pool.submit(self.use, wrong)
+            while not self.server.downloads:
+                time.sleep(0.01)
+            works = pool.submit(self.use, image)
+            time.sleep(0.2)
+            self.server.go_on.set()
+            self.assertIsInstance(fails.exception(20),
+                                  exception.BitstreamError)
+            self.assertEqual(b'x' * MIB, works.result(20))
+
+    def test_killed_while_downloading(self):
+        image = self.server.image(b'x' * 4 * MIB)
+        self.server.go_on.clear()
+        process = self.lease_elsewhere(image)
+        part = os.path.join(self.directory, image.content + '.part')
+        while not (os.path.exists(part) and os.path.getsize(part)):
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        # a second process does not take the download of the first away
+        cache.BitstreamCache(self.directory)
+        self.assertTrue(os.path.exists(part))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.assertEqual({image.content + '.part'}, self.contents())
+        cache.BitstreamCache(self.directory)
+        self.assertEqual(set(), self.contents())
+        self.server.go_on.set()
+        self.assertEqual(b'x' * 4 * MIB, self.use(image))
+
+    def test_continued_after_a_kill(self):
+        """What a dead download left is not taken for data."""
+        image = self.server.image(b'x' * 100)
+        pathlib.Path(self.directory, image.content + '.part').write_bytes(
+            b'y' * 500)
+        self.assertEqual(b'x' * 100, self.use(image))
+        self.assertEqual({image.content}, self.contents())
+
+    def test_by_image(self):
+        id = str(uuid.uuid4())
+        self.use(self.server.image(b'old', id=id))
+        new = self.server.image(b'new', id=id)
+        self.use(new)
+        again = cache.BitstreamCache(self.directory)
+        for spelling in (id, id.upper(), id.replace('-', '')):
+            with again.by_image(spelling) as file:
+                self.assertEqual(b'new', pathlib.Path(file.path).read_bytes())
+                self.assertEqual(new.content, file.content)
+
+    def test_by_image_missing(self):
+        image = self.server.image(b'x')
+        self.use(image)
+        os.unlink(os.path.join(self.directory, image.content))
+        for id in (image.id, str(uuid.uuid4())):
+            error = self.assertRaises(
+                exception.BitstreamError, self.cache.by_image(id).__enter__)
+            self.assertIn(id, str(error))
+            self.assertIn('hard reboot', str(error))
+        # and the link to nothing goes at the next start
+        cache.BitstreamCache(self.directory)
+        self.assertEqual([], os.listdir(self.directory))
+
+    def test_by_image_is_no_path(self):
+        for id in ('../../etc/passwd', '', 'x' * 32):
+            self.assertRaises(exception.BitstreamError,
+                              self.cache.by_image(id).__enter__)
+
+    def test_by_image_holds_a_lease(self):
+        image = self.server.image(b'x' * MIB)
+        self.use(image)
+        self.config(bitstream_cache_size=0, group='accel')
+        with self.cache.by_image(image.id):
+            self.use(self.server.image(b'y'))
+            self.assertEqual({image.content}, self.contents())
+
+    def test_wrong_data_leave_nothing(self):
+        image = self.server.image(b'x' * 100)
+        self.server.data[image.id] = b'y' * 100
+        error = self.assertRaises(
+            exception.BitstreamError, self.use, image)
+        self.assertIn(image.id, str(error))
+        self.assertEqual([], os.listdir(self.directory))
+
+    def test_directory_that_cannot_be_made(self):
+        error = self.assertRaises(
+            exception.ConfigurationError, cache.BitstreamCache, '/dev/null/x')
+        self.assertIn('[accel] bitstream_cache = /dev/null/x', str(error))
+
+    def test_file_system_full(self):
+        image = self.server.image(b'x' * MIB)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, limits[1]))
+        try:
+            error = self.assertRaises(
+                exception.ConfigurationError, self.use, image)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        self.assertIn('cannot be written (File too large)', str(error))
+        self.assertTrue(error.elsewhere)
+        self.assertEqual([], os.listdir(self.directory))
+
+    def test_contention(self):
+        """Threads with a cache too small for all: each reads its own data."""
+        self.config(bitstream_cache_size=1, group='accel')
+        images = [self.server.image(bytes([i]) * (MIB // 2))
+                  for i in range(4)]
+
+        def work(number):
+            return all(self.use(images[(number + i) % 4])
+                       == bytes([(number + i) % 4]) * (MIB // 2)
+                       for i in range(8))
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            self.assertEqual([True] * 6, list(pool.map(work, range(6))))
+        self.assertThat(len(self.contents()), matchers.LessThan(3))
