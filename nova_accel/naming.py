@@ -77,16 +77,24 @@ def resource_class(type_: str) -> str:
 
 
 def class_in_force(name: str) -> str:
-    """The same class in the spelling in force; other classes unchanged."""
+    """A class of a device profile in the spelling in force.
+
+    In a profile FPGA and CUSTOM_ACCELERATOR_FPGA are the same; other classes
+    come back unchanged.
+    """
     for type_, standard in _STANDARD.items():
         if name in (standard, _CLASS_PREFIX + type_):
             return resource_class(type_)
     return name
 
 
-def is_custom(name: str) -> bool:
-    """Whether only providers of ours have the class, never Nova's own."""
-    return name.startswith(_CLASS_PREFIX)
+def flavor_class(name: str) -> str:
+    """A class of a flavor in the spelling in force.
+
+    Unlike class_in_force it leaves VGPU, PGPU and FPGA alone where the
+    spelling in force is our own: there they are Nova's.
+    """
+    return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
 
 
 def is_accelerator_class(name: str) -> bool:

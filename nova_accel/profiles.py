@@ -44,7 +44,14 @@ def load(path: str) -> dict[str, Profile]:
     :raises InvalidProfile: naming file, line and key.
     """
     base = pathlib.Path(path)
-    files = sorted(base.glob('*.yaml')) if base.is_dir() else [base]
+    try:
+        # not glob, which takes an unreadable directory for an empty one
+        files = sorted(f for f in base.iterdir() if f.suffix == '.yaml'
+                       ) if base.is_dir() else [base]
+    except OSError as error:
+        raise exception.InvalidProfile(
+            f'The device profile directory {path} cannot be read ({error}): '
+            f'make it readable for nova-api.') from None
     profiles = {}
     for file in files:
         for profile, where in _read(file):
@@ -124,20 +131,22 @@ def _group(file, node) -> dict[str, str]:
             raise exception.InvalidProfile(
                 f'{_where(file, value, key)}: a group has keys resources:, '
                 f'trait: and accel: only, without number: correct the key.')
+        if kind == 'resources':
+            key = f'resources:{naming.class_in_force(name)}'
+        if key in group:
+            raise exception.InvalidProfile(
+                f'{_where(file, value, key)}: the class is there in both '
+                f'spellings: remove one.')
         group[key] = _scalar(file, value, key)
         # checked key by key, so that the error has the line
         alone = {key: group[key]}
-        if kind == 'accel':
+        if kind != 'resources' or name == naming.MEMORY_CLASS:
             alone['resources:CUSTOM_ACCELERATOR_FPGA'] = '1'
         try:
             request.parse(alone)
         except exception.AcceleratorError as error:
             raise exception.InvalidProfile(
                 f'{_where(file, value, key)}: {error}') from None
-        if kind == 'trait' and group[key] not in ('required', 'forbidden'):
-            raise exception.InvalidProfile(
-                f'{_where(file, value, key)}: {group[key]!r} is neither '
-                f'required nor forbidden: write one of them.')
     try:
         if not request.parse(group):
             raise exception.InvalidProfile(
@@ -200,10 +209,10 @@ class ProfileStore:
     @staticmethod
     def _fingerprint(path):
         files = [path]
-        if os.path.isdir(path):
-            files += (e.path for e in os.scandir(path)
-                      if e.name.endswith('.yaml'))
         try:
+            if os.path.isdir(path):
+                files += (e.path for e in os.scandir(path)
+                          if e.name.endswith('.yaml'))
             return tuple(sorted(
                 (f, s.st_mtime_ns, s.st_size) for f, s in
                 ((f, os.stat(f)) for f in files)))

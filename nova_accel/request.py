@@ -77,11 +77,16 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     are those of the first Cyborg specifications; they belong to the unnumbered
     group.
 
-    :raises InvalidRequest: when a function: key is no function trait.
+    :raises InvalidRequest: when a function: key is no function trait, or is
+        not required.
     """
     result = {}
     for key, value in extra_specs.items():
         kind, _, name = key.partition(':')
+        if kind in ('function', 'function_name') and value != 'required':
+            raise exception.InvalidRequest(
+                f'The extra spec {key} has the value {value!r}, and a function '
+                f'can only be required: write {key}=required or remove it.')
         if kind == 'function':
             function = naming.function_of(name)
             if not function:
@@ -95,7 +100,7 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
         elif kind == 'bitstream':
             key, value = 'accel:bitstream_id', name
         elif kind.startswith('resources'):
-            key = f'{kind}:{naming.class_in_force(name)}'
+            key = f'{kind}:{naming.flavor_class(name)}'
         if key in result and result[key] != value:
             raise exception.InvalidRequest(
                 f'The extra specs ask for {key} twice, as {result[key]} and as '
@@ -142,6 +147,20 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
                 f'accel{group}:{sorted(accel)[0]} has no accelerator to go '
                 f'with: add resources{group}:CUSTOM_ACCELERATOR_<TYPE>=1.')
         return []
+    for name in (*resources, *trait):
+        # Placement's pattern for both (POST /resource_classes, PUT /traits)
+        if not re.fullmatch('[A-Z0-9_]{1,255}', name):
+            kind = 'resources' if name in resources else 'trait'
+            raise exception.InvalidRequest(
+                f'{kind}{group}:{name[:60]} has a name that Placement does not '
+                f'take: use up to 255 of A-Z, 0-9 and "_".')
+    for name, value in trait.items():
+        if value not in ('required', 'forbidden'):
+            raise exception.InvalidRequest(
+                f'trait{group}:{name}={value} is neither required nor '
+                f'forbidden: write one of them.')
+    if naming.MEMORY_CLASS in resources:
+        _amount(group, naming.MEMORY_CLASS, resources[naming.MEMORY_CLASS])
     if accel and len(classes) > 1:
         raise exception.InvalidRequest(
             f'accel{group}:{sorted(accel)[0]} could mean any of '
@@ -177,7 +196,7 @@ def _wanted(group, key, value) -> str:
         if not value:
             raise exception.InvalidRequest(
                 f'accel{group}:function_name is empty: give the name that the '
-                f'image has in its property accel_function_name.')
+                f'image has in its property accel:function_name.')
         naming.function_name_trait(value)
         return value
     try:

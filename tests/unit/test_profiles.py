@@ -1,0 +1,255 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+
+import os
+import shutil
+import tempfile
+import textwrap
+import unittest
+
+from oslo_config import fixture as config_fixture
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import naming
+from nova_accel import profiles
+from nova_accel import request
+
+FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+NLB = f"""\
+    name: nlb
+    description: loopback
+    groups:
+      - resources:{FPGA}: 1
+        trait:CUSTOM_FPGA_INTEL: required
+        accel:function_id: {FUNCTION}
+    """
+
+
+class ProfilesTest(unittest.TestCase):
+
+    def setUp(self):
+        config = config_fixture.Config(conf.CONF)
+        config.setUp()
+        self.addCleanup(config.cleanUp)
+        self.config = config
+        self.directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.path = os.path.join(self.directory, 'profiles.yaml')
+        config.config(group='accel', device_profiles=self.path)
+        self.store = profiles.ProfileStore()
+
+    def write(self, text, path=None):
+        with open(path or self.path, 'w', encoding='utf-8') as file:
+            file.write(textwrap.dedent(text))
+
+    def expand(self, **specs):
+        return profiles.expand(
+            {k.replace('__', ':'): v for k, v in specs.items()}, self.store)
+
+    def malformed(self, text, *words):
+        self.write(text)
+        with self.assertRaises(exception.InvalidProfile) as got:
+            self.store.get('nlb')
+        self.assertRegex(str(got.exception), r'\.\Z')
+        for word in words:
+            self.assertIn(word, str(got.exception))
+
+    def test_expand(self):
+        self.write(NLB)
+        self.assertEqual({
+            'hw:cpu_policy': 'dedicated', 'accel:profile': 'nlb',
+            f'resources_ACCEL0:{FPGA}': '1',
+            'trait_ACCEL0:CUSTOM_FPGA_INTEL': 'required',
+            'accel_ACCEL0:function_id': FUNCTION,
+        }, self.expand(accel__device_profile='nlb',
+                       hw__cpu_policy='dedicated'))
+
+    def test_expand_once(self):
+        self.write(NLB)
+        once = self.expand(accel__device_profile='nlb')
+        self.assertEqual(once, profiles.expand(once, self.store))
+
+    def test_flavor_without_accelerators_reads_no_file(self):
+        specs = {'hw:cpu_policy': 'dedicated', 'resources:VGPU': '1'}
+        self.assertEqual(specs, profiles.expand(specs, self.store))
+
+    def test_two_groups_need_a_policy(self):
+        self.write(f"""\
+            name: two
+            groups:
+              - resources:{FPGA}: 1
+              - resources:{FPGA}: 1
+            """)
+        self.assertEqual('isolate', self.expand(
+            accel__device_profile='two')['group_policy'])
+        self.assertEqual('none', self.expand(
+            accel__device_profile='two', group_policy='none')['group_policy'])
+
+    def test_group_of_the_operator_counts(self):
+        self.write(NLB)
+        self.assertEqual('isolate', self.expand(**{
+            'accel__device_profile': 'nlb', 'resources1__CUSTOM_X': '1',
+        })['group_policy'])
+
+    def test_bitstream_needs_a_programmable_region(self):
+        self.assertEqual('required', self.expand(**{
+            f'resources1__{FPGA}': '1', 'accel1__bitstream_id': FUNCTION,
+        })[f'trait1:{naming.PROGRAMMABLE}'])
+
+    def test_early_spellings(self):
+        self.assertEqual(
+            {f'resources:{FPGA}': '1',
+             'accel:function_id': FUNCTION.replace('-', '')},
+            self.expand(**{
+                f'resources__{FPGA}': '1',
+                'function__CUSTOM_FPGA_FUNCTION_INTEL_'
+                + FUNCTION.upper().replace('-', '_'): 'required'}))
+
+    def test_class_in_either_spelling(self):
+        for spelling in ('FPGA', FPGA):
+            self.write(NLB.replace(f'resources:{FPGA}',
+                                   f'resources:{spelling}'))
+            self.assertIn(f'resources_ACCEL0:{FPGA}', profiles.expand(
+                {'accel:device_profile': 'nlb'}, profiles.ProfileStore()))
+        self.config.config(group='accel', resource_classes='standard')
+        for spelling in ('FPGA', FPGA):
+            self.write(NLB.replace(f'resources:{FPGA}',
+                                   f'resources:{spelling}'))
+            self.assertIn('resources_ACCEL0:FPGA', profiles.expand(
+                {'accel:device_profile': 'nlb'}, profiles.ProfileStore()))
+
+    def test_class_in_both_spellings(self):
+        self.malformed(f"""\
+            name: nlb
+            groups:
+              - resources:{FPGA}: 1
+                resources:FPGA: 1
+            """, 'line 4', 'both spellings')
+
+    def test_group_name_taken(self):
+        self.write(NLB)
+        with self.assertRaisesRegex(exception.InvalidRequest,
+                                    'use another group name'):
+            self.expand(**{'accel__device_profile': 'nlb',
+                           f'resources_ACCEL0__{FPGA}': '1'})
+
+    def test_unknown_profile(self):
+        self.write(NLB)
+        with self.assertRaisesRegex(
+                exception.InvalidProfile,
+                f"'nbl', and {self.path} has nlb: correct"):
+            self.expand(accel__device_profile='nbl')
+
+    def test_no_file(self):
+        with self.assertRaisesRegex(exception.InvalidProfile,
+                                    f'no device profile file {self.path}'):
+            self.expand(accel__device_profile='nlb')
+
+    def test_changed_file_is_read_again(self):
+        self.write(NLB)
+        self.assertEqual('loopback', self.store.get('nlb').description)
+        self.write(NLB.replace('loopback', 'changed'))
+        os.utime(self.path, ns=(1, 1))
+        self.assertEqual('changed', self.store.get('nlb').description)
+
+    def test_good_again_after_malformed(self):
+        self.malformed('name: [', 'line')
+        self.write(NLB)
+        self.assertEqual('nlb', self.store.get('nlb').name)
+
+    def test_directory(self):
+        self.config.config(group='accel', device_profiles=self.directory)
+        self.write(NLB)
+        self.write('not: a profile', os.path.join(self.directory, 'README'))
+        self.assertEqual('nlb', self.store.get('nlb').name)
+        second = os.path.join(self.directory, 'second.yaml')
+        self.write(NLB, second)
+        with self.assertRaisesRegex(
+                exception.InvalidProfile,
+                f"{second}, line 1: the profile name 'nlb' is taken"):
+            self.store.get('nlb')
+
+    @unittest.skipIf(os.geteuid() == 0, 'root may read everything')
+    def test_unreadable(self):
+        self.config.config(group='accel', device_profiles=self.directory)
+        os.chmod(self.directory, 0)
+        self.addCleanup(os.chmod, self.directory, 0o700)
+        with self.assertRaisesRegex(exception.InvalidProfile,
+                                    'cannot be read'):
+            self.store.get('nlb')
+
+    def test_unreadable_file(self):
+        os.mkdir(self.path)
+        self.config.config(group='accel', device_profiles=self.directory)
+        with self.assertRaisesRegex(exception.InvalidProfile,
+                                    f'{self.path} cannot be read'):
+            self.store.get('nlb')
+
+    def test_malformed(self):
+        for text, *words in (
+                ('name: nlb\ngroups: [', 'line 2'),
+                ('name: nlb\n\tgroups: x', 'line 2'),
+                ('\x01', 'profiles.yaml'),
+                ('- - a', 'line 1', 'a profile is a mapping'),
+                ('just text', 'line 1', 'a profile is a mapping'),
+                ('description: x', 'line 1', 'has no name'),
+                ('name: nlb', 'has no groups'),
+                ('name:\ngroups: [{}]', "key 'name'", 'empty'),
+                ('name: nlb\nname: nlb', 'line 2', "key 'name'", 'twice'),
+                ('name: nlb\ngroups: []', 'line 2', "key 'groups'"),
+                ('name: nlb\ngroups: {a: b}', 'line 2', "key 'groups'"),
+                ('name: nlb\ncolour: red', 'line 2', "key 'colour'"),
+                ('name: [nlb]\ngroups: [{}]', 'line 1', "key 'name'",
+                 'plain value'),
+                ('name: nlb\ngroups:\n- text', 'line 3', 'a group is'),
+                ('name: nlb\ngroups:\n- trait:CUSTOM_A: required', 'line 3',
+                 'asks for no accelerator'),
+                ('name: nlb\n--- \nname: nlc', 'line 2')):
+            with self.subTest(text):
+                self.malformed(text, *words)
+
+    def test_malformed_group(self):
+        for key, value, *words in (
+                (f'resources:{FPGA}', '0', 'no amount'),
+                (f'resources:{FPGA}', '-1', 'no amount'),
+                (f'resources:{FPGA}', 'one', 'no amount'),
+                ('resources:CUSTOM_ACCELERATOR_a', '1', 'Placement'),
+                ('resources:', '1', 'correct the key'),
+                ('resources1:CUSTOM_A', '1', 'correct the key'),
+                ('vendor', 'intel', 'correct the key'),
+                ('trait:CUSTOM_A', 'maybe', 'neither required'),
+                ('trait:CUSTOM-A', 'required', 'Placement'),
+                (f'trait:{"T" * 256}', 'required', '255'),
+                ('accel:function_uuid', FUNCTION, 'unknown'),
+                ('accel:function_id', 'nlb', 'no UUID'),
+                ('accel:function_name', 'a/b', 'function name'),
+                ('accel:bitstream_id', 'latest', 'no UUID')):
+            with self.subTest(key=key, value=value):
+                self.malformed(f"""\
+                    name: nlb
+                    groups:
+                      - resources:CUSTOM_ACCELERATOR_GPU: 1
+                        {key}: {value}
+                    """, f"line 4, key '{key}'", *words)
+
+    def test_bitstream_and_function(self):
+        self.malformed(f"""\
+            name: nlb
+            groups:
+              - resources:{FPGA}: 1
+                accel:function_id: {FUNCTION}
+                accel:bitstream_id: {FUNCTION}
+            """, 'line 3', 'keep one of them')
+
+    def test_flavor_of_the_operator_is_checked(self):
+        with self.assertRaisesRegex(exception.InvalidRequest, 'no UUID'):
+            self.expand(**{f'resources1__{FPGA}': '1',
+                           'accel1__function_id': 'nlb'})
+
+    def test_what_expands_is_what_is_parsed(self):
+        self.write(NLB)
+        wanted, = request.parse(self.expand(accel__device_profile='nlb'))
+        self.assertEqual(('_ACCEL0', FPGA, 1, FUNCTION.replace('-', '')),
+                         (wanted.group, wanted.resource_class, wanted.amount,
+                          wanted.function_id))
