@@ -42,7 +42,7 @@ VALIDATORS = [
         name='accel{group}:function_name',
         description='Give the accelerator of the group the function of this '
                     'name.',
-        value=_text(_NAME, 'The accel_function_name of a Glance image.'),
+        value=_text(_NAME, 'The accel:function_name of a Glance image.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel:profile',
