@@ -139,7 +139,7 @@ def function_name_trait(name: str) -> str:
 
 
 def function_of(trait: str) -> str | None:
-    """The function UUID (32 hex) that a function trait of any spelling names."""
+    """The function UUID (32 hex) that a function trait names, any spelling."""
     found = _FUNCTION.fullmatch(trait)
     return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
 
@@ -221,7 +221,7 @@ def region_provider_name(node: str, address: str, index: int) -> str:
 
 
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
-    """The same for a provider made again: uuid5 of the root and a stable key."""
+    """The same for a provider made again: uuid5 of root and a stable key."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 
