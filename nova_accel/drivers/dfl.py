@@ -80,7 +80,8 @@ class DflDriver(base.AcceleratorDriver):
     # Discovery
 
     def discover(self, known=None):
-        known = known or {}
+        known = {address: device for address, device in (known or {}).items()
+                 if device.driver == NAME}
         try:
             functions = self.kernel.listdir(pci.DEVICES)
         except OSError as e:
@@ -217,9 +218,17 @@ class DflDriver(base.AcceleratorDriver):
 
     def _ports(self, address, vfs) -> list[_Port]:
         """The ports that the host sees, of the PF and of its VFs."""
-        return [_Port(int(self.kernel.read(f'{path}/id')), function, path)
-                for function in (address, *vfs)
-                for path in self._children(function, 'dfl-port')]
+        result = []
+        for function in (address, *vfs):
+            for path in self._children(function, 'dfl-port'):
+                try:
+                    number = int(self.kernel.read(f'{path}/id'))
+                except FileNotFoundError:
+                    # no driver has it: still probing, or it was released and
+                    # assigned again, after which a 6.12 kernel fails to probe
+                    continue
+                result.append(_Port(number, function, path))
+        return result
 
     def _regions(self, device, fme, before) -> tuple[model.Region, ...]:
         address = device.address
@@ -250,7 +259,7 @@ class DflDriver(base.AcceleratorDriver):
         for port in ports:
             regions[port.id] = self._with_handle(
                 regions[port.id], port, address, vfs, port.id == lowest)
-        self._add_hidden(regions, fme, before, common,
+        self._add_hidden(address, regions, fme, before, common,
                          hidden=set(vfs) - {p.function for p in ports})
         return tuple(_with_memory(regions[index], before)
                      for index in sorted(regions))
@@ -299,7 +308,7 @@ class DflDriver(base.AcceleratorDriver):
         return dataclasses.replace(region, handles=(
             model.AttachHandle(model.HandleType.PCI, port.function),))
 
-    def _add_hidden(self, regions, fme, before, common, hidden):
+    def _add_hidden(self, address, regions, fme, before, common, hidden):
         """Regions whose port the host does not see now.
 
         Those are behind VFs that a guest has (bound to vfio-pci) or that have
@@ -320,8 +329,9 @@ class DflDriver(base.AcceleratorDriver):
             reason = (f'{", ".join(sorted(hidden))} may have it and is not '
                       f'bound to {KERNEL_DRIVER}, so that it was never seen')
         else:
-            reason = ('it is released and no VF has it: enable the VFs or '
-                      'assign it to the card again')
+            reason = (f'no function shows its port, which was released or has '
+                      f'no driver: enable the VFs, or unbind {address} from '
+                      f'{KERNEL_DRIVER} and bind it again')
         for index in range(count):
             if len(regions) < implemented and index not in regions:
                 regions[index] = model.Region(

@@ -150,7 +150,7 @@ class SimulatedKernel:
         with self._update() as (host, state):
             card = _bound(host, state, pf)
             if not 0 <= port < card.ports:
-                raise _error(errno.ENODEV, f'port {port} of {pf}')
+                raise _error(errno.EINVAL, f'port {port} of {pf}')
             released = state['cards'][pf]['released']
             if port in released:
                 raise _error(errno.EBUSY, f'port {port} of {pf}')
@@ -160,12 +160,14 @@ class SimulatedKernel:
         with self._update() as (host, state):
             card = _bound(host, state, pf)
             if not 0 <= port < card.ports:
-                raise _error(errno.ENODEV, f'port {port} of {pf}')
+                raise _error(errno.EINVAL, f'port {port} of {pf}')
             mine = state['cards'][pf]
             if (port not in mine['released']
                     or port in [vf['port'] for vf in mine['vfs']]):
                 raise _error(errno.EBUSY, f'port {port} of {pf}')
             mine['released'].remove(port)
+            # Linux 6.12 makes the port's device again, but no driver takes it
+            mine['lost'].append(port)
 
     def rebind(self, function, driver):
         if driver not in ('dfl-pci', 'vfio-pci'):
@@ -178,8 +180,8 @@ class SimulatedKernel:
                     _bind(state, mine['vfs'][number], driver)
                     return
                 if not mine['program'] and not _held(card, state):
-                    mine.update(vfs=[], released=[], disabled={}, status=[],
-                                manager='unknown')
+                    mine.update(vfs=[], released=[], lost=[], disabled={},
+                                status=[], manager='unknown')
                     _bind(state, mine, driver)
                     return
             # unbinding waits for guests that hold a VF, and for the FME
@@ -378,7 +380,7 @@ def _number(state):
 
 def _new_card(state, card):
     return {'functions': list(card.functions), 'driver': card.driver,
-            'number': _number(state), 'released': [], 'vfs': [],
+            'number': _number(state), 'released': [], 'lost': [], 'vfs': [],
             'disabled': {}, 'manager': 'unknown', 'status': [],
             'program': None, 'errors': {}, 'faults': {}, 'failed': 0}
 
@@ -610,7 +612,9 @@ def _add_pf(tree, card, mine, faults, pf):
             'fpga_bridge': {f'br{number + port}': {}}}
         tree['class']['fpga_region'][f'region{at}'] = _Link(
             f'{top}/dfl-fme.{number}/{name}/fpga_region/region{at}')
-        if port not in mine['released']:
+        if port in mine['lost']:
+            base[f'dfl-port.{number + port}'] = {'dev': f'244:{number + port}'}
+        elif port not in mine['released']:
             base[f'dfl-port.{number + port}'] = _port(mine, faults, port,
                                                       of_pf=True)
 

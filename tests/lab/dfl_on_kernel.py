@@ -9,7 +9,7 @@ emulated card is given between them.
     dfl_on_kernel.py program REGION FUNCTION [--interface UUID]
         [--payload-interface UUID] [--size BYTES] [--expect OUTCOME]
     dfl_on_kernel.py guest
-    dfl_on_kernel.py release REGION
+    dfl_on_kernel.py release REGION FUNCTION
     dfl_on_kernel.py privileged
 
 The exit status is 1 when the outcome is not the expected one.
@@ -157,9 +157,25 @@ def release(driver, args):
     released = driver.discover()
     show(released)
     driver.kernel.assign_dfl_port(address, args.region)
+    print('  programmed while released, as for a VF:')
+    region = released[address].region(args.region)
+    args.size, args.payload_interface = 4096, None
+    parsed = bitstream_of_nova(driver, args, region.region_type_uuid)
+    try:
+        driver.kernel.program_dfl_port(
+            address, args.region, parsed.path, parsed.payload_offset,
+            parsed.payload_size)
+    except OSError as e:
+        print(f'  {e}')
+    driver.kernel.assign_dfl_port(address, args.region)
     print('  assigned:')
     time.sleep(1)
     show(driver.discover())
+    driver.recover(address)
+    print('  dfl-pci bound anew:')
+    show(driver.discover())
+    return (driver.discover()[address].region(args.region).function_uuid
+            == args.function.replace('-', ''))
 
 
 def main():
@@ -178,6 +194,7 @@ def main():
     steps.add_parser('privileged').set_defaults(step=privileged_checks)
     step = steps.add_parser('release')
     step.add_argument('region', type=int)
+    step.add_argument('function')
     step.set_defaults(step=release)
     args = parser.parse_args()
     cfg.CONF([], project='nova', default_config_files=[])

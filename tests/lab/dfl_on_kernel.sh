@@ -52,7 +52,7 @@ step program 0 $A --size 300001 --expect "$(hex $A)"
 card '{"ports": 2}'
 step guest
 step privileged
-step release 1
+step release 1 $C
 "$KIT/hil" run 'dmesg | grep -i dfl | tail -20'
 [[ $FAILED = 0 ]] && echo 'all as expected' || echo 'NOT all as expected'
 exit $FAILED
