@@ -1,0 +1,207 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Device profiles and extra specs through Nova's own REST API."""
+
+import os
+
+import fixtures
+# chooses the threading mode, and so comes before the rest of Nova
+from nova.tests.functional import integrated_helpers
+
+from nova.compute import api as compute_api
+from nova.compute import flavors
+from nova.tests.functional.api import client
+import yaml
+
+from nova_accel.api import expansion
+from nova_accel.api import extra_specs
+from nova_accel import conf
+
+FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+EXPANDED = {f'resources_ACCEL0:{FPGA}': '1',
+            'trait_ACCEL0:CUSTOM_FPGA_INTEL': 'required',
+            'accel_ACCEL0:function_id': FUNCTION, 'accel:profile': 'nlb'}
+
+
+class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
+    """Servers on Nova's fake hosts, each with one region in Placement."""
+
+    compute_driver = 'fake.SmallFakeDriver'
+
+    def setUp(self):
+        super().setUp()
+        conf.CONF.set_override(
+            'device_profiles', os.path.join(
+                self.useFixture(fixtures.TempDir()).path, 'profiles.yaml'),
+            'accel')
+        self.write_profile()
+        for host in ('host1', 'host2'):
+            self._start_compute(host)
+            self.add_region(host)
+
+    def write_profile(self, **changes):
+        with open(conf.CONF.accel.device_profiles, 'w') as file:
+            yaml.safe_dump({'name': 'nlb', 'groups': [{
+                f'resources:{FPGA}': 1, 'trait:CUSTOM_FPGA_INTEL': 'required',
+                'accel:function_id': FUNCTION, **changes}]}, file)
+
+    def add_region(self, host):
+        uuid = self.placement.post('/resource_providers', version='1.20', body={
+            'name': f'{host}_region',
+            'parent_provider_uuid': self._get_provider_uuid_by_host(host),
+        }).body['uuid']
+        for trait in ('CUSTOM_FPGA_INTEL',):
+            self.placement.put(f'/traits/{trait}', {}, version='1.6')
+        self.placement.put(f'/resource_classes/{FPGA}', {}, version='1.7')
+        self._set_inventory(uuid, {'resource_class': FPGA, 'total': 1})
+        self._set_provider_traits(uuid, ['CUSTOM_FPGA_INTEL'])
+        return uuid
+
+    def flavor(self, **specs):
+        return self._create_flavor(extra_spec={
+            k.replace('__', ':'): v for k, v in specs.items()})
+
+    def refused(self, call, *args, **kwargs):
+        error = self.assertRaises(client.OpenStackApiException, call, *args,
+                                  **kwargs)
+        self.assertEqual(400, error.response.status_code)
+        return error.response.json()['badRequest']['message']
+
+    def test_create(self):
+        flavor = self.flavor(accel__device_profile='nlb', hw__cpu_sockets='1')
+        server = self._create_server(flavor_id=flavor, networks='none')
+        self.assertEqual({**EXPANDED, 'hw:cpu_sockets': '1'},
+                         server['flavor']['extra_specs'])
+        allocated = self._get_allocations_by_server_uuid(server['id'])
+        self.assertIn({FPGA: 1}, [a['resources'] for a in allocated.values()])
+        # the operator sees what he wrote, and can change it
+        for url in (f'flavors/{flavor}/os-extra_specs', f'flavors/{flavor}'):
+            body = self.admin_api.api_get(url).body
+            self.assertEqual(
+                {'accel:device_profile': 'nlb', 'hw:cpu_sockets': '1'},
+                body.get('extra_specs') or body['flavor']['extra_specs'])
+        self.admin_api.api_delete(
+            f'flavors/{flavor}/os-extra_specs/hw:cpu_sockets')
+        self.assertEqual(
+            {'accel:device_profile': 'nlb'}, self.admin_api.api_get(
+                f'flavors/{flavor}/os-extra_specs').body['extra_specs'])
+        # an edited profile changes nothing that runs
+        self.write_profile(**{'trait:CUSTOM_FPGA_INTEL': 'forbidden'})
+        server = self.admin_api.get_server(server['id'])
+        self.assertEqual({**EXPANDED, 'hw:cpu_sockets': '1'},
+                         server['flavor']['extra_specs'])
+        # nor does Nova's ban for Cyborg's flavors apply
+        self._suspend_server(server)
+        self._resume_server(server)
+
+    def test_unknown_profile(self):
+        flavor = self.flavor(accel__device_profile='nbl')
+        self.assertEqual(
+            f"The flavor asks for the device profile 'nbl', and "
+            f"{conf.CONF.accel.device_profiles} has nlb: correct "
+            f"accel:device_profile or add the profile.",
+            self.refused(self.api.post_server, {'server': self._build_server(
+                flavor_id=flavor, networks='none')}))
+
+    def test_malformed_profile(self):
+        self.write_profile(**{'accel:function_id': 'nlb'})
+        flavor = self.flavor(accel__device_profile='nlb')
+        said = self.refused(self.api.post_server, {'server':
+                            self._build_server(flavor_id=flavor,
+                                               networks='none')})
+        self.assertIn("line 2, key 'accel:function_id'", said)
+        self.assertIn('is no UUID', said)
+
+    def test_groups_of_the_operator_are_checked(self):
+        # as stored before 2.86, when Nova validated nothing
+        self.admin_api.microversion = '2.85'
+        flavor = self.flavor(**{f'resources1__{FPGA}': '1',
+                                'accel1__function_id': 'nlb'})
+        self.admin_api.microversion = 'latest'
+        self.assertEqual(
+            'accel1:function_id=nlb is no UUID: give the UUID of the '
+            'function.', self.refused(
+                self.api.post_server, {'server': self._build_server(
+                    flavor_id=flavor, networks='none')}))
+
+    def test_resize(self):
+        plain = self.flavor()
+        server = self._create_server(flavor_id=plain, networks='none')
+        flavor = self.flavor(accel__device_profile='nlb')
+        server = self._resize_server(server, flavor)
+        self.assertEqual(EXPANDED, server['flavor']['extra_specs'])
+        server = self._confirm_resize(server)
+        # and from there on
+        server = self._migrate_server(server)
+        self.assertEqual(EXPANDED, server['flavor']['extra_specs'])
+        server = self._confirm_resize(server)
+        other = self._create_flavor(
+            vcpu=1, extra_spec={'accel:device_profile': 'nlb',
+                                'hw:cpu_sockets': '1'})
+        server = self._resize_server(server, other)
+        server = self._revert_resize(server)
+        self.assertEqual(EXPANDED, server['flavor']['extra_specs'])
+        self.assertEqual(
+            {'accel:device_profile': 'nlb'}, self.admin_api.api_get(
+                f'flavors/{flavor}/os-extra_specs').body['extra_specs'])
+
+    def test_resize_to_unknown_profile(self):
+        server = self._create_server(
+            flavor_id=self.flavor(), networks='none')
+        flavor = self.flavor(accel__device_profile='nbl')
+        self.assertIn(
+            "device profile 'nbl'", self.refused(
+                self.api.post_server_action, server['id'],
+                {'resize': {'flavorRef': flavor}}))
+        server = self.api.get_server(server['id'])
+        self.assertEqual('ACTIVE', server['status'])
+        # a failed resize leaves nothing behind in the process
+        self.assertEqual(
+            'nbl', self.admin_api.api_get(f'flavors/{flavor}').body[
+                'flavor']['extra_specs']['accel:device_profile'])
+
+    def test_validators(self):
+        flavor = self.flavor()
+        url = f'flavors/{flavor}/os-extra_specs'
+        spelled = FUNCTION.upper().replace('-', '_')
+        for key, value in (
+                ('accel:function_id', FUNCTION),
+                ('accel1:function_id', FUNCTION.replace('-', '')),
+                ('accel_ACCEL0:bitstream_id', FUNCTION),
+                ('accel:function_name', 'nlb 0'),
+                ('accel:device_profile', 'nlb'), ('accel:profile', 'nlb'),
+                ('accelerate:foo', 'not ours'),
+                (f'function:CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
+                 'required'),
+                ('function_name:nlb', 'required'),
+                (f'bitstream:{FUNCTION}', 'required')):
+            self.admin_api.api_post(url, {'extra_specs': {key: value}})
+        for key, value in (
+                ('accel:function_id', 'nlb'),
+                ('accel_A:bitstream_id', FUNCTION + '0'),
+                ('accel:function_name', '../nlb'),
+                ('accel:function_name', 'n' * 230),
+                ('accel:functoin_id', FUNCTION),
+                ('accel_A:device_profile', 'nlb'),
+                ('function:nlb', 'required'),
+                ('function_name:nlb', 'forbidden'),
+                ('bitstream:latest', 'required')):
+            said = self.refused(self.admin_api.api_post, url,
+                                {'extra_specs': {key: value}})
+            self.assertIn('Validation failed', said)
+
+    def test_installed_once(self):
+        before = (compute_api.API.create, compute_api.API.resize,
+                  flavors.get_flavor_by_flavor_id)
+        self.assertTrue(extra_specs.register())
+        expansion.install()
+        self.assertEqual(before, (
+            compute_api.API.create, compute_api.API.resize,
+            flavors.get_flavor_by_flavor_id))
+
+    def test_failed_installation_is_an_error_in_the_log(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.compute.api.API', type('API', (), {})))
+        # Nova goes on to have the validators
+        self.assertTrue(extra_specs.register())
+        self.assertIn('could not be installed', self.stdlog.logger.output)
