@@ -171,13 +171,17 @@ class Handler(simple_server.WSGIRequestHandler):
 
     def parse_request(self):
         parsed = super().parse_request()
+        if parsed:
+            # before the answer, so that who has it finds the request here
+            path = os.path.join(self.server.directory, 'requests')
+            with open(path, 'a') as file:
+                file.write(f'{self.command} {self.path}\n')
         if parsed and self.headers.get('Transfer-Encoding') == 'chunked':
             self.rfile = Chunked(self.rfile)
         return parsed
 
     def log_request(self, code='-', size='-'):
-        with open(os.path.join(self.server.directory, 'requests'), 'a') as file:
-            file.write(f'{self.command} {self.path} {code}\n')
+        pass
 
     def handle(self):
         try:

@@ -26,6 +26,7 @@ import fixtures
 from glanceclient.v2 import client as glance_client
 from keystoneauth1 import session as ks_session
 from keystoneauth1 import token_endpoint
+from testtools import content
 
 #: where the package tests lies
 ROOT = pathlib.Path(__file__).parent.parent
@@ -92,7 +93,9 @@ class GlanceService(fixtures.Fixture):
             os.makedirs(os.path.join(self.directory, name), exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.directory, 'port'))
-        with open(os.path.join(self.directory, 'output'), 'wb') as output:
+        path = os.path.join(self.directory, 'output')
+        self.addDetail('glance', content.content_from_file(path))
+        with open(path, 'wb') as output:
             # the child dies when the other end of its standard input closes
             process = subprocess.Popen(
                 [sys.executable, '-m', 'tests.glance_app', self.directory],
@@ -175,7 +178,7 @@ class GlanceService(fixtures.Fixture):
             os.unlink(path)
 
     def requests(self) -> list[str]:
-        """'<method> <path> <status>' of each request answered up to now."""
+        """'<method> <path>' of each request up to now."""
         try:
             return self._read('requests').splitlines()
         except FileNotFoundError:

@@ -81,7 +81,11 @@ class BitstreamCache:
         :raises GlanceUnavailable: see glance.download.
         :raises ConfigurationError: the directory cannot be written.
         """
-        while (file := self._open(image.content)) is None:
+        while True:
+            with self._writing():
+                file = self._open(image.content)
+            if file:
+                break
             self._download(client, image)
         with self._leased(file, image.content) as cached:
             with self._writing():
@@ -114,7 +118,8 @@ class BitstreamCache:
     def _leased(self, file, content):
         try:
             with file:
-                os.utime(file.fileno())
+                with self._writing():
+                    os.utime(file.fileno())
                 yield CachedFile(self._path(content), content)
         finally:
             # what cannot be removed is no reason to fail now
