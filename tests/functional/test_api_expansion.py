@@ -30,10 +30,9 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     def setUp(self):
         super().setUp()
-        conf.CONF.set_override(
-            'device_profiles', os.path.join(
-                self.useFixture(fixtures.TempDir()).path, 'profiles.yaml'),
-            'accel')
+        self.flags(device_profiles=os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'profiles.yaml'),
+            group='accel')
         self.write_profile()
         for host in ('host1', 'host2'):
             self._start_compute(host)

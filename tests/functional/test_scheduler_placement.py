@@ -1,0 +1,253 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Nova's scheduler with our filter and weigher, on a real Placement.
+
+The hosts are Nova's fake ones; their regions are put into Placement by hand.
+"""
+
+# chooses the threading mode, and so comes before the rest of Nova
+from nova.tests.functional import integrated_helpers
+
+import uuid
+
+import fixtures
+from nova.scheduler.client import report
+from nova.scheduler import utils
+
+from nova_accel import naming
+from nova_accel.scheduler import filters
+
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+WANTED = str(uuid.UUID('d8424dc4a4a3c413f89e433683f9040b'))
+OTHER = str(uuid.UUID('f7df405cbd7acf7222f144b0b93acd18'))
+THIRD = str(uuid.UUID('18b79ffa2ee54aa096ef4230dafacb5f'))
+
+
+class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
+
+    compute_driver = 'fake.MediumFakeDriver'
+
+    def setUp(self):
+        self.flags(function_cache_seconds=0, group='accel')
+        self.flags(
+            available_filters=[
+                'nova.scheduler.filters.all_filters',
+                'nova_accel.scheduler.filters.AcceleratorFilter'],
+            enabled_filters=['ComputeFilter', 'AcceleratorFilter'],
+            weight_classes=[
+                'nova.scheduler.weights.all_weighers',
+                'nova_accel.scheduler.weights.AcceleratorWeigher'],
+            group='filter_scheduler')
+        super().setUp()
+        #: name -> uuid of each region
+        self.regions = {}
+        self.gets = []
+        self.broken = None
+        get = report.SchedulerReportClient.get
+
+        def counted(client, url, *args, **kwargs):
+            if url.startswith(('/resource_providers?', '/traits?')):
+                self.gets.append(url)
+                if self.broken:
+                    raise self.broken
+            return get(client, url, *args, **kwargs)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.client.report.SchedulerReportClient.get',
+            counted))
+
+    def host(self, name, *functions, programmable=True, total=1):
+        """A host with one region for each function, None for an empty one."""
+        self._start_compute(name)
+        root = self._get_provider_uuid_by_host(name)
+        self.placement.put(f'/resource_classes/{FPGA}', {}, version='1.7')
+        for index, function in enumerate(functions):
+            region = f'{name}/{index}'
+            self.regions[region] = self.placement.post(
+                '/resource_providers', version='1.20', body={
+                    'name': region, 'parent_provider_uuid': root}).body['uuid']
+            self._set_inventory(self.regions[region], {
+                'resource_class': FPGA, 'total': total})
+            traits = {'CUSTOM_FPGA_INTEL'}
+            if programmable:
+                traits.add(naming.PROGRAMMABLE)
+            if function:
+                spelled = naming.function_trait(function)
+                traits |= {spelled, spelled.replace('FPGA_', 'FPGA_INTEL_')}
+            for trait in traits:
+                self.placement.put(f'/traits/{trait}', {}, version='1.6')
+            self._set_provider_traits(self.regions[region], traits)
+
+    def flavor(self, *functions):
+        specs = {'group_policy': 'isolate'} if len(functions) > 1 else {}
+        for index, function in enumerate(functions):
+            specs[f'resources_A{index}:{FPGA}'] = '1'
+            if function:
+                specs[f'accel_A{index}:function_id'] = function
+        return self._create_flavor(vcpu=1, memory_mb=64, disk=1,
+                                   extra_spec=specs)
+
+    def boot(self, *functions, expected_state='ACTIVE', **kwargs):
+        """The regions that a new server got."""
+        server = self._create_server(
+            flavor_id=self.flavor(*functions), networks='none',
+            expected_state=expected_state, **kwargs)
+        return self.regions_of(server)
+
+    def regions_of(self, server):
+        allocated = self._get_allocations_by_server_uuid(server['id'])
+        return sorted(name for name, rp in self.regions.items()
+                      if rp in allocated)
+
+    def boot_many(self, count, function, expected_state='ACTIVE'):
+        """The regions of each of the servers of one request."""
+        server = self._build_server(
+            flavor_id=self.flavor(function), networks='none')
+        server.update(min_count=count, max_count=count,
+                      return_reservation_id=True)
+        reservation = self.api.post_server(
+            {'server': server})['reservation_id']
+        servers = self.api.get_servers(
+            search_opts={'reservation_id': reservation})
+        return sorted(self.regions_of(self._wait_for_state_change(
+            s, expected_state)) for s in servers)
+
+    # One host: weighers are not asked
+
+    def test_region_that_has_the_function(self):
+        self.host('host1', None, OTHER, WANTED, THIRD)
+        self.assertEqual(['host1/2'], self.boot(WANTED))
+
+    def test_empty_region_before_any_function(self):
+        self.host('host1', OTHER, THIRD, None)
+        self.assertEqual(['host1/2'], self.boot(WANTED))
+
+    def test_scarce_function_stays(self):
+        self.host('host1', THIRD, OTHER, OTHER)
+        self.assertNotEqual(['host1/0'], self.boot(WANTED))
+        self.assertNotEqual(['host1/0'], self.boot(WANTED))
+        # no choice left
+        self.assertEqual(['host1/0'], self.boot(WANTED))
+
+    def test_two_groups(self):
+        self.host('host1', None, WANTED, THIRD, OTHER)
+        self.assertEqual(['host1/1', 'host1/3'], self.boot(OTHER, WANTED))
+
+    def test_forced_host_and_rebuild(self):
+        self.host('host1', WANTED)
+        self.host('host2', None)
+        server = self._create_server(
+            flavor_id=self.flavor(WANTED), networks='none', az='nova:host2')
+        self.assertEqual(['host2/0'], self.regions_of(server))
+        self._rebuild_server(server, 'a2459075-d96c-40d5-893e-577ff92e721c')
+        self.assertEqual(['host2/0'], self.regions_of(server))
+
+    # Several hosts
+
+    def test_host_that_has_the_function(self):
+        for number, functions in enumerate(([None], [OTHER], [WANTED])):
+            self.host(f'host{number}', *functions)
+        # Nova's weighers prefer the empty host, ours the function
+        self._create_server(flavor_id=self._create_flavor(
+            vcpu=1, memory_mb=2048, disk=1), networks='none', host='host2')
+        self.assertEqual(['host2/0'], self.boot(WANTED))
+
+    def test_multiplier_of_the_aggregate(self):
+        self.host('host0', None)
+        self.host('host1', WANTED)
+        aggregate = self.admin_api.post_aggregate(
+            {'aggregate': {'name': 'no-preference'}})
+        self.admin_api.add_host_to_aggregate(aggregate['id'], 'host1')
+        self.admin_api.post_aggregate_action(aggregate['id'], {
+            'set_metadata': {'metadata': {'accel_weight_multiplier': '-10'}}})
+        self.assertEqual(['host0/0'], self.boot(WANTED))
+
+    def test_host_that_cannot_is_last(self):
+        self.host('host0', OTHER, programmable=False)
+        self.host('host1', OTHER)
+        self.assertEqual(['host1/0'], self.boot(WANTED))
+
+    # Several servers in one request
+
+    def test_two_servers_two_regions_one_host(self):
+        self.host('host1', None, WANTED)
+        self.assertEqual([['host1/0'], ['host1/1']],
+                         self.boot_many(2, WANTED))
+
+    def test_without_function_too(self):
+        self.host('host1', None, OTHER)
+        self.assertEqual([['host1/0'], ['host1/1']],
+                         self.boot_many(2, None))
+
+    def test_many_servers_fill_all_hosts(self):
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', None, WANTED, OTHER)
+        self.assertEqual([['host1/0'], ['host1/1'], ['host2/0'], ['host2/1'],
+                          ['host2/2']], self.boot_many(5, WANTED))
+
+    def test_handles_of_one_region(self):
+        self.host('host1', None, WANTED, total=2)
+        self.assertEqual([['host1/0'], ['host1/1'], ['host1/1']],
+                         self.boot_many(3, WANTED))
+
+    def test_more_servers_than_regions(self):
+        self.host('host1', WANTED)
+        self.assertEqual([[], []], self.boot_many(2, WANTED, 'ERROR'))
+
+    def test_claim_lost_to_another_request(self):
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', None)
+        claim = utils.claim_resources
+        stolen = []
+
+        def claim_late(context, client, spec, instance, candidate, **kwargs):
+            if not stolen:
+                stolen.extend(set(candidate['allocations'])
+                              & set(self.regions.values()))
+                self.placement.put(f'/allocations/{uuid.uuid4()}', {
+                    'allocations': {
+                        stolen[0]: {'resources': {FPGA: 1}}},
+                    'project_id': 'p', 'user_id': 'u',
+                    'consumer_generation': None}, version='1.28')
+            return claim(context, client, spec, instance, candidate, **kwargs)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.utils.claim_resources', claim_late))
+        got = self.boot_many(2, WANTED)
+        self.assertEqual(sorted([name] for name, rp in self.regions.items()
+                                if rp not in stolen), got)
+        self.assertEqual(2, len(got))
+
+    # What it costs
+
+    def test_each_function_is_asked_for_once(self):
+        for number in range(3):
+            self.host(f'host{number}', OTHER, THIRD, None)
+        self.gets.clear()
+        self.boot(WANTED)
+        asked = [url for url in self.gets if 'required=CUSTOM' in url
+                 or 'startswith:' in url]
+        self.assertEqual(len(set(asked)), len(asked))
+        # nobody has it; programmable; the functions there are, and two more
+        self.assertEqual(5, len(asked))
+
+    def test_nothing_is_asked_for_other_flavors(self):
+        self.host('host1', WANTED)
+        self.host('host2', WANTED)
+        self.gets.clear()
+        self.boot()
+        self.assertEqual([], [u for u in self.gets if 'CUSTOM' in u])
+
+    def test_placement_does_not_answer_us(self):
+        self.host('host1', None, WANTED)
+        self.host('host2', OTHER)
+        self.broken = ConnectionError('refused')
+        self.assertEqual(1, len(self.boot(WANTED)))
+        self.assertEqual(1, len(self.boot(WANTED)))
+        warnings = [line for line in self.stdlog.logger.output.splitlines()
+                    if 'did not answer' in line]
+        self.assertEqual(1, len(warnings), warnings)
+        self.broken = None
+        self.assertEqual(1, len(self.boot(WANTED)))
+
+    def test_unknown_trait_is_nobody(self):
+        self.host('host1', None)
+        self.assertEqual(frozenset(), filters.PLACEMENT.providers(
+            'required=CUSTOM_NEVER_HEARD_OF'))
