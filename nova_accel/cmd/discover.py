@@ -41,6 +41,10 @@ class Discover(lister.Lister):
                  'may be repeated')
         return parser
 
+    def run(self, parsed_args):
+        super().run(parsed_args)
+        return 1 if self._failed else 0
+
     def take_action(self, parsed_args):
         devices = self._discover(parsed_args)
         self._devices = devices
@@ -58,7 +62,6 @@ class Discover(lister.Lister):
             self.app.stdout.write('\n')
         else:
             super().produce_output(parsed_args, column_names, data)
-        return 1 if self._failed else 0
 
     def _discover(self, parsed_args):
         _configure(parsed_args)

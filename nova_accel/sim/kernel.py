@@ -46,7 +46,9 @@ class SimulatedKernel:
         """
         self.path = os.path.abspath(path)
         self._state_path = f'{self.path}.state'
-        self._memory = threading.local()
+        # guards what is remembered of the files; never held while waiting
+        self._lock = threading.RLock()
+        self._description = self._state = self._sys = (None,) * 3
         self._described()
         with self._update():
             pass
@@ -143,8 +145,7 @@ class SimulatedKernel:
     def clear_dfl_port_errors(self, function, port):
         with self._update() as (host, state):
             card, _ = _owner(host, state, function)
-            if card.address in state['cards']:
-                state['cards'][card.address]['errors'].pop(str(port), None)
+            state['cards'][card.address]['errors'][str(port)] = '0x0'
 
     def release_dfl_port(self, pf, port):
         with self._update() as (host, state):
@@ -285,23 +286,22 @@ class SimulatedKernel:
 
     def _described(self):
         """The description, read again when the file changed."""
-        stamp = _stamp(self.path)
-        if getattr(self._memory, 'described', (0, 0))[0] != stamp:
-            self._memory.described = stamp, description.load(self.path)
-        return self._memory.described[1]
+        with self._lock:
+            stamp = _stamp(self.path)
+            if self._description[0] != stamp or stamp is None:
+                self._description = stamp, description.load(self.path)
+            return self._description[1]
 
     def _look(self):
         """(description, state) of now; not to be changed."""
-        stamp = _stamp(self._state_path)
-        host = self._described()
-        kept = getattr(self._memory, 'state', None)
-        if kept and kept[0] == stamp and kept[1] is host:
-            state = kept[2]
-        else:
-            state = self._load(host)
-            self._memory.state = stamp, host, state
-        _settle(state)
-        return host, state
+        with self._lock:
+            host = self._described()
+            stamp = _stamp(self._state_path)
+            if self._state[0] != stamp or self._state[1] is not host:
+                self._state = stamp, host, self._load(host)
+            state = self._state[2]
+            _settle(state)
+            return host, state
 
     def _load(self, host):
         try:
@@ -347,13 +347,12 @@ class SimulatedKernel:
 
     def _tree(self):
         """/sys as nested dictionaries."""
-        host, state = self._look()
-        kept = getattr(self._memory, 'tree', None)
-        key = (id(state), tuple(bool(mine['program'])
-                                for mine in state['cards'].values()))
-        if not kept or kept[0] != key or kept[1] is not state:
-            self._memory.tree = key, state, _build(host, state)
-        return self._memory.tree[2]
+        with self._lock:
+            host, state = self._look()
+            busy = [bool(mine['program']) for mine in state['cards'].values()]
+            if self._sys[0] is not state or self._sys[1] != busy:
+                self._sys = state, busy, _build(host, state)
+            return self._sys[2]
 
 
 def _error(number, of):

@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A simulated host in a temporary directory, for tests."""
+
+import os
+
+import fixtures
+import yaml
+
+from nova_accel import sim
+from nova_accel.sim import description
+
+A = '0000:5e:00.0'
+B = '0000:81:00.0'
+FUNCTION = '11111111-2222-4333-8444-555555555555'
+OTHER = 'aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee'
+INTERFACE = description.DEFAULT_INTERFACE
+FIRST = description.DEFAULT_FUNCTION
+
+
+def plain(text):
+    return text.replace('-', '')
+
+
+class SimulatedHost(fixtures.Fixture):
+    """card is what the description has of one; programming takes no time."""
+
+    def __init__(self, *cards, others=(), iommu=True):
+        self.cards = [{'programming_seconds': 0, 'timeout_seconds': 0, **card}
+                      for card in cards]
+        self.top = {'iommu': iommu, 'cards': self.cards,
+                    'others': list(others)}
+
+    def _setUp(self):
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.directory, 'host.yaml')
+        with open(self.path, 'w') as file:
+            yaml.safe_dump(self.top, file)
+        self.kernel = sim.SimulatedKernel(self.path)
+
+    def gbs(self, function=FUNCTION, interface=INTERFACE, **more):
+        path = os.path.join(self.directory, 'a.gbs')
+        sim.make_gbs(path, function, interface, **more)
+        return path
