@@ -8,6 +8,7 @@ releases differ the arguments that we do not read are passed through.
 
 import contextlib
 import functools
+import inspect
 import threading
 
 from nova.compute import resource_tracker
@@ -35,19 +36,6 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def _novas_words(instance):
-    """Raise our errors as those by which Nova decides where to build next."""
-    try:
-        yield
-    except exception.AcceleratorError as error:
-        if error.elsewhere:
-            raise nova_exception.ComputeResourcesUnavailable(
-                reason=str(error)) from error
-        raise nova_exception.BuildAbortException(
-            instance_uuid=instance.uuid, reason=str(error)) from error
-
-
 class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def __init__(self, virtapi, read_only=False):
@@ -56,6 +44,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             images=self._image_client, publish=self._publish)
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
+        #: servers being built for which the scheduler gave no further host
+        self._last_hosts = set()
 
     # The service
 
@@ -64,6 +54,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().init_host(host)
         self.accelerators.initialize(host, CONF.state_path)
         self._refuse_shared_devices()
+        self._watch_last_hosts()
 
     def cleanup_host(self, host):
         """At stop (Nova 33 and later)."""
@@ -87,6 +78,43 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 'vendor_id': pci.identifier(kernel, address, 'vendor'),
                 'product_id': pci.identifier(kernel, address, 'device'),
                 'parent_addr': pci.physical_function(kernel, address)}
+
+    # Errors
+
+    def _watch_last_hosts(self):
+        """Know when a build has no alternate host left.
+
+        The manager is told, the driver is not, and when the last host fails
+        Nova's word to the user is only that the hosts are exhausted.
+        """
+        manager = self.virtapi._compute
+        build = manager._do_build_and_run_instance
+        parameters = inspect.signature(build)
+
+        @functools.wraps(build)
+        def watched(*args, **kwargs):
+            given = parameters.bind(*args, **kwargs).arguments
+            uuid = given['instance'].uuid
+            if given.get('host_list') == []:
+                self._last_hosts.add(uuid)
+            try:
+                return build(*args, **kwargs)
+            finally:
+                self._last_hosts.discard(uuid)
+        manager._do_build_and_run_instance = watched
+
+    @contextlib.contextmanager
+    def _novas_words(self, instance):
+        """Raise our errors as those by which Nova knows where to build next,
+        or that there is no use in it, and tells the user why."""
+        try:
+            yield
+        except exception.AcceleratorError as error:
+            if error.elsewhere and instance.uuid not in self._last_hosts:
+                raise nova_exception.ComputeResourcesUnavailable(
+                    reason=str(error)) from error
+            raise nova_exception.BuildAbortException(
+                instance_uuid=instance.uuid, reason=str(error)) from error
 
     # Placement
 
@@ -170,7 +198,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At boot, before block devices and image: the first we hear of it."""
         super().prepare_for_spawn(instance)
         context = current_context.get_current()
-        if context is not None:
+        if isinstance(context, nova_context.RequestContext):
             self._start_plug(context, instance, lambda: self._allocations(
                 context, instance))
 
@@ -218,7 +246,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                           rescue=None, block_device_info=None, context=None,
                           *args, **kwargs):
         """Wherever Nova makes guest XML: add what the server holds."""
-        with _novas_words(instance):
+        with self._novas_words(instance):
             handles = self._handles(context, instance)
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,

@@ -6,6 +6,7 @@ test harness, Placement in the same process, and a Glance of its own in a child
 process. What tests see, they see through the REST APIs and the guest XML.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -34,8 +35,8 @@ SHELL_12 = '69528db6-eb31-577a-8c36-68f9faa081f6'
 def card(address, functions=(NLB0,), interface=SHELL_11, **more):
     """A simulated PAC Arria 10 with one port per function."""
     return {'address': address, 'product': 'PAC_ARRIA10',
-            'interface_id': interface, 'functions': list(functions),
-            'programming_seconds': 0, **more}
+            'interface': interface, 'functions': list(functions),
+            'ports': len(functions), 'programming_seconds': 0, **more}
 
 
 def fpga_flavor(group='1', amount=1, **accel):
@@ -91,7 +92,9 @@ class ManagedHostdevs(fixtures.Fixture):
             destroy(domain)
             if running:
                 for address in self._addresses(domain):
-                    self._kernel(domain).guest_returns(address)
+                    # libvirt logs it when the device is gone
+                    with contextlib.suppress(OSError):
+                        self._kernel(domain).guest_returns(address)
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'createWithFlags', create_with_flags))
         self.useFixture(fixtures.MockPatchObject(
@@ -151,6 +154,11 @@ class AcceleratorTestBase(base.ServersTestBase):
                 'nova.scheduler.weights.all_weighers',
                 'nova_accel.scheduler.weights.AcceleratorWeigher'],
             group='filter_scheduler')
+        # Placement answers in the thread that asks, and must not leave its own
+        # context there as the current one
+        self.useFixture(fixtures.MonkeyPatch(
+            'placement.context.RequestContext.update_store',
+            lambda context: None))
         with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
             super().setUp()
         self.useFixture(glance_service.NovaTokens())

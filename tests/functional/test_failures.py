@@ -179,7 +179,7 @@ class CardTest(FailureBase):
     def test_card_does_not_answer(self):
         self.flags(programming_timeout=1, group='accel')
         for host in self.HOSTS:
-            self.kernel(host).set_fault(DEVICE, hang=True)
+            self.kernel(host).set_fault(DEVICE, hang='program')
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('did not end within 1 s', self.fault(server))
         self.assertNothingLeft(server)
@@ -192,7 +192,7 @@ class CardTest(FailureBase):
             self.assertIn(naming.FENCED, traits)
         self.boot({})
         for host in self.HOSTS:
-            self.kernel(host).set_fault(DEVICE, hang=False)
+            self.kernel(host).set_fault(DEVICE, hang=None)
         self._wait_for_assert(self.assertUsable)
 
     def assertUsable(self):
@@ -225,9 +225,11 @@ class CardTest(FailureBase):
         self.assertEqual([DEVICE], self.hostdevs(self.boot(self.specs)))
 
     def test_guest_does_not_start(self):
+        # something else has taken the card away from the host
         for host in self.HOSTS:
-            self.kernel(host).set_fault(DEVICE, bind_error='EBUSY')
-        server = self.boot(self.specs, expected_state='ERROR')
+            self.kernel(host).guest_takes(DEVICE)
+        server = self.boot(base.fpga_flavor(), expected_state='ERROR')
+        self.assertIn('Failed to bind PCI device', self.fault(server))
         self.assertNothingLeft(server)
 
 

@@ -41,7 +41,7 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual({}, tree[self.device][0])
         self.assertEqual(
             {'CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_ARRIA10',
-             'OWNER_CYBORG'}, tree[self.device][1])
+             'CUSTOM_FPGA_INTEL_ARRIA10', 'OWNER_CYBORG'}, tree[self.device][1])
         function = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
         shell = '9926AB6D_6C92_5A68_AABC_A7D84C545738'
         self.assertEqual(tree[self.device][1] | {
@@ -61,7 +61,8 @@ class ReportTest(base.AcceleratorTestBase):
             f'CUSTOM_ACCELERATOR_FPGA').body
         self.placement.put(
             f'/resource_providers/{region}/inventories/'
-            f'CUSTOM_ACCELERATOR_FPGA', {**inventory, 'reserved': 1})
+            f'CUSTOM_ACCELERATOR_FPGA', {**inventory, 'reserved': 1},
+            version='1.26')
         generation = self.provider(self.region)['generation']
         aggregate = '7f0a1f58-26c5-4a1a-a4ab-2a39cd4ccd03'
         self.placement.put(
@@ -114,8 +115,8 @@ class ReportTest(base.AcceleratorTestBase):
     def test_vanished_device(self):
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
         inventory = self.accelerators('compute1').inventory
-        self.kernel('compute1').set_fault(DEVICE, vanished=True)
-        self.kernel('compute1').set_fault('0000:af:00.0', vanished=True)
+        self.kernel('compute1').set_fault(DEVICE, vanish=True)
+        self.kernel('compute1').set_fault('0000:af:00.0', vanish=True)
         inventory.scan()
         self.report()
         # held: fenced; not held: fenced, then gone
@@ -132,7 +133,7 @@ class ReportTest(base.AcceleratorTestBase):
         self.report()
         self.assertEqual({}, self.provider_tree())
         # the card is back, under the same uuids
-        self.kernel('compute1').set_fault(DEVICE, vanished=False)
+        self.kernel('compute1').set_fault(DEVICE, vanish=None)
         inventory.scan()
         self.report()
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
@@ -159,7 +160,8 @@ class ConflictTest(base.AcceleratorTestBase):
 
     def test_device_that_nova_owns_too(self):
         self.describe_host('compute1', {'cards': [base.card(DEVICE)]})
-        self.flags(device_spec=[f'{{"address": "{DEVICE}"}}'], group='pci')
+        self.flags(device_spec=['{"vendor_id": "8086", "product_id": "09c4"}'],
+                   group='pci')
         error = self.assertRaises(
             Exception, self.start_compute, 'compute1')
         for word in (DEVICE, '[pci] device_spec', 'enabled_drivers'):

@@ -1,0 +1,230 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The story in a screenful: python -m tests.demo, or make demo.
+
+Real nova-api, conductor, scheduler and two nova-computes in this process, real
+Placement in it as well, a real Glance as a child, two simulated hosts, and
+Nova's imitation of libvirt. Each line that claims something has checked it;
+the exit status is 0 only when all of it is so.
+"""
+
+import os
+
+os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING', 'true')
+
+import sys  # noqa: E402
+import time  # noqa: E402
+import unittest  # noqa: E402
+import uuid  # noqa: E402
+import warnings  # noqa: E402
+
+warnings.simplefilter('ignore')
+
+from nova_accel import naming  # noqa: E402
+from tests.functional import base  # noqa: E402
+
+TERMINAL = sys.stdout.isatty()
+OUT = sys.stdout
+#: seconds that each simulated card takes to be programmed
+SECONDS = 2
+NAMES = {base.NLB0: 'NLB0', base.NLB3: 'NLB3', base.OPENCL: 'OpenCL'}
+FUNCTION = '5ad1bba2-6ee2-4b5a-9c2f-1f3a8c4d7e60'
+
+
+def paint(text, code):
+    return f'\033[{code}m{text}\033[0m' if TERMINAL else text
+
+
+def say(text=''):
+    print(text, file=OUT, flush=True)
+
+
+def head(text):
+    say(paint(text, '1;36'))
+
+
+class Progress:
+    """A line that grows a time when the work is done."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __enter__(self):
+        if TERMINAL:
+            print(f'  {self.text} ...', end='', file=OUT, flush=True)
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, kind, *_):
+        self.seconds = time.monotonic() - self.began
+        if TERMINAL:
+            print('\r\033[K', end='', file=OUT)
+        if kind is None:
+            say(f'  {self.text}: {self.seconds:.1f} s')
+
+
+class Story(base.AcceleratorTestBase):
+
+    HOSTS = {
+        'compute1': {'cards': [
+            base.card('0000:5e:00.0', [base.NLB0],
+                      programming_seconds=SECONDS),
+            base.card('0000:af:00.0', [base.NLB0],
+                      programming_seconds=SECONDS)]},
+        'compute2': {'cards': [
+            base.card('0000:5e:00.0', [base.NLB3],
+                      programming_seconds=SECONDS)]},
+    }
+
+    def setUp(self):
+        say(paint('nova_accel', '1') + ': an FPGA function reaches a guest on '
+            'real Nova')
+        with Progress('nova-api, conductor, scheduler, 2 nova-computes, '
+                      'Placement, Glance'):
+            super().setUp()
+
+    def runTest(self):
+        head('Placement shows the cards of two hosts as nested providers')
+        start = self.show_providers()
+
+        head('A device profile, a flavor that names it, a bitstream in Glance')
+        self.write_profiles({'name': 'crypto', 'groups': [{
+            'resources:CUSTOM_ACCELERATOR_FPGA': 1,
+            'trait:CUSTOM_FPGA_INTEL': 'required',
+            'accel:function_id': FUNCTION}]})
+        flavor = self._create_flavor(
+            extra_spec={'accel:device_profile': 'crypto'})
+        image = self.upload_bitstream(FUNCTION)
+        NAMES[FUNCTION] = 'crypto'
+        say(f'  function {FUNCTION} ("crypto"), image {image}')
+
+        head('Server 1: nobody has the function, so a region is programmed')
+        before = self.functions()
+        server, seconds = self.create(flavor)
+        place = self.place(server)
+        self.assertNotEqual(FUNCTION, before[place])
+        self.assertEqual(FUNCTION, self.functions()[place])
+        self.assertGreaterEqual(seconds, SECONDS)
+        say(f'  {place}: before {self.label(before[place])}, after '
+            f'{paint(self.label(FUNCTION), 32)} '
+            f'(the card takes {SECONDS} s)')
+        kept = [n for n, f in before.items() if f == base.NLB3]
+        self.assertNotIn(place, kept)
+        say(f'  spared, because it has the only {self.label(base.NLB3)}: '
+            f'{kept[0]}')
+        for line in self.hostdev_xml(server):
+            say('    ' + line)
+        self.delete(server)
+
+        head('Server 2: the same function is there now, nothing is programmed')
+        server, seconds = self.create(flavor)
+        self.assertEqual(place, self.place(server))
+        self.assertLess(seconds, SECONDS)
+        say(f'  on {place} again')
+
+        head('Server 3: a given bitstream, by image')
+        other = self.upload_bitstream(base.OPENCL)
+        third, _ = self.create(self._create_flavor(
+            extra_spec=base.fpga_flavor(bitstream_id=other)))
+        place3 = self.place(third)
+        self.assertEqual(base.OPENCL, self.functions()[place3])
+        self.assertIn(naming.bitstream_trait(other), self.traits(place3))
+        say(f'  {place3} carries image {other}')
+
+        head('Requests that cannot be met say why')
+        specs = {**base.fpga_flavor(),
+                 'trait1:CUSTOM_FPGA_INTEL_PAC_N3000': 'required'}
+        failed = self.boot(specs, expected_state='ERROR')
+        say(f'  a card that nobody has: {self.fault(failed)}')
+        wrong = self.upload_bitstream(
+            str(uuid.uuid4()), interface=base.SHELL_12)
+        failed2 = self.boot(base.fpga_flavor(bitstream_id=wrong),
+                            expected_state='ERROR')
+        self.assertIn(base.SHELL_12, self.fault(failed2))
+        say(f'  a bitstream for another shell: {self.fault(failed2)}')
+
+        head('All servers are deleted')
+        for server in (server, third, failed, failed2):
+            self.delete(server)
+        self.report()
+        end = self.show_providers()
+        self.assertEqual(start, end)
+        self.assertEqual([], self.claims())
+        say(paint('  providers, inventories and usage as at the start, no '
+                  'accelerator claimed; the functions stay loaded for the '
+                  'next server', 32))
+
+    # What a user does
+
+    def create(self, flavor):
+        with Progress('ACTIVE after') as progress:
+            server = self._create_server(
+                flavor_id=flavor, networks='none', expected_state='ACTIVE')
+        return server, progress.seconds
+
+    def delete(self, server):
+        self.api.delete_server(server['id'])
+        self._wait_until_deleted(server)
+
+    # What a user sees
+
+    def place(self, server):
+        """The provider that the server's device is allocated from."""
+        allocated = self._get_allocations_by_server_uuid(server['id'])
+        uuid_, = (u for u, a in allocated.items()
+                  if 'CUSTOM_ACCELERATOR_FPGA' in a['resources'])
+        return self.placement.get(
+            f'/resource_providers/{uuid_}').body['name']
+
+    def functions(self):
+        return {name: self.function(traits)
+                for name, (_, traits, _) in self.provider_tree().items()
+                if '_region' in name}
+
+    @staticmethod
+    def function(traits):
+        found = {naming.function_of(t) for t in traits} - {None}
+        return str(uuid.UUID(found.pop())) if found else None
+
+    @staticmethod
+    def label(function):
+        return f'{NAMES[function]} ({function[:8]})' if function else 'nothing'
+
+    def hostdev_xml(self, server):
+        lines = self.guest_xml(server).splitlines()
+        begin = next(i for i, x in enumerate(lines) if '<hostdev' in x)
+        end = next(i for i, x in enumerate(lines) if '</hostdev' in x)
+        return [line.strip() for line in lines[begin:end + 1]
+                if line.strip()]
+
+    def show_providers(self):
+        """Print the regions; what must be the same again at the end."""
+        tree = self.provider_tree()
+        for name, (totals, traits, usages) in sorted(tree.items()):
+            if '_region' in name:
+                total = sum(t for t, _ in totals.values())
+                used = sum(usages.values())
+                programmable = ('programmable' if naming.PROGRAMMABLE in traits
+                                else '')
+                say(f'  {name}  {used}/{total} used  '
+                    f'{self.label(self.function(traits)):18} {programmable}')
+        return {name: (totals, naming.PROGRAMMABLE in traits, usages)
+                for name, (totals, traits, usages) in tree.items()}
+
+
+def main():
+    began = time.monotonic()
+    result = unittest.TestResult()
+    Story().run(result)
+    for _, trace in result.errors + result.failures:
+        say(paint(trace, 31))
+    good = result.wasSuccessful()
+    say(f'{"Done" if good else "FAILED"} in {time.monotonic() - began:.0f} s')
+    return 0 if good else 1
+
+
+if __name__ == '__main__':
+    sys.stdout.flush()
+    status = main()
+    # threads of a card that hangs must not keep the process
+    OUT.flush()
+    os._exit(status)
