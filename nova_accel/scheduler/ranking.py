@@ -10,14 +10,13 @@ A candidate is an allocation request of Placement (GET /allocation_candidates,
 being ''.
 """
 
-import dataclasses
+import typing
 
 from nova_accel import naming
 from nova_accel import request
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Rank:
+class Rank(typing.NamedTuple):
     """The place of a candidate; less is better, fields in that order."""
 
     #: a device of it is taken since Placement offered it
@@ -64,8 +63,9 @@ def rank(requests: list[request.AcceleratorRequest], candidate,
         programmings += 1
         stuck += (programmable is not None
                   and programmable.isdisjoint(mapped))
-    return Rank(not known.full.isdisjoint(devices(requests, candidate)),
-                stuck, programmings)
+    taken = bool(known.full) and not known.full.isdisjoint(
+        devices(requests, candidate))
+    return Rank(taken, stuck, programmings)
 
 
 def _to_program(requests, candidate, known):
@@ -94,15 +94,17 @@ def ranked(requests: list[request.AcceleratorRequest], candidates,
     ranks = [(rank(requests, c, known), c) for c in candidates]
     best = min((r for r, _ in ranks), default=None)
     if best and best.programmings:
-        ranks = [(dataclasses.replace(r, loss=_loss(requests, c, known)), c)
+        ranks = [(r._replace(loss=_loss(requests, c, known)), c)
                  for r, c in ranks]
     return sorted(ranks, key=lambda pair: pair[0])
 
 
-#: what the least that a host can do is worth beside one group that is carried
-#: already: little, so that Nova's own weighers (RAM, disk, CPUs: up to 1 each)
-#: do not outweigh the difference
-_BASE = 0.2
+#: A host that can be used at all gets this much more than one that cannot, and
+#: a carried function is worth about as much again: at the default multiplier
+#: either is more than RAM, disk, CPU and hypervisor weigh together (1 each).
+_USABLE = 0.45
+#: the part of a group's worth that losing no other function makes up
+_KEEPING = 0.2
 
 
 def score(requests: list[request.AcceleratorRequest], best: Rank) -> float:
@@ -116,7 +118,7 @@ def score(requests: list[request.AcceleratorRequest], best: Rank) -> float:
     groups = sum(r.programs for r in requests)
     if not groups or best.taken or best.stuck:
         return 0.0
-    points = _BASE + groups - best.programmings
+    carried = groups - best.programmings
     if best.programmings:
-        points += _BASE * (1 - best.loss / best.programmings)
-    return points / (groups + _BASE)
+        carried += _KEEPING * (1 - best.loss / best.programmings)
+    return _USABLE + (1 - _USABLE) * carried / groups

@@ -30,8 +30,11 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
     def _weigh_object(self, host_state, weight_properties):
         """0 to 1; 0 too for hosts without candidates (rebuild)."""
         known = filters.PLACEMENT.scheduling(weight_properties)
-        if not known.requests or not host_state.allocation_candidates:
+        candidates = host_state.allocation_candidates
+        if not known.requests or not candidates:
             return 0.0
-        best = ranking.ranked(
-            known.requests, host_state.allocation_candidates, known)[0][0]
+        if host_state.uuid in known.instances:
+            # the filter has put the best one first
+            candidates = candidates[:1]
+        best = ranking.ranked(known.requests, candidates, known)[0][0]
         return ranking.score(known.requests, best)

@@ -221,8 +221,9 @@ class RankingTest(unittest.TestCase):
         self.assertTrue(1 > empty > scarce > 0)
         # at the default multiplier more than Nova's RAM, CPU, disk and
         # hypervisor weighers together
-        self.assertGreater((has - empty) * conf.CONF.accel.weight_multiplier,
-                           4)
+        multiplier = conf.CONF.accel.weight_multiplier
+        self.assertGreater((has - empty) * multiplier, 4)
+        self.assertGreater((scarce - stuck) * multiplier, 4)
 
     @given(st.lists(st.tuples(
         st.sampled_from([None, WANTED, OTHER, THIRD]), st.booleans(),
