@@ -187,15 +187,12 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
         received += len(chunk)
         if received > limit:
             raise _too_large(image, received)
-        if image.size is not None and received > image.size:
-            break
         hasher.update(chunk)
         file.write(chunk)
     if image.size is not None and received != image.size:
-        more = 'more than ' if received > image.size else ''
         raise exception.BitstreamError(
             f'{image} has {image.size} bytes by its record, and Glance sent '
-            f'{more}{min(received, image.size)}: upload the bitstream again.')
+            f'{received}: upload the bitstream again.')
     if hasher.hexdigest() != digest:
         raise exception.BitstreamError(
             f'{image} has the {algorithm} {digest[:16]}... by its record, and '
