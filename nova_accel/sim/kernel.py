@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 
+from nova_accel import exception
 from nova_accel.sim import description
 
 _ALL_ONES = 'f' * 32
@@ -50,8 +51,18 @@ class SimulatedKernel:
         self._lock = threading.RLock()
         self._description = self._state = self._sys = (None,) * 3
         self._described()
-        with self._update():
-            pass
+        try:
+            with self._update():
+                pass
+        except OSError as e:
+            raise exception.InvalidSimulation(
+                f'The state of the simulated host {path} cannot be kept '
+                f'beside it ({e}): put the file where nova-compute may '
+                f'write.') from e
+        except (ValueError, KeyError, TypeError) as e:
+            raise exception.InvalidSimulation(
+                f'{self._state_path} is not what this release wrote '
+                f'({e!r}): remove it.') from e
 
     # Reads, see Kernel
 

@@ -10,6 +10,7 @@ emulated card is given between them.
         [--payload-interface UUID] [--size BYTES] [--expect OUTCOME]
     dfl_on_kernel.py guest
     dfl_on_kernel.py release REGION FUNCTION
+    dfl_on_kernel.py stuck REGION FUNCTION
     dfl_on_kernel.py privileged
 
 The exit status is 1 when the outcome is not the expected one.
@@ -178,6 +179,29 @@ def release(driver, args):
             == args.function.replace('-', ''))
 
 
+def stuck(driver, args):
+    """A failure after which nobody recovered, as when nova-compute died."""
+    (address, device), = driver.discover().items()
+    region = device.region(args.region)
+    args.size, args.payload_interface = 4096, None
+    parsed = bitstream_of_nova(driver, args, region.region_type_uuid)
+    try:
+        driver.kernel.program_dfl_port(
+            address, args.region, parsed.path, parsed.payload_offset,
+            parsed.payload_size)
+    except OSError as e:
+        print(f'  {e}')
+    fpga, = driver.kernel.listdir('class/fpga_manager')
+    for attribute in ('state', 'status'):
+        text = driver.kernel.read(f'class/fpga_manager/{fpga}/{attribute}')
+        print(f'  manager {attribute}: {text!r}')
+    show(driver.discover())
+    print(f'  programmed again: {driver.program(device, region, parsed)}')
+    show(driver.discover())
+    return (driver.discover()[address].region(args.region).function_uuid
+            == args.function.replace('-', ''))
+
+
 def main():
     parser = argparse.ArgumentParser()
     steps = parser.add_subparsers(required=True)
@@ -192,10 +216,11 @@ def main():
     step.add_argument('--expect')
     steps.add_parser('guest').set_defaults(step=guest)
     steps.add_parser('privileged').set_defaults(step=privileged_checks)
-    step = steps.add_parser('release')
-    step.add_argument('region', type=int)
-    step.add_argument('function')
-    step.set_defaults(step=release)
+    for name, action in (('release', release), ('stuck', stuck)):
+        step = steps.add_parser(name)
+        step.add_argument('region', type=int)
+        step.add_argument('function')
+        step.set_defaults(step=action)
     args = parser.parse_args()
     cfg.CONF([], project='nova', default_config_files=[])
     cfg.CONF.set_override(

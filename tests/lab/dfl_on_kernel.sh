@@ -47,6 +47,8 @@ for error in operation crc protocol fifo timeout; do
   step program 0 $C --expect ProgrammingFailed
 done
 step program 0 $C --expect "$(hex $C)"
+card '{"ports": 2, "pr_error": "crc", "pr_error_count": 1}'
+step stuck 0 $B
 card '{"ports": 2, "pr_seconds": 3}'
 step program 0 $A --size 300001 --expect "$(hex $A)"
 card '{"ports": 2}'

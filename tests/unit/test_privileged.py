@@ -1,0 +1,272 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the privileged process accepts, and what it then does.
+
+sysfs and /dev are directories here, and the process is this one.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+import subprocess
+import sys
+import textwrap
+
+import ddt
+import fixtures
+from oslo_config import fixture as config_fixture
+from oslo_privsep import capabilities
+import testtools
+
+from nova_accel import conf
+from nova_accel.host import kernel as host_kernel
+from nova_accel.host import privileged
+from nova_accel import privsep
+
+PF = '0000:5e:00.0'
+
+
+def _io(direction, number, size):
+    """An ioctl number as asm-generic/ioctl.h makes it, of the DFL magic."""
+    return direction << 30 | size << 16 | 0xb6 << 8 | number
+
+
+@ddt.ddt
+class Privileged(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        privsep.ctx.set_client_mode(False)
+        self.addCleanup(privsep.ctx.set_client_mode, True)
+        self.root = self.useFixture(fixtures.TempDir()).path
+        for name in ('SYS', 'DEV'):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'nova_accel.host.privileged.{name}',
+                os.path.join(self.root, name.lower())))
+        self.device = f'bus/pci/devices/{PF}'
+        self.base = f'{self.device}/fpga_region/region3'
+        for name, text in (
+                (f'{self.device}/driver_override', '(null)'),
+                (f'{self.device}/sriov_numvfs', '0'),
+                (f'{self.base}/dfl-fme.4/dev', '1:3'),
+                (f'{self.base}/dfl-port.5/id', '1'),
+                (f'{self.base}/dfl-port.5/errors/errors', '0x40'),
+                (f'{self.base}/dfl-port.6/id', '0'),
+                ('bus/pci/drivers/dfl-pci/unbind', ''),
+                ('bus/pci/drivers/dfl-pci/bind', ''),
+                ('bus/pci/drivers/vfio-pci/bind', ''),
+                ('bus/pci/drivers/igb/bind', '')):
+            self.write(os.path.join(self.root, 'sys', name), text)
+        os.makedirs(f'{self.root}/sys/{self.base}/dfl-port.6/errors')
+        os.makedirs(f'{self.root}/dev')
+        self.file = os.path.join(self.root, 'a.gbs')
+        self.write(self.file, 'head' + 'payload!')
+        self.kernel = host_kernel.Kernel(os.path.join(self.root, 'sys'))
+
+    def write(self, path, text):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w') as file:
+            file.write(text)
+
+    def bound_to(self, driver):
+        os.symlink(f'../../drivers/{driver}',
+                   f'{self.root}/sys/{self.device}/driver')
+
+    def snapshot(self):
+        return {os.path.join(top, name): self.kernel.read(
+                    os.path.join(top, name))
+                for top, _, names in os.walk(self.root) for name in names}
+
+    def fails(self, number, call, *args):
+        before = self.snapshot()
+        error = self.assertRaises(OSError, call, *args)
+        self.assertEqual(errno.errorcode[number],
+                         errno.errorcode[error.errno], error)
+        self.assertEqual(before, self.snapshot())
+
+    def test_numbers(self):
+        self.assertEqual(
+            (_io(0, 0x80, 0), _io(1, 0x81, 4), _io(1, 0x82, 4)),
+            (privileged._FME_PORT_PR, privileged._FME_PORT_RELEASE,
+             privileged._FME_PORT_ASSIGN))
+        self.assertEqual(24, struct.calcsize('=IIIIQ'))
+
+    @ddt.data('', 'a', '5e:00.0', '0000:5E:00.0', '0000:5e:00.8',
+              '0000:5e:20.0', f'{PF}\n', f'../{PF}', f'{PF}/..', None, 7,
+              b'0000:5e:00.0')
+    def test_addresses(self, address):
+        for call in ((self.kernel.rebind, address, 'vfio-pci'),
+                     (self.kernel.set_numvfs, address, 0),
+                     (self.kernel.clear_dfl_port_errors, address, 0),
+                     (self.kernel.release_dfl_port, address, 0),
+                     (self.kernel.assign_dfl_port, address, 0),
+                     (self.kernel.program_dfl_port, address, 0, self.file,
+                      4, 8)):
+            self.fails(errno.EINVAL, *call)
+
+    @ddt.data(-1, 4, '0', 0.0, None, True)
+    def test_ports(self, port):
+        for call in ((self.kernel.clear_dfl_port_errors, PF, port),
+                     (self.kernel.release_dfl_port, PF, port),
+                     (self.kernel.assign_dfl_port, PF, port),
+                     (self.kernel.program_dfl_port, PF, port, self.file, 4,
+                      8)):
+            self.fails(errno.EINVAL, *call)
+
+    @ddt.data('igb', '', '../igb', 'dfl-pci/', None)
+    def test_drivers(self, driver):
+        self.fails(errno.EINVAL, self.kernel.rebind, PF, driver)
+
+    @ddt.data(-1, 0x10000, '1', None, False)
+    def test_counts(self, count):
+        self.fails(errno.EINVAL, self.kernel.set_numvfs, PF, count)
+
+    # offset, size
+    @ddt.data((-1, 8), (4, 9), (4, 0), (4, -1), (13, 1), ('4', 8), (4, 8.0),
+              (1 << 40, 1), (0, 1 << 33))
+    @ddt.unpack
+    def test_parts_of_files(self, offset, size):
+        self.fails(errno.EINVAL, self.kernel.program_dfl_port, PF, 0,
+                   self.file, offset, size)
+
+    def test_limit_of_the_configuration(self):
+        with open(self.file, 'wb') as file:
+            file.truncate(3 << 20)
+        self.config.config(group='accel', bitstream_max_size=2)
+        self.fails(errno.EINVAL, self.kernel.program_dfl_port, PF, 0,
+                   self.file, 0, 3 << 20)
+
+    def test_files(self):
+        os.symlink(self.file, f'{self.root}/link')
+        os.mkfifo(f'{self.root}/fifo')
+        for path, number in (
+                (f'{self.root}/link', errno.ELOOP),
+                (f'{self.root}/fifo', errno.EINVAL),
+                (self.root, errno.EINVAL), ('/dev/null', errno.EINVAL),
+                (f'{self.root}/none', errno.ENOENT),
+                ('a.gbs', errno.EINVAL), (None, errno.EINVAL)):
+            error = self.assertRaises(OSError, self.kernel.program_dfl_port,
+                                      PF, 0, path, 0, 8)
+            self.assertEqual(number, error.errno, path)
+
+    @ddt.data((0, 1), (4, 8), (4095, 5000), (4096, 4096), (4097, 1),
+              (8191, 70000))
+    @ddt.unpack
+    def test_what_the_kernel_is_given(self, offset, size):
+        content = os.urandom(offset + size)
+        with open(self.file, 'wb') as file:
+            file.write(content)
+        with privileged._mapped(self.file, offset, size) as start:
+            self.assertEqual(content[offset:], ctypes.string_at(start, size))
+        # nothing may stay mapped or open
+        with open('/proc/self/maps') as maps:
+            self.assertNotIn(self.file, maps.read())
+        self.assertNotIn(self.file, [
+            os.readlink(f'/proc/self/fd/{fd}')
+            for fd in os.listdir('/proc/self/fd')
+            if os.path.exists(f'/proc/self/fd/{fd}')])
+
+    def ioctls(self):
+        return ((self.kernel.program_dfl_port, PF, 0, self.file, 4, 8),
+                (self.kernel.release_dfl_port, PF, 0),
+                (self.kernel.assign_dfl_port, PF, 0))
+
+    def test_node_of_the_fme(self):
+        node = f'{self.root}/dev/dfl-fme.4'
+        for call in self.ioctls():
+            self.assertEqual(errno.ENOENT,
+                             self.assertRaises(OSError, *call).errno)
+        self.write(node, '')
+        for call in self.ioctls():
+            self.assertEqual(errno.ENODEV,
+                             self.assertRaises(OSError, *call).errno)
+        os.unlink(node)
+        os.symlink('/dev/null', node)
+        for call in self.ioctls():
+            self.assertEqual(errno.ELOOP,
+                             self.assertRaises(OSError, *call).errno)
+        os.unlink(node)
+        try:
+            os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            self.skipTest('making a device node needs privileges')
+        # the node of /dev/null, which knows no ioctl
+        for call in self.ioctls():
+            self.assertEqual(errno.ENOTTY,
+                             self.assertRaises(OSError, *call).errno)
+        self.write(f'{self.root}/sys/{self.base}/dfl-fme.4/dev', '245:0')
+        for call in self.ioctls():
+            self.assertEqual(errno.ENODEV,
+                             self.assertRaises(OSError, *call).errno)
+
+    def test_function_without_fme(self):
+        os.rename(f'{self.root}/sys/{self.base}/dfl-fme.4',
+                  f'{self.root}/gone')
+        for call in self.ioctls():
+            self.assertEqual(errno.ENODEV,
+                             self.assertRaises(OSError, *call).errno)
+
+    def test_rebind(self):
+        self.bound_to('dfl-pci')
+        self.kernel.rebind(PF, 'vfio-pci')
+        self.assertEqual(
+            (PF, 'vfio-pci', PF, ''),
+            tuple(self.kernel.read(path) for path in (
+                'bus/pci/drivers/dfl-pci/unbind',
+                f'{self.device}/driver_override',
+                'bus/pci/drivers/vfio-pci/bind',
+                'bus/pci/drivers/dfl-pci/bind')))
+
+    def test_bind_clears_the_override(self):
+        # a file keeps what a longer write left behind; sysfs does not
+        self.write(f'{self.root}/sys/{self.device}/driver_override', '')
+        self.kernel.rebind(PF, 'dfl-pci')
+        with open(f'{self.root}/sys/{self.device}/driver_override') as file:
+            self.assertEqual('\n', file.read())
+        self.assertEqual(PF, self.kernel.read('bus/pci/drivers/dfl-pci/bind'))
+        self.assertEqual('',
+                         self.kernel.read('bus/pci/drivers/dfl-pci/unbind'))
+
+    def test_absent_function(self):
+        other = '0000:5e:00.1'
+        for call in ((self.kernel.rebind, other, 'dfl-pci'),
+                     (self.kernel.set_numvfs, other, 1)):
+            self.fails(errno.ENOENT, *call)
+
+    def test_numvfs(self):
+        self.kernel.set_numvfs(PF, 4)
+        self.assertEqual('4', self.kernel.read(f'{self.device}/sriov_numvfs'))
+
+    def test_port_errors(self):
+        errors = f'{self.root}/sys/{self.base}/dfl-port.5/errors/errors'
+        before = os.stat(errors).st_mtime_ns
+        os.utime(errors, ns=(before - 10**9, before - 10**9))
+        old = os.stat(errors).st_mtime_ns
+        # port 0 has no error feature, and port 2 is not there
+        for port in (0, 2):
+            self.kernel.clear_dfl_port_errors(PF, port)
+        self.assertEqual(old, os.stat(errors).st_mtime_ns)
+        self.kernel.clear_dfl_port_errors(PF, 1)
+        self.assertNotEqual(old, os.stat(errors).st_mtime_ns)
+        self.assertEqual('0x40', self.kernel.read(
+            f'{self.base}/dfl-port.5/errors/errors'))
+
+    def test_context(self):
+        entry_points = [getattr(privileged, name) for name in (
+            'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
+            'clear_dfl_port_errors', 'rebind', 'set_numvfs')]
+        for entry_point in entry_points:
+            self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
+        self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)
+        # in a fresh process: other tests clear the defaults of options
+        result = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', textwrap.dedent('''
+                from oslo_config import cfg
+                from nova_accel import privsep
+                cfg.CONF([], project='nova', default_config_files=[])
+                print(*privsep.ctx.conf.capabilities)
+                ''')], capture_output=True, text=True)
+        self.assertEqual(f'{int(capabilities.CAP_DAC_READ_SEARCH)}\n',
+                         result.stdout)
