@@ -97,7 +97,7 @@ def group_members(kernel, function: str) -> list[str] | None:
 
 
 def obstacle(kernel, function: str) -> str:
-    """Why VFIO would refuse to give the function to a guest; '' if it would not.
+    """Why VFIO would refuse to give the function to a guest, or ''.
 
     VFIO takes a function only when no other member of its IOMMU group keeps a
     driver of the host.

@@ -186,17 +186,8 @@ class SimulatedKernel:
             raise _error(errno.EINVAL, driver)
         while True:
             with self._update() as (host, state):
-                card, number = _owner(host, state, function)
-                mine = state['cards'][card.address]
-                if number is not None:
-                    _bind(state, mine['vfs'][number], driver)
+                if _rebind(host, state, function, driver):
                     return
-                if not mine['program'] and not _held(card, state):
-                    mine.update(vfs=[], released=[], lost=[], disabled={},
-                                status=[], manager='unknown')
-                    _bind(state, mine, driver)
-                    return
-            # unbinding waits for guests that hold a VF, and for the FME
             time.sleep(_TICK)
 
     def set_numvfs(self, pf, count):
@@ -257,18 +248,20 @@ class SimulatedKernel:
             if member != address and os.path.basename(
                     function.get('driver', 'vfio-pci')) != 'vfio-pci':
                 raise _error(errno.EPERM, f'the IOMMU group of {address}')
-        with self._update() as (_, state):
-            if address in state['guests']:
-                raise _error(errno.EBUSY, address)
-        self.rebind(address, 'vfio-pci')
-        with self._update() as (_, state):
-            state['guests'].append(address)
+        while True:
+            with self._update() as (host, state):
+                if address in state['guests']:
+                    raise _error(errno.EBUSY, address)
+                if _rebind(host, state, address, 'vfio-pci'):
+                    state['guests'].append(address)
+                    return
+            time.sleep(_TICK)
 
     def guest_returns(self, address: str) -> None:
         """Undo guest_takes."""
-        with self._update() as (_, state):
+        with self._update() as (host, state):
             state['guests'].remove(address)
-        self.rebind(address, 'dfl-pci')
+            _rebind(host, state, address, 'dfl-pci')
 
     def reboot(self) -> None:
         """Forget what a kernel forgets; the cards keep their functions."""
@@ -405,6 +398,21 @@ def _enable_vfs(state, mine):
 def _bind(state, function, driver):
     function['driver'] = driver
     function['number'] = _number(state)
+
+
+def _rebind(host, state, function, driver) -> bool:
+    """Whether it was done: it waits for guests with a VF, and for the FME."""
+    card, number = _owner(host, state, function)
+    mine = state['cards'][card.address]
+    if number is not None:
+        _bind(state, mine['vfs'][number], driver)
+        return True
+    if mine['program'] or _held(card, state):
+        return False
+    mine.update(vfs=[], released=[], lost=[], disabled={}, status=[],
+                manager='unknown')
+    _bind(state, mine, driver)
+    return True
 
 
 def _bound(host, state, pf):
