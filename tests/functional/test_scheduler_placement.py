@@ -32,7 +32,8 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
             available_filters=[
                 'nova.scheduler.filters.all_filters',
                 'nova_accel.scheduler.filters.AcceleratorFilter'],
-            enabled_filters=['ComputeFilter', 'AcceleratorFilter'],
+            enabled_filters=['ComputeFilter', 'ServerGroupAntiAffinityFilter',
+                             'AcceleratorFilter'],
             weight_classes=[
                 'nova.scheduler.weights.all_weighers',
                 'nova_accel.scheduler.weights.AcceleratorWeigher'],
@@ -97,14 +98,16 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         return sorted(name for name, rp in self.regions.items()
                       if rp in allocated)
 
-    def boot_many(self, count, function, expected_state='ACTIVE'):
+    def boot_many(self, count, function, expected_state='ACTIVE', group=None):
         """The regions of each of the servers of one request."""
         server = self._build_server(
             flavor_id=self.flavor(function), networks='none')
         server.update(min_count=count, max_count=count,
                       return_reservation_id=True)
-        reservation = self.api.post_server(
-            {'server': server})['reservation_id']
+        body = {'server': server}
+        if group:
+            body['os:scheduler_hints'] = {'group': group}
+        reservation = self.api.post_server(body)['reservation_id']
         servers = self.api.get_servers(
             search_opts={'reservation_id': reservation})
         return sorted(self.regions_of(self._wait_for_state_change(
@@ -196,9 +199,11 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.host('host1', WANTED)
         self.assertEqual([[], []], self.boot_many(2, WANTED, 'ERROR'))
 
-    def test_claim_lost_to_another_request(self):
-        self.host('host1', WANTED, WANTED)
-        self.host('host2', None)
+    def lose_first_claim(self):
+        """Somebody else takes the region of the first claim just before it.
+
+        :returns: list that gets the UUID of that region.
+        """
         claim = utils.claim_resources
         stolen = []
 
@@ -214,10 +219,29 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
             return claim(context, client, spec, instance, candidate, **kwargs)
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.utils.claim_resources', claim_late))
+        return stolen
+
+    def test_claim_lost_to_another_request(self):
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', None)
+        stolen = self.lose_first_claim()
         got = self.boot_many(2, WANTED)
         self.assertEqual(sorted([name] for name, rp in self.regions.items()
                                 if rp not in stolen), got)
         self.assertEqual(2, len(got))
+
+    def test_claim_lost_and_taken_host_dropped(self):
+        # the second server may not go to host2, and another filter says so
+        # before ours sees that it was taken
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', None, None)
+        stolen = self.lose_first_claim()
+        group = self.api.post_server_groups(
+            {'name': 'apart', 'policy': 'anti-affinity'})
+        got = self.boot_many(2, WANTED, group=group['id'])
+        self.assertEqual(1, len(stolen))
+        self.assertEqual({'host1', 'host2'},
+                         {region.split('/')[0] for region, in got})
 
     # What it costs
 
