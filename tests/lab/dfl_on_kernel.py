@@ -58,7 +58,7 @@ def bitstream_of_nova(driver, args, interface):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     gbs.make_gbs(path, args.function, interface, size=args.size,
                  payload_interface=args.payload_interface)
-    parsed = driver.read_bitstream(path)
+    parsed = driver.read_bitstream(path, path)
     os.chown(path, owner, -1)
     os.chmod(path, 0o600)
     os.chown(os.path.dirname(path), owner, -1)

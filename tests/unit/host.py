@@ -2,6 +2,7 @@
 """A simulated host in a temporary directory, for tests."""
 
 import os
+import uuid
 
 import fixtures
 import yaml
@@ -38,6 +39,6 @@ class SimulatedHost(fixtures.Fixture):
         self.kernel = sim.SimulatedKernel(self.path)
 
     def gbs(self, function=FUNCTION, interface=INTERFACE, **more):
-        path = os.path.join(self.directory, 'a.gbs')
+        path = os.path.join(self.directory, f'{uuid.uuid4()}.gbs')
         sim.make_gbs(path, function, interface, **more)
         return path

@@ -104,7 +104,7 @@ class Discover(testtools.TestCase):
         driver = dfl.DflDriver(self.host.kernel)
         device = driver.discover()[B]
         driver.program(device, device.region(1), driver.read_bitstream(
-            self.host.gbs(FUNCTION)))
+            self.host.gbs(FUNCTION), 'image 1'))
         found = json.loads(self.discover('-f', 'json').stdout)
         self.assertEqual(plain(FUNCTION),
                          found[B]['regions'][1]['function-uuid'])

@@ -165,7 +165,8 @@ class Discovery(TestCase):
                           region.function_name))
 
     def _payload(self):
-        parsed = self.driver.read_bitstream(self.host.gbs())
+        parsed = self.driver.read_bitstream(
+                self.host.gbs(), 'image 1')
         return parsed.payload_offset, parsed.payload_size
 
     @ddt.data('0000:5E:00.0', '00000000:5E:00.0', A)
@@ -294,7 +295,8 @@ class Discovery(TestCase):
 class Programming(TestCase):
 
     def program(self, index=0, address=A, **gbs):
-        bitstream = self.driver.read_bitstream(self.host.gbs(**gbs))
+        bitstream = self.driver.read_bitstream(
+                self.host.gbs(**gbs), 'image 1')
         device = self.driver.discover()[address]
         return self.driver.program(device, device.region(index), bitstream)
 
@@ -354,7 +356,8 @@ class Programming(TestCase):
         known = self.start({'address': A, 'ports': 2, 'vfs': 2})
         self.kernel.guest_takes(vf(A, 0))
         self.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
-        bitstream = self.driver.read_bitstream(self.host.gbs())
+        bitstream = self.driver.read_bitstream(
+                self.host.gbs(), 'image 1')
         error = self.assertRaises(
             exception.ProgrammingFailed, self.driver.program, known[A],
             known[A].region(1), bitstream)
@@ -373,7 +376,8 @@ class Programming(TestCase):
     def test_port_disabled_by_an_earlier_failure(self):
         self.start({'address': A, 'ports': 2})
         self.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
-        parsed = self.driver.read_bitstream(self.host.gbs())
+        parsed = self.driver.read_bitstream(
+                self.host.gbs(), 'image 1')
         self.assertRaises(OSError, self.kernel.program_dfl_port, A, 0,
                           parsed.path, parsed.payload_offset,
                           parsed.payload_size)
@@ -399,7 +403,8 @@ class Programming(TestCase):
         self.start({'address': A, 'ports': 2, 'programming_seconds': 0.5},
                    {'address': B})
         seen = []
-        parsed = self.driver.read_bitstream(self.host.gbs())
+        parsed = self.driver.read_bitstream(
+                self.host.gbs(), 'image 1')
         device = self.driver.discover()[A]
         worker = threading.Thread(target=self.driver.program, args=(
             device, device.region(0), parsed))
@@ -449,7 +454,8 @@ class Programming(TestCase):
         error = self.assertRaises(
             exception.ProgrammingFailed, self.driver.program, device,
             device.regions[-1],
-            self.driver.read_bitstream(self.host.gbs()))
+            self.driver.read_bitstream(
+                self.host.gbs(), 'image 1'))
         self.assertIn('nothing was done', str(error))
         self.assertIn(said, str(error))
         self.kernel.guest_returns(taken)
@@ -460,12 +466,14 @@ class Programming(TestCase):
         self.kernel.set_fault(A, dead=True)
         error = self.assertRaises(
             exception.ProgrammingFailed, self.driver.program, device,
-            device.regions[0], self.driver.read_bitstream(self.host.gbs()))
+            device.regions[0], self.driver.read_bitstream(
+                self.host.gbs(), 'image 1'))
         self.assertIn('does not answer', str(error))
 
     def test_file_that_went_away(self):
         device = self.start({'address': A})[A]
-        parsed = self.driver.read_bitstream(self.host.gbs())
+        parsed = self.driver.read_bitstream(
+                self.host.gbs(), 'image 1')
         os.unlink(parsed.path)
         error = self.assertRaises(
             exception.ProgrammingFailed, self.driver.program, device,
