@@ -43,9 +43,11 @@ class AcceleratorDriver(abc.ABC):
         No subprocess, a handful of directory listings.
         """
 
-    def read_bitstream(self, path: str) -> model.Bitstream:
+    def read_bitstream(self, path: str, name: str | None = None,
+                       ) -> model.Bitstream:
         """Parse a bitstream file of the kind that this driver's devices take.
 
+        :param name: what to call the file in errors, by default its path.
         :raises BitstreamError: with the offset and the reason.
         """
         raise exception.IncompatibleBitstream(

@@ -340,8 +340,8 @@ class DflDriver(base.AcceleratorDriver):
 
     # Programming
 
-    def read_bitstream(self, path):
-        return gbs.parse(path)
+    def read_bitstream(self, path, name=None):
+        return gbs.parse(path, name)
 
     def program(self, device, region, bitstream):
         """See the base class.

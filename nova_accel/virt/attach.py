@@ -255,7 +255,7 @@ class Accelerators:
         image = glance.find(client, wanted, region.region_type_uuid)
         driver = self.inventory.driver_of(device)
         with self.cache.fetch(client, image) as file:
-            bitstream = driver.read_bitstream(file.path)
+            bitstream = driver.read_bitstream(file.path, str(image))
             glance.verify(bitstream, wanted, image, region)
             loaded = model.Loaded(
                 function_uuid=bitstream.function_uuid or wanted.function_id,

@@ -36,6 +36,13 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
+class BuildRefused(nova_exception.BuildAbortException):
+    """Ends a build; its fault is our sentence alone, as a fault is cut off
+    after 255 characters."""
+
+    msg_fmt = '%(reason)s'
+
+
 class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def __init__(self, virtapi, read_only=False):
@@ -113,8 +120,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if error.elsewhere and instance.uuid not in self._last_hosts:
                 raise nova_exception.ComputeResourcesUnavailable(
                     reason=str(error)) from error
-            raise nova_exception.BuildAbortException(
-                instance_uuid=instance.uuid, reason=str(error)) from error
+            raise BuildRefused(instance_uuid=instance.uuid,
+                               reason=str(error)) from error
 
     # Placement
 

@@ -7,20 +7,18 @@ Nova's imitation of libvirt. Each line that claims something has checked it;
 the exit status is 0 only when all of it is so.
 """
 
+import contextlib
+import io
+import logging
 import os
+import sys
+import time
+import unittest
+import uuid
 
-os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING', 'true')
+from tests.functional import base
 
-import sys  # noqa: E402
-import time  # noqa: E402
-import unittest  # noqa: E402
-import uuid  # noqa: E402
-import warnings  # noqa: E402
-
-warnings.simplefilter('ignore')
-
-from nova_accel import naming  # noqa: E402
-from tests.functional import base  # noqa: E402
+from nova_accel import naming
 
 TERMINAL = sys.stdout.isatty()
 OUT = sys.stdout
@@ -213,11 +211,16 @@ class Story(base.AcceleratorTestBase):
 
 def main():
     began = time.monotonic()
+    logging.disable(logging.INFO)
     result = unittest.TestResult()
-    Story().run(result)
+    noise = io.StringIO()
+    with contextlib.redirect_stderr(noise):
+        Story().run(result)
+    good = result.wasSuccessful()
+    if not good:
+        say(noise.getvalue())
     for _, trace in result.errors + result.failures:
         say(paint(trace, 31))
-    good = result.wasSuccessful()
     say(f'{"Done" if good else "FAILED"} in {time.monotonic() - began:.0f} s')
     return 0 if good else 1
 

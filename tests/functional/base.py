@@ -60,8 +60,8 @@ class RealGlance(fixtures.Fixture):
         self.service = self.useFixture(glance_service.GlanceService())
         self.client = self.service.client(
             'operator', 'operators', 'admin,member,reader')
-        self.service.upload(
-            self.client, 'guest', b'a guest', visibility='public')
+        self.guest_image = self.service.upload(
+            self.client, 'guest', b'a guest', visibility='public')['id']
 
 
 class ManagedHostdevs(fixtures.Fixture):

@@ -54,6 +54,7 @@ class ReportTest(base.AcceleratorTestBase):
 
     def test_what_others_set_survives(self):
         region = self.provider(self.region)['uuid']
+        self.placement.put('/traits/CUSTOM_ROW_7', {}, version='1.6')
         self._set_provider_traits(region, [
             *self.traits(self.region), 'CUSTOM_ROW_7'])
         inventory = self.placement.get(
@@ -132,8 +133,9 @@ class ReportTest(base.AcceleratorTestBase):
         self.report()
         self.report()
         self.assertEqual({}, self.provider_tree())
-        # the card is back, under the same uuids
+        # the card is back, probed anew, under the same uuids
         self.kernel('compute1').set_fault(DEVICE, vanish=None)
+        self.kernel('compute1').rebind(DEVICE, 'dfl-pci')
         inventory.scan()
         self.report()
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
