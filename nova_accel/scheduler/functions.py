@@ -116,6 +116,9 @@ class Functions:
 
 
 def _requests(spec):
+    if 'extra_specs' not in spec.flavor:
+        # not loaded: Nova takes such a flavor for one without any
+        return []
     try:
         return request.parse(spec.flavor.extra_specs)
     except exception.AcceleratorError as error:

@@ -38,7 +38,8 @@ def providers(wanted: request.AcceleratorRequest, candidate) -> list[str]:
     allocations = candidate['allocations']
     mapped = candidate.get('mappings', {}).get(wanted.group, allocations)
     return [rp for rp in mapped
-            if wanted.resource_class in allocations[rp]['resources']]
+            if rp in allocations
+            and wanted.resource_class in allocations[rp]['resources']]
 
 
 def devices(requests: list[request.AcceleratorRequest],

@@ -67,11 +67,18 @@ class Table:
         return Answer({'resource_providers': [{'uuid': rp} for rp in found]})
 
 
+class Flavor(types.SimpleNamespace):
+
+    def __contains__(self, name):
+        # as nova.objects: whether it is set
+        return hasattr(self, name)
+
+
 class Spec:
     """Has what is read of a RequestSpec."""
 
     def __init__(self, **specs):
-        self.flavor = types.SimpleNamespace(extra_specs={
+        self.flavor = Flavor(extra_specs={
             k.replace('__', ':'): v for k, v in specs.items()})
 
 
@@ -324,8 +331,11 @@ class RequestsTest(unittest.TestCase):
                     self.schedule(candidate('has'))
 
     def test_flavor_without_accelerators_asks_nothing(self):
-        known = self.functions.scheduling(Spec(hw__cpu_policy='dedicated'))
-        self.assertEqual([], known.requests)
+        plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
+        del unloaded.flavor.extra_specs
+        for spec in (plain, unloaded):
+            self.assertEqual([], self.functions.scheduling(spec).requests)
+        self.assertEqual([], self.table.urls)
 
     def test_malformed_flavor_fails_no_scheduling(self):
         with self.assertLogs(functions.LOG.logger, 'WARNING'):
