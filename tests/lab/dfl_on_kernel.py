@@ -157,7 +157,6 @@ def release(driver, args):
     print('  released:')
     released = driver.discover()
     show(released)
-    driver.kernel.assign_dfl_port(address, args.region)
     print('  programmed while released, as for a VF:')
     region = released[address].region(args.region)
     args.size, args.payload_interface = 4096, None

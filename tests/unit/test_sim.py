@@ -360,6 +360,16 @@ class VirtualFunctions(TestCase):
         self.kernel.rebind(A, 'dfl-pci')
         self.assertEqual('1', self.kernel.read(f'{self.port(A, 1)}/id'))
 
+    def test_programming_needs_no_function_that_has_the_port(self):
+        self.start({'address': A, 'ports': 2})
+        self.kernel.release_dfl_port(A, 1)
+        self.program(port=1)
+        self.kernel.assign_dfl_port(A, 1)
+        self.program(port=1, function=OTHER)
+        self.kernel.rebind(A, 'dfl-pci')
+        self.assertEqual([FIRST, plain(OTHER)],
+                         [self.afu_id(number=n) for n in range(2)])
+
     def test_card_without_vfs(self):
         self.start({'address': A, 'product': 'PAC_N3000'})
         self.assertFalse(self.kernel.exists(
