@@ -17,6 +17,7 @@ import ddt
 import fixtures
 from oslo_config import fixture as config_fixture
 from oslo_privsep import capabilities
+from oslo_rootwrap import wrapper
 import testtools
 
 from nova_accel import conf
@@ -269,4 +270,43 @@ class Privileged(testtools.TestCase):
                 print(*privsep.ctx.conf.capabilities)
                 ''')], capture_output=True, text=True)
         self.assertEqual(f'{int(capabilities.CAP_DAC_READ_SEARCH)}\n',
-                         result.stdout)
+                         result.stdout, result.stderr)
+
+
+@ddt.ddt
+class Rootwrap(testtools.TestCase):
+    """The filter lets one command through, and nothing that looks like it."""
+
+    HELPER = ['privsep-helper', '--config-file', '/etc/nova/nova.conf']
+    CONTEXT = ['--privsep_context', 'nova_accel.privsep.ctx',
+               '--privsep_sock_path', '/tmp/tmpab_12/privsep.sock']
+
+    def allowed(self, command):
+        root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+        # rootwrap adds filters of its own
+        found = [f for f in wrapper.load_filters(
+                     [os.path.join(root, 'etc/nova_accel/rootwrap.d')])
+                 if f.name.startswith('privsep-rootwrap')]
+        self.assertEqual(2, len(found))
+        return any(f.match(command) for f in found)
+
+    def test_command_of_privsep(self):
+        for files in (['nova.conf'], ['nova.conf', 'nova-compute.conf']):
+            files = [f'/etc/nova/{name}' for name in files]
+            self.useFixture(fixtures.MonkeyPatch(
+                'oslo_config.cfg.ConfigOpts.config_file', files))
+            command = privsep.ctx.helper_command('/tmp/tmpab_12/privsep.sock')
+            self.assertEqual('sudo', command[0])
+            self.assertTrue(self.allowed(command[1:]), command)
+
+    @ddt.data(
+        HELPER[:1] + CONTEXT,
+        HELPER + ['--privsep_context', 'os_brick.privileged.default'],
+        HELPER + CONTEXT + ['--privsep_context', 'os_brick.privileged.ctx'],
+        HELPER[:2] + ['/etc/nova/../../tmp/nova.conf'] + CONTEXT,
+        HELPER[:2] + ['/tmp/nova.conf'] + CONTEXT,
+        HELPER + CONTEXT[:3] + ['/tmp/tmpab_12/../../etc/privsep.sock'],
+        HELPER + ['--privsep_context', 'nova_accel_privsep.ctx'] + CONTEXT[2:],
+        ['sh'] + HELPER[1:] + CONTEXT)
+    def test_other_commands(self, command):
+        self.assertFalse(self.allowed(command), command)
