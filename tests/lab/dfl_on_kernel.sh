@@ -4,7 +4,7 @@
 # The DFL driver on a real kernel with an emulated card: dfl_on_kernel.sh KIT
 #
 # KIT is the directory of the hil kit; its VM is started with a card of two
-# ports and stopped afterwards. The transcript goes to standard output.
+# ports and stopped afterwards, unless it is up already. The transcript goes to standard output.
 cd "$(dirname "$0")/../.." || exit 1
 KIT=$1
 HIL_HOME=${HIL_HOME:-$HOME/.cache/nova-hil}
@@ -24,6 +24,7 @@ step() {
 
 if [[ -z $SITE ]]; then
   config=$(mktemp); echo '{"ports": 2}' > "$config"
+  trap '"$KIT/hil" down > /dev/null' EXIT
   "$KIT/hil" up --devices fpga --fpga-config "$config" || exit 1
   rm "$config"
   SITE=$("$KIT/hil" run 'ls -d /opt/nova/lib/python3*/site-packages')
