@@ -42,6 +42,10 @@ Seconds after which nova-compute looks whether devices came or went."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
 Seconds that one driver may take to look at its devices. A driver that takes
 longer loses only its own devices."""),
+    cfg.IntOpt('runtime_programming_interval', default=30, min=1, help="""
+Seconds after which nova-compute looks again whether the owners of servers ask
+in the metadata ``accel:bitstream_id`` for another bitstream. Only servers
+whose flavor has ``accel<N>:runtime_programming=true`` are looked at."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
@@ -68,6 +72,13 @@ nova-api when a server is created or resized with a flavor that has
 ``accel:device_profile``; a changed file is seen at the next request."""),
 ]
 
+API_OPTS = [
+    cfg.BoolOpt('allow_snapshot_boot', default=False, help="""
+Whether a server with accelerators may be created from a snapshot of a server
+with accelerators. The snapshot's software may expect a function that the new
+server's flavor does not give. Read by nova-api."""),
+]
+
 SCHEDULER_OPTS = [
     cfg.FloatOpt('weight_multiplier', default=10.0, help="""
 Weight of hosts whose FPGA regions already carry the wanted function. An
@@ -78,7 +89,8 @@ Seconds for which nova-scheduler trusts what Placement said of where a function
 is loaded. Zero asks again for each scheduling."""),
 ]
 
-ALL_OPTS = COMPUTE_OPTS + BITSTREAM_OPTS + PROFILE_OPTS + SCHEDULER_OPTS
+ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
+            *SCHEDULER_OPTS]
 
 CONF = cfg.CONF
 CONF.register_group(GROUP)

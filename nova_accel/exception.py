@@ -66,6 +66,10 @@ class DeviceUnavailable(AcceleratorError):
     """The allocated device is gone, taken or quarantined on this host."""
 
 
+class DeviceDetached(DeviceError):
+    """A running server lost a device that was to be programmed anew."""
+
+
 class ClaimConflict(DeviceUnavailable):
     """The attach handle is held by another server."""
 

@@ -193,9 +193,16 @@ class Claim:
     #: None for a device without regions
     region_index: int | None
     handle: AttachHandle
+    #: who holds the allocation in Placement: the server, or for the old
+    #: devices of a resize the migration
+    consumer_uuid: str
     state: ClaimState = ClaimState.INITIAL
     #: why the state is BindFailed or Unknown
     error: str = ''
+    #: what the region carried when the server got it, to be put back where
+    #: the card forgets it; None where it is not known
+    function_uuid: str | None = None
+    bitstream_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

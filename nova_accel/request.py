@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 import re
 
+from oslo_utils import strutils
+
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
@@ -21,7 +23,13 @@ PROFILE_KEY = 'accel:device_profile'
 EXPANDED_KEY = 'accel:profile'
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
-_ACCEL_KEYS = ('bitstream_id', 'function_id', 'function_name')
+#: property of images that are snapshots of servers with accelerators
+SNAPSHOT_PROPERTY = 'accel:snapshot'
+#: what a region is to carry; at most one for a group
+_FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
+#: whether the owner of the server may choose what its region carries
+RUNTIME = 'runtime_programming'
+_ACCEL_KEYS = (*_FUNCTION_KEYS, RUNTIME)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +45,7 @@ class AcceleratorRequest:
     function_id: str | None = None
     function_name: str | None = None
     bitstream_id: str | None = None
+    runtime_programming: bool = False
 
     @property
     def programs(self) -> bool:
@@ -134,6 +143,43 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     return requests
 
 
+def wish(extra_specs: Mapping[str, str], wishes: Mapping[str, str],
+         ) -> dict[str, str]:
+    """Extra specs with what the owner of a server wants its regions to carry.
+
+    Counts only for groups with accel<g>:runtime_programming=true, so that who
+    sells fixed functions keeps them. A wish without group is for the only such
+    group.
+
+    :param wishes: metadata of the server, or properties of its image:
+        ``accel<g>:bitstream_id``, ``function_id``, ``function_name``; other
+        keys are not looked at.
+    :raises InvalidRequest: a wish without group for one of several groups.
+    """
+    result = dict(extra_specs)
+    asked = {}
+    for key, value in wishes.items():
+        found = _SPEC.fullmatch(key)
+        if found and found[1] == 'accel' and found[3] in _FUNCTION_KEYS:
+            asked[found[2], found[3]] = value
+    if not asked:
+        return result
+    free = [r.group for r in parse(extra_specs) if r.runtime_programming]
+    for (group, key), value in asked.items():
+        if group == '' and '' not in free and free:
+            if len(free) > 1:
+                raise exception.InvalidRequest(
+                    f'accel:{key} could be for any of the groups '
+                    f'{", ".join(free)} of the flavor: write '
+                    f'accel{free[0]}:{key} for the first.')
+            group = free[0]
+        if group in free:
+            for other in _FUNCTION_KEYS:
+                result.pop(f'accel{group}:{other}', None)
+            result[f'accel{group}:{key}'] = value
+    return result
+
+
 def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
     classes = sorted(filter(naming.is_accelerator_class, resources))
     for key in accel:
@@ -165,11 +211,14 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         raise exception.InvalidRequest(
             f'accel{group}:{sorted(accel)[0]} could mean any of '
             f'{", ".join(classes)}: give each its own numbered group.')
-    if len(accel) > 1:
+    functions = sorted(set(accel) & set(_FUNCTION_KEYS))
+    if len(functions) > 1:
         raise exception.InvalidRequest(
-            f'{" and ".join(f"accel{group}:{k}" for k in sorted(accel))} are '
+            f'{" and ".join(f"accel{group}:{k}" for k in functions)} are '
             f'given for one accelerator: keep one of them.')
-    wanted = {key: _wanted(group, key, value) for key, value in accel.items()}
+    wanted = {key: _wanted(group, key, accel[key]) for key in functions}
+    if RUNTIME in accel:
+        wanted[RUNTIME] = _boolean(group, RUNTIME, accel[RUNTIME])
     return [AcceleratorRequest(
         group=group, resource_class=name,
         amount=_amount(group, name, resources[name]),
@@ -188,6 +237,15 @@ def _amount(group, name, value) -> int:
             f'resources{group}:{name}={value} is no amount: use a whole number '
             f'from 1 up.')
     return amount
+
+
+def _boolean(group, key, value) -> bool:
+    try:
+        return strutils.bool_from_string(value, strict=True)
+    except ValueError:
+        raise exception.InvalidRequest(
+            f'accel{group}:{key}={value} is neither true nor false: write one '
+            f'of them.') from None
 
 
 def _wanted(group, key, value) -> str:

@@ -45,6 +45,14 @@ VALIDATORS = [
         value=_text(_NAME, 'The accel:function_name of a Glance image.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
+        name='accel{group}:runtime_programming',
+        description='Whether the owner of the server may choose what the '
+                    'accelerator of the group carries: with the metadata '
+                    'accel:bitstream_id at run time, and with properties of '
+                    'the image at rebuild.',
+        value={'type': bool, 'description': 'true or false.'},
+        parameters=[_GROUP]),
+    base.ExtraSpecValidator(
         name='accel:profile',
         description='The device profile that the groups came from; written '
                     'when accel:device_profile is expanded, for information.',

@@ -24,7 +24,9 @@ from urllib import parse
 import uuid
 
 from glanceclient import exc as glance_exc
+from glanceclient.v2 import client as glance_client
 from keystoneauth1 import exceptions as ks_exc
+from keystoneauth1 import loading as ks_loading
 import requests
 
 from nova_accel import conf
@@ -115,6 +117,60 @@ def find(client, request: accel_request.AcceleratorRequest,
     raise exception.BitstreamError(
         f'No image that the user can see has {key}={_shown(wanted)}: upload '
         f'the bitstream with that property, or share it with the project.')
+
+
+def service_client(endpoint: str | None):
+    """Glance for nova-compute itself, where no user is there to ask.
+
+    With the credentials of [service_user] and the session of [glance], which
+    Nova has registered.
+
+    :param endpoint: without version; None takes the catalog's.
+    :raises GlanceUnavailable: [service_user] has no credentials.
+    """
+    auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
+    if auth is None:
+        raise exception.GlanceUnavailable(
+            'A bitstream is wanted without a user to fetch it for, and '
+            '[service_user] of nova.conf has no credentials: set them on this '
+            'host.')
+    session = ks_loading.load_session_from_conf_options(CONF, 'glance')
+    if endpoint is None:
+        endpoint = session.get_endpoint(
+            auth, service_type='image', region_name=CONF.glance.region_name,
+            interface=CONF.glance.valid_interfaces)
+        endpoint = re.sub(r'/v[0-9.]+/?$', '/', endpoint or '')
+    return glance_client.Client(
+        session=session, auth=auth, endpoint_override=endpoint)
+
+
+def check_use(client, image_id: str, project_id: str) -> None:
+    """See that servers of a project may use an image that we can see.
+
+    :param client: of the service, which may see everything.
+    :raises BitstreamError: there is no such image, or it is not the
+        project's own, nor public, nor shared with it.
+    """
+    try:
+        image_id = str(uuid.UUID(image_id))
+    except ValueError:
+        raise exception.BitstreamError(
+            f'{_shown(image_id)} is no id of an image: give a UUID.') from None
+    record = _record(client, image_id)
+    if record.get('owner') == project_id or record.get('visibility') in (
+            'public', 'community'):
+        return
+    if record.get('visibility') == 'shared':
+        _, body = _get(client, f'/v2/images/{image_id}/members',
+                       f'the members of image {image_id}')
+        if any(m['member_id'] == project_id and m['status'] == 'accepted'
+               for m in body['members']):
+            return
+    # the same words as for an image that is not there
+    raise exception.BitstreamError(
+        f'Glance was asked for the record of image {image_id}, and there is '
+        f'none or the project of the server cannot see it: correct the image '
+        f'id, or share the image with the project.')
 
 
 def function_name(image: Image) -> str | None:

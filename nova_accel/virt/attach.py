@@ -69,15 +69,16 @@ class Accelerators:
         interrupted = [c for c in self.store.claims() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)]
         if interrupted:
-            self.store.set_state(
-                interrupted, model.ClaimState.UNKNOWN,
-                'nova-compute stopped while the device was prepared')
+            self.store.update(
+                interrupted, state=model.ClaimState.UNKNOWN,
+                error='nova-compute stopped while the device was prepared')
 
     # Attach
 
     def start_plug(self, context, instance_uuid: str,
                    extra_specs: Mapping[str, str],
-                   allocations: Callable[[], Mapping | None]) -> None:
+                   allocations: Callable[[], Mapping | None],
+                   wishes: Mapping[str, str]) -> None:
         """Begin plug() in the background; once, however often it is called.
 
         Flavors without accelerators cost nothing here.
@@ -90,8 +91,8 @@ class Accelerators:
 
         def plug():
             context.update_store()
-            return self.plug(
-                context, instance_uuid, extra_specs, allocations())
+            return self.plug(context, instance_uuid, extra_specs,
+                             allocations(), wishes)
         self._plugging[instance_uuid] = limited.start(plug)
 
     def join_plug(self, instance_uuid: str) -> None:
@@ -108,6 +109,7 @@ class Accelerators:
 
     def plug(self, context, instance_uuid: str,
              extra_specs: Mapping[str, str], allocations: Mapping | None,
+             wishes: Mapping[str, str], restart: bool = False,
              ) -> list[model.Claim]:
         """Claim and prepare what was allocated to a server.
 
@@ -116,9 +118,14 @@ class Accelerators:
 
         :param extra_specs: of the flavor, expanded.
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
+        :param wishes: properties of the server's image, see request.wish.
+        :param restart: the server had its devices before, so that where
+            flavor and allocations disagree the allocations are right (a
+            resize that failed on its destination).
         :raises AcceleratorError: of many kinds, each in one sentence.
         """
-        requests = request.parse(extra_specs)
+        by_flavor = request.parse(extra_specs)
+        requests = request.parse(request.wish(extra_specs, wishes))
         if allocations is None and requests:
             raise exception.PlacementUnavailable(
                 f'Server {instance_uuid} was to get its accelerators, and '
@@ -132,7 +139,16 @@ class Accelerators:
         offered = {name for o in offers for name in o.resources}
         requests = [r for r in requests if r.resource_class in offered
                     or naming.is_custom(r.resource_class)]
-        pairs = request.match(requests, offers)
+        if restart and _amounts(requests) != collections.Counter(
+                {n: sum(o.resources.get(n, 0) for o in offers)
+                 for n in offered}):
+            by_flavor = requests = []
+            pairs = [(request.AcceleratorRequest('', name, amount), offer)
+                     for offer in offers
+                     for name, amount in offer.resources.items()]
+        else:
+            pairs = (self._held_pairs(held, requests, offers)
+                     or request.match(requests, offers))
         try:
             if held and not self._same(held, pairs):
                 LOG.warning('Server %s holds devices that are not allocated '
@@ -141,28 +157,60 @@ class Accelerators:
                 held = []
             claims = held or self._claim(instance_uuid, pairs)
             for wanted, offer in pairs:
+                if held and wanted in by_flavor:
+                    # a rebuild: the devices stay as they are, unless the
+                    # image wants otherwise
+                    continue
                 self._provision(context, wanted, [
                     c for c in claims if c.group == wanted.group
                     and c.provider_uuid == offer.provider_uuid])
-            self.store.set_state(claims, model.ClaimState.BOUND)
-            self._publish(context, self._still_open(pairs))
+            self._bind(claims)
+            self._publish(context, self._still_open(claims))
         except Exception as error:
             self._undo(context, instance_uuid, error)
             raise
         return claims
 
-    def _still_open(self, pairs):
+    @staticmethod
+    def _held_pairs(held, requests, offers):
+        """The requests with the offers that the server holds already."""
+        offered = {o.provider_uuid: o for o in offers}
+        pairs = []
+        for wanted in requests:
+            uuids = {c.provider_uuid for c in held
+                     if (c.group, c.resource_class)
+                     == (wanted.group, wanted.resource_class)}
+            if len(uuids) != 1 or not uuids <= offered.keys():
+                return None
+            pairs.append((wanted, offered[uuids.pop()]))
+        return pairs
+
+    def _bind(self, claims):
+        """Everything is prepared; remember what the regions carry."""
+        for (address, index), mine in self._by_region(claims).items():
+            _, region = self._find(address, index)
+            self.store.update(
+                mine, state=model.ClaimState.BOUND, error='',
+                function_uuid=region and region.function_uuid,
+                bitstream_id=region and region.bitstream_id)
+
+    @staticmethod
+    def _by_region(claims):
+        regions = collections.defaultdict(list)
+        for claim in claims:
+            regions[claim.device_address, claim.region_index].append(claim)
+        return regions
+
+    def _still_open(self, claims):
         """Providers in use that can be allocated again: those must not look
         programmable any longer, and for the others the next report is soon
         enough."""
         held = {c.handle for c in self.store.claims()}
-        own = self.inventory.own_providers()
-        uuids = set()
-        for _wanted, offer in pairs:
-            _device, region = self._find(own[offer.provider_uuid])
-            if region and not held.issuperset(region.handles):
-                uuids.add(offer.provider_uuid)
-        return sorted(uuids)
+        return sorted({
+            mine[0].provider_uuid
+            for (address, index), mine in self._by_region(claims).items()
+            if index is not None and not held.issuperset(
+                self._find(address, index)[1].handles)})
 
     @staticmethod
     def _same(held, pairs):
@@ -179,7 +227,8 @@ class Accelerators:
         claims = []
         for wanted, offer in pairs:
             provider = providers[offer.provider_uuid]
-            device, region = self._find(provider)
+            device, region = self._find(
+                provider.address, provider.region_index)
             free = [h for h in (region or device).handles if h not in taken]
             if len(free) < wanted.amount:
                 raise exception.DeviceUnavailable(
@@ -191,7 +240,8 @@ class Accelerators:
                 taken.add(handle)
                 claims.append(model.Claim(
                     uuid=uuidutils.generate_uuid(),
-                    instance_uuid=instance_uuid, role=model.Role.CURRENT,
+                    instance_uuid=instance_uuid, consumer_uuid=instance_uuid,
+                    role=model.Role.CURRENT,
                     provider_uuid=offer.provider_uuid,
                     resource_class=wanted.resource_class, group=wanted.group,
                     device_address=device.address,
@@ -199,76 +249,91 @@ class Accelerators:
         self.store.add(claims)
         return claims
 
-    def _find(self, provider):
-        """The healthy device, and region if any, behind a provider."""
-        device = self.inventory.devices.get(provider.address)
+    def _find(self, address, index):
+        """The device, and the region if any, both well."""
+        name = address if index is None else f'{address} region{index}'
+        device = self.inventory.devices.get(address)
         try:
-            region = (None if device is None or provider.region_index is None
-                      else device.region(provider.region_index))
+            region = (None if device is None or index is None
+                      else device.region(index))
         except KeyError:
             device = None
         if device is None:
             raise exception.DeviceUnavailable(
-                f'{provider.name} was allocated, and the device is not on '
-                f'this host any more: the build has to go elsewhere.')
+                f'{name} was allocated, and the device is not on this host '
+                f'any more: the server has to go elsewhere.')
         for part in filter(None, (device, region)):
             if part.health is not model.Health.OK:
                 raise exception.DeviceUnavailable(
-                    f'{provider.name} was allocated, and it is '
-                    f'{part.health.value} ({part.reason}): the build has to '
-                    f'go elsewhere.')
+                    f'{name} was allocated, and it is {part.health.value} '
+                    f'({part.reason}).')
         return device, region
 
     def _provision(self, context, wanted, claims):
         """Make the region of one request carry what it asks for."""
         if not wanted.programs:
             return
-        provider = self.inventory.own_providers()[claims[0].provider_uuid]
-        device, region = self._find(provider)
+        device, region = self._find(
+            claims[0].device_address, claims[0].region_index)
         if region is None:
             raise exception.InvalidRequest(
-                f'The flavor asks {wanted} for a bitstream, and '
-                f'{provider.name} is no FPGA region: remove the accel: key '
-                f'from that group.')
-        if wanted.carried_by(region):
-            return
+                f'The flavor asks {wanted} for a function, and '
+                f'{device.address} is no FPGA: remove the accel: key from '
+                f'that group.')
+        if not wanted.carried_by(region):
+            self._program_for(
+                context, claims, device, region,
+                lambda: self._from_glance(context, wanted, device, region))
+
+    def _program_for(self, context, claims, device, region, load):
+        """Program a region for its only user, and say so everywhere.
+
+        :param load: does it and returns model.Loaded.
+        """
+        name = f'{device.address} {region.name}'
+        instance_uuid = claims[0].instance_uuid
         if not region.programmable:
             raise exception.DeviceUnavailable(
-                f'{provider.name} would have to be programmed, and [accel] '
-                f'fixed_devices forbids it: the build has to go elsewhere.')
-        instance_uuid = claims[0].instance_uuid
+                f'{name} would have to be programmed for server '
+                f'{instance_uuid}, and [accel] fixed_devices forbids it.')
         others = {c.instance_uuid for c in self.store.claims()
                   if (c.device_address, c.region_index)
                   == (device.address, region.index)} - {instance_uuid}
         if others:
             raise exception.DeviceUnavailable(
-                f'{provider.name} would have to be programmed for server '
-                f'{instance_uuid}, and server {min(others)} uses it: the '
-                f'build has to go elsewhere.')
-        self.store.set_state(claims, model.ClaimState.PROVISIONING)
-        loaded = self._load(context, wanted, device, region)
+                f'{name} would have to be programmed for server '
+                f'{instance_uuid}, and server {min(others)} uses it.')
+        self.store.update(claims, state=model.ClaimState.PROVISIONING)
+        loaded = load()
         self.inventory.set_loaded(device.address, region.index, loaded)
-        self._publish(context, [provider.uuid])
+        self._publish(context, [claims[0].provider_uuid])
 
-    def _load(self, context, wanted, device, region):
+    def _from_glance(self, context, wanted, device, region):
         client = self._images(context)
         image = glance.find(client, wanted, region.region_type_uuid)
         driver = self.inventory.driver_of(device)
         with self.cache.fetch(client, image) as file:
             bitstream = driver.read_bitstream(file.path, str(image))
             glance.verify(bitstream, wanted, image, region)
-            loaded = model.Loaded(
-                function_uuid=bitstream.function_uuid or wanted.function_id,
-                bitstream_id=image.id,
-                function_name=glance.function_name(image),
-                content=file.content)
+            function = bitstream.function_uuid or wanted.function_id
             # an image found by function, whose function is there already
             # under another name, has nothing to program
-            if wanted.bitstream_id or (
-                    loaded.function_uuid != region.function_uuid):
+            if wanted.bitstream_id or function != region.function_uuid:
                 function = self._program(driver, device, region, bitstream)
-                loaded = dataclasses.replace(loaded, function_uuid=function)
-        return loaded
+            return model.Loaded(
+                function_uuid=function, bitstream_id=image.id,
+                function_name=glance.function_name(image),
+                content=file.content)
+
+    def _from_cache(self, loaded, device, region):
+        """What was loaded before, without asking anybody."""
+        driver = self.inventory.driver_of(device)
+        with self.cache.by_image(loaded.bitstream_id) as file:
+            bitstream = driver.read_bitstream(
+                file.path, f'image {loaded.bitstream_id}')
+            function = self._program(driver, device, region, bitstream)
+            return dataclasses.replace(
+                loaded, function_uuid=function, content=file.content)
 
     def _program(self, driver, device, region, bitstream):
         """Program with a time limit, one region of a card at a time."""
@@ -308,6 +373,71 @@ class Accelerators:
                     f'{what} failed ({type(error).__name__}: {error}): look '
                     f'at the card and the kernel log.') from error
 
+    def restore(self, context, instance_uuid: str) -> None:
+        """Before a guest starts again: see that its devices are as they were.
+
+        A card that lost its power has forgotten its function; it gets it back
+        from the cache.
+
+        :raises AcceleratorError: the guest must not start.
+        """
+        claims = self.store.claims(instance_uuid, model.Role.CURRENT)
+        self._see_returned(claims)
+        for (address, index), mine in self._by_region(claims).items():
+            device, region = self._find(address, index)
+            image, function = mine[0].bitstream_id, mine[0].function_uuid
+            if image and (region.bitstream_id, region.function_uuid) != (
+                    image, function):
+                loaded = self.store.loaded().get((address, index))
+                if not loaded or loaded.bitstream_id != image:
+                    loaded = model.Loaded(function, image, None, '')
+                LOG.info('%s %s has lost function %s of server %s', address,
+                         region.name, function, instance_uuid)
+                self._program_for(
+                    context, mine, device, region,
+                    lambda: self._from_cache(loaded, device, region))
+                self.store.update(mine, state=model.ClaimState.BOUND)
+
+    def _see_returned(self, claims):
+        """Look again at cards that a guest had whole, and may have changed."""
+        if any(c.handle.address == c.device_address for c in claims):
+            self.inventory.scan()
+
+    def reprogram(self, context, instance_uuid: str,
+                  wanted: request.AcceleratorRequest,
+                  detach: Callable, attach: Callable) -> None:
+        """Program a region of a running server anew.
+
+        After a failure the server has its device back with the function that
+        it had; where that is lost the device stays out of the guest, and the
+        error says so.
+
+        :param detach: takes handles out of the guest.
+        :param attach: puts them back.
+        :raises AcceleratorError: the region carries what it did.
+        :raises DeviceDetached: the guest is without its device.
+        """
+        claims = [c for c in self.store.claims(
+                      instance_uuid, model.Role.CURRENT)
+                  if c.group == wanted.group]
+        handles = [c.handle for c in claims]
+        detach(handles)
+        try:
+            self._see_returned(claims)
+            self._provision(context, wanted, claims)
+            self._bind(claims)
+        except Exception as error:
+            try:
+                self.restore(context, instance_uuid)
+                self.store.update(claims, state=model.ClaimState.BOUND)
+            except exception.AcceleratorError as lost:
+                self.store.update(claims, state=model.ClaimState.UNKNOWN,
+                                  error=str(lost))
+                raise exception.DeviceDetached(str(error)) from error
+            attach(handles)
+            raise
+        attach(handles)
+
     # Release
 
     def unplug(self, context, instance_uuid: str,
@@ -327,15 +457,13 @@ class Accelerators:
     def _undo(self, context, instance_uuid, error):
         claims = self.store.claims(instance_uuid, model.Role.CURRENT)
         if claims:
-            self.store.set_state(
-                claims, model.ClaimState.BIND_FAILED, str(error))
+            self.store.update(
+                claims, state=model.ClaimState.BIND_FAILED, error=str(error))
             self._release(context, claims)
 
     def _release(self, context, claims: Iterable[model.Claim]):
-        self.store.set_state(claims, model.ClaimState.DELETING)
-        if any(c.handle.address == c.device_address for c in claims):
-            # the guest had the whole card, and may have changed it
-            self.inventory.scan()
+        self.store.update(claims, state=model.ClaimState.DELETING)
+        self._see_returned(claims)
         self.store.remove(claims)
         self._publish(context, sorted({c.provider_uuid for c in claims}))
 
@@ -349,5 +477,24 @@ class Accelerators:
         return [c.handle for c in self.store.claims(
             instance_uuid, model.Role.CURRENT)]
 
+    def set_aside(self, instance_uuid: str, migration_uuid: str) -> None:
+        """The server moves away; what it has is kept for its return."""
+        self.store.update(
+            self.store.claims(instance_uuid, model.Role.CURRENT),
+            role=model.Role.OLD, consumer_uuid=migration_uuid)
+
+    def take_back(self, instance_uuid: str) -> None:
+        """The server is back from where it moved."""
+        self.store.update(
+            self.store.claims(instance_uuid, model.Role.OLD),
+            role=model.Role.CURRENT, consumer_uuid=instance_uuid)
+
     def close(self) -> None:
         self._plugging.clear()
+
+
+def _amounts(requests):
+    amounts = collections.Counter()
+    for wanted in requests:
+        amounts[wanted.resource_class] += wanted.amount
+    return amounts

@@ -28,8 +28,11 @@ CREATE TABLE IF NOT EXISTS claims (
     region_index INTEGER,
     handle_type TEXT NOT NULL,
     handle_address TEXT NOT NULL,
+    consumer_uuid TEXT NOT NULL,
     state TEXT NOT NULL,
     error TEXT NOT NULL,
+    function_uuid TEXT,
+    bitstream_id TEXT,
     UNIQUE (handle_type, handle_address)
 );
 CREATE TABLE IF NOT EXISTS devices (
@@ -94,13 +97,14 @@ class ClaimStore:
                 try:
                     db.execute(
                         'INSERT INTO claims VALUES '
-                        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)',
+                        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)',
                         (claim.uuid, claim.instance_uuid, claim.role.value,
                          claim.provider_uuid, claim.resource_class,
                          claim.group, claim.device_address,
                          claim.region_index, claim.handle.type.value,
-                         claim.handle.address, claim.state.value,
-                         claim.error))
+                         claim.handle.address, claim.consumer_uuid,
+                         claim.state.value, claim.error,
+                         claim.function_uuid, claim.bitstream_id))
                 except sqlite3.IntegrityError:
                     holder = db.execute(
                         'SELECT instance_uuid FROM claims WHERE '
@@ -118,9 +122,7 @@ class ClaimStore:
         """Those of one server, or all; in the order of groups and handles."""
         with self._transaction(write=False) as db:
             rows = db.execute(
-                'SELECT uuid, instance_uuid, role, provider_uuid, '
-                'resource_class, request_group, device_address, region_index, '
-                'handle_type, handle_address, state, error FROM claims '
+                'SELECT * FROM claims '
                 'WHERE (?1 IS NULL OR instance_uuid = ?1) '
                 'AND (?2 IS NULL OR role = ?2) '
                 'ORDER BY request_group, handle_address',
@@ -130,22 +132,22 @@ class ClaimStore:
             provider_uuid=row[3], resource_class=row[4], group=row[5],
             device_address=row[6], region_index=row[7],
             handle=model.AttachHandle(model.HandleType(row[8]), row[9]),
-            state=model.ClaimState(row[10]), error=row[11]) for row in rows]
+            consumer_uuid=row[10], state=model.ClaimState(row[11]),
+            error=row[12], function_uuid=row[13], bitstream_id=row[14],
+        ) for row in rows]
 
-    def set_state(self, claims: Iterable[model.Claim],
-                  state: model.ClaimState, error: str = '') -> None:
-        with self._transaction() as db:
-            db.executemany(
-                'UPDATE claims SET state = ?, error = ? WHERE uuid = ?',
-                [(state.value, error, claim.uuid) for claim in claims])
+    def update(self, claims: Iterable[model.Claim], **changes,
+               ) -> list[model.Claim]:
+        """Change fields of claims: role, state, error and what follows.
 
-    def set_role(self, instance_uuid: str, before: model.Role,
-                 after: model.Role) -> None:
+        :returns: the claims as they are then.
+        """
+        columns = ', '.join(f'{name} = ?' for name in changes)
+        values = [getattr(v, 'value', v) for v in changes.values()]
         with self._transaction() as db:
-            db.execute(
-                'UPDATE claims SET role = ? '
-                'WHERE instance_uuid = ? AND role = ?',
-                (after.value, instance_uuid, before.value))
+            db.executemany(f'UPDATE claims SET {columns} WHERE uuid = ?',
+                           [(*values, claim.uuid) for claim in claims])
+        return [dataclasses.replace(c, **changes) for c in claims]
 
     def remove(self, claims: Iterable[model.Claim]) -> None:
         with self._transaction() as db:

@@ -10,20 +10,24 @@ import contextlib
 import functools
 import inspect
 import threading
+import time
 
 from nova.compute import resource_tracker
 from nova.compute import task_states
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.image import glance as nova_glance
+from nova import objects
 from nova.pci import utils as pci_utils
 from nova.pci import whitelist
 from nova import utils
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
+from oslo_concurrency import lockutils
 from oslo_context import context as current_context
 from oslo_log import log as logging
 
+from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import pci
@@ -31,9 +35,13 @@ from nova_accel import model
 from nova_accel import request
 from nova_accel.virt import attach
 from nova_accel.virt import reconcile
+from nova_accel.virt import runtime
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+
+#: how long a guest may take to let go of a device
+_DETACH_SECONDS = 20
 
 
 class BuildRefused(nova_exception.BuildAbortException):
@@ -132,13 +140,36 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             provider_tree, nodename, self._in_use)
         self.accelerators.inventory.scan_if_due()
         self.reconciler.run_if_due()
+        self.runtime.run_if_due()
 
     @functools.cached_property
     def reconciler(self):
         return reconcile.Reconciler(
             self.accelerators, guests=self.list_instance_uuids,
-            consumers=self._consumers,
+            running=lambda: {
+                g.uuid for g in self._host.list_guests(only_running=True)},
+            consumers=self._consumers, reattach=self._reattach,
             context=nova_context.get_admin_context)
+
+    @functools.cached_property
+    def runtime(self):
+        def instances(uuids):
+            return objects.InstanceList.get_by_filters(
+                nova_context.get_admin_context(),
+                {'uuid': list(uuids), 'deleted': False},
+                expected_attrs=['metadata', 'flavor', 'system_metadata'],
+                use_slave=False)
+
+        return runtime.RuntimeProgramming(
+            self.accelerators, instances=instances,
+            lock=self._operation_lock,
+            context=nova_context.get_admin_context,
+            check=lambda context, image, project: glance.check_use(
+                self._image_client(context), image, project),
+            detach=lambda instance, handles: self._detach(
+                self._host.get_guest(instance), handles),
+            attach=lambda instance, handles: self._attach(
+                self._host.get_guest(instance), handles))
 
     def _consumers(self, provider_uuid):
         """Who has allocations from a provider; raises when nobody can tell."""
@@ -193,7 +224,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # Attach
 
     def _image_client(self, context):
-        """Glance for the user who asked, with his token."""
+        """Glance for the user who asked, with his token; where nobody did,
+        as at run time and at host boot, for nova-compute itself."""
+        if not context.auth_token:
+            servers = CONF.glance.api_servers
+            return glance.service_client(servers[0] if servers else None)
         return nova_glance.GlanceClientWrapper(
             context, endpoint=nova_glance.generate_glance_url(context)).client
 
@@ -238,7 +273,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             # said again, and heard, in _get_guest_config()
             self.accelerators.start_plug(
                 context, instance.uuid, instance.flavor.extra_specs,
-                allocations)
+                allocations, self._image_wishes(instance))
+
+    @staticmethod
+    def _image_wishes(instance):
+        """Properties of the image that the server was made or rebuilt of."""
+        return {key.removeprefix('image_'): value
+                for key, value in instance.system_metadata.items()
+                if key.startswith('image_accel')}
 
     @contextlib.contextmanager
     def _released_on_error(self, context, instance):
@@ -258,12 +300,19 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,
             block_device_info, context, *args, **kwargs)
+        # Nova puts back every mdev that it finds in an earlier guest
+        there = {getattr(d, 'uuid', None) for d in guest.devices}
         for handle in handles:
-            guest.add_device(self._hostdev(handle))
+            if handle.address not in there:
+                guest.add_device(self._hostdev(handle))
         return guest
 
     def _handles(self, context, instance):
-        self.accelerators.join_plug(instance.uuid)
+        """What the guest that is about to start is to have."""
+        if self.accelerators.is_plugging(instance.uuid):
+            self.accelerators.join_plug(instance.uuid)
+        else:
+            self.accelerators.restore(context, instance.uuid)
         requests = request.parse(instance.flavor.extra_specs)
         handles = self.accelerators.handles(instance.uuid)
         if len(handles) < sum(r.amount for r in requests):
@@ -271,9 +320,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             # the devices
             self.accelerators.plug(
                 context, instance.uuid, instance.flavor.extra_specs,
-                self._allocations(context, instance))
+                self._allocations(context, instance),
+                self._image_wishes(instance), restart=True)
             handles = self.accelerators.handles(instance.uuid)
         return handles
+
+    @staticmethod
+    def _operation_lock(instance_uuid):
+        """The lock of nova.utils.synchronized(), which Nova's operations on
+        a server take in this process."""
+        return lockutils.lock(instance_uuid, lock_file_prefix='nova-')
 
     def _hostdev(self, handle):
         if handle.type is model.HandleType.MDEV:
@@ -285,6 +341,112 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
              hostdev.function) = pci_utils.parse_address(handle.address)
             self._set_managed_mode(hostdev, 'true')
         return hostdev
+
+    # Guests that run
+
+    def _attach(self, guest, handles):
+        """Put devices into a running guest that has not got them."""
+        there = self._hostdev_addresses(guest)
+        for handle in handles:
+            if handle.address not in there:
+                guest.attach_device(self._hostdev(handle), live=True)
+
+    def _detach(self, guest, handles):
+        """Take devices out of a running guest; ends when they are out."""
+        handles = [h for h in handles
+                   if h.address in self._hostdev_addresses(guest)]
+        for handle in handles:
+            guest.detach_device(self._hostdev(handle), live=True)
+        left = [h.address for h in handles]
+        deadline = time.monotonic() + _DETACH_SECONDS
+        while left and time.monotonic() < deadline:
+            there = self._hostdev_addresses(guest)
+            left = [address for address in left if address in there]
+            if left:
+                time.sleep(0.2)
+        if left:
+            raise exception.DeviceError(
+                f'Guest {guest.uuid} was to give back {", ".join(left)} and '
+                f'did not within {_DETACH_SECONDS} s: stop using the device '
+                f'inside the server, or shut the server down.')
+
+    @staticmethod
+    def _hostdev_addresses(guest):
+        return {
+            '{:04x}:{:02x}:{:02x}.{:x}'.format(
+                *(int(x, 16) for x in (d.domain, d.bus, d.slot, d.function)))
+            for d in guest.get_all_devices(vconfig.LibvirtConfigGuestHostdevPCI)
+        } | {d.uuid for d in guest.get_all_devices(
+            vconfig.LibvirtConfigGuestHostdevMDEV)}
+
+    def _pci_handles(self, instance):
+        """Of mdevs Nova takes care itself, whosever they are."""
+        return [h for h in self.accelerators.handles(instance.uuid)
+                if h.type is model.HandleType.PCI]
+
+    def suspend(self, context, instance):
+        """At suspend and cold snapshot: no guest state is saved with a
+        device in it; the server keeps it all the same."""
+        guest = self._host.get_guest(instance)
+        handles = self._pci_handles(instance)
+        self._detach(guest, handles)
+        try:
+            super().suspend(context, instance)
+        except Exception:
+            self._attach(guest, handles)
+            raise
+
+    def resume(self, context, instance, *args, **kwargs):
+        """At resume."""
+        with self._novas_words(instance):
+            self.accelerators.restore(context, instance.uuid)
+        super().resume(context, instance, *args, **kwargs)
+        self._attach(self._host.get_guest(instance),
+                     self._pci_handles(instance))
+
+    def _resume_guest_after_snapshot(
+            self, context, live_snapshot, original_power_state, instance,
+            guest):
+        """After a cold snapshot, where Nova does not call resume()."""
+        super()._resume_guest_after_snapshot(
+            context, live_snapshot, original_power_state, instance, guest)
+        if guest.is_active():
+            self._attach(guest, self._pci_handles(instance))
+
+    def _create_snapshot_metadata(self, image_meta, instance, *args,
+                                  **kwargs):
+        """At snapshot and shelve: mark images of accelerated servers."""
+        metadata = super()._create_snapshot_metadata(
+            image_meta, instance, *args, **kwargs)
+        if request.parse(instance.flavor.extra_specs):
+            metadata['properties'][request.SNAPSHOT_PROPERTY] = 'true'
+        return metadata
+
+    def check_can_live_migrate_source(self, context, instance, *args,
+                                      **kwargs):
+        """Before a live migration, where nova-api has not refused it."""
+        if self.accelerators.handles(instance.uuid):
+            raise nova_exception.MigrationPreCheckError(
+                reason=f'Server {instance.uuid} has accelerators, which '
+                       f'cannot move while it runs: migrate it cold.')
+        return super().check_can_live_migrate_source(
+            context, instance, *args, **kwargs)
+
+    def _reattach(self, instance_uuid):
+        """At start of nova-compute: a crash may have left a running guest
+        between the loss of its device and its return."""
+        context = nova_context.get_admin_context()
+        with self._operation_lock(instance_uuid):
+            instance = objects.Instance.get_by_uuid(context, instance_uuid)
+            guest = self._host.get_guest(instance)
+            handles = self.accelerators.handles(instance_uuid)
+            if (instance.task_state is None and guest.is_active()
+                    and not {h.address for h in handles}
+                    <= self._hostdev_addresses(guest)):
+                LOG.warning('Server %s runs without its accelerators, which '
+                            'it gets back now', instance_uuid)
+                self.accelerators.restore(context, instance_uuid)
+                self._attach(guest, handles)
 
     # Release
 
@@ -310,13 +472,24 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         finally:
             self._hard_reboots().discard(instance.uuid)
 
+    def cleanup(self, context, instance, network_info, *args,
+                destroy_vifs=True, **kwargs):
+        """In destroy(), and by itself when a resize to another cell is
+        confirmed on the source, which is told by destroy_vifs alone."""
+        super().cleanup(context, instance, network_info, *args,
+                        destroy_vifs=destroy_vifs, **kwargs)
+        if not destroy_vifs:
+            self.accelerators.unplug(context, instance.uuid)
+
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """At resize and cold migration, on the source: what the server has
         is its old self's until the resize is confirmed or reverted."""
         disk_info = super().migrate_disk_and_power_off(
             context, instance, *args, **kwargs)
-        self.accelerators.store.set_role(
-            instance.uuid, model.Role.CURRENT, model.Role.OLD)
+        if self.accelerators.handles(instance.uuid):
+            migration = objects.Migration.get_by_instance_and_status(
+                context, instance.uuid, 'migrating')
+            self.accelerators.set_aside(instance.uuid, migration.uuid)
         return disk_info
 
     def confirm_migration(self, context, migration, instance, network_info):
@@ -326,6 +499,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def finish_revert_migration(self, context, instance, *args, **kwargs):
         """At revert, on the source, after destroy() on the destination."""
-        self.accelerators.store.set_role(
-            instance.uuid, model.Role.OLD, model.Role.CURRENT)
+        self.accelerators.take_back(instance.uuid)
         super().finish_revert_migration(context, instance, *args, **kwargs)
+
+    def cleanup_lingering_instance_resources(self, instance):
+        """For deleted servers whose migration involved this host."""
+        super().cleanup_lingering_instance_resources(instance)
+        context = nova_context.get_admin_context()
+        for role in model.Role:
+            self.accelerators.unplug(context, instance.uuid, role)

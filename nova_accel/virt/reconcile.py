@@ -22,16 +22,21 @@ LOG = logging.getLogger(__name__)
 
 class Reconciler:
 
-    def __init__(self, accelerators, guests: Callable, consumers: Callable,
-                 context: Callable):
+    def __init__(self, accelerators, guests: Callable, running: Callable,
+                 consumers: Callable, reattach: Callable, context: Callable):
         """
         :param guests: gives the uuids of the guests that libvirt has.
+        :param running: of those that run.
         :param consumers: gives the uuids that have allocations from a
             provider uuid; raises when Placement does not say.
+        :param reattach: (instance uuid) gives a running guest the devices
+            that it lost.
         :param context: makes an admin context.
         """
         self._accelerators = accelerators
         self._guests = guests
+        self._running_guests = running
+        self._reattach = reattach
         self._consumers = consumers
         self._context = context
         self._ran_at = None
@@ -43,45 +48,57 @@ class Reconciler:
                 self._ran_at is not None and time.monotonic() - self._ran_at
                 < CONF.accel.discovery_interval):
             return
-        self._ran_at = time.monotonic()
-        self._running = limited.start(self._logged_run)
+        first, self._ran_at = self._ran_at is None, time.monotonic()
+        self._running = limited.start(self._logged_run, first)
 
-    def _logged_run(self):
+    def _logged_run(self, first):
         try:
-            self.run()
+            self.run(first)
         except Exception as error:
             LOG.warning('Claims could not be compared with libvirt and '
                         'Placement, and stay as they are: %s', error)
 
-    def run(self) -> int:
+    def run(self, first: bool = False) -> int:
         """Compare now; asks Placement only for claims without a guest.
 
+        :param first: nova-compute has just started, so that what it was at
+            when it ended may be half done.
         :returns: how many accelerators were released.
         """
-        store = self._accelerators.store
-        claims = store.claims()
+        claims = self._accelerators.store.claims()
         if not claims:
             return 0
-        guests = set(self._guests())
+        if first:
+            self._reattach_all(claims)
+        guests = {model.Role.CURRENT: set(self._guests()),
+                  # the old self of a server that moved stays defined
+                  model.Role.OLD: set(self._running_guests())}
         consumers = {}
-        released = 0
         stale = set()
         for claim in claims:
-            if claim.instance_uuid in guests or (
+            if claim.instance_uuid in guests[claim.role] or (
                     self._accelerators.is_plugging(claim.instance_uuid)):
                 continue
             if claim.provider_uuid not in consumers:
                 consumers[claim.provider_uuid] = self._consumers(
                     claim.provider_uuid)
-            theirs = consumers[claim.provider_uuid]
-            # after a resize the consumer is the migration, not the server
-            free = (not theirs if claim.role is model.Role.OLD
-                    else claim.instance_uuid not in theirs)
-            if free:
+            if claim.consumer_uuid not in consumers[claim.provider_uuid]:
                 stale.add((claim.instance_uuid, claim.role))
+        released = 0
         for instance_uuid, role in stale:
             LOG.warning('Server %s has no guest here and no allocation: its '
                         'accelerators are released', instance_uuid)
             released += self._accelerators.unplug(
                 self._context(), instance_uuid, role)
         return released
+
+    def _reattach_all(self, claims):
+        running = self._running_guests()
+        for uuid in {c.instance_uuid for c in claims
+                     if c.role is model.Role.CURRENT} & set(running):
+            try:
+                self._reattach(uuid)
+            except Exception as error:
+                LOG.error('Server %s runs and may be without its '
+                          'accelerators (virsh dumpxml %s): %s',
+                          uuid, uuid, error)

@@ -20,9 +20,10 @@ HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
 
 
 def claim(instance=None, handle=HANDLE, **more):
+    instance = instance or str(uuid.uuid4())
     return model.Claim(**{
-        'uuid': str(uuid.uuid4()),
-        'instance_uuid': instance or str(uuid.uuid4()),
+        'uuid': str(uuid.uuid4()), 'instance_uuid': instance,
+        'consumer_uuid': instance,
         'role': model.Role.CURRENT, 'provider_uuid': str(uuid.uuid4()),
         'resource_class': 'CUSTOM_ACCELERATOR_FPGA', 'group': '1',
         'device_address': '0000:5e:00.0', 'region_index': 0,
@@ -43,10 +44,12 @@ class ClaimStoreTest(testtools.TestCase):
         self.assertEqual([one], self.store.claims())
         self.assertEqual([one], self.store.claims(one.instance_uuid))
         self.assertEqual([], self.store.claims(str(uuid.uuid4())))
-        self.store.set_state([one], model.ClaimState.BIND_FAILED, 'why')
+        self.store.update([one], state=model.ClaimState.BIND_FAILED,
+                          error='why', function_uuid='a' * 32)
         found, = claims.ClaimStore(self.path).claims()
-        self.assertEqual((model.ClaimState.BIND_FAILED, 'why'),
-                         (found.state, found.error))
+        self.assertEqual(
+            (model.ClaimState.BIND_FAILED, 'why', 'a' * 32),
+            (found.state, found.error, found.function_uuid))
         self.store.remove([one])
         self.assertEqual([], self.store.claims())
 
@@ -82,8 +85,7 @@ class ClaimStoreTest(testtools.TestCase):
     def test_roles(self):
         one = claim()
         self.store.add([one])
-        self.store.set_role(one.instance_uuid, model.Role.CURRENT,
-                            model.Role.OLD)
+        self.store.update([one], role=model.Role.OLD)
         self.assertEqual([], self.store.claims(
             one.instance_uuid, model.Role.CURRENT))
         self.assertEqual(1, len(self.store.claims(
