@@ -2,8 +2,9 @@
 """The persistent store of a compute host: claims, and what devices were.
 
 SQLite, because it gives the two things that are needed: a unique constraint
-(one handle, one server) and transactions that survive kill -9. A connection
-lives for one operation: nova-compute's threads come and go.
+(one handle, one server) and transactions that survive kill -9. One connection
+stays open for all threads: opening one anew makes SQLite read its schema, and
+closing the last one makes it wait for the disk once more than a commit does.
 """
 
 from collections.abc import Iterable
@@ -55,9 +56,16 @@ class ClaimStore:
 
     def __init__(self, path: str):
         """:raises AcceleratorsUnavailable: when the file cannot be used."""
-        self._path = path
+        # one thread at a time inside SQLite: under eventlet a second green
+        # thread that waited there would stop the first one too
         self._lock = threading.Lock()
         try:
+            self._db = sqlite3.connect(
+                path, timeout=10, isolation_level=None,
+                check_same_thread=False)
+            self._db.execute('PRAGMA journal_mode = WAL')
+            # a commit is on the disk when it returns
+            self._db.execute('PRAGMA synchronous = FULL')
             with self._transaction() as db:
                 for statement in _SCHEMA.split(';'):
                     db.execute(statement)
@@ -69,21 +77,18 @@ class ClaimStore:
 
     @contextlib.contextmanager
     def _transaction(self, write=True):
-        # one writer at a time inside the process: under eventlet a second
-        # green thread that waited in SQLite would stop the first one too
-        with self._lock if write else contextlib.nullcontext():
-            db = sqlite3.connect(self._path, timeout=10, isolation_level=None)
+        with self._lock:
+            if write:
+                self._db.execute('BEGIN IMMEDIATE')
             try:
-                db.execute('PRAGMA journal_mode = WAL')
-                db.execute('PRAGMA synchronous = FULL')
+                yield self._db
                 if write:
-                    db.execute('BEGIN IMMEDIATE')
-                yield db
-                if write:
-                    db.execute('COMMIT')
-            finally:
-                # closing takes back what was not committed
-                db.close()
+                    self._db.execute('COMMIT')
+            except BaseException:
+                # after some errors SQLite has done so itself
+                if self._db.in_transaction:
+                    self._db.execute('ROLLBACK')
+                raise
 
     # Claims
 
