@@ -46,7 +46,8 @@ class Provider:
     def traits_beside(self, present: Iterable[str]) -> set[str]:
         """Ours now, and of those there the ones that others set."""
         return self.traits | {
-            t for t in present if not naming.is_volatile(t)}
+            t for t in set(present) - self.traits
+            if not naming.is_volatile(t)}
 
 
 class Inventory:
@@ -290,11 +291,14 @@ class Inventory:
         self._find_reported(tree, node, root_uuid)
         wanted = self.providers(node, root_uuid)
         fenced_before = set()
+        # asked once: Nova's tree searches itself for each provider named
+        there = set(tree.get_provider_uuids())
         for provider in wanted.values():
-            if not tree.exists(provider.uuid):
+            if provider.uuid not in there:
                 if tree.exists(provider.name):
                     # made by somebody else under our name
                     tree.remove(provider.name)
+                    there = set(tree.get_provider_uuids())
                 tree.new_child(provider.name, provider.parent,
                                uuid=provider.uuid)
             data = tree.data(provider.uuid)
