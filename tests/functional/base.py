@@ -72,40 +72,60 @@ class ManagedHostdevs(fixtures.Fixture):
         self._kernel_of = kernel_of
 
     def _setUp(self):
-        create = fakelibvirt.Domain.createWithFlags
-        destroy = fakelibvirt.Domain.destroy
-
-        def create_with_flags(domain, flags):
-            for address in self._addresses(domain):
-                try:
-                    self._kernel(domain).guest_takes(address)
-                except OSError as error:
-                    raise fakelibvirt.make_libvirtError(
-                        fakelibvirt.libvirtError,
-                        f'Failed to bind PCI device {address} to vfio-pci: '
-                        f'{error}', error_code=fakelibvirt
-                        .VIR_ERR_INTERNAL_ERROR)
-            create(domain, flags)
-
-        def destroy_domain(domain):
-            running = domain.isActive()
-            destroy(domain)
-            if running:
-                for address in self._addresses(domain):
-                    # libvirt logs it when the device is gone
-                    with contextlib.suppress(OSError):
-                        self._kernel(domain).guest_returns(address)
+        for name in ('createWithFlags', 'destroy', 'shutdown', 'managedSave',
+                     'attachDeviceFlags', 'detachDeviceFlags'):
+            original = getattr(fakelibvirt.Domain, name)
+            self.useFixture(fixtures.MockPatchObject(
+                fakelibvirt.Domain, name, self._around(original)))
+        # its own undefineFlags() calls it without the argument
+        remove = fakelibvirt.Domain.managedSaveRemove
         self.useFixture(fixtures.MockPatchObject(
-            fakelibvirt.Domain, 'createWithFlags', create_with_flags))
-        self.useFixture(fixtures.MockPatchObject(
-            fakelibvirt.Domain, 'destroy', destroy_domain))
+            fakelibvirt.Domain, 'managedSaveRemove',
+            lambda domain, flags=0: remove(domain, flags)))
 
-    def _kernel(self, domain):
-        return self._kernel_of(domain._connection.hostname)
+    def _around(self, original):
+        """The call, with the devices of a running guest bound to VFIO."""
+        def call(domain, *args, **kwargs):
+            kernel = self._kernel_of(domain._connection.hostname)
+            before = self._taken(domain)
+            if original.__name__ == 'managedSave' and before:
+                raise self._error('Requested operation is not valid: domain '
+                                  'has assigned non-USB host devices')
+            if original.__name__ == 'createWithFlags':
+                for address in hostdev_addresses(domain.XMLDesc(0), 'yes'):
+                    self._take(kernel, address)
+                return original(domain, *args, **kwargs)
+            if original.__name__ == 'attachDeviceFlags':
+                original(domain, *args, **kwargs)
+                for address in self._taken(domain) - before:
+                    self._take(kernel, address)
+                return None
+            result = original(domain, *args, **kwargs)
+            for address in before - self._taken(domain):
+                # libvirt logs it when the device is gone
+                with contextlib.suppress(OSError):
+                    kernel.guest_returns(address)
+            return result
+        return call
 
     @staticmethod
-    def _addresses(domain):
-        return hostdev_addresses(domain.XMLDesc(0), managed='yes')
+    def _taken(domain):
+        if not domain.isActive():
+            return set()
+        return set(hostdev_addresses(domain.XMLDesc(0), 'yes'))
+
+    def _take(self, kernel, address):
+        try:
+            kernel.guest_takes(address)
+        except OSError as error:
+            raise self._error(f'Failed to bind PCI device {address} to '
+                              f'vfio-pci: {error}')
+
+    @staticmethod
+    def _error(text):
+        return fakelibvirt.make_libvirtError(
+            fakelibvirt.libvirtError, text,
+            error_code=fakelibvirt.VIR_ERR_INTERNAL_ERROR)
 
 
 def hostdev_addresses(xml, managed=None):

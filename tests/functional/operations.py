@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What tests of server operations share: more of libvirt, and invariants."""
+
+import os
+
+import fixtures
+import nova.conf
+
+from nova_accel import model
+from tests.functional import base
+
+
+class OperationsTestBase(base.AcceleratorTestBase):
+    """Two hosts with two cards each, on which servers do what they can."""
+
+    HOSTS = {host: {'cards': [base.card('0000:5e:00.0', [base.NLB0]),
+                              base.card('0000:af:00.0', [base.NLB3])]}
+             for host in ('compute1', 'compute2')}
+
+    def setUp(self):
+        super().setUp()
+        self.instances_path = nova.conf.CONF.instances_path
+        self.flags(allow_resize_to_same_host=False)
+        # files of guests, of which there are none here
+        for name, value in (('_get_instance_disk_info', []),
+                            ('_get_instance_disk_info_from_config', []),
+                            ('_is_path_shared_with', True)):
+            self.useFixture(fixtures.MockPatch(
+                f'nova.virt.libvirt.LibvirtDriver.{name}',
+                return_value=value))
+        rename = os.rename
+
+        def rename_what_is_there(source, target, **kwargs):
+            if os.path.lexists(source):
+                rename(source, target, **kwargs)
+        self.useFixture(fixtures.MonkeyPatch(
+            'os.rename', rename_what_is_there))
+        self.function = base.OPENCL
+        self.image = self.upload_bitstream(self.function)
+        self.specs = base.fpga_flavor(function_id=self.function)
+        self.plain = self._create_flavor(extra_spec={})
+
+    def boot(self, *args, **kwargs):
+        server = super().boot(*args, **kwargs)
+        os.makedirs(os.path.join(self.instances_path, server['id']),
+                    exist_ok=True)
+        return server
+
+    def host_of(self, server):
+        return self.admin_api.get_server(
+            server['id'])['OS-EXT-SRV-ATTR:host']
+
+    def held(self, server, role=model.Role.CURRENT):
+        """Host and handle of each accelerator of a server."""
+        return sorted((host, c.handle.address) for host in self.computes
+                      for c in self.claims(host)
+                      if c.instance_uuid == server['id'] and c.role is role)
+
+    def assertHas(self, server, count=1):
+        """The guest has just what the server holds and is allocated.
+
+        :returns: what it holds.
+        """
+        held = self.held(server)
+        self.assertEqual(count, len(held))
+        host = self.host_of(server)
+        self.assertEqual([(host, a) for a in self.hostdevs(server)], held)
+        self.assertEqual(
+            [c.provider_uuid for c in self.claims(host)
+             if c.instance_uuid == server['id']
+             and c.role is model.Role.CURRENT],
+            self.allocated(server['id']))
+        return held
+
+    def allocated(self, consumer):
+        return sorted(
+            uuid for uuid, allocation
+            in self._get_allocations_by_server_uuid(consumer).items()
+            if 'CUSTOM_ACCELERATOR_FPGA' in allocation['resources'])
+
+    def assertFunction(self, held, function):
+        """What the card behind a handle carries, by the driver's own look."""
+        (host, address), = held
+        self.accelerators(host).inventory.scan()
+        region = self.accelerators(host).inventory.devices[address].region(0)
+        self.assertEqual(function.replace('-', ''), region.function_uuid)
+
+    def delete_all(self):
+        """Every server is deleted, and nothing is left of any."""
+        for server in self.api.get_servers(detail=False):
+            self.api.delete_server(server['id'])
+            self._wait_until_deleted(server)
+        self.assertEqual([], self.claims())
+        self.report()
+        for totals, traits, usages in self.provider_tree().values():
+            self.assertFalse(any(usages.values()))
+            self.assertIn(totals, ({}, {'CUSTOM_ACCELERATOR_FPGA': (1, 0)}))

@@ -1,0 +1,341 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""One server operation after another, each with what it does to devices.
+
+The docstring of each test is its row in docs/source/operations.rst.
+"""
+
+from nova_accel import model
+from tests.functional import base
+from tests.functional import operations
+
+
+class KeepTest(operations.OperationsTestBase):
+    """Operations through which a server keeps its devices."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(self.specs)
+        self.before = self.assertHas(self.server)
+
+    def assertKept(self):
+        self.assertEqual(self.before, self.assertHas(self.server))
+        self.assertFunction(self.before, self.function)
+        self.delete_all()
+
+    def test_stop_start(self):
+        """Stop, start: the same devices."""
+        self._stop_server(self.server)
+        self.assertEqual(self.before, self.held(self.server))
+        self._start_server(self.server)
+        self.assertKept()
+
+    def test_reboot(self):
+        """Soft and hard reboot: the same devices."""
+        self._reboot_server(self.server)
+        self.assertHas(self.server)
+        self._reboot_server(self.server, hard=True)
+        self.assertKept()
+
+    def test_pause_lock(self):
+        """Pause, unpause, lock, unlock: the same devices."""
+        for action in ('pause', 'unpause', 'lock', 'unlock'):
+            self.api.post_server_action(self.server['id'], {action: None})
+            self._wait_for_state_change(
+                self.server, 'PAUSED' if action == 'pause' else 'ACTIVE')
+        self.assertKept()
+
+    def test_suspend_resume(self):
+        """Suspend: the guest is saved without devices, which the server
+        keeps; resume gives them back."""
+        server = self._suspend_server(self.server)
+        self.assertEqual([], self.hostdevs(server))
+        self.assertEqual(self.before, self.held(server))
+        self._resume_server(server)
+        self.assertKept()
+
+    def test_suspended_server_is_deleted(self):
+        self._suspend_server(self.server)
+        self.delete_all()
+
+    def test_rescue_unrescue(self):
+        """Rescue: the rescue guest has the devices as well."""
+        self._rescue_server(self.server)
+        self.assertHas(self.server)
+        self._unrescue_server(self.server)
+        self.assertKept()
+
+    def test_rebuild(self):
+        """Rebuild: the same devices, with the function they carry."""
+        self._rebuild_server(self.server, self.other_image())
+        self.assertKept()
+
+    def other_image(self, **properties):
+        return self.glance.service.upload(
+            self.glance.client, 'other', b'another', visibility='public',
+            **properties)['id']
+
+    def test_rebuild_with_an_image_that_asks_for_a_function(self):
+        """Rebuild with an image that asks for another function
+        (``accel:function_id``): programmed anew, where the flavor has
+        ``accel<N>:runtime_programming=true``."""
+        image = self.other_image(**{'accel:function_id': base.NLB3})
+        self._rebuild_server(self.server, image)
+        self.assertFunction(self.before, self.function)
+        self.upload_bitstream(base.NLB3)
+        free = self.boot({**self.specs, 'accel1:runtime_programming': 'true'})
+        held = self.assertHas(free)
+        self._rebuild_server(free, image)
+        self.assertEqual(held, self.assertHas(free))
+        self.assertFunction(held, base.NLB3)
+        self.delete_all()
+
+    def test_rebuild_fails(self):
+        """A rebuild that fails: released; the server is in ERROR."""
+        self.kernel(self.host_of(self.server)).set_fault(
+            self.before[0][1], vanish=True)
+        self.api.post_server_action(self.server['id'], {
+            'rebuild': {'imageRef': self.other_image()}})
+        self._wait_for_state_change(self.server, 'ERROR')
+        self.assertEqual([], self.held(self.server))
+        self.assertEqual([], self.allocated(self.server['id']))
+
+    def test_soft_delete_restore(self):
+        """Soft delete: powered off, the devices are kept; restore: the same
+        devices."""
+        self.flags(reclaim_instance_interval=3600)
+        self.api.delete_server(self.server['id'])
+        self._wait_for_state_change(self.server, 'SOFT_DELETED')
+        self.assertEqual(self.before, self.held(self.server))
+        self.api.post_server_action(self.server['id'], {'restore': None})
+        self._wait_for_state_change(self.server, 'ACTIVE')
+        self.flags(reclaim_instance_interval=0)
+        self.assertKept()
+
+    def test_restart_of_nova_compute(self):
+        """nova-compute restarts: the same devices."""
+        self.restart_compute_service(self.host_of(self.server))
+        self.report()
+        self.assertKept()
+
+    def test_live_migration_is_refused(self):
+        """Live migration: refused at once, cold migration is named."""
+        response = self.api.api_post(
+            f'/servers/{self.server["id"]}/action',
+            {'os-migrateLive': {'host': None, 'block_migration': 'auto'}},
+            check_response_status=[400])
+        message = response.body['badRequest']['message']
+        self.assertIn(self.server['id'], message)
+        self.assertIn('cold migration', message)
+        self.assertKept()
+
+
+class MoveTest(operations.OperationsTestBase):
+    """Operations that give a server other devices."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(self.specs)
+        self.before = self.assertHas(self.server)
+        self.host = self.host_of(self.server)
+
+    def test_migrate_confirm(self):
+        """Cold migration: devices on the new host, programmed there; the old
+        ones are kept until it is confirmed."""
+        server = self._migrate_server(self.server)
+        after = self.assertHas(self.server)
+        self.assertNotEqual(self.host, self.host_of(server))
+        self.assertFunction(after, self.function)
+        self.assertEqual(self.before, self.held(server, model.Role.OLD))
+        self._confirm_resize(server)
+        self.assertEqual([], self.held(server, model.Role.OLD))
+        self.assertHas(server)
+        self.delete_all()
+
+    def test_migrate_revert(self):
+        """Revert: the original devices, with their original function."""
+        server = self._migrate_server(self.server)
+        self._revert_resize(server)
+        self.assertEqual(self.before, self.assertHas(server))
+        self.assertEqual(1, len(self.claims()))
+        self.assertFunction(self.before, self.function)
+        self.delete_all()
+
+    def resize(self, specs):
+        flavor = self._create_flavor(extra_spec=specs)
+        return self._resize_server(self.server, flavor)
+
+    def test_resize_to_another_function(self):
+        """Resize to a flavor with another function."""
+        server = self.resize(base.fpga_flavor(function_id=base.NLB3))
+        self.assertFunction(self.assertHas(server), base.NLB3)
+        self._confirm_resize(server)
+        self.delete_all()
+
+    def test_resize_to_two(self):
+        """Resize to a flavor with more devices, and back."""
+        server = self.resize({
+            **base.fpga_flavor('1', function_id=base.NLB0),
+            **base.fpga_flavor('2', function_id=base.NLB3),
+            'group_policy': 'isolate'})
+        self.assertHas(server, 2)
+        self._revert_resize(server)
+        self.assertEqual(self.before, self.assertHas(server))
+        self.delete_all()
+
+    def test_resize_to_none(self):
+        """Resize to a flavor without devices: released at the confirm."""
+        server = self.resize({})
+        self.assertEqual([], self.hostdevs(server))
+        self.assertEqual(self.before, self.held(server, model.Role.OLD))
+        self._confirm_resize(server)
+        self.assertEqual([], self.claims())
+        self.delete_all()
+
+    def test_resize_from_none(self):
+        """Resize from a flavor without devices to one with."""
+        plain = self._create_server(flavor_id=self.plain, networks='none')
+        server = self._resize_server(plain, self._create_flavor(
+            extra_spec=base.fpga_flavor(function_id=base.NLB0)))
+        self.assertHas(server)
+        self._revert_resize(server)
+        self.assertEqual([], self.held(server))
+        self.delete_all()
+
+    def test_resize_on_the_same_host(self):
+        """Resize on the same host: a second device, the first is kept until
+        confirm, and given back at revert."""
+        self.flags(allow_resize_to_same_host=True)
+        other = next(h for h in self.HOSTS if h != self.host)
+        self.admin_api.put_service(
+            self.computes[other].service_ref.uuid, {'status': 'disabled'})
+        specs = base.fpga_flavor(function_id=base.NLB3)
+        server = self.resize(specs)
+        self.assertEqual(self.host, self.host_of(server))
+        after = self.assertHas(server)
+        self.assertNotEqual(self.before, after)
+        self._revert_resize(server)
+        self.assertEqual(self.before, self.assertHas(server))
+        self.assertEqual(1, len(self.claims()))
+        server = self.resize(specs)
+        self._confirm_resize(server)
+        self.assertEqual(after, self.assertHas(server))
+        self.assertEqual(1, len(self.claims()))
+        self.delete_all()
+
+    def test_resize_fails_on_the_destination(self):
+        """A resize that fails on its destination: released there, and on the
+        source when nova-compute next compares."""
+        other = next(h for h in self.HOSTS if h != self.host)
+        for address in ('0000:5e:00.0', '0000:af:00.0'):
+            self.kernel(other).set_fault(address, pr_error='crc')
+        server = self._migrate_fails()
+        self.assertEqual([], self.held(server))
+        self.computes[self.host].driver.reconciler.run()
+        self.assertEqual([], self.claims())
+        self.api.delete_server(server['id'])
+        self._wait_until_deleted(server)
+
+    def _migrate_fails(self):
+        self.api.post_server_action(self.server['id'], {'migrate': None})
+        return self._wait_for_state_change(self.server, 'ERROR')
+
+    def test_deleted_before_the_confirm(self):
+        """Delete while a resize waits for its confirmation: all released."""
+        self._migrate_server(self.server)
+        self.delete_all()
+
+    def test_shelve_unshelve(self):
+        """Shelve with offload: released; unshelve: scheduled and programmed
+        anew."""
+        server = self._shelve_server(self.server)
+        self.assertEqual([], self.claims())
+        self._unshelve_server(server)
+        self.assertFunction(self.assertHas(server), self.function)
+        self.delete_all()
+
+    def test_unshelve_fails(self):
+        """An unshelve that fails: released."""
+        server = self._shelve_server(self.server)
+        for host in self.HOSTS:
+            for address in ('0000:5e:00.0', '0000:af:00.0'):
+                self.kernel(host).set_fault(address, pr_error='crc')
+        # every function is lost, so that all regions have to be programmed
+        function = base.NLB3
+        self.assertNotEqual(function, self.function)
+        for host in self.HOSTS:
+            self.kernel(host).power_cycle()
+            self.accelerators(host).inventory.scan()
+        self.report()
+        self.api.post_server_action(server['id'], {'unshelve': None})
+        self._wait_for_server_parameter(
+            server, {'OS-EXT-STS:task_state': None})
+        self.assertEqual([], self.claims())
+        self.assertEqual([], self.allocated(server['id']))
+
+    def test_evacuate(self):
+        """Evacuate: devices on the new host; the old host releases its own
+        when it returns."""
+        self.computes[self.host].stop()
+        service = self.computes[self.host].service_ref.uuid
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        server = self._evacuate_server(self.server)
+        self._start_server(server)
+        self.assertNotEqual(self.host, self.host_of(server))
+        self.assertEqual(2, len(self.claims()))
+        self.restart_compute_service(self.host)
+        self.admin_api.put_service(service, {'forced_down': 'false'})
+        self.assertEqual([self.host_of(server)],
+                         [h for h, _ in self.held(server)])
+        self.assertFunction(self.assertHas(server), self.function)
+        self.delete_all()
+
+    def test_deleted_while_the_host_is_down(self):
+        """Delete while the compute host is down: released when it returns."""
+        self.computes[self.host].stop()
+        service = self.computes[self.host].service_ref.uuid
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        self.api.delete_server(self.server['id'])
+        self._wait_until_deleted(self.server)
+        compute = self.restart_compute_service(self.host)
+        self.admin_api.put_service(service, {'forced_down': 'false'})
+        # the guest runs on: whoever is given its device meanwhile is refused
+        self.assertEqual(self.before, self.held(self.server))
+        self.flags(running_deleted_instance_timeout=0)
+        from nova import context
+        compute.manager._cleanup_running_deleted_instances(
+            context.get_admin_context())
+        self.assertEqual([], self.claims())
+
+
+class HostBootTest(operations.OperationsTestBase):
+
+    def test_host_boot(self):
+        """The host reboots, with ``resume_guests_state_on_host_boot``: the
+        same devices, before the guest starts."""
+        self.flags(resume_guests_state_on_host_boot=True)
+        server = self.boot(self.specs)
+        held = self.assertHas(server)
+        host = self.host_of(server)
+        self.host_reboots(host, 'reboot')
+        self._wait_for_state_change(server, 'ACTIVE')
+        self.assertEqual(held, self.assertHas(server))
+        self.assertFunction(held, self.function)
+
+    def test_power_cut(self):
+        """The host loses its power, and the card its function: it gets it
+        back before the guest starts."""
+        self.flags(resume_guests_state_on_host_boot=True)
+        server = self.boot(self.specs)
+        held = self.assertHas(server)
+        self.host_reboots(self.host_of(server), 'power_cycle')
+        self.assertEqual(held, self.assertHas(server))
+        self.assertFunction(held, self.function)
+
+    def host_reboots(self, host, how):
+        kernel = self.kernel(host)
+        self.computes[host].stop()
+        connection = self.computes[host].driver._host.get_connection()
+        for domain in connection._vms.values():
+            domain.destroy()
+        getattr(kernel, how)()
+        self.restart_compute_service(host)
