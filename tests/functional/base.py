@@ -18,6 +18,7 @@ from lxml import etree
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.libvirt import base
+from oslo_context import context
 import yaml
 
 from nova_accel import sim
@@ -141,6 +142,15 @@ def hostdev_addresses(xml, managed=None):
     return sorted(result)
 
 
+class PlacementLogContext:
+    """In place of oslo_context.context in Placement's request log."""
+
+    class RequestContext(context.RequestContext):
+
+        def update_store(self):
+            pass
+
+
 class AcceleratorTestBase(base.ServersTestBase):
 
     microversion = 'latest'
@@ -175,15 +185,17 @@ class AcceleratorTestBase(base.ServersTestBase):
                 'nova_accel.scheduler.weights.AcceleratorWeigher'],
             group='filter_scheduler')
         # Placement answers in the thread that asks, and must not leave its own
-        # context there as the current one
+        # contexts there as the current one
         self.useFixture(fixtures.MonkeyPatch(
             'placement.context.RequestContext.update_store',
             lambda context: None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'placement.requestlog.context', PlacementLogContext))
         with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
             super().setUp()
         self.useFixture(glance_service.NovaTokens())
         self.flags(api_servers=[self.glance.service.url], group='glance')
-        self.useFixture(ManagedHostdevs(self.kernel))
+        self.useFixture(ManagedHostdevs(self.simulated))
         for host in self.HOSTS:
             self.start_compute(host)
 
@@ -230,6 +242,10 @@ class AcceleratorTestBase(base.ServersTestBase):
 
     def kernel(self, host):
         return self.accelerators(host).kernel
+
+    def simulated(self, host):
+        """The same as kernel(), also while nova-compute does not run."""
+        return sim.SimulatedKernel(os.path.join(self.hosts, f'{host}.yaml'))
 
     def claims(self, host=None):
         return [c for h in ([host] if host else self.computes)

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What a report to Placement costs in which nothing has changed.
+
+The part of nova-compute's periodic task, and of each claim, that tells
+Placement what the host has, on three simulated hosts with 8, 64 and 512 FPGA
+regions and on one with Nova's LibvirtDriver; real nova-compute and Placement
+in one process (tests.functional.base). Run with
+``python -m tests.bench.report [passes [regions ...]]``.
+
+Counted: requests to Placement, statements of the claim store, subprocesses.
+Times, each in one place only: "ours", the pass of our driver without that of
+LibvirtDriver; "LibvirtDriver", the latter; "Placement", the requests, which
+Nova makes (one for each provider of the host: what is allocated from it);
+"rest of Nova", copying and comparing the provider tree. "First" is ours for
+the pass that makes all the providers in the tree, at the start of the service.
+
+Not measured: looking for devices, which runs in a thread when they may have
+changed, and the network. The times are of a process that has an API, a
+scheduler and Placement beside nova-compute: compare them with each other.
+"""
+
+import functools
+import statistics
+import sys
+
+from tests.bench import boot
+from tests.functional import base
+
+from nova.compute import resource_tracker  # noqa: I100 (after base)
+from nova import context
+from nova.scheduler.client import report
+from nova.virt.libvirt import driver as libvirt_driver
+
+from nova_accel.virt.accel import AccelLibvirtDriver
+from nova_accel.virt import claims
+
+#: ports of a simulated card
+PORTS = 4
+PASS = 'pass'
+TIMED = [
+    (PASS, 'rest of Nova', resource_tracker.ResourceTracker,
+     '_update_to_placement'),
+    (PASS, 'LibvirtDriver', libvirt_driver.LibvirtDriver,
+     'update_provider_tree'),
+    (PASS, 'ours', AccelLibvirtDriver, 'update_provider_tree'),
+    *((None, 'claim store', claims.ClaimStore, name)
+      for name in vars(claims.ClaimStore) if not name.startswith('_')),
+]
+PLACEMENT = [
+    (None, 'read' if name == 'get' else 'write',
+     report.SchedulerReportClient, name)
+    for name in ('get', 'put', 'post', 'delete')]
+COUNTS = {'reads': (PASS, 'read'), 'writes': (PASS, 'write'),
+          'SQL': ('claim store', 'statements'),
+          'subprocesses': ('subprocesses', 'all')}
+
+
+class Reports(boot.Metered, base.AcceleratorTestBase):
+
+    HOSTS = {}
+    TIMED = TIMED
+    NOVAS = PLACEMENT
+
+    def runTest(self):
+        arguments = [int(a) for a in sys.argv[1:]]
+        passes, sizes = arguments[:1] or [9], arguments[1:] or [8, 64, 512]
+        print(f'median of {passes[0]} passes, times in ms\n'
+              f'{"regions":>7} {"providers":>9} '
+              + ' '.join(f'{name:>6}' for name in COUNTS)
+              + f' {"first":>7} {"ours":>6} {"(processor)":>11}'
+              f' {"LibvirtDriver":>13} {"Placement":>9} {"rest of Nova":>12}'
+              f' {"ours/all":>8}', file=boot.OUT)
+        for size in (0, *sizes):
+            self.show(size, *self.measure(f'host{size}', size, passes[0]))
+
+    def measure(self, host, size, passes):
+        """Providers, ours at the start, [(counts, spent, worked)]."""
+        self.flags(compute_driver='accel.AccelLibvirtDriver' if size
+                   else 'libvirt.LibvirtDriver')
+        self.describe_host(host, {'cards': [
+            base.card(f'0000:{number // 32:02x}:{number % 32:02x}.0',
+                      [base.NLB0, base.NLB3] * (PORTS // 2))
+            for number in range(size // PORTS)]})
+        self.meter.clear()
+        self.start_compute(host)
+        first = self.meter.spent[PASS, 'ours']
+        tracker = self.computes[host].manager.rt
+        results = []
+        # what is set at the start is seen in the next one
+        for number in range(passes + 2):
+            self.meter.clear()
+            tracker.update_available_resource(
+                context.get_admin_context(), host)
+            if number > 1:
+                results.append(self.meter.read())
+        return (len(tracker.provider_tree.get_provider_uuids(host)), first,
+                results)
+
+    @staticmethod
+    def show(size, providers, first, results):
+        def median(pick):
+            return statistics.median(map(pick, results))
+
+        def ours(times):
+            return times[PASS, 'ours'] + times[PASS, 'claim store']
+
+        def placement(times):
+            return times[PASS, 'read'] + times[PASS, 'write']
+        everything = median(lambda r: sum(
+            v for (place, _), v in r[1].items() if place == PASS))
+        print(f'{size or "none":>7} {providers:9} ' + ' '.join(
+            f'{median(lambda r, w=what: r[0][w]):{max(6, len(name))}.0f}'
+            for name, what in COUNTS.items())
+            + f' {first:7.1f} {median(lambda r: ours(r[1])):6.2f}'
+            f' {median(lambda r: ours(r[2])):11.2f}'
+            f' {median(lambda r: r[1][PASS, "LibvirtDriver"]):13.2f}'
+            f' {median(lambda r: placement(r[1])):9.1f}'
+            f' {median(lambda r: r[1][PASS, "rest of Nova"]):12.1f}'
+            f' {median(lambda r: ours(r[1])) / everything:8.2f}',
+            file=boot.OUT, flush=True)
+
+
+main = functools.partial(boot.main, Reports)
+
+if __name__ == '__main__':
+    main()
