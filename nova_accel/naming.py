@@ -6,6 +6,7 @@ The only module that spells CUSTOM_. Sources: the Cyborg specifications
 region and function traits; Placement's API for [A-Z0-9_] and 255 characters.
 """
 
+import functools
 import re
 import uuid
 
@@ -63,6 +64,7 @@ def _checked(trait: str, of: str) -> str:
     return trait
 
 
+@functools.lru_cache(maxsize=1024)
 def _dashed(value: str) -> str:
     return str(uuid.UUID(value)).upper().replace('-', '_')
 
@@ -220,6 +222,7 @@ def region_provider_name(node: str, address: str, index: int) -> str:
     return f'{device_provider_name(node, address)}_region{index}'
 
 
+@functools.lru_cache(maxsize=4096)
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
     """The same for a provider made again: uuid5 of root and a stable key."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
