@@ -81,7 +81,6 @@ class KeepTest(operations.OperationsTestBase):
         image = self.other_image(**{'accel:function_id': base.NLB3})
         self._rebuild_server(self.server, image)
         self.assertFunction(self.before, self.function)
-        self.upload_bitstream(base.NLB3)
         free = self.boot({**self.specs, 'accel1:runtime_programming': 'true'})
         held = self.assertHas(free)
         self._rebuild_server(free, image)
