@@ -8,7 +8,6 @@ process. What tests see, they see through the REST APIs and the guest XML.
 
 import contextlib
 import os
-import sys
 import tempfile
 import uuid
 from unittest import mock
@@ -22,6 +21,7 @@ from oslo_context import context
 import yaml
 
 from nova_accel import sim
+from tests import functional
 from tests import glance_service
 
 #: loopback function, of Intel's samples
@@ -169,8 +169,7 @@ class AcceleratorTestBase(base.ServersTestBase):
         for host, description in self.HOSTS.items():
             self.describe_host(host, description)
         self.flags(state_path=os.path.join(self.directory, 'state'))
-        self.flags(api_paste_config=os.path.join(
-            sys.prefix, 'etc', 'nova', 'api-paste.ini'), group='wsgi')
+        self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
                    device_profiles=self.profiles, function_cache_seconds=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),

@@ -15,6 +15,7 @@ import yaml
 from nova_accel.api import expansion
 from nova_accel.api import extra_specs
 from nova_accel import conf
+from tests import functional
 
 FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -29,6 +30,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
     compute_driver = 'fake.SmallFakeDriver'
 
     def setUp(self):
+        self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
         super().setUp()
         self.flags(device_profiles=os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'profiles.yaml'),

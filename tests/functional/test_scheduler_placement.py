@@ -15,6 +15,7 @@ from nova.scheduler import utils
 
 from nova_accel import naming
 from nova_accel.scheduler import filters
+from tests import functional
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = str(uuid.UUID('d8424dc4a4a3c413f89e433683f9040b'))
@@ -27,6 +28,7 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
     compute_driver = 'fake.MediumFakeDriver'
 
     def setUp(self):
+        self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
         self.flags(function_cache_seconds=0, group='accel')
         self.flags(
             available_filters=[
@@ -75,7 +77,8 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
                 traits |= {spelled, spelled.replace('FPGA_', 'FPGA_INTEL_')}
             for trait in traits:
                 self.placement.put(f'/traits/{trait}', {}, version='1.6')
-            self._set_provider_traits(self.regions[region], traits)
+            self._set_provider_traits(
+                self.regions[region], sorted(traits))
 
     def flavor(self, *functions):
         specs = {'group_policy': 'isolate'} if len(functions) > 1 else {}
