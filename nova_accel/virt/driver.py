@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import threading
-import time
 
 from nova.compute import resource_tracker
 from nova.compute import task_states
@@ -18,10 +17,8 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.image import glance as nova_glance
 from nova import objects
-from nova.pci import utils as pci_utils
 from nova.pci import whitelist
 from nova import utils
-from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
 from oslo_concurrency import lockutils
 from oslo_context import context as current_context
@@ -34,14 +31,12 @@ from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import request
 from nova_accel.virt import attach
+from nova_accel.virt import guest as guest_devices
 from nova_accel.virt import reconcile
 from nova_accel.virt import runtime
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
-
-#: how long a guest may take to let go of a device
-_DETACH_SECONDS = 20
 
 
 class BuildRefused(nova_exception.BuildAbortException):
@@ -57,6 +52,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().__init__(virtapi, read_only)
         self.accelerators = attach.Accelerators(
             images=self._image_client, publish=self._publish)
+        self._hostdevs = guest_devices.Hostdevs(self._set_managed_mode)
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
         #: servers being built for which the scheduler gave no further host
@@ -166,9 +162,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             context=nova_context.get_admin_context,
             check=lambda context, image, project: glance.check_use(
                 self._image_client(context), image, project),
-            detach=lambda instance, handles: self._detach(
+            detach=lambda instance, handles: self._hostdevs.detach(
                 self._host.get_guest(instance), handles),
-            attach=lambda instance, handles: self._attach(
+            attach=lambda instance, handles: self._hostdevs.attach(
                 self._host.get_guest(instance), handles))
 
     def _consumers(self, provider_uuid):
@@ -300,11 +296,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,
             block_device_info, context, *args, **kwargs)
-        # Nova puts back every mdev that it finds in an earlier guest
-        there = {getattr(d, 'uuid', None) for d in guest.devices}
-        for handle in handles:
-            if handle.address not in there:
-                guest.add_device(self._hostdev(handle))
+        self._hostdevs.add(guest, handles)
         return guest
 
     def _handles(self, context, instance):
@@ -331,53 +323,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         a server take in this process."""
         return lockutils.lock(instance_uuid, lock_file_prefix='nova-')
 
-    def _hostdev(self, handle):
-        if handle.type is model.HandleType.MDEV:
-            hostdev = vconfig.LibvirtConfigGuestHostdevMDEV()
-            hostdev.uuid = handle.address
-        else:
-            hostdev = vconfig.LibvirtConfigGuestHostdevPCI()
-            (hostdev.domain, hostdev.bus, hostdev.slot,
-             hostdev.function) = pci_utils.parse_address(handle.address)
-            self._set_managed_mode(hostdev, 'true')
-        return hostdev
-
     # Guests that run
-
-    def _attach(self, guest, handles):
-        """Put devices into a running guest that has not got them."""
-        there = self._hostdev_addresses(guest)
-        for handle in handles:
-            if handle.address not in there:
-                guest.attach_device(self._hostdev(handle), live=True)
-
-    def _detach(self, guest, handles):
-        """Take devices out of a running guest; ends when they are out."""
-        handles = [h for h in handles
-                   if h.address in self._hostdev_addresses(guest)]
-        for handle in handles:
-            guest.detach_device(self._hostdev(handle), live=True)
-        left = [h.address for h in handles]
-        deadline = time.monotonic() + _DETACH_SECONDS
-        while left and time.monotonic() < deadline:
-            there = self._hostdev_addresses(guest)
-            left = [address for address in left if address in there]
-            if left:
-                time.sleep(0.2)
-        if left:
-            raise exception.DeviceError(
-                f'Guest {guest.uuid} was to give back {", ".join(left)} and '
-                f'did not within {_DETACH_SECONDS} s: stop using the device '
-                f'inside the server, or shut the server down.')
-
-    @staticmethod
-    def _hostdev_addresses(guest):
-        return {
-            '{:04x}:{:02x}:{:02x}.{:x}'.format(
-                *(int(x, 16) for x in (d.domain, d.bus, d.slot, d.function)))
-            for d in guest.get_all_devices(vconfig.LibvirtConfigGuestHostdevPCI)
-        } | {d.uuid for d in guest.get_all_devices(
-            vconfig.LibvirtConfigGuestHostdevMDEV)}
 
     def _pci_handles(self, instance):
         """Of mdevs Nova takes care itself, whosever they are."""
@@ -389,11 +335,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         device in it; the server keeps it all the same."""
         guest = self._host.get_guest(instance)
         handles = self._pci_handles(instance)
-        self._detach(guest, handles)
+        self._hostdevs.detach(guest, handles)
         try:
             super().suspend(context, instance)
         except Exception:
-            self._attach(guest, handles)
+            self._hostdevs.attach(guest, handles)
             raise
 
     def resume(self, context, instance, *args, **kwargs):
@@ -401,8 +347,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         with self._novas_words(instance):
             self.accelerators.restore(context, instance.uuid)
         super().resume(context, instance, *args, **kwargs)
-        self._attach(self._host.get_guest(instance),
-                     self._pci_handles(instance))
+        self._hostdevs.attach(self._host.get_guest(instance),
+                              self._pci_handles(instance))
 
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
@@ -411,7 +357,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if guest.is_active():
-            self._attach(guest, self._pci_handles(instance))
+            self._hostdevs.attach(guest, self._pci_handles(instance))
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
                                   **kwargs):
@@ -442,11 +388,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             handles = self.accelerators.handles(instance_uuid)
             if (instance.task_state is None and guest.is_active()
                     and not {h.address for h in handles}
-                    <= self._hostdev_addresses(guest)):
+                    <= self._hostdevs.addresses(guest)):
                 LOG.warning('Server %s runs without its accelerators, which '
                             'it gets back now', instance_uuid)
                 self.accelerators.restore(context, instance_uuid)
-                self._attach(guest, handles)
+                self._hostdevs.attach(guest, handles)
 
     # Release
 

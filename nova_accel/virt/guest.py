@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Hostdevs: in guest XML that is being made, and in guests that run.
+
+The one name of Nova here is its classes of libvirt XML. Guests are Nova's
+nova.virt.libvirt.guest.Guest.
+"""
+
+from collections.abc import Callable, Iterable
+import time
+
+from nova.virt.libvirt import config
+
+from nova_accel import exception
+from nova_accel import model
+
+#: how long a guest may take to let go of a device
+_DETACH_SECONDS = 20
+
+
+class Hostdevs:
+
+    def __init__(self, set_managed: Callable):
+        """:param set_managed: LibvirtDriver._set_managed_mode, by which
+            libvirt binds a PCI function to VFIO and back."""
+        self._set_managed = set_managed
+
+    def add(self, xml, handles: Iterable[model.AttachHandle]) -> None:
+        """Into guest XML: Nova's LibvirtConfigGuest."""
+        # Nova puts back every mdev that it finds in an earlier guest
+        there = _addresses(xml.devices)
+        for handle in handles:
+            if handle.address not in there:
+                xml.add_device(self._hostdev(handle))
+
+    def attach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
+        """Into a running guest, where it has not got them."""
+        there = self.addresses(guest)
+        for handle in handles:
+            if handle.address not in there:
+                guest.attach_device(self._hostdev(handle), live=True)
+
+    def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
+        """Out of a running guest; ends when they are out.
+
+        :raises DeviceError: the guest does not let go.
+        """
+        there = self.addresses(guest)
+        left = {h.address for h in handles} & there
+        for handle in handles:
+            if handle.address in left:
+                guest.detach_device(self._hostdev(handle), live=True)
+        deadline = time.monotonic() + _DETACH_SECONDS
+        while left := left & self.addresses(guest):
+            if time.monotonic() > deadline:
+                raise exception.DeviceError(
+                    f'Guest {guest.uuid} was to give back '
+                    f'{", ".join(sorted(left))} and did not within '
+                    f'{_DETACH_SECONDS} s: stop using the device inside the '
+                    f'server, or shut the server down.')
+            time.sleep(0.2)
+
+    @staticmethod
+    def addresses(guest) -> set[str]:
+        """Addresses, as in model.AttachHandle, of a guest's hostdevs."""
+        return _addresses(guest.get_all_devices())
+
+    def _hostdev(self, handle):
+        if handle.type is model.HandleType.MDEV:
+            hostdev = config.LibvirtConfigGuestHostdevMDEV()
+            hostdev.uuid = handle.address
+            return hostdev
+        hostdev = config.LibvirtConfigGuestHostdevPCI()
+        hostdev.domain, hostdev.bus, rest = handle.address.split(':')
+        hostdev.slot, hostdev.function = rest.split('.')
+        self._set_managed(hostdev, 'true')
+        return hostdev
+
+
+def _addresses(devices) -> set[str]:
+    result = set()
+    for device in devices:
+        if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
+            result.add(device.uuid)
+        elif isinstance(device, config.LibvirtConfigGuestHostdevPCI):
+            result.add('{:04x}:{:02x}:{:02x}.{:x}'.format(*(
+                int(part, 16) for part in (
+                    device.domain, device.bus, device.slot,
+                    device.function))))
+    return result
