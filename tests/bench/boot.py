@@ -194,6 +194,8 @@ class Boots(Metered, base.AcceleratorTestBase):
         super().setUp()
         self.flags(compute_driver='libvirt.LibvirtDriver')
         for host in ('stock1', 'stock2'):
+            # the imitation of libvirt looks there for every host
+            self.describe_host(host, {'cards': []})
             self.start_compute(host)
         for zone in ('ours', 'stock'):
             aggregate = self._create_aggregate(zone, availability_zone=zone)
