@@ -27,6 +27,7 @@ from oslo_log import log as logging
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import request
@@ -75,20 +76,32 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _refuse_shared_devices(self):
         """A device that Nova's PCI tracker owns as well is given out twice."""
         specs = whitelist.Whitelist(CONF.pci.device_spec)
-        for device in self.accelerators.inventory.devices.values():
+        for device in (self.accelerators.inventory.devices.values()
+                       if CONF.pci.device_spec else ()):
             for address in device.pci_addresses():
-                if specs.device_assignable(self._as_nova_sees(address)):
+                seen = self._as_nova_sees(address)
+                if seen and specs.device_assignable(seen):
                     raise exception.ConfigurationError(
                         f'{address} is matched by [pci] device_spec and found '
                         f'by the driver {device.driver} of [accel] '
                         f'enabled_drivers: take it out of one of the two.')
 
     def _as_nova_sees(self, address):
-        kernel = self.accelerators.kernel
-        return {'address': address,
-                'vendor_id': pci.identifier(kernel, address, 'vendor'),
-                'product_id': pci.identifier(kernel, address, 'device'),
-                'parent_addr': pci.physical_function(kernel, address)}
+        """None for a function that cannot be read, which Nova cannot have."""
+        def look():
+            kernel = self.accelerators.kernel
+            return {'address': address,
+                    'vendor_id': pci.identifier(kernel, address, 'vendor'),
+                    'product_id': pci.identifier(kernel, address, 'device'),
+                    'parent_addr': pci.physical_function(kernel, address)}
+        try:
+            return limited.wait(
+                limited.start(look), CONF.accel.discovery_timeout,
+                f'Reading the PCI ids of {address}')
+        except (exception.DeviceTimeout, OSError) as error:
+            LOG.warning('Device %s is not compared with [pci] device_spec: '
+                        '%s', address, error)
+            return None
 
     # Errors
 
@@ -98,8 +111,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         The manager is told, the driver is not, and when the last host fails
         Nova's word to the user is only that the hosts are exhausted.
         """
-        manager = self.virtapi._compute
-        build = manager._do_build_and_run_instance
+        manager = getattr(self.virtapi, '_compute', None)
+        build = getattr(manager, '_do_build_and_run_instance', None)
+        if build is None:
+            LOG.warning('This Nova does not say which host is the last to try; '
+                        'the reason why a build failed there is only in the '
+                        'log of nova-compute')
+            return
         parameters = inspect.signature(build)
 
         @functools.wraps(build)
