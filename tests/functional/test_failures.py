@@ -216,7 +216,8 @@ class CardTest(FailureBase):
                 if p.region_index == 0)
             accelerators.store.add([model.Claim(
                 uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
-                consumer_uuid=str(uuid.uuid4()), role=model.Role.CURRENT, provider_uuid=uuid_,
+                consumer_uuid=str(uuid.uuid4()),
+                role=model.Role.CURRENT, provider_uuid=uuid_,
                 resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
                 device_address=provider.address, region_index=0,
                 handle=model.AttachHandle(model.HandleType.PCI, DEVICE))])

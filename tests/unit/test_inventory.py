@@ -88,7 +88,8 @@ class InventoryTest(testtools.TestCase):
     def claim(self, address, region=0):
         self.store.add([model.Claim(
             uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
-            consumer_uuid=str(uuid.uuid4()), role=model.Role.CURRENT, provider_uuid=str(uuid.uuid4()),
+            consumer_uuid=str(uuid.uuid4()),
+            role=model.Role.CURRENT, provider_uuid=str(uuid.uuid4()),
             resource_class=CLASS, group='1', device_address=address,
             region_index=region, handle=handle(
                 f'{address[:-1]}{region + 1}'))])
