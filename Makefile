@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 # native threads, as nova 34 runs by default
@@ -38,7 +39,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Setting up $(VENV) (a minute or two, once) ...'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[test]'
+		-c constraints.txt nova==$(NOVA) -e '.[test]'
 	@touch $@
 
 clean:
