@@ -27,6 +27,7 @@ import typing
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import limited
 from nova_accel import model
 
 CONF = conf.CONF
@@ -35,6 +36,8 @@ _PART = '.part'
 _LINK = 'image-'
 #: seconds between looks whether another thread has finished a download
 _POLL = 0.05
+#: of much data takes long
+_fsync = limited.blocking(os.fsync)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +214,7 @@ class BitstreamCache:
                     self._trim(room=image.size or 0)
                     glance.download(client, image, file)
                     file.flush()
-                    os.fsync(file.fileno())
+                    _fsync(file.fileno())
                     os.rename(self._path(name), self._path(image.content))
                     self._sync()
             except BaseException:
@@ -221,7 +224,7 @@ class BitstreamCache:
     def _sync(self) -> None:
         directory = os.open(self.directory, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            _fsync(directory)
         finally:
             os.close(directory)
 

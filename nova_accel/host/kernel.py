@@ -6,28 +6,10 @@ Whatever a driver needs of the host goes through here, so that a simulated host
 operations go to the privileged one. Both raise OSError as the kernel does.
 """
 
-import functools
 import os
-import sys
 
+from nova_accel.host import limited
 from nova_accel.host import privileged
-
-
-def _may_hang(function):
-    """A read that stops only its own caller, also when that is a green thread.
-
-    Under eventlet the whole of nova-compute is one thread of the operating
-    system, and an attribute of a card that hangs would stop all of it.
-    """
-    @functools.wraps(function)
-    def call(*args):
-        # not imported: under native threads Nova forbids it
-        patcher = sys.modules.get('eventlet.patcher')
-        if patcher and patcher.is_monkey_patched('thread'):
-            from eventlet import tpool
-            return tpool.execute(function, *args)
-        return function(*args)
-    return call
 
 
 class Kernel:
@@ -41,27 +23,27 @@ class Kernel:
 
     # Reads; every path is relative to /sys
 
-    @_may_hang
+    @limited.blocking
     def read(self, path: str) -> str:
         """An attribute, without the newline at its end."""
         with open(self._at(path), encoding='utf-8', errors='replace') as file:
             return file.read().removesuffix('\n')
 
-    @_may_hang
+    @limited.blocking
     def read_bytes(self, path: str, size: int) -> bytes:
         """At most size bytes of a binary attribute."""
         with open(self._at(path), 'rb', buffering=0) as file:
             return file.read(size)
 
-    @_may_hang
+    @limited.blocking
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(self._at(path)))
 
-    @_may_hang
+    @limited.blocking
     def exists(self, path: str) -> bool:
         return os.path.exists(self._at(path))
 
-    @_may_hang
+    @limited.blocking
     def readlink(self, path: str) -> str:
         """The target of a link as it is written there."""
         return os.readlink(self._at(path))

@@ -1,10 +1,33 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A time limit for calls into the kernel, which may never return."""
+"""A time limit for calls into the kernel, which may never return.
+
+Under eventlet (nova-compute of Nova 31 to 33) threads are green ones: all of
+them are one thread of the operating system, which a system call stops whole.
+"""
 
 import concurrent.futures
+import functools
+import sys
 import threading
 
 from nova_accel import exception
+
+
+def blocking(function):
+    """Decorate what a green thread must not call by itself.
+
+    Under eventlet it runs in a thread of the operating system; what it calls
+    must not wait for a green thread.
+    """
+    @functools.wraps(function)
+    def call(*args):
+        # not imported: under native threads Nova forbids it
+        patcher = sys.modules.get('eventlet.patcher')
+        if patcher and patcher.is_monkey_patched('thread'):
+            from eventlet import tpool
+            return tpool.execute(function, *args)
+        return function(*args)
+    return call
 
 
 def start(function, *args) -> concurrent.futures.Future:
