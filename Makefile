@@ -5,11 +5,10 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# of the releases in tox.ini; another needs a VENV of its own
 NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
-# native threads, as nova 34 runs by default
-export OS_NOVA_DISABLE_EVENTLET_PATCHING = true
 
 .PHONY: demo test style unit functional bench clean
 
