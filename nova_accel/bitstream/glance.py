@@ -46,7 +46,7 @@ FUNCTION_NAME = 'accel:function_name'
 REGION_TYPE_ID = 'accel:region_type_id'
 
 #: how many images an error names
-_NAMED = 5
+_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +106,14 @@ def find(client, request: accel_request.AcceleratorRequest,
         return _image(fitting[0])
     if fitting:
         raise exception.BitstreamError(
-            f'{_named(fitting)} all have {key}={_shown(wanted)} and fit the '
-            f'region: delete or hide all but one, or name one with '
-            f'accel:bitstream_id in the flavor.')
+            f'{_named(fitting)} have {key}={_shown(wanted)}: keep one, or '
+            f'name it with accel:bitstream_id.')
     if active:
         raise _unfit(active, region_type)
     if records:
         raise exception.BitstreamError(
-            f'{_named(records)} would have {key}={_shown(wanted)}, and no '
-            f'such image is active: upload its data, or reactivate it.')
+            f'{_named(records)} would have {key}={_shown(wanted)}, and none '
+            f'is active: upload data, or reactivate one.')
     raise exception.BitstreamError(
         f'No image that the user can see has {key}={_shown(wanted)}: upload '
         f'the bitstream with that property, or share it with the project.')
@@ -127,8 +126,19 @@ def service_client(endpoint: str | None):
     Nova has registered.
 
     :param endpoint: without version; None takes the catalog's.
-    :raises GlanceUnavailable: [service_user] has no credentials.
+    :raises GlanceUnavailable: [service_user] has no credentials, or Keystone
+        does not take them.
     """
+    try:
+        return _service_client(endpoint)
+    except ks_exc.ClientException as error:
+        raise exception.GlanceUnavailable(
+            f'A bitstream is wanted, and the credentials of [service_user] '
+            f'in nova.conf of this host do not open Glance '
+            f'({_reason(error)}): correct them.') from None
+
+
+def _service_client(endpoint):
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:
         raise exception.GlanceUnavailable(
@@ -301,9 +311,9 @@ def _unfit(records, region_type) -> exception.IncompatibleBitstream:
     types = ', '.join(sorted({_shown(r[REGION_TYPE_ID]) for r in records}))
     region = uuid.UUID(region_type) if region_type else 'unknown'
     return exception.IncompatibleBitstream(
-        f'{_named(records)} is for regions of type {types} by the property '
-        f'{REGION_TYPE_ID}, and the allocated region has type {region}: upload '
-        f'a bitstream for that type.')
+        f'{_named(records)} is for regions of type {types} by its '
+        f'{REGION_TYPE_ID}, and the allocated region has type {region}: '
+        f'upload one for that type.')
 
 
 def _too_large(image, size) -> exception.BitstreamError:
@@ -318,15 +328,18 @@ def _dashed(bitstream) -> uuid.UUID:
 
 
 def _named(records) -> str:
-    names = [f'{r["id"]} ({_shown(r.get("name") or "")})' for r in records]
-    more = len(names) - _NAMED
-    return (('Image ' if len(names) == 1 else 'Images ')
-            + ', '.join(names[:_NAMED]) + (f' and {more} more' * (more > 0)))
+    """Short, as Nova cuts faults off after 255 characters."""
+    if len(records) == 1:
+        record, = records
+        return f'Image {record["id"]} ({_shown(record.get("name"))})'
+    ids = ', '.join(r['id'] for r in list(records)[:_NAMED])
+    more = len(records) - _NAMED
+    return f'Images {ids}' + f' and {more} more' * (more > 0)
 
 
 def _shown(text) -> str:
     """A user's text as a part of an error: short and printable."""
-    text = ascii(text)
+    text = ascii(text or '')
     return text if len(text) <= 60 else text[:60] + "...'"
 
 
@@ -401,8 +414,8 @@ def _get(client, path, what):
             requests.RequestException, OSError) as e:
         raise exception.GlanceUnavailable(
             f'Glance at {_where(client)} was asked for {what} and cannot be '
-            f'reached ({_reason(e)}): look whether it runs and at the '
-            f'endpoint in the catalog or [glance] of nova.conf.') from None
+            f'reached ({_reason(e)}): look at Glance, and at its endpoint in '
+            f'[glance] of nova.conf.') from None
     except (KeyError, ValueError):
         # glanceclient stumbles over errors that a proxy makes
         raise exception.GlanceUnavailable(

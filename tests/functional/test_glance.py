@@ -110,6 +110,8 @@ class GlanceTestBase(testtools.TestCase):
         self.assertThat(text, matchers.EndsWith('.'))
         for part in parts:
             self.assertIn(part, text)
+        # Nova cuts the faults of servers off there
+        self.assertLessEqual(len(text), 255, text)
         return error
 
 
@@ -220,7 +222,7 @@ class FindTest(GlanceTestBase):
     def test_by_function_several(self):
         ids = [self.upload(name=name, function_id=NLB0)['id']
                for name in ('one', 'two')]
-        self.refused(exception.BitstreamError, *ids, "'one'", "'two'",
+        self.refused(exception.BitstreamError, *ids,
                      'accel:bitstream_id', function_id=NLB0)
 
     def test_by_function_many(self):
@@ -228,7 +230,7 @@ class FindTest(GlanceTestBase):
         for _ in range(27):
             self.client.images.create(
                 name='n', **{'accel:function_id': NLB0})
-        self.refused(exception.BitstreamError, 'and 22 more', NLB0,
+        self.refused(exception.BitstreamError, 'and 24 more', NLB0,
                      'no such image is active', function_id=NLB0)
 
     def test_by_function_not_active(self):
@@ -254,19 +256,19 @@ class NoGlanceTest(GlanceTestBase):
 
     def setUp(self):
         super().setUp()
-        self.id = self.upload()['id']
+        self.image = self.upload()['id']
 
     def unavailable(self, *parts):
-        for kwargs in ({'bitstream_id': self.id}, {'function_id': NLB0}):
+        for kwargs in ({'bitstream_id': self.image}, {'function_id': NLB0}):
             error = self.refused(
                 exception.GlanceUnavailable, *parts, self.glance.url, **kwargs)
             self.assertTrue(error.elsewhere)
 
     def test_hangs(self):
         self.config(glance_timeout=1, group='accel')
-        for on in (self.id, '/images'):
+        for on in (self.image, '/images'):
             with self.glance.fault('hang', on=on):
-                kwargs = ({'bitstream_id': self.id} if on == self.id
+                kwargs = ({'bitstream_id': self.image} if on == self.image
                           else {'function_id': NLB0})
                 start = time.monotonic()
                 self.refused(exception.GlanceUnavailable, 'within 1 s',
@@ -287,18 +289,18 @@ class NoGlanceTest(GlanceTestBase):
             url = 'http://127.0.0.1:%s' % server.getsockname()[1]
         client = self.glance.client(url=url)
         self.refused(exception.GlanceUnavailable, 'Connection refused', url,
-                     client=client, bitstream_id=self.id)
+                     client=client, bitstream_id=self.image)
 
     def test_token_refused(self):
         client = self.glance.client('', '', '')
         error = self.refused(exception.BitstreamError, '(401)', 'token',
-                             client=client, bitstream_id=self.id)
+                             client=client, bitstream_id=self.image)
         self.assertFalse(error.elsewhere)
 
     def test_forbidden(self):
-        with self.glance.fault('403', on=self.id):
-            self.refused(exception.BitstreamError, '(403)', self.id,
-                         bitstream_id=self.id)
+        with self.glance.fault('403', on=self.image):
+            self.refused(exception.BitstreamError, '(403)', self.image,
+                         bitstream_id=self.image)
 
 
 class FetchTest(GlanceTestBase):
