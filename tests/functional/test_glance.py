@@ -231,7 +231,7 @@ class FindTest(GlanceTestBase):
             self.client.images.create(
                 name='n', **{'accel:function_id': NLB0})
         self.refused(exception.BitstreamError, 'and 24 more', NLB0,
-                     'no such image is active', function_id=NLB0)
+                     'none is active', function_id=NLB0)
 
     def test_by_function_not_active(self):
         self.client.images.create(
