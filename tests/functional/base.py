@@ -83,6 +83,11 @@ class ManagedHostdevs(fixtures.Fixture):
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'managedSaveRemove',
             lambda domain, flags=0: remove(domain, flags)))
+        # to libvirt a paused guest is active
+        self.useFixture(fixtures.MockPatchObject(
+            fakelibvirt.Domain, 'isActive', lambda domain: int(
+                domain._state in (fakelibvirt.VIR_DOMAIN_RUNNING,
+                                  fakelibvirt.VIR_DOMAIN_PAUSED))))
 
     def _around(self, original):
         """The call, with the devices of a running guest bound to VFIO."""
