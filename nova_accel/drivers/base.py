@@ -66,3 +66,12 @@ class AcceleratorDriver(abc.ABC):
         """
         raise exception.ProgrammingFailed(
             f'{type(self).__name__} cannot program {device.address}.')
+
+    def recover(self, address: str) -> None:
+        """Try to bring back regions that discover() found quarantined.
+
+        Called when no server has anything of the device, and once for each
+        reason. What came of it the next discover() says.
+
+        :raises DeviceError: it cannot be done.
+        """

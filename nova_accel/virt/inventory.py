@@ -69,6 +69,12 @@ class Inventory:
         #: began before one does not undo it
         self._changes = collections.Counter()
         self._programming = collections.Counter()
+        #: one thread at a time works on a card
+        self.device_locks = collections.defaultdict(threading.Lock)
+        #: held while a handle is chosen and claimed
+        self.claiming = threading.Lock()
+        #: address -> reasons for which a recovery has been tried
+        self._recovered: dict[str, list[str]] = {}
         #: name of the root provider -> its uuid, as Nova's tree has it
         self.node = None
         self._root_uuid = None
@@ -103,13 +109,16 @@ class Inventory:
         with self._scanning:
             with self._lock:
                 known, changes = dict(self._devices), self._changes.copy()
+            hanging = {name for name, future in self._pending.items()
+                       if not future.done()}
             started = {
                 name: self._start_discovery(name, driver, known)
                 for name, driver in self._drivers.items()}
             found = {}
             deadline = time.monotonic() + CONF.accel.discovery_timeout
             for name, future in started.items():
-                found.update(self._discovered(name, future, deadline, known))
+                found.update(self._discovered(
+                    name, future, 0 if name in hanging else deadline, known))
             self._take(found, known, changes)
             self._scanned_at = time.monotonic()
 
@@ -188,6 +197,61 @@ class Inventory:
                     return self.scan()
         except Exception:
             LOG.exception('Looking for changed devices failed')
+
+    def recover(self) -> None:
+        """Have drivers bring back quarantined regions of unused devices.
+
+        A programming that failed just before nova-compute was killed leaves
+        such regions, and others that a guest of the same card prevented from
+        being brought back at once.
+        """
+        tried = False
+        for address, device in self.devices.items():
+            reasons = sorted(
+                r.reason for r in device.regions
+                if r.health is model.Health.QUARANTINED)
+            if (device.health is not model.Health.OK
+                    or reasons in ([], self._recovered.get(address))):
+                continue
+            if not self.device_locks[address].acquire(blocking=False):
+                continue
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.device_locks[address].release)
+                stack.enter_context(self.programming(address))
+                if self._set_apart(address):
+                    self._recovered[address], tried = reasons, True
+                    LOG.info('Device %s is recovered: %s', address,
+                             '; '.join(reasons))
+                    self._recover(address, device, stack)
+        if tried:
+            self.scan()
+
+    def _set_apart(self, address):
+        """Give nothing more of a device; False where a server has some."""
+        with self.claiming:
+            if any(c.device_address == address for c in self._store.claims()):
+                return False
+            with self._lock:
+                self._devices[address] = dataclasses.replace(
+                    self._devices[address], health=model.Health.QUARANTINED,
+                    reason='it is being recovered')
+            return True
+
+    def _recover(self, address, device, stack):
+        running = limited.start(self.driver_of(device).recover, address)
+        try:
+            limited.wait(running, CONF.accel.programming_timeout,
+                         f'Recovering {address}')
+        except exception.DeviceTimeout as error:
+            LOG.error('%s', error)
+            later = stack.pop_all()
+
+            def returned(_future):
+                later.close()
+                self.scan()
+            running.add_done_callback(returned)
+        except Exception as error:
+            LOG.error('Device %s could not be recovered: %s', address, error)
 
     @contextlib.contextmanager
     def programming(self, address: str):

@@ -65,6 +65,7 @@ class Reconciler:
             when it ended may be half done.
         :returns: how many accelerators were released.
         """
+        self._accelerators.inventory.recover()
         claims = self._accelerators.store.claims()
         if not claims:
             return 0

@@ -58,7 +58,7 @@ class Driver(base.AcceleratorDriver):
         return self.devices
 
 
-class InventoryTest(testtools.TestCase):
+class InventoryTestBase(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -97,6 +97,9 @@ class InventoryTest(testtools.TestCase):
     def fenced(self, data):
         return (naming.FENCED in data.traits
                 and data.inventory[CLASS]['reserved'] == 1)
+
+
+class InventoryTest(InventoryTestBase):
 
     def test_providers_below_the_node(self):
         data = self.update()
@@ -247,3 +250,45 @@ class InventoryTest(testtools.TestCase):
         region = self.inventory.devices['0000:01:00.0'].region(0)
         self.assertEqual(('b' * 32, None, None), (
             region.function_uuid, region.function_name, region.bitstream_id))
+
+
+class RecoveryTest(InventoryTestBase):
+    """Regions that a failure left unusable come back when nobody is hurt."""
+
+    def setUp(self):
+        super().setUp()
+        self.recovered = []
+        self.driver.recover = self.recover
+        well = self.driver.devices[0]
+        self.driver.devices = (dataclasses.replace(
+            well, regions=(dataclasses.replace(
+                well.regions[0], health=model.Health.QUARANTINED,
+                reason='the port is disabled'),)),)
+        self.well = well
+        self.inventory.scan()
+
+    def recover(self, address):
+        self.recovered.append(address)
+        self.assertIs(model.Health.QUARANTINED,
+                      self.inventory.devices[address].health)
+        self.driver.devices = (self.well,)
+
+    def test_recovered(self):
+        self.inventory.recover()
+        self.assertEqual(['0000:01:00.0'], self.recovered)
+        device = self.inventory.devices['0000:01:00.0']
+        self.assertEqual([model.Health.OK] * 2,
+                         [device.health, device.regions[0].health])
+
+    def test_not_while_a_server_has_a_part_of_it(self):
+        self.claim('0000:01:00.0', region=1)
+        self.inventory.recover()
+        self.assertEqual([], self.recovered)
+
+    def test_once_for_a_reason(self):
+        self.well = self.driver.devices[0]
+        for _ in range(3):
+            self.inventory.recover()
+        self.assertEqual(['0000:01:00.0'], self.recovered)
+        self.assertIs(model.Health.OK,
+                      self.inventory.devices['0000:01:00.0'].health)
