@@ -44,8 +44,8 @@ Seconds that one driver may take to look at its devices. A driver that takes
 longer loses only its own devices."""),
     cfg.IntOpt('runtime_programming_interval', default=30, min=1, help="""
 Seconds after which nova-compute looks again whether the owners of servers ask
-in the metadata ``accel:bitstream_id`` for another bitstream. Only servers
-whose flavor has ``accel<N>:runtime_programming=true`` are looked at."""),
+in the metadata ``accel:bitstream_id`` for another bitstream. nova-compute
+reads those images with the credentials of [service_user]."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),

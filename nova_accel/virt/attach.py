@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 import contextlib
 import dataclasses
 import os
-import threading
 
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
@@ -45,7 +45,6 @@ class Accelerators:
         self._images = images
         self._publish = publish
         self._plugging = {}
-        self._device_locks = collections.defaultdict(threading.Lock)
         self.store = self.cache = self.inventory = self.kernel = None
 
     def initialize(self, host: str, state_path: str) -> None:
@@ -156,8 +155,9 @@ class Accelerators:
                 self._release(context, held)
                 held = []
             claims = held or self._claim(instance_uuid, pairs)
+            bound = held and self.is_bound(instance_uuid)
             for wanted, offer in pairs:
-                if held and wanted in by_flavor:
+                if bound and wanted in by_flavor:
                     # a rebuild: the devices stay as they are, unless the
                     # image wants otherwise
                     continue
@@ -222,6 +222,12 @@ class Accelerators:
                      for r, o in pairs}))
 
     def _claim(self, instance_uuid, pairs):
+        with self.inventory.claiming:
+            claims = self._choose(instance_uuid, pairs)
+            self.store.add(claims)
+        return claims
+
+    def _choose(self, instance_uuid, pairs):
         taken = {c.handle for c in self.store.claims()}
         providers = self.inventory.own_providers()
         claims = []
@@ -234,8 +240,7 @@ class Accelerators:
                 raise exception.DeviceUnavailable(
                     f'Server {instance_uuid} was allocated {wanted.amount} of '
                     f'{provider.name}, and {len(free)} of it are free on this '
-                    f'host: the build has to go elsewhere (nova-accel '
-                    f'discover shows the device).')
+                    f'host: the build has to go elsewhere.')
             for handle in free[:wanted.amount]:
                 taken.add(handle)
                 claims.append(model.Claim(
@@ -246,7 +251,6 @@ class Accelerators:
                     resource_class=wanted.resource_class, group=wanted.group,
                     device_address=device.address,
                     region_index=region and region.index, handle=handle))
-        self.store.add(claims)
         return claims
 
     def _find(self, address, index):
@@ -341,7 +345,7 @@ class Accelerators:
                 f'{device.driver}')
         seconds = CONF.accel.programming_timeout
         with contextlib.ExitStack() as stack:
-            lock = self._device_locks[device.address]
+            lock = self.inventory.device_locks[device.address]
             if not lock.acquire(timeout=seconds):
                 raise exception.DeviceUnavailable(
                     f'{what} has to wait, and the card is still busy after '
@@ -396,7 +400,10 @@ class Accelerators:
                 self._program_for(
                     context, mine, device, region,
                     lambda: self._from_cache(loaded, device, region))
-                self.store.update(mine, state=model.ClaimState.BOUND)
+            if function:
+                # where it is None the preparation may not have come so far
+                self.store.update(
+                    mine, state=model.ClaimState.BOUND, error='')
 
     def _see_returned(self, claims):
         """Look again at cards that a guest had whole, and may have changed."""
@@ -409,34 +416,50 @@ class Accelerators:
         """Program a region of a running server anew.
 
         After a failure the server has its device back with the function that
-        it had; where that is lost the device stays out of the guest, and the
-        error says so.
+        it had; where that cannot be, the device stays out of the guest.
 
         :param detach: takes handles out of the guest.
         :param attach: puts them back.
-        :raises AcceleratorError: the region carries what it did.
+        :raises AcceleratorError: the server has what it had.
         :raises DeviceDetached: the guest is without its device.
         """
         claims = [c for c in self.store.claims(
                       instance_uuid, model.Role.CURRENT)
                   if c.group == wanted.group]
+        if not claims:
+            raise exception.DeviceUnavailable(
+                f'Server {instance_uuid} was to have {wanted} programmed, and '
+                f'has no accelerator there: hard reboot it.')
         handles = [c.handle for c in claims]
-        detach(handles)
+        function = failure = None
         try:
+            detach(handles)
             self._see_returned(claims)
+            function = self._function(claims)
             self._provision(context, wanted, claims)
             self._bind(claims)
         except Exception as error:
-            try:
+            failure = error
+        try:
+            if failure:
                 self.restore(context, instance_uuid)
+                if function and not self._function(claims):
+                    raise exception.DeviceUnavailable(
+                        f'Function {function} is lost, and nothing says from '
+                        f'which image it came.')
                 self.store.update(claims, state=model.ClaimState.BOUND)
-            except exception.AcceleratorError as lost:
-                self.store.update(claims, state=model.ClaimState.UNKNOWN,
-                                  error=str(lost))
-                raise exception.DeviceDetached(str(error)) from error
             attach(handles)
-            raise
-        attach(handles)
+        except Exception as error:
+            self.store.update(claims, state=model.ClaimState.UNKNOWN,
+                              error=str(error))
+            raise exception.DeviceDetached(str(failure or error)) from error
+        if failure:
+            raise failure
+
+    def _function(self, claims):
+        _, region = self._find(
+            claims[0].device_address, claims[0].region_index)
+        return region and region.function_uuid
 
     # Release
 
@@ -446,6 +469,7 @@ class Accelerators:
 
         :returns: how many accelerators were released.
         """
+        self.settle(instance_uuid)
         with contextlib.suppress(Exception):
             # its failure was or will be told where it is joined
             self.join_plug(instance_uuid)
@@ -476,6 +500,26 @@ class Accelerators:
         """What the guest of a server is to be given, in a stable order."""
         return [c.handle for c in self.store.claims(
             instance_uuid, model.Role.CURRENT)]
+
+    def is_bound(self, instance_uuid: str) -> bool:
+        """Whether all that a server holds has been prepared to the end."""
+        return all(c.state is model.ClaimState.BOUND for c in
+                   self.store.claims(instance_uuid, model.Role.CURRENT))
+
+    @staticmethod
+    def busy(instance_uuid: str) -> contextlib.AbstractContextManager:
+        """While the devices of a running guest are worked on.
+
+        Who begins sees by the server's task_state that Nova is not at it, and
+        Nova's operations settle() before they touch devices. Not Nova's own
+        lock: calls that may not be late wait for that one.
+        """
+        return lockutils.lock(f'accel-{instance_uuid}')
+
+    def settle(self, instance_uuid: str) -> None:
+        """Wait until nobody is busy() with a server."""
+        with self.busy(instance_uuid):
+            pass
 
     def set_aside(self, instance_uuid: str, migration_uuid: str) -> None:
         """The server moves away; what it has is kept for its return."""

@@ -20,9 +20,9 @@ from nova import objects
 from nova.pci import whitelist
 from nova import utils
 from nova.virt.libvirt import driver as libvirt_driver
-from oslo_concurrency import lockutils
 from oslo_context import context as current_context
 from oslo_log import log as logging
+from oslo_service import periodic_task
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
@@ -67,6 +67,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.accelerators.initialize(host, CONF.state_path)
         self._refuse_shared_devices()
         self._watch_last_hosts()
+        self._watch_metadata()
 
     def cleanup_host(self, host):
         """At stop (Nova 33 and later)."""
@@ -154,7 +155,6 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             provider_tree, nodename, self._in_use)
         self.accelerators.inventory.scan_if_due()
         self.reconciler.run_if_due()
-        self.runtime.run_if_due()
 
     @functools.cached_property
     def reconciler(self):
@@ -176,14 +176,21 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
         return runtime.RuntimeProgramming(
             self.accelerators, instances=instances,
-            lock=self._operation_lock,
             context=nova_context.get_admin_context,
             check=lambda context, image, project: glance.check_use(
                 self._image_client(context), image, project),
             detach=lambda instance, handles: self._hostdevs.detach(
                 self._host.get_guest(instance), handles),
-            attach=lambda instance, handles: self._hostdevs.attach(
-                self._host.get_guest(instance), handles))
+            attach=self._attach_if_running)
+
+    def _watch_metadata(self):
+        """Look for bitstreams in the metadata of servers, periodically."""
+        @periodic_task.periodic_task(
+            spacing=CONF.accel.runtime_programming_interval,
+            name='accel_runtime_programming')
+        def program_at_run_time(manager, context):
+            manager.driver.runtime.start_run()
+        self.virtapi._compute.add_periodic_task(program_at_run_time)
 
     def _consumers(self, provider_uuid):
         """Who has allocations from a provider; raises when nobody can tell."""
@@ -283,6 +290,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 image_meta, resize_instance, allocations, *args, **kwargs)
 
     def _start_plug(self, context, instance, allocations):
+        self.accelerators.settle(instance.uuid)
         with contextlib.suppress(exception.InvalidRequest):
             # said again, and heard, in _get_guest_config()
             self.accelerators.start_plug(
@@ -319,27 +327,23 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def _handles(self, context, instance):
         """What the guest that is about to start is to have."""
+        self.accelerators.settle(instance.uuid)
         if self.accelerators.is_plugging(instance.uuid):
             self.accelerators.join_plug(instance.uuid)
         else:
             self.accelerators.restore(context, instance.uuid)
         requests = request.parse(instance.flavor.extra_specs)
         handles = self.accelerators.handles(instance.uuid)
-        if len(handles) < sum(r.amount for r in requests):
-            # a start without a claim, as after a lost store: never without
-            # the devices
+        if (len(handles) < sum(r.amount for r in requests)
+                or not self.accelerators.is_bound(instance.uuid)):
+            # a start without a claim, as after a lost store, or with one that
+            # a crash left half: never without the devices
             self.accelerators.plug(
                 context, instance.uuid, instance.flavor.extra_specs,
                 self._allocations(context, instance),
                 self._image_wishes(instance), restart=True)
             handles = self.accelerators.handles(instance.uuid)
         return handles
-
-    @staticmethod
-    def _operation_lock(instance_uuid):
-        """The lock of nova.utils.synchronized(), which Nova's operations on
-        a server take in this process."""
-        return lockutils.lock(instance_uuid, lock_file_prefix='nova-')
 
     # Guests that run
 
@@ -351,10 +355,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def suspend(self, context, instance):
         """At suspend and cold snapshot: no guest state is saved with a
         device in it; the server keeps it all the same."""
+        self.accelerators.settle(instance.uuid)
         guest = self._host.get_guest(instance)
         handles = self._pci_handles(instance)
-        self._hostdevs.detach(guest, handles)
         try:
+            self._hostdevs.detach(guest, handles)
             super().suspend(context, instance)
         except Exception:
             self._hostdevs.attach(guest, handles)
@@ -400,7 +405,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At start of nova-compute: a crash may have left a running guest
         between the loss of its device and its return."""
         context = nova_context.get_admin_context()
-        with self._operation_lock(instance_uuid):
+        with self.accelerators.busy(instance_uuid):
             instance = objects.Instance.get_by_uuid(context, instance_uuid)
             guest = self._host.get_guest(instance)
             handles = self.accelerators.handles(instance_uuid)
@@ -411,6 +416,18 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                             'it gets back now', instance_uuid)
                 self.accelerators.restore(context, instance_uuid)
                 self._hostdevs.attach(guest, handles)
+
+    def _attach_if_running(self, instance, handles):
+        """A guest that was shut down meanwhile gets them when it starts."""
+        with contextlib.suppress(nova_exception.InstanceNotFound):
+            guest = self._host.get_guest(instance)
+            if guest.is_active():
+                self._hostdevs.attach(guest, handles)
+
+    def reboot(self, context, instance, *args, **kwargs):
+        """At soft reboot, which takes the XML that is there, and hard."""
+        self.accelerators.settle(instance.uuid)
+        super().reboot(context, instance, *args, **kwargs)
 
     # Release
 
@@ -448,6 +465,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """At resize and cold migration, on the source: what the server has
         is its old self's until the resize is confirmed or reverted."""
+        self.accelerators.settle(instance.uuid)
         disk_info = super().migrate_disk_and_power_off(
             context, instance, *args, **kwargs)
         if self.accelerators.handles(instance.uuid):
