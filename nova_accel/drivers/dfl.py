@@ -58,6 +58,9 @@ _BOARDS = {
     '1771': ('N6001', 'AGILEX'),
     '17d4': ('C6100', None),
 }
+#: product -> MiB of its DDR4, which no attribute tells; from Intel's product
+#: briefs
+_MEMORY = {'PAC_ARRIA10': 8192, 'PAC_D5005': 32768}
 
 
 class _Defect(Exception):
@@ -139,6 +142,7 @@ class DflDriver(base.AcceleratorDriver):
         return model.Device(
             address=address, type='FPGA', vendor=vendor, product=product,
             vendor_id=ids[0], product_id=ids[1], driver=NAME, family=family,
+            memory_mib=_MEMORY.get(product),
             numa_node=pci.numa_node(self.kernel, address))
 
     def _look(self, device, before) -> model.Device:

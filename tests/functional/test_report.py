@@ -36,9 +36,8 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual(device['uuid'], region['parent_provider_uuid'])
         tree = self.provider_tree()
         self.assertEqual(4, len(tree))
-        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
-                         tree[self.region][0])
-        self.assertEqual({}, tree[self.device][0])
+        self.assertEqual(base.REGION, tree[self.region][0])
+        self.assertEqual(base.MEMORY, tree[self.device][0])
         self.assertEqual(
             {'CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_ARRIA10',
              'CUSTOM_FPGA_INTEL_ARRIA10', 'OWNER_CYBORG'}, tree[self.device][1])
