@@ -16,9 +16,9 @@ import time
 import unittest
 import uuid
 
-from tests.functional import base
-
 from nova_accel import naming
+from tests.functional import base
+from tests.functional import operations
 
 TERMINAL = sys.stdout.isatty()
 OUT = sys.stdout
@@ -60,7 +60,7 @@ class Progress:
             say(f'  {self.text}: {self.seconds:.1f} s')
 
 
-class Story(base.AcceleratorTestBase):
+class Story(operations.OperationsTestBase):
 
     HOSTS = {
         'compute1': {'cards': [
@@ -140,8 +140,12 @@ class Story(base.AcceleratorTestBase):
         self.assertIn(base.SHELL_12, self.fault(failed2))
         say(f'  a bitstream for another shell: {self.fault(failed2)}')
 
+        for gone in (server, third, failed, failed2):
+            self.delete(gone)
+        self.operations(flavor, other)
+
         head('All servers are deleted')
-        for server in (server, third, failed, failed2):
+        for server in self.api.get_servers(detail=False):
             self.delete(server)
         self.report()
         end = self.show_providers()
@@ -150,6 +154,80 @@ class Story(base.AcceleratorTestBase):
         say(paint('  providers, inventories and usage as at the start, no '
                   'accelerator claimed; the functions stay loaded for the '
                   'next server', 32))
+
+    def operations(self, flavor, opencl):
+        head('What Nova with Cyborg refuses or breaks: done, or refused in '
+             'words')
+        server, _ = self.create(flavor)
+        os.makedirs(os.path.join(self.instances_path, server['id']))
+        before, host = self.assertHas(server), self.host_of(server)
+
+        def same():
+            self.assertEqual(before, self.assertHas(server))
+            self.assertFunction(before, FUNCTION)
+
+        with Progress('suspend, resume: saved without its card, back with it'):
+            self._suspend_server(server)
+            self.assertEqual([], self.hostdevs(server))
+            self._resume_server(server)
+            same()
+        with Progress('rescue, unrescue: the rescue guest has the card, too'):
+            self._rescue_server(server)
+            same()
+            self._unrescue_server(server)
+            same()
+        with Progress('rebuild, hard reboot: the same card and function'):
+            self._rebuild_server(server, self.glance.guest_image)
+            same()
+            self._reboot_server(server, hard=True)
+            same()
+        with Progress('power cut of the host: the function is put back before '
+                      'the guest starts'):
+            self.power_cut(host)
+            same()
+        with Progress('cold migration: programmed on the other host; revert: '
+                      'the original card'):
+            self._migrate_server(server)
+            self.assertNotEqual(host, self.host_of(server))
+            self.assertFunction(self.assertHas(server), FUNCTION)
+            self._revert_resize(server)
+            same()
+        with Progress('resize to a flavor with OpenCL, confirm: programmed, '
+                      'the old card is free'):
+            self._resize_server(server, self._create_flavor(
+                extra_spec=base.fpga_flavor(bitstream_id=opencl)))
+            self._confirm_resize(server)
+            self.assertFunction(self.assertHas(server), base.OPENCL)
+            self.assertEqual(1, len(self.claims()))
+        with Progress('shelve, unshelve: the card is released; one is found '
+                      'and programmed anew'):
+            self._shelve_server(server)
+            self.assertEqual([], self.claims())
+            self._unshelve_server(server)
+            self.assertFunction(self.assertHas(server), base.OPENCL)
+        self.refused('live migration', f'/servers/{server["id"]}/action', {
+            'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+        snapshot = self.api.post_server_action(
+            server['id'], {'createImage': {'name': 'snapshot'}})['image_id']
+        self._wait_for_server_parameter(
+            server, {'OS-EXT-STS:task_state': None})
+        self.refused('boot from its snapshot', '/servers', {
+            'server': self._build_server(
+                image_uuid=snapshot, flavor_id=flavor, networks='none')})
+
+    def power_cut(self, host):
+        self.flags(resume_guests_state_on_host_boot=True)
+        kernel = self.kernel(host)
+        self.computes[host].stop()
+        connection = self.computes[host].driver._host.get_connection()
+        for domain in connection._vms.values():
+            domain.destroy()
+        kernel.power_cycle()
+        self.restart_compute_service(host)
+
+    def refused(self, what, url, body):
+        answer = self.api.api_post(url, body, check_response_status=[400])
+        say(f'  {what}: {answer.body["badRequest"]["message"]}')
 
     # What a user does
 
@@ -174,12 +252,12 @@ class Story(base.AcceleratorTestBase):
             f'/resource_providers/{uuid_}').body['name']
 
     def functions(self):
-        return {name: self.function(traits)
+        return {name: self.function_in(traits)
                 for name, (_, traits, _) in self.provider_tree().items()
                 if '_region' in name}
 
     @staticmethod
-    def function(traits):
+    def function_in(traits):
         found = {naming.function_of(t) for t in traits} - {None}
         return str(uuid.UUID(found.pop())) if found else None
 
@@ -204,7 +282,7 @@ class Story(base.AcceleratorTestBase):
                 programmable = ('programmable' if naming.PROGRAMMABLE in traits
                                 else '')
                 say(f'  {name}  {used}/{total} used  '
-                    f'{self.label(self.function(traits)):18} {programmable}')
+                    f'{self.label(self.function_in(traits)):18} {programmable}')
         return {name: (totals, naming.PROGRAMMABLE in traits, usages)
                 for name, (totals, traits, usages) in tree.items()}
 

@@ -164,14 +164,16 @@ class MoveTest(operations.OperationsTestBase):
         return self._resize_server(self.server, flavor)
 
     def test_resize_to_another_function(self):
-        """Resize to a flavor with another function."""
+        """Resize to a flavor with another function: programmed, or placed where
+        it is loaded."""
         server = self.resize(base.fpga_flavor(function_id=base.NLB3))
         self.assertFunction(self.assertHas(server), base.NLB3)
         self._confirm_resize(server)
         self.delete_all()
 
     def test_resize_to_two(self):
-        """Resize to a flavor with more devices, and back."""
+        """Resize to a flavor with more devices: attached; revert: the original
+        ones."""
         server = self.resize({
             **base.fpga_flavor('1', function_id=base.NLB0),
             **base.fpga_flavor('2', function_id=base.NLB3),
@@ -191,7 +193,8 @@ class MoveTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_resize_from_none(self):
-        """Resize from a flavor without devices to one with."""
+        """Resize from a flavor without devices to one with: attached; revert:
+        released."""
         plain = self._create_server(flavor_id=self.plain, networks='none')
         server = self._resize_server(plain, self._create_flavor(
             extra_spec=base.fpga_flavor(function_id=base.NLB0)))

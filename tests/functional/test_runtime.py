@@ -238,7 +238,8 @@ class OwnerTest(RuntimeTestBase):
         self.assertProgrammed()
 
     def test_operation_meanwhile(self):
-        """Operations while a device is programmed at run time wait for it."""
+        """Other operations during a programming at run time: they wait for
+        its end."""
         for operation, state in ((self._suspend_server, 'SUSPENDED'),
                                  (self._rescue_server, 'RESCUE')):
             image = self.upload(

@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The table of operations says what the tests of operations test.
+
+A docstring ``<operation>: <what happens>`` of such a test is a row of the
+table in docs/source/operations.rst, word for word. ``python -m
+tests.unit.test_docs`` prints the rows of tests that the table lacks.
+"""
+
+import ast
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
+TESTS = [ROOT / 'tests' / 'functional' / f'test_{name}.py'
+         for name in ('operations', 'more_operations', 'runtime')]
+
+
+def rows_of_tests():
+    """(operation, what happens) of each test that has a docstring."""
+    return [_words(docstring).partition(': ')[::2]
+            for path in TESTS
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef)
+            and node.name.startswith('test_')
+            and (docstring := ast.get_docstring(node))]
+
+
+def rows_of_table():
+    return [(_words(operation), _words(result)) for operation, result
+            in re.findall(r'^   \* - (.*?)^     - (.*?)(?=^   \* -|^\S|\Z)',
+                          TABLE.read_text(), re.MULTILINE | re.DOTALL)][1:]
+
+
+def _words(text):
+    return ' '.join(text.split())
+
+
+class OperationsTableTest(unittest.TestCase):
+
+    maxDiff = None
+
+    def test_docstrings_are_rows(self):
+        for operation, result in rows_of_tests():
+            self.assertTrue(result, f'no result is given for: {operation}')
+
+    def test_table_says_what_is_tested(self):
+        self.assertEqual(sorted(rows_of_tests()), sorted(rows_of_table()))
+
+
+if __name__ == '__main__':
+    for row in rows_of_tests():
+        if row not in rows_of_table():
+            print('   * - {}\n     - {}'.format(*row))
