@@ -136,11 +136,17 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     @contextlib.contextmanager
     def _novas_words(self, instance):
         """Raise our errors as those by which Nova knows where to build next,
-        or that there is no use in it, and tells the user why."""
+        or that there is no use in it, and tells the user why.
+
+        Only a boot goes elsewhere. A rebuild that is told to do so is left
+        ACTIVE without a guest.
+        """
         try:
             yield
         except exception.AcceleratorError as error:
-            if error.elsewhere and instance.uuid not in self._last_hosts:
+            if (error.elsewhere
+                    and instance.task_state == task_states.SPAWNING
+                    and instance.uuid not in self._last_hosts):
                 raise nova_exception.ComputeResourcesUnavailable(
                     reason=str(error)) from error
             raise BuildRefused(instance_uuid=instance.uuid,
@@ -361,8 +367,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         try:
             self._hostdevs.detach(guest, handles)
             super().suspend(context, instance)
-        except Exception:
+        except Exception as error:
             self._hostdevs.attach(guest, handles)
+            if isinstance(error, exception.AcceleratorError):
+                # nothing has changed: the server is no case of ERROR
+                raise nova_exception.InstanceFaultRollback(error) from error
             raise
 
     def resume(self, context, instance, *args, **kwargs):
