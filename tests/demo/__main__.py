@@ -207,6 +207,8 @@ class Story(operations.OperationsTestBase):
             self.assertFunction(self.assertHas(server), base.OPENCL)
         self.refused('live migration', f'/servers/{server["id"]}/action', {
             'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+        # of disks, which there are none of, a live snapshot asks too much
+        self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
         snapshot = self.api.post_server_action(
             server['id'], {'createImage': {'name': 'snapshot'}})['image_id']
         self._wait_for_server_parameter(

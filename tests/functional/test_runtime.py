@@ -471,9 +471,8 @@ class SeveralGroupsTest(RuntimeTestBase):
         address = {c.group: c.handle.address for c in self.claims(host)}
 
         def metadata(**more):
-            return self.api.post_server_metadata(server['id'], {
-                f'accel{k[1:]}:bitstream_id': v
-                for k, v in more.items()})['metadata']
+            self.api.post_server_metadata(server['id'], {
+                f'accel{k[1:]}:bitstream_id': v for k, v in more.items()})
         metadata(_2=nlb3)
         self.assertEqual(1, run())
         self.assertFunction([(host, address['2'])], base.NLB3)

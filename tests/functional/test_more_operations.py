@@ -1,0 +1,314 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""More server operations: creation in all its ways, snapshots, interruptions.
+
+As in test_operations, the docstring of a test is its row in
+docs/source/operations.rst.
+"""
+
+import threading
+from unittest import mock
+
+import fixtures
+from nova import context as nova_context
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.tests.functional.api import client as api_client
+from nova.virt.libvirt import driver as libvirt_driver
+
+from nova_accel import model
+from nova_accel.api import expansion
+from nova_accel.virt import guest
+from tests.functional import operations
+
+
+class Killed(BaseException):
+    """Nova cleans up after exceptions, and not after this."""
+
+
+def live_snapshot(driver, context, instance, guest, disk, path, *args):
+    """In place of the copy of a disk, of which there is none here."""
+    with open(path, 'wb') as file:
+        file.write(b'a disk')
+
+
+class CreateTest(operations.OperationsTestBase):
+
+    def post(self, flavor, **more):
+        return self.api.post_server({'server': {
+            **self._build_server(flavor_id=flavor, networks='none',
+                                 image_uuid=self.glance.guest_image),
+            **more}})
+
+    def test_several_at_once(self):
+        """Create several at once (``min_count``): each has its own device."""
+        flavor = self._create_flavor(extra_spec=self.specs)
+        self.post(flavor, min_count=3)
+        servers = self.api.get_servers()
+        self.assertEqual(3, len(servers))
+        held = set()
+        for server in servers:
+            self._wait_for_state_change(server, 'ACTIVE')
+            held.update(self.assertHas(server))
+        self.assertEqual(3, len(held))
+        self.delete_all()
+
+    def test_deleted_while_building(self):
+        """Delete while the server is being built: released."""
+        kernel = type(self.kernel('compute1'))
+        program = kernel.program_dfl_port
+        began, goes_on = threading.Event(), threading.Event()
+
+        def slow(*args):
+            began.set()
+            goes_on.wait(60)
+            return program(*args)
+        with mock.patch.object(kernel, 'program_dfl_port', slow):
+            server = self.post(self._create_flavor(extra_spec=self.specs))
+            self.assertTrue(began.wait(30))
+            self.assertEqual(
+                [model.ClaimState.PROVISIONING],
+                [c.state for c in self.claims()])
+            self.api.delete_server(server['id'])
+            goes_on.set()
+            self._wait_until_deleted(server)
+        self._wait_for_assert(lambda: self.assertEqual([], self.claims()))
+        self.delete_all()
+
+    def test_deleted_in_error(self):
+        """Delete in ERROR: released."""
+        server = self.boot(self.specs)
+        self.assertHas(server)
+        self.admin_api.post_server_action(
+            server['id'], {'os-resetState': {'state': 'error'}})
+        self._wait_for_state_change(server, 'ERROR')
+        self.delete_in_error(server)
+
+    def delete_in_error(self, server):
+        self.api.delete_server(server['id'])
+        self._wait_for_assert(lambda: self.assertRaises(
+            api_client.OpenStackApiNotFoundException,
+            self.api.get_server, server['id']))
+        self.delete_all()
+
+    def test_alternate_host(self):
+        """Create, where the first host fails to program: released there, and
+        built on another."""
+        kernel = type(self.kernel('compute1'))
+        program = kernel.program_dfl_port
+        tried = []
+
+        def fails_once(mine, *args):
+            tried.append(mine.path)
+            if len(tried) == 1:
+                raise OSError(5, 'Input/output error')
+            return program(mine, *args)
+        with mock.patch.object(kernel, 'program_dfl_port', fails_once):
+            server = self.boot(self.specs)
+        self.assertEqual(2, len(set(tried)))
+        self.assertIn(self.host_of(server), tried[1])
+        self.assertFunction(self.assertHas(server), self.function)
+        self.assertEqual(1, len(self.claims()))
+        self.delete_all()
+
+    def test_nova_compute_is_killed(self):
+        """nova-compute is killed while it programs for a new server: the
+        server is in ERROR; delete releases."""
+        kernel = type(self.kernel('compute1'))
+        with mock.patch('nova.compute.claims.Claim.abort'), \
+                mock.patch.object(kernel, 'program_dfl_port',
+                                  side_effect=Killed) as program:
+            server = self.post(self._create_flavor(extra_spec=self.specs))
+            self._wait_for_assert(program.assert_called)
+            self._wait_for_assert(lambda: self.assertEqual(
+                [model.ClaimState.PROVISIONING],
+                [c.state for c in self.claims()]))
+            host = self.host_of(server)
+        self.restart_compute_service(host)
+        self._wait_for_state_change(server, 'ERROR')
+        self.report()
+        claim, = self.claims(host)
+        self.assertEqual(model.ClaimState.UNKNOWN, claim.state)
+        self.delete_in_error(server)
+
+
+class GuestTest(operations.OperationsTestBase):
+    """Operations that leave the devices alone."""
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MockPatchObject(
+            libvirt_driver.LibvirtDriver, '_live_snapshot', live_snapshot))
+        self.image = self.glance.service.upload(
+            self.glance.client, 'guest', b'with an agent',
+            visibility='public', hw_qemu_guest_agent='yes')['id']
+        self.server = self.boot(self.specs, image_uuid=self.image)
+        self.before = self.assertHas(self.server)
+        self.host = self.host_of(self.server)
+
+    def assertKept(self):
+        self.assertEqual(self.before, self.assertHas(self.server))
+        self.assertFunction(self.before, self.function)
+
+    def act(self, **action):
+        self.api.post_server_action(self.server['id'], action)
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None})
+
+    def test_password_and_crash_dump(self):
+        """Set password, trigger crash dump: untouched."""
+        self.act(changePassword={'adminPass': 'secret'})
+        self.act(trigger_crash_dump=None)
+        self.assertKept()
+        self.delete_all()
+
+    def test_volumes_and_interfaces(self):
+        """Attach or detach a volume or an interface: untouched."""
+        # this libvirt does not tell when a device is out
+        self.flags(device_detach_timeout=1, device_detach_attempts=1,
+                   group='libvirt')
+        volume = self.cinder.IMAGE_BACKED_VOL
+        self._attach_volume(self.server, volume)
+        self.assertIn(volume, self.guest_xml(self.server))
+        self.assertKept()
+        self.api.delete_server_volume(self.server['id'], volume)
+        self._wait_for_volume_detach(self.server['id'], volume)
+        self.assertKept()
+        port = self.neutron.port_1
+        self._attach_interface(self.server, port['id'])
+        self.assertIn(port['mac_address'], self.guest_xml(self.server))
+        self.assertKept()
+        self._detach_interface(self.server, port['id'])
+        self.assertKept()
+        self.delete_all()
+
+    def snapshot(self, action='createImage', **more):
+        """The id of the image, when it is there."""
+        image = self.api.post_server_action(
+            self.server['id'],
+            {action: {'name': 'snapshot', **more}})['image_id']
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None})
+        self.assertEqual(
+            'active', self.glance.client.images.get(image)['status'])
+        return image
+
+    def test_snapshot(self):
+        """Snapshot, backup: the guest runs on with its devices."""
+        self.snapshot()
+        self.assertKept()
+        self.snapshot('createBackup', backup_type='daily', rotation=1)
+        self.assertKept()
+        self.delete_all()
+
+    def test_cold_snapshot(self):
+        """Cold snapshot: the guest is saved without devices, and gets the
+        same back."""
+        self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
+        managed_save = []
+        save = fakelibvirt.Domain.managedSave
+
+        def saved(domain, *args):
+            managed_save.append(self.hostdevs(self.server))
+            return save(domain, *args)
+        with mock.patch.object(fakelibvirt.Domain, 'managedSave', saved):
+            self.snapshot()
+        self.assertEqual([[]], managed_save)
+        self.assertKept()
+        self.delete_all()
+
+    def test_boot_from_snapshot(self):
+        """Create from a snapshot of a server with devices: refused for a
+        flavor with devices, unless the operator allows it
+        (``[accel] allow_snapshot_boot``)."""
+        image = self.snapshot()
+        body = {'server': self._build_server(
+            image_uuid=image, networks='none',
+            flavor_id=self._create_flavor(extra_spec=self.specs))}
+        response = self.api.api_post(
+            '/servers', body, check_response_status=[400])
+        message = response.body['badRequest']['message']
+        self.assertIn(image, message)
+        self.assertIn('allow_snapshot_boot', message)
+        self.assertEqual([], self.hostdevs(self._create_server(
+            image_uuid=image, networks='none', flavor_id=self.plain)))
+        self.flags(allow_snapshot_boot=True, group='accel')
+        self.assertHas(self.boot(self.specs, image_uuid=image))
+        self.assertKept()
+        self.delete_all()
+
+    def test_live_migration_refused_by_the_host(self):
+        """Live migration that nova-api does not refuse: refused by the
+        compute host before anything moves."""
+        with mock.patch.object(
+                expansion, '_has_accelerators', return_value=False):
+            self.admin_api.post_server_action(self.server['id'], {
+                'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+            self._wait_for_migration_status(self.server, ['error'])
+            self._wait_for_server_parameter(
+                self.server, {'OS-EXT-STS:task_state': None,
+                              'status': 'ACTIVE'})
+        self.assertEqual(self.host, self.host_of(self.server))
+        self.assertKept()
+        self.delete_all()
+
+    def test_evacuation_fails(self):
+        """An evacuation that fails: released on the new host; the dead host
+        keeps its own."""
+        other = next(h for h in self.HOSTS if h != self.host)
+        for address in ('0000:5e:00.0', '0000:af:00.0'):
+            self.kernel(other).set_fault(address, pr_error='crc')
+        self.computes[self.host].stop()
+        service = self.computes[self.host].service_ref.uuid
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        self._evacuate_server(self.server, expected_state='ERROR',
+                              expected_migration_status='failed')
+        self.assertIn('CRC', self.fault(self.server))
+        self.assertEqual([], self.claims(other))
+        self.assertEqual(self.before, self.held(self.server))
+        self.assertEqual(
+            [c.provider_uuid for c in self.claims(self.host)],
+            self.allocated(self.server['id']))
+
+    def test_suspend_fails(self):
+        """Suspend, where the guest does not let go of a device: it goes on
+        with all of them."""
+        with mock.patch.object(guest, '_DETACH_SECONDS', 0), \
+                mock.patch.object(fakelibvirt.Domain, 'detachDeviceFlags'):
+            self.api.post_server_action(self.server['id'], {'suspend': None})
+            self._wait_for_action_fail_completion(
+                self.server, 'suspend', 'compute_suspend_instance')
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+        self.assertKept()
+        self.delete_all()
+
+    def test_half_prepared(self):
+        """Start after nova-compute was killed in the middle of a resize or an
+        unshelve: the devices are prepared to the end first."""
+        self._stop_server(self.server)
+        accelerators = self.accelerators(self.host)
+        accelerators.store.update(
+            accelerators.store.claims(), state=model.ClaimState.UNKNOWN,
+            function_uuid=None, bitstream_id=None)
+        self.kernel(self.host).power_cycle()
+        self._start_server(self.server)
+        self.assertKept()
+        claim, = self.claims()
+        self.assertEqual(model.ClaimState.BOUND, claim.state)
+        self.delete_all()
+
+    def test_host_boot_without_resume(self):
+        """The host reboots, without ``resume_guests_state_on_host_boot``:
+        the guest stays down, and starts with the same devices."""
+        kernel, compute = self.kernel(self.host), self.computes[self.host]
+        compute.stop()
+        connection = compute.driver._host.get_connection()
+        for domain in connection._vms.values():
+            domain.destroy()
+        kernel.power_cycle()
+        compute = self.restart_compute_service(self.host)
+        compute.manager._sync_power_states(nova_context.get_admin_context())
+        self._wait_for_state_change(self.server, 'SHUTOFF')
+        self.assertEqual(self.before, self.held(self.server))
+        self._start_server(self.server)
+        self.assertKept()
+        self.delete_all()
