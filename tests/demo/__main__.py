@@ -229,7 +229,8 @@ class Story(operations.OperationsTestBase):
 
     def refused(self, what, url, body):
         answer = self.api.api_post(url, body, check_response_status=[400])
-        say(f'  {what}: {answer.body["badRequest"]["message"]}')
+        say(f'  {what}, refused: '
+            f'{answer.body["badRequest"]["message"]}')
 
     # What a user does
 

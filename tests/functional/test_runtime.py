@@ -336,9 +336,9 @@ class ImageTest(RuntimeTestBase):
         self.assertFails('[service_user]', 'credentials')
 
     def test_wrong_credentials(self):
-        self.flags(auth_type='password', group='service_user')
+        self.flags(auth_type='pasword', group='service_user')
         self.ask(self.image)
-        self.assertFails('[service_user]', 'auth')
+        self.assertFails('[service_user]', 'pasword')
 
 
 class FailureTest(RuntimeTestBase):
