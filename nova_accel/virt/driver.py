@@ -176,7 +176,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         def instances(uuids):
             return objects.InstanceList.get_by_filters(
                 nova_context.get_admin_context(),
-                {'uuid': list(uuids), 'deleted': False},
+                {'uuid': list(uuids), 'deleted': False,
+                 'host': self.virtapi._compute.host},
                 expected_attrs=['metadata', 'flavor', 'system_metadata'],
                 use_slave=False)
 

@@ -194,6 +194,15 @@ class OwnerTest(RuntimeTestBase):
         self.run_now()
         self.assertIsNone(self.status(server=plain))
 
+    def test_server_that_went_elsewhere(self):
+        # an evacuated server's claim, before the dead host released it
+        other = next(h for h in self.HOSTS if h != self.host)
+        self.accelerators(other).store.add(self.claims(self.host))
+        self.ask(self.image)
+        self.assertEqual(0, self.computes[other].driver.runtime.run())
+        self.assertIsNone(self.status())
+        self.assertEqual(1, self.run_now())
+
     def test_stopped_server(self):
         self.ask(self.image)
         self._stop_server(self.server)
