@@ -110,6 +110,9 @@ class ManagedHostdevs(fixtures.Fixture):
                     self._take(kernel, address)
                 return None
             result = original(domain, *args, **kwargs)
+            if original.__name__ == 'managedSave':
+                # a saved guest does not run
+                domain._state = fakelibvirt.VIR_DOMAIN_SHUTOFF
             for address in before - self._taken(domain):
                 # libvirt logs it when the device is gone
                 with contextlib.suppress(OSError):
