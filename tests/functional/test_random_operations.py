@@ -46,7 +46,7 @@ BUDGET = 150
 STEPS = 20
 SERVERS = 4
 #: seconds until an operation must have ended, and all be as it is to be
-SETTLED = 30
+SETTLED = 60
 #: within which the last event of an operation ends
 LAST_EVENT = 2
 POLL = 0.02
