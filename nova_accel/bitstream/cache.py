@@ -112,8 +112,8 @@ class BitstreamCache:
         if file is None:
             raise exception.BitstreamError(
                 f'Image {image_id} would be taken from the bitstream cache '
-                f'{self.directory}, and is not there: hard reboot the server '
-                f'as its user, so that the image is fetched again.')
+                f'{self.directory}, and is not there: it has to be fetched '
+                f'from Glance.')
         with self._leased(file, content) as cached:
             yield cached
 

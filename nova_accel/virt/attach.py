@@ -329,6 +329,16 @@ class Accelerators:
                 function_name=glance.function_name(image),
                 content=file.content)
 
+    def _as_before(self, context, loaded, device, region):
+        try:
+            return self._from_cache(loaded, device, region)
+        except exception.BitstreamError as error:
+            LOG.info('%s', error)
+            wanted = request.AcceleratorRequest(
+                group='', resource_class='', amount=1,
+                bitstream_id=loaded.bitstream_id)
+            return self._from_glance(context, wanted, device, region)
+
     def _from_cache(self, loaded, device, region):
         """What was loaded before, without asking anybody."""
         driver = self.inventory.driver_of(device)
@@ -381,7 +391,7 @@ class Accelerators:
         """Before a guest starts again: see that its devices are as they were.
 
         A card that lost its power has forgotten its function; it gets it back
-        from the cache.
+        from the cache, or from Glance.
 
         :raises AcceleratorError: the guest must not start.
         """
@@ -399,11 +409,11 @@ class Accelerators:
                          region.name, function, instance_uuid)
                 self._program_for(
                     context, mine, device, region,
-                    lambda: self._from_cache(loaded, device, region))
-            if function:
+                    lambda: self._as_before(context, loaded, device, region))
+                self.store.update(mine, state=model.ClaimState.BOUND, error='')
+            elif function and not self.is_bound(instance_uuid):
                 # where it is None the preparation may not have come so far
-                self.store.update(
-                    mine, state=model.ClaimState.BOUND, error='')
+                self.store.update(mine, state=model.ClaimState.BOUND, error='')
 
     def _see_returned(self, claims):
         """Look again at cards that a guest had whole, and may have changed."""

@@ -5,6 +5,7 @@ What is seen: the metadata of the server, the function on the card, and the
 devices in the guest's XML, then and while the card is being programmed.
 """
 
+import os
 import threading
 from unittest import mock
 
@@ -228,6 +229,17 @@ class OwnerTest(RuntimeTestBase):
         self.assertProgrammed()
         self.assertNothingToDo()
         self.delete_all()
+
+    def test_cache_is_lost(self):
+        """Start after the host lost its power and its cache of bitstreams:
+        the function is fetched from Glance again."""
+        self._stop_server(self.server)
+        self.kernel(self.host).power_cycle()
+        cache = self.accelerators(self.host).cache.directory
+        for name in os.listdir(cache):
+            os.unlink(os.path.join(cache, name))
+        self._start_server(self.server)
+        self.assertProgrammed(base.OPENCL)
 
     def card_function(self):
         return self.accelerators(self.host).inventory.devices[
