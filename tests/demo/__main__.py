@@ -284,8 +284,9 @@ class Story(operations.OperationsTestBase):
                 used = sum(usages.values())
                 programmable = ('programmable' if naming.PROGRAMMABLE in traits
                                 else '')
-                say(f'  {name}  {used}/{total} used  '
-                    f'{self.label(self.function_in(traits)):18} {programmable}')
+                function = self.label(self.function_in(traits))
+                say(f'  {name}  {used}/{total} used  {function:18} '
+                    f'{programmable}')
         return {name: (totals, naming.PROGRAMMABLE in traits, usages)
                 for name, (totals, traits, usages) in tree.items()}
 

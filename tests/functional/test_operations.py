@@ -164,8 +164,8 @@ class MoveTest(operations.OperationsTestBase):
         return self._resize_server(self.server, flavor)
 
     def test_resize_to_another_function(self):
-        """Resize to a flavor with another function: programmed, or placed where
-        it is loaded."""
+        """Resize to a flavor with another function: programmed, or placed
+        where it is loaded."""
         server = self.resize(base.fpga_flavor(function_id=base.NLB3))
         self.assertFunction(self.assertHas(server), base.NLB3)
         self._confirm_resize(server)
