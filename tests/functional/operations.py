@@ -100,9 +100,9 @@ class OperationsTestBase(base.AcceleratorTestBase):
         host = self.host_of(server)
         self.assertEqual([(host, a) for a in self.hostdevs(server)], held)
         self.assertEqual(
-            [c.provider_uuid for c in self.claims(host)
-             if c.instance_uuid == server['id']
-             and c.role is model.Role.CURRENT],
+            sorted(c.provider_uuid for c in self.claims(host)
+                   if c.instance_uuid == server['id']
+                   and c.role is model.Role.CURRENT),
             self.allocated(server['id']))
         return held
 
