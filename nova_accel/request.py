@@ -143,40 +143,39 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     return requests
 
 
-def wish(extra_specs: Mapping[str, str], wishes: Mapping[str, str],
+def wish(extra_specs: Mapping[str, str], properties: Mapping[str, str],
          ) -> dict[str, str]:
-    """Extra specs with what the owner of a server wants its regions to carry.
+    """Extra specs with the bitstreams that the image of a server asks for.
 
     Counts only for groups with accel<g>:runtime_programming=true, so that who
     sells fixed functions keeps them. A wish without group is for the only such
     group.
 
-    :param wishes: metadata of the server, or properties of its image:
-        ``accel<g>:bitstream_id``, ``function_id``, ``function_name``; other
-        keys are not looked at.
+    :param properties: of the image; ``accel<g>:bitstream_id`` is looked at.
+        Not function_id: by that, images of bitstreams are found.
     :raises InvalidRequest: a wish without group for one of several groups.
     """
     result = dict(extra_specs)
     asked = {}
-    for key, value in wishes.items():
+    for key, value in properties.items():
         found = _SPEC.fullmatch(key)
-        if found and found[1] == 'accel' and found[3] in _FUNCTION_KEYS:
-            asked[found[2], found[3]] = value
+        if found and found[1] == 'accel' and found[3] == 'bitstream_id':
+            asked[found[2]] = value
     if not asked:
         return result
     free = [r.group for r in parse(extra_specs) if r.runtime_programming]
-    for (group, key), value in asked.items():
+    for group, image in asked.items():
         if group == '' and '' not in free and free:
             if len(free) > 1:
                 raise exception.InvalidRequest(
-                    f'accel:{key} could be for any of the groups '
-                    f'{", ".join(free)} of the flavor: write '
-                    f'accel{free[0]}:{key} for the first.')
+                    f'accel:bitstream_id={image} could be for any of the '
+                    f'groups {", ".join(free)} of the flavor: write '
+                    f'accel{free[0]}:bitstream_id for the first.')
             group = free[0]
         if group in free:
-            for other in _FUNCTION_KEYS:
-                result.pop(f'accel{group}:{other}', None)
-            result[f'accel{group}:{key}'] = value
+            for key in _FUNCTION_KEYS:
+                result.pop(f'accel{group}:{key}', None)
+            result[f'accel{group}:bitstream_id'] = image
     return result
 
 

@@ -237,6 +237,7 @@ class AcceleratorTestBase(base.ServersTestBase):
 
     def boot(self, extra_specs, expected_state='ACTIVE', **kwargs):
         flavor = self._create_flavor(extra_spec=extra_specs)
+        kwargs.setdefault('image_uuid', self.glance.guest_image)
         return self._create_server(
             flavor_id=flavor, networks='none', expected_state=expected_state,
             **kwargs)

@@ -69,8 +69,9 @@ class OperationsTestBase(base.AcceleratorTestBase):
         self.useFixture(fixtures.MonkeyPatch(
             'os.rename', rename_what_is_there))
         self.function = base.OPENCL
-        for function in (self.function, base.NLB0, base.NLB3):
-            self.upload_bitstream(function)
+        self.bitstreams = {
+            function: self.upload_bitstream(function)
+            for function in (self.function, base.NLB0, base.NLB3)}
         self.specs = base.fpga_flavor(function_id=self.function)
         self.plain = self._create_flavor(extra_spec={})
 

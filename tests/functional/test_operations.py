@@ -76,9 +76,10 @@ class KeepTest(operations.OperationsTestBase):
 
     def test_rebuild_with_an_image_that_asks_for_a_function(self):
         """Rebuild with an image that asks for another function
-        (``accel:function_id``): programmed anew, where the flavor has
+        (``accel:bitstream_id``): programmed anew, where the flavor has
         ``accel<N>:runtime_programming=true``."""
-        image = self.other_image(**{'accel:function_id': base.NLB3})
+        image = self.other_image(
+            **{'accel:bitstream_id': self.bitstreams[base.NLB3]})
         self._rebuild_server(self.server, image)
         self.assertFunction(self.before, self.function)
         free = self.boot({**self.specs, 'accel1:runtime_programming': 'true'})
