@@ -18,7 +18,7 @@ OTHER=00000000-1111-4222-8333-444444444444
 hex() { echo "${1//-/}"; }
 card() { echo "# the card: $1"; echo "$1" > "$HIL_HOME/run/fpga.json"; }
 step() {
-  "$KIT/hil" run -t 200 "PYTHONWARNINGS=ignore /opt/nova/bin/python /root/dfl_on_kernel.py $*" \
+  "$KIT/hil" run -t 200 "PYTHONWARNINGS=ignore /opt/nova/bin/python /var/tmp/dfl_on_kernel.py $*" \
     2>&1 || FAILED=1
 }
 
@@ -33,7 +33,7 @@ tree=$(mktemp -d)
 cp -r nova_accel "$tree"; find "$tree" -name __pycache__ -prune -exec rm -r {} +
 "$KIT/hil" run "rm -rf $SITE/nova_accel"
 "$KIT/hil" put "$tree/nova_accel" "$SITE/"
-"$KIT/hil" put tests/lab/dfl_on_kernel.py /root/
+"$KIT/hil" put tests/lab/dfl_on_kernel.py /var/tmp/
 rm -r "$tree"
 
 "$KIT/hil" run 'uname -sr'
