@@ -114,6 +114,12 @@ class Device:
                 return region
         raise KeyError(index)
 
+    def with_region(self, index: int, **changes) -> 'Device':
+        """The device with other fields of one region."""
+        return dataclasses.replace(self, regions=tuple(
+            dataclasses.replace(region, **changes)
+            if region.index == index else region for region in self.regions))
+
     def pci_addresses(self) -> set[str]:
         """Every PCI function of it that we use: the card's and the handles'."""
         handles = [*self.handles, *(h for r in self.regions

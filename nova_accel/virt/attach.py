@@ -141,7 +141,6 @@ class Accelerators:
         if restart and _amounts(requests) != collections.Counter(
                 {n: sum(o.resources.get(n, 0) for o in offers)
                  for n in offered}):
-            by_flavor = requests = []
             pairs = [(request.AcceleratorRequest('', name, amount), offer)
                      for offer in offers
                      for name, amount in offer.resources.items()]

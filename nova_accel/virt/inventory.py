@@ -275,11 +275,8 @@ class Inventory:
             else:
                 self._loaded.pop((address, index), None)
             device = self._devices[address]
-            self._devices[address] = self._with_loaded(dataclasses.replace(
-                device, regions=tuple(
-                    dataclasses.replace(
-                        r, function_uuid=loaded and loaded.function_uuid)
-                    if r.index == index else r for r in device.regions)))
+            self._devices[address] = self._with_loaded(device.with_region(
+                index, function_uuid=loaded and loaded.function_uuid))
             devices = dict(self._devices)
         self._store.set_devices(devices)
 
@@ -420,9 +417,10 @@ class Inventory:
         removing a provider with allocations fails, and Nova's whole report
         with it.
         """
-        used = {c.device_address for c in self._store.claims()}
         gone = {a for a, d in self.devices.items()
-                if d.health is model.Health.GONE and a not in used}
+                if d.health is model.Health.GONE}
+        if gone:
+            gone -= {c.device_address for c in self._store.claims()}
         stale = [uuid for uuid, address in self._reported.items()
                  if uuid not in wanted or address in gone]
         if not stale:
@@ -451,12 +449,8 @@ class Inventory:
     def quarantine(self, address: str, index: int, reason: str) -> None:
         """Keep a region from everybody until a scan says otherwise."""
         with self._lock:
-            device = self._devices[address]
-            self._devices[address] = dataclasses.replace(
-                device, regions=tuple(
-                    dataclasses.replace(
-                        r, health=model.Health.QUARANTINED, reason=reason)
-                    if r.index == index else r for r in device.regions))
+            self._devices[address] = self._devices[address].with_region(
+                index, health=model.Health.QUARANTINED, reason=reason)
 
     def _forget(self, address):
         with self._lock:
