@@ -37,11 +37,30 @@ several times."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
 PCI addresses of devices that are never reprogrammed: they are offered with the
 function that they carry."""),
+    cfg.MultiStrOpt('include_devices', default=[],
+                    sample_default='vendor=8086 product=09c4', help="""
+Where given, only devices that match one of these rules are reported. A rule is
+``key=value`` pairs with the keys address (PCI), vendor and product (four hex
+digits), all of which have to match; ``*`` and ``?`` are wildcards. May be given
+several times."""),
+    cfg.MultiStrOpt('exclude_devices', default=[],
+                    sample_default='address=0000:3b:*', help="""
+Devices that match one of these rules are left alone, whatever include_devices
+says; so are single VFs, by their address."""),
+    cfg.ListOpt('virtual_functions', default=[],
+                sample_default='0000:3d:00.0=16', help="""
+``<PCI address of a physical function>=<number>``: VFs that nova-compute makes
+at its start where there are none, for the drivers dfl, gpu, qat, nvme, vgpu
+and pci. Numbers that are there already are not changed while they may be in
+use."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute looks whether devices came or went."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
 Seconds that one driver may take to look at its devices. A driver that takes
 longer loses only its own devices."""),
+    cfg.IntOpt('device_timeout', default=30, min=1, help="""
+Seconds that making or taking back one vGPU may take. One that takes longer is
+given to nobody until it has ended."""),
     cfg.IntOpt('runtime_programming_interval', default=30, min=1, help="""
 Seconds after which nova-compute looks again whether the owners of servers ask
 in the metadata ``accel:bitstream_id`` for another bitstream. nova-compute

@@ -37,7 +37,7 @@ class HandleType(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class AttachHandle:
-    """One thing that one guest can be given.
+    """One thing that one guest can be given; known by type and address.
 
     address is a PCI address in sysfs form ('0000:3b:00.1') for PCI, the UUID of
     the mediated device for MDEV.
@@ -45,10 +45,30 @@ class AttachHandle:
 
     type: HandleType
     address: str
+    #: whether libvirt binds the function to VFIO and back; not where a vendor
+    #: driver that it is bound to is the VFIO driver
+    managed: bool = dataclasses.field(default=True, compare=False)
+    #: PCI functions that go with it, as the sound function of a graphics card
+    companions: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    #: the function that has the VF, or on which the mediated device is made,
+    #: where that is not the device itself
+    parent: str | None = dataclasses.field(default=None, compare=False)
 
     @property
     def key(self) -> str:
         return f'{self.type.value}:{self.address}'
+
+
+@dataclasses.dataclass(frozen=True)
+class CreatableType:
+    """What a handle of a device can be made into, on demand: a vGPU type."""
+
+    #: as the device's driver knows it, 'nvidia-558'
+    name: str
+    #: by which a flavor asks for it
+    trait: str
+    #: how many could be made now
+    available: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +103,8 @@ class Region:
 class Device:
     """One card of a host, as its driver found it."""
 
-    #: PCI address of the function that the host keeps; the key of the device
+    #: key of the device: the PCI address of its (physical) function, or the
+    #: kernel's name for a parent of mediated devices that is no PCI device
     address: str
     #: FPGA, GPU, QAT ...: what follows CUSTOM_ACCELERATOR_
     type: str
@@ -102,8 +123,13 @@ class Device:
     regions: tuple[Region, ...] = ()
     #: for devices without regions
     handles: tuple[AttachHandle, ...] = ()
+    #: what its handles are made into when a server gets them; empty where
+    #: they are there without that
+    creatable: tuple[CreatableType, ...] = ()
     #: further traits that the driver knows, full names
     traits: tuple[str, ...] = ()
+    #: traits that come and go: those that are not in traits now are taken away
+    volatile_traits: tuple[str, ...] = ()
     health: Health = Health.OK
     reason: str = ''
 
@@ -120,12 +146,14 @@ class Device:
             dataclasses.replace(region, **changes)
             if region.index == index else region for region in self.regions))
 
-    def pci_addresses(self) -> set[str]:
-        """Every PCI function of it that we use: the card's and the handles'."""
+    def functions(self) -> set[str]:
+        """Every function of it that we use: the card's and the handles'."""
         handles = [*self.handles, *(h for r in self.regions
                                     for h in r.handles)]
-        return {self.address, *(h.address for h in handles
-                                if h.type is HandleType.PCI)}
+        return {self.address,
+                *(h.address for h in handles if h.type is HandleType.PCI),
+                *(h.parent for h in handles if h.parent),
+                *(c for h in handles for c in h.companions)}
 
     def as_dict(self) -> dict:
         """The form of the Cyborg agent-driver specification, JSON-ready."""
@@ -137,6 +165,8 @@ class Device:
             'shell-id': self.shell_id, 'health': self.health.value,
             'reason': self.reason,
             'handles': [h.key for h in self.handles],
+            'types': {t.name: t.available for t in self.creatable},
+            'traits': list(self.traits),
             'regions': [{
                 'index': r.index,
                 'region-type-uuid': r.region_type_uuid,
@@ -209,6 +239,8 @@ class Claim:
     #: the card forgets it; None where it is not known
     function_uuid: str | None = None
     bitstream_id: str | None = None
+    #: name of the CreatableType that the handle was made into
+    created_type: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

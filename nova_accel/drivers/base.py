@@ -22,6 +22,18 @@ class AcceleratorDriver(abc.ABC):
         """:param kernel: the machine's, or a simulated one."""
         self.kernel = kernel
 
+    def configure(self) -> None:
+        """Bring the host's devices into the state that nova.conf asks for.
+
+        Called at each start of nova-compute, before the first discover(): what
+        the kernel forgot when the host booted (VFs, services) is made again.
+        Does nothing where all is as it is to be, and never touches what a
+        guest may have.
+
+        :raises AcceleratorError: it cannot be; discover() is called all the
+            same.
+        """
+
     @abc.abstractmethod
     def discover(self, known: Mapping[str, model.Device] | None = None,
                  ) -> dict[str, model.Device]:
@@ -41,6 +53,33 @@ class AcceleratorDriver(abc.ABC):
         """Cheap to make, and different when discover() would find another set.
 
         No subprocess, a handful of directory listings.
+        """
+
+    def prepare(self, device: model.Device, handle: model.AttachHandle,
+                created_type: str) -> None:
+        """Make a handle of a device with creatable types into that type.
+
+        Called for a handle that a server was given, also again before its
+        guest starts anew: does nothing where it is of that type already, as
+        after a restart of nova-compute, and makes it again where the kernel
+        forgot it.
+
+        :param created_type: name of one of the device's creatable types.
+        :raises DeviceUnavailable: the device does not offer the type any more.
+        :raises DeviceError: the kernel refused.
+        """
+        raise exception.DeviceError(
+            f'{type(self).__name__} makes nothing of {device.address}.')
+
+    def release(self, device: model.Device, handle: model.AttachHandle,
+                ) -> None:
+        """Undo prepare(), so that the next server finds nothing of this one.
+
+        Does nothing where there is nothing. Called when no guest of ours has
+        the handle; the kernel may block while somebody else keeps it open.
+
+        :raises DeviceError: the kernel refused; it is called again later, and
+            nobody is given the handle until then.
         """
 
     def read_bitstream(self, path: str, name: str | None = None,

@@ -63,7 +63,9 @@ class Accelerators:
         self.cache = bitstream_cache.BitstreamCache(
             CONF.accel.bitstream_cache)
         self.inventory = host_inventory.Inventory(loaded_drivers, self.store)
+        self._configure(loaded_drivers)
         self.inventory.scan()
+        self.inventory.check_configuration()
         # what a process that is gone was doing when it went
         interrupted = [c for c in self.store.claims() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)]
@@ -71,6 +73,21 @@ class Accelerators:
             self.store.update(
                 interrupted, state=model.ClaimState.UNKNOWN,
                 error='nova-compute stopped while the device was prepared')
+
+    @staticmethod
+    def _configure(loaded_drivers):
+        """What cannot be configured costs its own devices only."""
+        started = {name: limited.start(driver.configure)
+                   for name, driver in loaded_drivers.items()}
+        for name, future in started.items():
+            try:
+                limited.wait(future, CONF.accel.discovery_timeout,
+                             f'Configuring the devices of the driver {name}')
+            except exception.ConfigurationError:
+                raise
+            except Exception as error:
+                LOG.error('Devices of the driver %s are not as configured: '
+                          '%s', name, error)
 
     # Attach
 
@@ -130,7 +147,7 @@ class Accelerators:
                 f'Server {instance_uuid} was to get its accelerators, and '
                 f'Placement did not say which: see that it answers '
                 f'nova-compute.')
-        held = self.store.claims(instance_uuid, model.Role.CURRENT)
+        held = self._held(instance_uuid)
         offers = self.inventory.offers(
             allocations, free={(c.device_address, c.region_index)
                                for c in held})
@@ -163,7 +180,11 @@ class Accelerators:
                 self._provision(context, wanted, [
                     c for c in claims if c.group == wanted.group
                     and c.provider_uuid == offer.provider_uuid])
+            self._prepare(claims, fresh=not held)
             self._bind(claims)
+            if any(c.created_type for c in claims):
+                # what is made takes from what siblings offer
+                self.inventory.scan()
             self._publish(context, self._still_open(claims))
         except Exception as error:
             self._undo(context, instance_uuid, error)
@@ -202,14 +223,14 @@ class Accelerators:
 
     def _still_open(self, claims):
         """Providers in use that can be allocated again: those must not look
-        programmable any longer, and for the others the next report is soon
-        enough."""
+        programmable, or offer what is used up, any longer, and for the others
+        the next report is soon enough."""
         held = {c.handle for c in self.store.claims()}
         return sorted({
             mine[0].provider_uuid
             for (address, index), mine in self._by_region(claims).items()
-            if index is not None and not held.issuperset(
-                self._find(address, index)[1].handles)})
+            if mine[0].created_type or index is not None
+            and not held.issuperset(self._find(address, index)[1].handles)})
 
     @staticmethod
     def _same(held, pairs):
@@ -240,9 +261,11 @@ class Accelerators:
                     f'Server {instance_uuid} was allocated {wanted.amount} of '
                     f'{provider.name}, and {len(free)} of it are free on this '
                     f'host: the build has to go elsewhere.')
+            created_type = self._type(wanted, device)
             for handle in free[:wanted.amount]:
                 taken.add(handle)
                 claims.append(model.Claim(
+                    created_type=created_type,
                     uuid=uuidutils.generate_uuid(),
                     instance_uuid=instance_uuid, consumer_uuid=instance_uuid,
                     role=model.Role.CURRENT,
@@ -251,6 +274,76 @@ class Accelerators:
                     device_address=device.address,
                     region_index=region and region.index, handle=handle))
         return claims
+
+    @staticmethod
+    def _type(wanted, device):
+        """Which of the device's types a request is for, None without types.
+
+        The first that it asks for by trait, or that there is, and that can be
+        made.
+        """
+        if not device.creatable:
+            return None
+        traits = {t.trait for t in device.creatable}
+        fitting = [
+            t for t in device.creatable if t.available >= wanted.amount
+            and t.trait not in wanted.forbidden
+            and wanted.required & traits <= {t.trait}]
+        if not fitting:
+            raise exception.DeviceUnavailable(
+                f'{wanted} was allocated {device.address}, which can make of '
+                f'that now: ' + ', '.join(
+                    f'{t.available} {t.name}' for t in device.creatable)
+                + '; the build has to go elsewhere.')
+        return fitting[0].name
+
+    def _prepare(self, claims, fresh):
+        """Make the handles into what they are to be, where that is to be done.
+
+        :param fresh: the server has just got them, so that what is there is
+            of somebody before.
+        """
+        for claim in claims:
+            if claim.created_type is None:
+                continue
+            device, _ = self._find(claim.device_address, None)
+            driver = self.inventory.driver_of(device)
+            if fresh:
+                self.store.update([claim], state=model.ClaimState.PROVISIONING)
+                self._on_device(device, f'Cleaning {claim.handle.address}',
+                                driver.release, claim.handle)
+            self._on_device(
+                device, f'Making {claim.handle.address} a '
+                f'{claim.created_type} of {device.address}',
+                driver.prepare, claim.handle, claim.created_type)
+
+    def _on_device(self, device, what, method, *args):
+        """method(device, *args), with a time limit, alone on the device.
+
+        :raises DeviceTimeout: it goes on, and keeps the device locked.
+        """
+        seconds = CONF.accel.device_timeout
+        lock = self.inventory.device_locks[device.address]
+        if not lock.acquire(timeout=seconds):
+            raise exception.DeviceTimeout(
+                f'{what} has to wait, and {device.address} is still busy '
+                f'after {seconds} s: look at the kernel log.')
+        with contextlib.ExitStack() as stack:
+            stack.callback(lock.release)
+            stack.enter_context(self.inventory.programming(device.address))
+            running = limited.start(method, device, *args)
+            try:
+                return limited.wait(running, seconds, what)
+            except exception.DeviceTimeout:
+                later = stack.pop_all()
+                running.add_done_callback(lambda _: later.close())
+                raise
+            except exception.AcceleratorError:
+                raise
+            except Exception as error:
+                raise exception.DeviceError(
+                    f'{what} failed ({type(error).__name__}: {error}): look '
+                    f'at the device and the kernel log.') from error
 
     def _find(self, address, index):
         """The device, and the region if any, both well."""
@@ -394,8 +487,10 @@ class Accelerators:
 
         :raises AcceleratorError: the guest must not start.
         """
-        claims = self.store.claims(instance_uuid, model.Role.CURRENT)
+        claims = self._held(instance_uuid)
         self._see_returned(claims)
+        if self.is_bound(instance_uuid):
+            self._prepare(claims, fresh=False)
         for (address, index), mine in self._by_region(claims).items():
             device, region = self._find(address, index)
             image, function = mine[0].bitstream_id, mine[0].function_uuid
@@ -415,8 +510,10 @@ class Accelerators:
                 self.store.update(mine, state=model.ClaimState.BOUND, error='')
 
     def _see_returned(self, claims):
-        """Look again at cards that a guest had whole, and may have changed."""
-        if any(c.handle.address == c.device_address for c in claims):
+        """Look again at cards that a guest had whole, and may have changed,
+        and at those that offer more again."""
+        if any(c.handle.address == c.device_address or c.created_type
+               for c in claims):
             self.inventory.scan()
 
     def reprogram(self, context, instance_uuid: str,
@@ -432,8 +529,7 @@ class Accelerators:
         :raises AcceleratorError: the server has what it had.
         :raises DeviceDetached: the guest is without its device.
         """
-        claims = [c for c in self.store.claims(
-                      instance_uuid, model.Role.CURRENT)
+        claims = [c for c in self._held(instance_uuid)
                   if c.group == wanted.group]
         if not claims:
             raise exception.DeviceUnavailable(
@@ -496,9 +592,32 @@ class Accelerators:
 
     def _release(self, context, claims: Iterable[model.Claim]):
         self.store.update(claims, state=model.ClaimState.DELETING)
-        self._see_returned(claims)
-        self.store.remove(claims)
+        released = [c for c in claims if self._is_undone(c)]
+        self._see_returned(released)
+        self.store.remove(released)
         self._publish(context, sorted({c.provider_uuid for c in claims}))
+
+    def _is_undone(self, claim):
+        """Whether nothing of a server is left in a handle.
+
+        Where something is, the claim stays, so that nobody is given it, and
+        the next comparison tries again.
+        """
+        if claim.created_type is None:
+            return True
+        try:
+            device = self.inventory.devices.get(claim.device_address)
+            if device is None or device.health is model.Health.GONE:
+                return True
+            self._on_device(
+                device, f'Taking {claim.handle.address} back',
+                self.inventory.driver_of(device).release, claim.handle)
+            return True
+        except exception.AcceleratorError as error:
+            LOG.error('What server %s had is given to nobody: %s',
+                      claim.instance_uuid, error)
+            self.store.update([claim], error=str(error))
+            return False
 
     # What is held
 
@@ -507,13 +626,18 @@ class Accelerators:
 
     def handles(self, instance_uuid: str) -> list[model.AttachHandle]:
         """What the guest of a server is to be given, in a stable order."""
-        return [c.handle for c in self.store.claims(
-            instance_uuid, model.Role.CURRENT)]
+        return [c.handle for c in self._held(instance_uuid)]
+
+    def _held(self, instance_uuid):
+        """Claims of a server, without those that could not be taken back."""
+        return [c for c in self.store.claims(
+                    instance_uuid, model.Role.CURRENT)
+                if c.state is not model.ClaimState.DELETING]
 
     def is_bound(self, instance_uuid: str) -> bool:
         """Whether all that a server holds has been prepared to the end."""
-        return all(c.state is model.ClaimState.BOUND for c in
-                   self.store.claims(instance_uuid, model.Role.CURRENT))
+        return all(c.state is model.ClaimState.BOUND
+                   for c in self._held(instance_uuid))
 
     @staticmethod
     def busy(instance_uuid: str) -> contextlib.AbstractContextManager:

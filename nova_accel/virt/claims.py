@@ -29,11 +29,13 @@ CREATE TABLE IF NOT EXISTS claims (
     region_index INTEGER,
     handle_type TEXT NOT NULL,
     handle_address TEXT NOT NULL,
+    handle TEXT NOT NULL,
     consumer_uuid TEXT NOT NULL,
     state TEXT NOT NULL,
     error TEXT NOT NULL,
     function_uuid TEXT,
     bitstream_id TEXT,
+    created_type TEXT,
     UNIQUE (handle_type, handle_address)
 );
 CREATE TABLE IF NOT EXISTS devices (
@@ -102,14 +104,16 @@ class ClaimStore:
                 try:
                     db.execute(
                         'INSERT INTO claims VALUES '
-                        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)',
+                        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)',
                         (claim.uuid, claim.instance_uuid, claim.role.value,
                          claim.provider_uuid, claim.resource_class,
                          claim.group, claim.device_address,
                          claim.region_index, claim.handle.type.value,
-                         claim.handle.address, claim.consumer_uuid,
+                         claim.handle.address, _json(claim.handle),
+                         claim.consumer_uuid,
                          claim.state.value, claim.error,
-                         claim.function_uuid, claim.bitstream_id))
+                         claim.function_uuid, claim.bitstream_id,
+                         claim.created_type))
                 except sqlite3.IntegrityError:
                     holder = db.execute(
                         'SELECT instance_uuid FROM claims WHERE '
@@ -136,9 +140,10 @@ class ClaimStore:
             uuid=row[0], instance_uuid=row[1], role=model.Role(row[2]),
             provider_uuid=row[3], resource_class=row[4], group=row[5],
             device_address=row[6], region_index=row[7],
-            handle=model.AttachHandle(model.HandleType(row[8]), row[9]),
-            consumer_uuid=row[10], state=model.ClaimState(row[11]),
-            error=row[12], function_uuid=row[13], bitstream_id=row[14],
+            handle=_handle(json.loads(row[10])), consumer_uuid=row[11],
+            state=model.ClaimState(row[12]), error=row[13],
+            function_uuid=row[14], bitstream_id=row[15],
+            created_type=row[16],
         ) for row in rows]
 
     def update(self, claims: Iterable[model.Claim], **changes,
@@ -171,8 +176,7 @@ class ClaimStore:
             db.execute('DELETE FROM devices')
             db.executemany(
                 'INSERT INTO devices VALUES (?, ?)',
-                [(address, json.dumps(dataclasses.asdict(device),
-                                      default=lambda enum: enum.value))
+                [(address, _json(device))
                  for address, device in devices.items()])
 
     # What was programmed
@@ -196,9 +200,19 @@ class ClaimStore:
                             loaded.content))
 
 
+def _json(value) -> str:
+    return json.dumps(dataclasses.asdict(value),
+                      default=lambda enum: enum.value)
+
+
+def _handle(fields: dict) -> model.AttachHandle:
+    return model.AttachHandle(**{
+        **fields, 'type': model.HandleType(fields['type']),
+        'companions': tuple(fields['companions'])})
+
+
 def _handles(items) -> tuple[model.AttachHandle, ...]:
-    return tuple(model.AttachHandle(model.HandleType(item['type']),
-                                    item['address']) for item in items)
+    return tuple(_handle(item) for item in items)
 
 
 def _device(fields: dict) -> model.Device:
@@ -208,5 +222,8 @@ def _device(fields: dict) -> model.Device:
         for region in fields['regions'])
     return model.Device(**{
         **fields, 'regions': regions, 'handles': _handles(fields['handles']),
+        'creatable': tuple(model.CreatableType(**item)
+                           for item in fields['creatable']),
         'traits': tuple(fields['traits']),
+        'volatile_traits': tuple(fields['volatile_traits']),
         'health': model.Health(fields['health'])})

@@ -30,6 +30,7 @@ from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import model
+from nova_accel import naming
 from nova_accel import request
 from nova_accel.virt import attach
 from nova_accel.virt import guest as guest_devices
@@ -75,17 +76,33 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().cleanup_host(host)
 
     def _refuse_shared_devices(self):
-        """A device that Nova's PCI tracker owns as well is given out twice."""
+        """A device that Nova's own code has as well is given out twice."""
         specs = whitelist.Whitelist(CONF.pci.device_spec)
-        for device in (self.accelerators.inventory.devices.values()
-                       if CONF.pci.device_spec else ()):
-            for address in device.pci_addresses():
-                seen = self._as_nova_sees(address)
-                if seen and specs.device_assignable(seen):
+        for device in self.accelerators.inventory.devices.values():
+            for address in sorted(device.functions()):
+                seen = (self._as_nova_sees(address) if CONF.pci.device_spec
+                        and pci.ADDRESS.fullmatch(address) else None)
+                option = ('[pci] device_spec'
+                          if seen and specs.device_assignable(seen) else
+                          self._option_of_vgpus(device, address))
+                if option:
                     raise exception.ConfigurationError(
-                        f'{address} is matched by [pci] device_spec and found '
-                        f'by the driver {device.driver} of [accel] '
-                        f'enabled_drivers: take it out of one of the two.')
+                        f'{address} is matched by {option} and found by the '
+                        f'driver {device.driver} of [accel] enabled_drivers: '
+                        f'take it out of one of the two.')
+
+    def _option_of_vgpus(self, device, address):
+        """The option by which Nova makes vGPUs of a function, if any.
+
+        Nova takes its only, or first, type for every parent of mediated
+        devices that no other type names.
+        """
+        option = '[devices] enabled_mdev_types'
+        if address in self.pgpu_type_mapping:
+            return (f'{option} (device_addresses of '
+                    f'[mdev_{self.pgpu_type_mapping[address]}])')
+        offered = {t.name for t in device.creatable}
+        return option if self.pgpu_type_default in offered else None
 
     def _as_nova_sees(self, address):
         """None for a function that cannot be read, which Nova cannot have."""
@@ -228,6 +245,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if provider is None:
                 return
             there = client.get_provider_traits(context, provider_uuid)
+            if provider.follows_use:
+                # also into Nova's own copy, with the generation of now
+                inventories = client._refresh_and_get_inventory(
+                    context, provider_uuid)['inventories']
+                client.set_inventory_for_provider(
+                    context, provider_uuid, provider.inventory_beside(
+                        inventories, naming.FENCED in there.traits,
+                        self._in_use))
+                there = client.get_provider_traits(context, provider_uuid)
             traits = provider.traits_beside(there.traits)
             if traits != there.traits:
                 client.set_traits_for_provider(
@@ -355,7 +381,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # Guests that run
 
     def _pci_handles(self, instance):
-        """Of mdevs Nova takes care itself, whosever they are."""
+        """Mdevs Nova takes out of a guest itself, whosever they are."""
         return [h for h in self.accelerators.handles(instance.uuid)
                 if h.type is model.HandleType.PCI]
 
@@ -369,7 +395,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self._hostdevs.detach(guest, handles)
             super().suspend(context, instance)
         except Exception as error:
-            self._hostdevs.attach(guest, handles)
+            self._hostdevs.attach(
+                guest, self.accelerators.handles(instance.uuid))
             if isinstance(error, exception.AcceleratorError):
                 # nothing has changed: the server is no case of ERROR
                 raise nova_exception.InstanceFaultRollback(error) from error
@@ -381,7 +408,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.accelerators.restore(context, instance.uuid)
         super().resume(context, instance, *args, **kwargs)
         self._hostdevs.attach(self._host.get_guest(instance),
-                              self._pci_handles(instance))
+                              self.accelerators.handles(instance.uuid))
 
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
@@ -390,7 +417,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if guest.is_active():
-            self._hostdevs.attach(guest, self._pci_handles(instance))
+            self._hostdevs.attach(
+                guest, self.accelerators.handles(instance.uuid))
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
                                   **kwargs):

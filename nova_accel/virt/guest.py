@@ -30,14 +30,16 @@ class Hostdevs:
         there = _addresses(xml.devices)
         for handle in handles:
             if handle.address not in there:
-                xml.add_device(self._hostdev(handle))
+                for hostdev in self._hostdevs(handle):
+                    xml.add_device(hostdev)
 
     def attach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
         """Into a running guest, where it has not got them."""
         there = self.addresses(guest)
         for handle in handles:
-            if handle.address not in there:
-                guest.attach_device(self._hostdev(handle), live=True)
+            for hostdev in self._hostdevs(handle):
+                if not _addresses([hostdev]) <= there:
+                    guest.attach_device(hostdev, live=True)
 
     def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
         """Out of a running guest; ends when they are out.
@@ -45,10 +47,12 @@ class Hostdevs:
         :raises DeviceError: the guest does not let go.
         """
         there = self.addresses(guest)
-        left = {h.address for h in handles} & there
-        for handle in handles:
-            if handle.address in left:
-                guest.detach_device(self._hostdev(handle), live=True)
+        hostdevs = [hostdev for handle in handles
+                    for hostdev in self._hostdevs(handle)
+                    if _addresses([hostdev]) <= there]
+        left = _addresses(hostdevs)
+        for hostdev in hostdevs:
+            guest.detach_device(hostdev, live=True)
         deadline = time.monotonic() + _DETACH_SECONDS
         while left := left & self.addresses(guest):
             if time.monotonic() > deadline:
@@ -64,16 +68,18 @@ class Hostdevs:
         """Addresses, as in model.AttachHandle, of a guest's hostdevs."""
         return _addresses(guest.get_all_devices())
 
-    def _hostdev(self, handle):
+    def _hostdevs(self, handle):
         if handle.type is model.HandleType.MDEV:
             hostdev = config.LibvirtConfigGuestHostdevMDEV()
             hostdev.uuid = handle.address
-            return hostdev
-        hostdev = config.LibvirtConfigGuestHostdevPCI()
-        hostdev.domain, hostdev.bus, rest = handle.address.split(':')
-        hostdev.slot, hostdev.function = rest.split('.')
-        self._set_managed(hostdev, 'true')
-        return hostdev
+            yield hostdev
+            return
+        for address in (handle.address, *handle.companions):
+            hostdev = config.LibvirtConfigGuestHostdevPCI()
+            hostdev.domain, hostdev.bus, rest = address.split(':')
+            hostdev.slot, hostdev.function = rest.split('.')
+            self._set_managed(hostdev, 'true' if handle.managed else 'false')
+            yield hostdev
 
 
 def _addresses(devices) -> set[str]:

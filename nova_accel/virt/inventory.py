@@ -16,6 +16,7 @@ import time
 from oslo_log import log as logging
 
 from nova_accel import conf
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import model
@@ -42,12 +43,46 @@ class Provider:
     traits: frozenset[str]
     #: nothing of it may be given to anybody: reserved = total
     fenced: bool = False
+    #: ours, of a state that it is not in now
+    lost_traits: frozenset[str] = frozenset()
+    #: what it has depends on what is in use
+    follows_use: bool = False
 
     def traits_beside(self, present: Iterable[str]) -> set[str]:
         """Ours now, and of those there the ones that others set."""
         return self.traits | {
-            t for t in set(present) - self.traits
+            t for t in set(present) - self.traits - self.lost_traits
             if not naming.is_volatile(t)}
+
+    def inventory_beside(self, there: Mapping[str, Mapping],
+                         was_fenced: bool, in_use: Callable[[str], bool],
+                         ) -> dict[str, dict]:
+        """Ours, with the reserved and allocation_ratio that others set.
+
+        :param there: the inventory that the provider has now.
+        :param was_fenced: whether its reserved is ours.
+        :param in_use: whether anything is allocated from a provider uuid.
+        """
+        inventory = {}
+        for resource_class, total in self.inventory.items():
+            item = there.get(resource_class, {})
+            reserved = item.get('reserved', 0)
+            if self.fenced:
+                reserved = total
+            elif was_fenced:
+                reserved = 0
+            inventory[resource_class] = {
+                **item,
+                'total': total, 'reserved': min(reserved, total),
+                'min_unit': 1, 'max_unit': total, 'step_size': 1,
+                'allocation_ratio': item.get('allocation_ratio', 1.0)}
+        for resource_class, item in there.items():
+            # Placement refuses to drop an inventory with allocations, and
+            # Nova's whole report would fail with it
+            if resource_class not in inventory and in_use(self.uuid):
+                inventory[resource_class] = {
+                    **item, 'reserved': item['total']}
+        return inventory
 
 
 class Inventory:
@@ -65,6 +100,11 @@ class Inventory:
         #: driver -> why its last look at its devices failed
         self._failed: dict[str, Exception] = {}
         self._scanned_at = None
+        self.rules = rules.DeviceRules()
+        #: function -> the driver that has it
+        self._owners: dict[str, str] = {}
+        #: address -> the two drivers that find it
+        self.shared: dict[str, tuple[str, str]] = {}
         #: counts the changes that we make to a device, so that a scan that
         #: began before one does not undo it
         self._changes = collections.Counter()
@@ -98,7 +138,13 @@ class Inventory:
         return devices
 
     def driver_of(self, device: model.Device):
-        return self._drivers[device.driver]
+        """:raises DeviceUnavailable: its driver is not enabled any more."""
+        try:
+            return self._drivers[device.driver]
+        except KeyError:
+            raise exception.DeviceUnavailable(
+                f'{device.address} needs the driver {device.driver}, which '
+                f'[accel] enabled_drivers does not name: enable it.') from None
 
     def scan(self) -> None:
         """Ask every driver, and take over what they say.
@@ -114,13 +160,46 @@ class Inventory:
             started = {
                 name: self._start_discovery(name, driver, known)
                 for name, driver in self._drivers.items()}
-            found = {}
+            found, self._owners = {}, {}
             deadline = time.monotonic() + CONF.accel.discovery_timeout
             for name, future in started.items():
-                found.update(self._discovered(
-                    name, future, 0 if name in hanging else deadline, known))
+                found.update(self._sorted_out(name, self._discovered(
+                    name, future, 0 if name in hanging else deadline, known)))
             self._take(found, known, changes)
             self._scanned_at = time.monotonic()
+
+    def _sorted_out(self, name, devices):
+        """Those that the operator's rules leave, and that no other driver
+        has."""
+        chosen = {}
+        for address, device in devices.items():
+            device = self.rules.applied(device)
+            if device is None:
+                continue
+            owners = {self._owners.get(function, name)
+                      for function in device.functions()} - {name}
+            if owners:
+                self.shared[address] = (owners.pop(), name)
+                LOG.error('Device %s is found by the drivers %s; the first '
+                          'has it', address, ' and '.join(
+                              self.shared[address]))
+                continue
+            self._owners.update(dict.fromkeys(device.functions(), name))
+            chosen[address] = device
+        return chosen
+
+    def check_configuration(self) -> None:
+        """At start, after the first scan.
+
+        :raises ConfigurationError: two drivers find the same device.
+        """
+        for address, names in self.shared.items():
+            raise exception.ConfigurationError(
+                f'{address} is found by the drivers {" and ".join(names)} of '
+                f'[accel] enabled_drivers: disable one of the two, or narrow '
+                f'the rules of [accel] pci_devices.')
+        for text in self.rules.unused():
+            LOG.warning('%s', text)
 
     def _start_discovery(self, name, driver, known):
         # a driver that still hangs in its last call is not called again
@@ -286,13 +365,15 @@ class Inventory:
                   ) -> dict[str, Provider]:
         """Our providers by uuid, parents before children."""
         claims = self._store.claims()
-        held = {c.handle for c in claims}
         used = {(c.device_address, c.region_index) for c in claims}
+        # free in Placement, and not yet in truth
+        held_up = {c.handle for c in claims if c.created_type
+                   and c.state is model.ClaimState.DELETING}
         result = {}
         for device in self.devices.values():
             try:
                 for provider in self._providers_of(
-                        device, node, root_uuid, held, used):
+                        device, node, root_uuid, used, held_up):
                     result[provider.uuid] = provider
             except exception.InvalidName as error:
                 LOG.error('Device %s is not reported: %s',
@@ -300,7 +381,7 @@ class Inventory:
         return result
 
     @staticmethod
-    def _providers_of(device, node, root_uuid, held, used):
+    def _providers_of(device, node, root_uuid, used, held_up):
         name = naming.device_provider_name(node, device.address)
         uuid = naming.provider_uuid(root_uuid, node, name)
         resource_class = naming.resource_class(device.type)
@@ -308,14 +389,18 @@ class Inventory:
         inventory = {}
         if device.memory_mib:
             inventory[naming.MEMORY_CLASS] = device.memory_mib
-        if device.handles:
-            inventory[resource_class] = len(device.handles)
+        handles = [h for h in device.handles if h not in held_up]
+        if handles:
+            inventory[resource_class] = len(handles)
+        traits = naming.device_traits(device)
         yield Provider(uuid=uuid, name=name, parent=node,
                        address=device.address, region_index=None,
                        inventory=inventory,
-                       traits=frozenset(naming.device_traits(device) | (
+                       traits=frozenset(traits | (
                            set() if device_ok else {naming.FENCED})),
-                       fenced=not device_ok)
+                       fenced=not device_ok,
+                       lost_traits=frozenset(device.volatile_traits) - traits,
+                       follows_use=bool(device.creatable))
         for region in device.regions:
             traits = naming.region_traits(device, region)
             key = (device.address, region.index)
@@ -363,9 +448,11 @@ class Inventory:
                 tree.new_child(provider.name, provider.parent,
                                uuid=provider.uuid)
             data = tree.data(provider.uuid)
-            if naming.FENCED in data.traits:
+            was_fenced = naming.FENCED in data.traits
+            if was_fenced:
                 fenced_before.add(provider.uuid)
-            inventory = self._inventory(provider, data, in_use)
+            inventory = provider.inventory_beside(
+                data.inventory, was_fenced, in_use)
             if inventory != data.inventory:
                 tree.update_inventory(provider.uuid, inventory)
             traits = provider.traits_beside(data.traits)
@@ -385,30 +472,6 @@ class Inventory:
             address = naming.address_of_provider(node, tree.data(uuid).name)
             if address:
                 self._reported[uuid] = address
-
-    @staticmethod
-    def _inventory(provider, data, in_use):
-        """Ours, with the reserved and allocation_ratio that others set."""
-        inventory = {}
-        for resource_class, total in provider.inventory.items():
-            there = data.inventory.get(resource_class, {})
-            reserved = there.get('reserved', 0)
-            if provider.fenced:
-                reserved = total
-            elif naming.FENCED in data.traits:
-                reserved = 0
-            inventory[resource_class] = {
-                **there,
-                'total': total, 'reserved': min(reserved, total),
-                'min_unit': 1, 'max_unit': total, 'step_size': 1,
-                'allocation_ratio': there.get('allocation_ratio', 1.0)}
-        for resource_class, there in data.inventory.items():
-            # Placement refuses to drop an inventory with allocations, and
-            # Nova's whole report would fail with it
-            if resource_class not in inventory and in_use(provider.uuid):
-                inventory[resource_class] = {
-                    **there, 'reserved': there['total']}
-        return inventory
 
     def _remove_stale(self, tree, wanted, fenced_before, in_use):
         """Take away what has no device any more, when nobody holds it.

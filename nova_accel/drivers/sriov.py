@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""VFs that the operator wants and the kernel forgets at each boot."""
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.host import pci
+
+CONF = conf.CONF
+OPTION = '[accel] virtual_functions'
+
+
+def wanted() -> dict[str, int]:
+    """Number of VFs by address of the PF.
+
+    :raises ConfigurationError: the option cannot be read.
+    """
+    result = {}
+    for item in CONF.accel.virtual_functions:
+        address, _, count = item.partition('=')
+        if not count.strip().isdigit():
+            raise exception.ConfigurationError(
+                f'{OPTION} has {item!r}, which is not <PCI address>=<number>: '
+                f'correct it.')
+        result[pci.address(address)] = int(count)
+    return result
+
+
+def missing(kernel, pf: str) -> int:
+    """How many VFs are to be made of a PF that has none; 0 where all is well.
+
+    :raises ConfigurationError: more are wanted than it can have.
+    :raises DeviceError: it has another number, or does not say.
+    """
+    count = wanted().get(pf, 0)
+    if not count:
+        return 0
+    try:
+        there = int(kernel.read(pci.path(pf, 'sriov_numvfs')))
+        most = int(kernel.read(pci.path(pf, 'sriov_totalvfs')))
+    except (OSError, ValueError) as error:
+        raise exception.DeviceError(
+            f'{OPTION} wants {count} VFs of {pf}, and it does not say how many '
+            f'it has ({error}): see that its driver supports SR-IOV.') from None
+    if count > most:
+        raise exception.ConfigurationError(
+            f'{OPTION} wants {count} VFs of {pf}, and it can have {most}: '
+            f'correct the number.')
+    if there in (0, count):
+        return count - there
+    raise exception.DeviceError(
+        f'{OPTION} wants {count} VFs of {pf}, and it has {there}, which may '
+        f'be in use: write 0 to its sriov_numvfs when no server has one, and '
+        f'restart nova-compute.')
+
+
+def make(kernel, pf: str) -> None:
+    """Make the VFs that a PF is to have.
+
+    :raises AcceleratorError: see missing(), or the kernel refused.
+    """
+    count = missing(kernel, pf)
+    if not count:
+        return
+    try:
+        kernel.set_numvfs(pf, count)
+    except OSError as error:
+        raise exception.DeviceError(
+            f'{OPTION} wants {count} VFs of {pf}, and the kernel refused '
+            f'({error.strerror}): look into dmesg.') from error
