@@ -8,14 +8,14 @@ import fixtures
 import yaml
 
 from nova_accel import sim
-from nova_accel.sim import description
+from nova_accel.sim import dfl
 
 A = '0000:5e:00.0'
 B = '0000:81:00.0'
 FUNCTION = '11111111-2222-4333-8444-555555555555'
 OTHER = 'aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee'
-INTERFACE = description.DEFAULT_INTERFACE
-FIRST = description.DEFAULT_FUNCTION
+INTERFACE = dfl.DEFAULT_INTERFACE
+FIRST = dfl.DEFAULT_FUNCTION
 
 
 def plain(text):

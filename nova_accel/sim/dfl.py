@@ -1,0 +1,346 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""FPGA cards under the DFL drivers, as Linux 6.12 was seen to behave."""
+
+import dataclasses
+import errno
+import os
+import time
+from typing import ClassVar
+import uuid
+
+from nova_accel import model
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+#: product -> vendor, device, subsystem device of the PF, device of its VFs
+PRODUCTS = {
+    'PAC_ARRIA10': ('8086', '09c4', '0000', '09c5'),
+    'PAC_N3000': ('8086', '0b30', '0000', None),
+    'PAC_D5005': ('8086', '0b2b', '0000', '0b2c'),
+    'N6000': ('8086', 'bcce', '1770', 'bccf'),
+    'N6001': ('8086', 'bcce', '1771', 'bccf'),
+}
+#: name of a fault of programming -> what the manager's status then says
+PR_ERRORS = {
+    'operation': 'reconfig operation error',
+    'crc': 'reconfig CRC error',
+    'incompatible': 'reconfig incompatible image',
+    'protocol': 'reconfig IP protocol error',
+    'fifo': 'reconfig fifo overflow error',
+    'timeout': None,
+}
+#: what a card carries when nothing else is said: OPAE's loopback test
+DEFAULT_FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
+DEFAULT_INTERFACE = '9926ab6d6c925a68aabca7d84c545738'
+
+_ALL_ONES = 'f' * 32
+_NEVER = 1e12
+#: seconds between two looks at something that blocks
+_TICK = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class DflCard(card.Card):
+    """A card with an FME and up to four ports."""
+
+    class_code: str = '0x120000'
+    driver: str | None = 'dfl-pci'
+    vf_driver: str | None = 'dfl-pci'
+    ports: int = 1
+    interface: str = DEFAULT_INTERFACE
+    #: function of each port when it was bought
+    functions: tuple[str, ...] = ()
+    shell: str = ''
+    programming_seconds: float = 0
+    timeout_seconds: float = 0
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        'accept_id': model.uuid_hex,
+        'busy': reader.boolean,
+        'hang': reader.checked(lambda v: v in ('read', 'program'),
+                               'read or program'),
+        'port_errors': reader.text,
+        'pr_error': reader.checked(lambda v: v in PR_ERRORS,
+                                   f'one of {", ".join(PR_ERRORS)}'),
+        'pr_error_count': reader.natural,
+    }
+
+    @classmethod
+    def describe(cls, item):
+        ports = item.take('ports', _ports, 1)
+        functions = item.take('functions', reader.uuids, [DEFAULT_FUNCTION])
+        vendor, device, subsystem, vf_device = PRODUCTS[
+            item.take('product', _product, 'PAC_ARRIA10')]
+        if 'driver' in item.items:
+            driver = item.take('driver', _driver, None)
+        else:
+            driver = 'dfl-pci'
+        return dict(
+            cls.describe_any(item),
+            ids=(vendor, device, vendor, subsystem), driver=driver,
+            total_vfs=ports if vf_device else 0, vf_device=vf_device,
+            vfs=item.take('vfs', reader.up_to(ports), 0),
+            ports=ports,
+            interface=item.take('interface', model.uuid_hex,
+                                DEFAULT_INTERFACE),
+            functions=tuple(functions[n % len(functions)]
+                            for n in range(ports)),
+            shell=item.take('shell', reader.text, '0x123000200000185'),
+            programming_seconds=item.take(
+                'programming_seconds', reader.seconds, 1.0),
+            timeout_seconds=item.take('timeout_seconds', reader.seconds, 8.0))
+
+    def addresses(self):
+        return [self.address, *(self.vf_address(n)
+                                for n in range(self.ports))]
+
+    # What is remembered
+
+    def fresh(self, state):
+        return {**super().fresh(state), 'functions': list(self.functions),
+                'released': [], 'lost': [], 'disabled': {},
+                'manager': 'unknown', 'status': [], 'program': None,
+                'errors': {}, 'failed': 0}
+
+    def at_first(self, state):
+        mine = self.fresh(state)
+        if self.vfs and mine['driver'] == 'dfl-pci':
+            mine['released'] = list(range(self.vfs))
+            self.make_vfs(state, mine, self.vfs)
+        return mine
+
+    def keeps(self):
+        return ('functions', 'faults', 'failed')
+
+    def power_on(self, mine):
+        super().power_on(mine)
+        mine['functions'] = list(self.functions)
+
+    def settle(self, mine):
+        """End the programming whose time is over.
+
+        Whoever looks first does so: like a real one it goes on when the
+        process that began it is killed.
+        """
+        program = mine['program']
+        if not program or time.time() < program['until']:
+            return
+        mine['program'] = None
+        if program['error']:
+            # the kernel leaves the bridge of the port disabled
+            line = PR_ERRORS[program['error']]
+            mine.update(manager='write complete error',
+                        status=[line] if line else [])
+        else:
+            mine.update(manager='operating', status=[])
+            mine['functions'][program['port']] = program['function']
+            mine['disabled'][str(program['port'])] -= 1
+
+    # Operations
+
+    def drivers(self):
+        return {'dfl-pci', 'vfio-pci'}
+
+    def is_busy(self, mine):
+        return bool(mine['program'])
+
+    def bound(self, state, mine, driver):
+        super().bound(state, mine, driver)
+        mine.update(released=[], lost=[], disabled={}, status=[],
+                    manager='unknown')
+
+    def check_vfs(self, mine, count):
+        if mine['driver'] != 'dfl-pci':
+            raise sysfs.error(errno.ENODEV, self.address)
+        super().check_vfs(mine, count)
+        if count and not mine['vfs'] and count != len(mine['released']):
+            raise sysfs.error(errno.EINVAL, self.address)
+
+    def make_vfs(self, state, mine, count):
+        mine['vfs'] = [{'port': port, 'driver': 'dfl-pci',
+                        'number': card.number(state)}
+                       for port in sorted(mine['released'])]
+
+    def outcome(self, mine, faults, payload):
+        """(name of the error or None, seconds) of a programming."""
+        seconds = self.programming_seconds
+        count = faults.get('pr_error_count')
+        error = faults.get('pr_error')
+        if error and (count is None or mine['failed'] < count):
+            mine['failed'] += 1
+        elif faults.get('dead'):
+            error = 'timeout'
+        else:
+            wanted = uuid.UUID(faults.get('accept_id') or self.interface)
+            fits = (len(payload) == 32
+                    and uuid.UUID(bytes_le=payload[16:]) == wanted)
+            error = None if fits else 'incompatible'
+        if error == 'timeout':
+            seconds = self.timeout_seconds
+        if faults.get('hang') == 'program':
+            error, seconds = 'timeout', _NEVER
+        return error, seconds
+
+    # Sysfs
+
+    def add_physical(self, tree, mine, function):
+        if mine['driver'] != 'dfl-pci':
+            return
+        faults = self.faulty(mine)
+        count, dead = mine['number'], faults.get('dead')
+        base = _base_region(tree, self.address, function, count)
+        top = f'{sysfs.place(self.address)}/fpga_region/region{count}'
+        status = '\n'.join(mine['status'])
+        manager = {f'fpga{count}': {'name': 'DFL FME FPGA Manager',
+                                    'state': mine['manager'],
+                                    'status': status}}
+        fme = base[f'dfl-fme.{count}'] = {
+            'dev': f'245:{count}',
+            'ports_num': '7' if dead else str(self.ports),
+            'bitstream_id': f'0x{"f" * 16}' if dead else self.shell,
+            'bitstream_metadata': f'0x{"f" * 16}' if dead else '0x17091911',
+            f'dfl-fme-mgr.{count}': {'fpga_manager': manager},
+        }
+        tree['class']['fpga_manager'][f'fpga{count}'] = sysfs.Link(
+            f'{top}/dfl-fme.{count}/dfl-fme-mgr.{count}/fpga_manager/'
+            f'fpga{count}')
+        for port in range(self.ports):
+            name, at = f'dfl-fme-region.{count + port}', count + 1 + port
+            fme[name] = {'fpga_region': {f'region{at}': {
+                'compat_id': _ALL_ONES if dead else self.interface}}}
+            fme[f'dfl-fme-bridge.{count + port}.auto'] = {
+                'fpga_bridge': {f'br{count + port}': {}}}
+            tree['class']['fpga_region'][f'region{at}'] = sysfs.Link(
+                f'{top}/dfl-fme.{count}/{name}/fpga_region/region{at}')
+            if port in mine['lost']:
+                base[f'dfl-port.{count + port}'] = {
+                    'dev': f'244:{count + port}'}
+            elif port not in mine['released']:
+                base[f'dfl-port.{count + port}'] = _port(
+                    mine, faults, port, of_pf=True)
+
+    def add_virtual(self, tree, mine, n, function):
+        vf = mine['vfs'][n]
+        if vf['driver'] == 'dfl-pci':
+            base = _base_region(tree, self.vf_address(n), function,
+                                vf['number'])
+            base[f'dfl-port.{vf["number"]}'] = _port(
+                mine, self.faulty(mine), vf['port'], of_pf=False)
+
+
+def _base_region(tree, address, function, count):
+    """The region that stands for the function; it has no compat_id to give."""
+    name = f'region{count}'
+    base = {'compat_id': sysfs.Errno(errno.ENOENT)}
+    function['fpga_region'] = {name: base}
+    tree['class']['fpga_region'][name] = sysfs.Link(
+        f'{sysfs.place(address)}/fpga_region/{name}')
+    return base
+
+
+def _port(mine, faults, port, of_pf):
+    # a VF has a count of its own, which programming through the PF leaves
+    if of_pf and mine['disabled'].get(str(port)):
+        function = sysfs.Errno(errno.EBUSY)
+    else:
+        function = (_ALL_ONES if faults.get('dead')
+                    else mine['functions'][port])
+    made = {'id': str(port), 'afu_id': function, 'power_state': '0x0',
+            'errors': {}}
+    if faults.get('port_errors'):
+        made['errors']['errors'] = mine['errors'].get(
+            str(port), faults['port_errors'])
+    return made
+
+
+_ports = reader.checked(lambda v: type(v) is int and 1 <= v <= 4, '1 to 4')
+_driver = reader.checked(lambda v: v in (None, 'dfl-pci', 'vfio-pci'),
+                         'dfl-pci, vfio-pci or null')
+_product = reader.checked(lambda v: v in PRODUCTS,
+                          f'one of {", ".join(PRODUCTS)}')
+
+
+class DflOperations:
+    """The part of a simulated kernel that is for these cards."""
+
+    def program_dfl_port(self, pf, port, path, offset, size):
+        with open(path, 'rb') as file:
+            file.seek(offset)
+            payload = file.read(32)
+        if size == 0 or offset + size > os.path.getsize(path):
+            raise sysfs.error(errno.EINVAL, path)
+        while True:
+            with self._update() as (host, state):
+                found = self._bound_card(host, state, pf, port)
+                mine = state['cards'][pf]
+                faults = found.faulty(mine)
+                if faults.get('busy'):
+                    raise sysfs.error(errno.EBUSY, pf)
+                if not mine['program']:
+                    error, seconds = found.outcome(mine, faults,
+                                                   payload[:size])
+                    _begin(mine, port, payload, error, time.time() + seconds)
+                    break
+            # the kernel holds a mutex of the FME meanwhile
+            time.sleep(_TICK)
+        while True:
+            time.sleep(min(seconds, _TICK))
+            _, state = self._look()
+            mine = state['cards'][pf]
+            if not mine['program']:
+                break
+            if (mine['program']['until'] == _NEVER
+                    and found.faulty(mine).get('hang') != 'program'):
+                with self._update() as (_, state):
+                    state['cards'][pf]['program']['until'] = time.time()
+        if error == 'timeout':
+            raise sysfs.error(errno.ETIMEDOUT, pf)
+        if error:
+            raise sysfs.error(errno.EIO, pf)
+
+    def clear_dfl_port_errors(self, function, port):
+        with self._update() as (host, state):
+            found, _ = self._owner(host, state, function)
+            state['cards'][found.address]['errors'][str(port)] = '0x0'
+
+    def release_dfl_port(self, pf, port):
+        with self._update() as (host, state):
+            self._bound_card(host, state, pf, port)
+            released = state['cards'][pf]['released']
+            if port in released:
+                raise sysfs.error(errno.EBUSY, f'port {port} of {pf}')
+            released.append(port)
+
+    def assign_dfl_port(self, pf, port):
+        with self._update() as (host, state):
+            self._bound_card(host, state, pf, port)
+            mine = state['cards'][pf]
+            if (port not in mine['released']
+                    or port in [vf['port'] for vf in mine['vfs']]):
+                raise sysfs.error(errno.EBUSY, f'port {port} of {pf}')
+            mine['released'].remove(port)
+            # Linux 6.12 makes the port's device again, but no driver takes it
+            mine['lost'].append(port)
+
+    @staticmethod
+    def _bound_card(host, state, pf, port):
+        """The card of a PF that is bound to dfl-pci and has that port."""
+        found = host.cards.get(pf)
+        if (not isinstance(found, DflCard)
+                or found.faulty(state['cards'][pf]).get('vanish')
+                or state['cards'][pf]['driver'] != 'dfl-pci'):
+            raise sysfs.error(errno.ENODEV, pf)
+        if not 0 <= port < found.ports:
+            raise sysfs.error(errno.EINVAL, f'port {port} of {pf}')
+        return found
+
+
+def _begin(mine, port, payload, error, until):
+    disabled = mine['disabled']
+    disabled[str(port)] = disabled.get(str(port), 0) + 1
+    mine.update(manager='write', status=[], program={
+        'port': port, 'until': min(until, _NEVER), 'error': error,
+        'function': (None if error
+                     else uuid.UUID(bytes_le=payload[:16]).hex)})

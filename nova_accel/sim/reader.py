@@ -1,0 +1,170 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Reading the description of a simulated host, so that errors have a line."""
+
+import errno
+
+import yaml
+
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+
+
+def compose(path: str) -> 'Mapping':
+    """The mapping that a YAML file is.
+
+    :raises InvalidSimulation: naming file and line.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            node = yaml.compose(file, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as e:
+        raise exception.InvalidSimulation(
+            f'The simulated host {path} cannot be read ({e}): correct [accel] '
+            f'simulated_host.') from e
+    except yaml.YAMLError as e:
+        mark = getattr(e, 'problem_mark', None)
+        raise exception.InvalidSimulation(
+            f'{path} line {mark.line + 1 if mark else "?"} is no YAML '
+            f'({getattr(e, "problem", e)}): correct it.') from None
+    return Mapping(path, node, 'the file')
+
+
+class Mapping:
+    """A mapping of the file that knows its lines."""
+
+    def __init__(self, path, node, of):
+        self.path, self.of = path, of
+        self.line = node.start_mark.line + 1 if node else 1
+        self.items = {}
+        if node is None:
+            return
+        if not isinstance(node, yaml.MappingNode):
+            raise exception.InvalidSimulation(
+                f'{path} line {self.line}: {of} is no mapping of keys to '
+                f'values: correct it.')
+        for key, value in node.value:
+            if key.value in self.items:
+                raise self.error(key.value, key, 'is there twice')
+            self.items[key.value] = value
+
+    def error(self, key, node, problem):
+        line = node.start_mark.line + 1 if node else self.line
+        return exception.InvalidSimulation(
+            f'{self.path} line {line}: {key} of {self.of} {problem}: correct '
+            f'it.')
+
+    def take(self, key, convert, *default):
+        """The value of a key, converted; without default it is required."""
+        node = self.items.pop(key, None)
+        if node is None:
+            if default:
+                return default[0]
+            raise self.error(key, None, 'is missing')
+        value = plain(node)
+        if value is None and default and default[0] is None:
+            return None
+        try:
+            return convert(value)
+        except (exception.ConfigurationError, ValueError, TypeError,
+                AttributeError) as e:
+            raise self.error(key, node, f'is {value!r} ({e})') from None
+
+    def sequence(self, key):
+        """Mappings of a list."""
+        node = self.items.pop(key, None)
+        if node is None:
+            return
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.error(key, node, 'is no list')
+        for number, item in enumerate(node.value):
+            yield Mapping(self.path, item, f'{key}[{number}]')
+
+    def pairs(self, key):
+        """(name, value, node) of a mapping whose keys are free."""
+        node = self.items.pop(key, None)
+        if node is None:
+            return
+        if not isinstance(node, yaml.MappingNode):
+            raise self.error(key, node, 'is no mapping of keys to values')
+        for name, value in node.value:
+            yield name.value, plain(value), name
+
+    def claim(self, used, addresses):
+        for address in addresses:
+            if address in used:
+                raise self.error('address', None, f'needs {address}, which '
+                                 f'another function of the file has')
+            used.add(address)
+
+    def done(self):
+        for key, node in self.items.items():
+            raise self.error(key, node, 'is no key that is known')
+
+
+def plain(node):
+    loader = yaml.SafeLoader('')
+    try:
+        return loader.construct_object(node, deep=True)
+    finally:
+        loader.dispose()
+
+
+def checked(test, what):
+    def convert(value):
+        if not test(value):
+            raise ValueError(f'it has to be {what}')
+        return value
+    return convert
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+text = checked(lambda v: isinstance(v, str), 'a text')
+boolean = checked(lambda v: isinstance(v, bool), 'true or false')
+natural = checked(lambda v: type(v) is int and v >= 0, '0 or more')
+
+
+def seconds(value):
+    if not is_number(value) or value < 0:
+        raise ValueError('it has to be seconds')
+    return float(value)
+
+
+def address(value):
+    return pci.address(text(value))
+
+
+def identifier(value):
+    return f'{int(text(value), 16):04x}'
+
+
+def uuids(value):
+    if not isinstance(value, list) or not value:
+        raise ValueError('it has to be a list of UUIDs')
+    return [model.uuid_hex(item) for item in value]
+
+
+def attributes(value):
+    if not isinstance(value, dict):
+        raise ValueError('has to be a mapping of attributes')
+    for name, given in value.items():
+        if not isinstance(given, str):
+            raise ValueError(f'has no text for {name}: missing, an errno like '
+                             f'EIO, or the value in quotes')
+    return value
+
+
+def attribute_fault(value):
+    """None for a missing attribute, a number for an errno, else the text."""
+    if value == 'missing':
+        return None
+    return getattr(errno, value, value) if value.isupper() else value
+
+
+def up_to(most):
+    """A whole number from 0 to most."""
+    return checked(lambda v: type(v) is int and 0 <= v <= most,
+                   f'0 to {most}')

@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Sysfs as nested dictionaries: attributes are texts, bytes or Errno."""
+
+import errno
+import os
+
+from nova_accel.sim import reader
+
+
+class Link(str):
+    """A symbolic link, by the path of its target below /sys."""
+
+
+class Errno(int):
+    """An attribute that cannot be read."""
+
+
+def error(number: int, of: str) -> OSError:
+    """As the kernel raises it."""
+    return OSError(int(number), os.strerror(number), of)
+
+
+def place(address: str) -> str:
+    """Where the directory of a PCI function is."""
+    return f'devices/pci{address[:7]}/{address}'
+
+
+def find(tree, path, follow_last=True):
+    """(node, its path without links).
+
+    :raises OSError: ENOENT, ENOTDIR or ELOOP.
+    """
+    parts = [part for part in path.split('/') if part]
+    node, at = tree, []
+    links = 0
+    while parts:
+        name = parts.pop(0)
+        if not isinstance(node, dict):
+            raise error(errno.ENOTDIR, path)
+        if name not in node:
+            raise error(errno.ENOENT, path)
+        node = node[name]
+        at.append(name)
+        if isinstance(node, Link) and (parts or follow_last):
+            links += 1
+            if links > 40:
+                raise error(errno.ELOOP, path)
+            parts = node.split('/') + parts
+            node, at = tree, []
+    return node, '/'.join(at)
+
+
+def add_function(tree, address, ids, class_code, driver, group):
+    """A PCI function with what every one has; its directory is the answer.
+
+    :param ids: vendor, device, subsystem vendor, subsystem device: four hex
+        digits each.
+    :param group: number of its IOMMU group, None without IOMMU.
+    """
+    vendor, device, subsystem_vendor, subsystem = ids
+    config = bytes.fromhex(vendor)[::-1] + bytes.fromhex(device)[::-1]
+    made = {'vendor': f'0x{vendor}', 'device': f'0x{device}',
+            'subsystem_vendor': f'0x{subsystem_vendor}',
+            'subsystem_device': f'0x{subsystem}',
+            'class': class_code, 'revision': '0x00', 'numa_node': '-1',
+            'driver_override': ('vfio-pci' if driver == 'vfio-pci'
+                                else '(null)'),
+            'config': config.ljust(64, b'\0')}
+    tree['devices'].setdefault(f'pci{address[:7]}', {})[address] = made
+    tree['bus']['pci']['devices'][address] = Link(place(address))
+    if driver:
+        made['driver'] = Link(f'bus/pci/drivers/{driver}')
+        tree['bus']['pci']['drivers'].setdefault(driver, {})[address] = (
+            Link(place(address)))
+    if group is not None:
+        made['iommu_group'] = Link(f'kernel/iommu_groups/{group}')
+        tree['kernel']['iommu_groups'].setdefault(
+            str(group), {'devices': {}})['devices'][address] = (
+                Link(place(address)))
+    return made
+
+
+def spoil(node, attributes):
+    """Make attributes below a node what the fault "attributes" says."""
+    for name in list(node):
+        if isinstance(node[name], dict):
+            spoil(node[name], attributes)
+        elif name in attributes:
+            value = reader.attribute_fault(attributes[name])
+            if value is None:
+                del node[name]
+            else:
+                node[name] = Errno(value) if isinstance(value, int) else value
