@@ -10,10 +10,14 @@ driver keeps no state of its own: what has to survive comes back to it as
 
 import abc
 from collections.abc import Hashable, Mapping
+import dataclasses
 
 from nova_accel import exception
-from nova_accel import model
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import pci
+from nova_accel import model
+
+VFIO = 'vfio-pci'
 
 
 class AcceleratorDriver(abc.ABC):
@@ -114,3 +118,114 @@ class AcceleratorDriver(abc.ABC):
 
         :raises DeviceError: it cannot be done.
         """
+
+
+class Defect(Exception):
+    """Why a device or region is not to be used; one clause."""
+
+
+class PciDriver(AcceleratorDriver):
+    """A driver whose devices are PCI functions that are not VFs.
+
+    A subclass says which functions are its own, and what they have.
+    """
+
+    #: of the entry point
+    NAME: str
+
+    @abc.abstractmethod
+    def identify(self, address: str) -> model.Device | None:
+        """What a function is, whatever state it is in; None for others'.
+
+        :raises OSError: it cannot be read.
+        """
+
+    @abc.abstractmethod
+    def look(self, device: model.Device, before: model.Device | None,
+             ) -> model.Device:
+        """The device with what it has now.
+
+        :param device: as identify() gave it.
+        :param before: as it was last reported, None when it is new.
+        :raises Defect: it is not to be given to anybody.
+        :raises OSError: it cannot be read; ValueError: what is read there
+            makes no sense. Both are defects as well.
+        """
+
+    def discover(self, known=None):
+        """See the base class."""
+        known = {address: device for address, device in (known or {}).items()
+                 if device.driver == self.NAME}
+        try:
+            functions = self.kernel.listdir(pci.DEVICES)
+        except OSError as e:
+            raise exception.DeviceError(
+                f'Driver {self.NAME} cannot list the PCI devices of this host '
+                f'({e.strerror}): look whether sysfs is mounted.') from e
+        found = {}
+        for address in functions:
+            before = known.get(address)
+            try:
+                device = (None if pci.physical_function(self.kernel, address)
+                          else self.identify(address))
+            except (OSError, ValueError):
+                device = None
+            if device is None and before is None:
+                continue
+            try:
+                if device is None:
+                    device = dataclasses.replace(
+                        before, health=model.Health.OK, reason='')
+                    raise Defect('its PCI ids cannot be read any more, which '
+                                 'is how a dead card looks: power-cycle it')
+                if not pci.answers(self.kernel, address):
+                    raise Defect('it does not answer on the PCI bus: '
+                                 'power-cycle it')
+                found[address] = self.look(device, before)
+            except Defect as e:
+                found[address] = self._quarantined(device, before, str(e))
+            except (OSError, ValueError) as e:
+                found[address] = self._quarantined(
+                    device, before, f'sysfs cannot be read ({e})')
+        return found
+
+    @staticmethod
+    def _quarantined(device, before, reason) -> model.Device:
+        """The device with what was known of it, not for anybody."""
+        if before:
+            device = dataclasses.replace(
+                device, regions=before.regions, handles=before.handles,
+                creatable=before.creatable,
+                shell_id=device.shell_id or before.shell_id)
+        return dataclasses.replace(
+            device, health=model.Health.QUARANTINED, reason=reason)
+
+    def fingerprint(self):
+        """See the base class; VFs and what guests have change it as well."""
+        return tuple(self.names(path) for path in (
+            pci.DEVICES, f'bus/pci/drivers/{VFIO}'))
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """A listing of a directory of sysfs, empty where there is none."""
+        try:
+            return tuple(self.kernel.listdir(path))
+        except OSError:
+            return ()
+
+    def function_handles(self, address: str, companions: tuple[str, ...] = (),
+                         ) -> tuple[model.AttachHandle, ...]:
+        """What of a function can be given to guests: its VFs, or itself.
+
+        :param companions: functions that go with it to the same guest.
+        :raises Defect: it is to be given whole, and VFIO would refuse it.
+        """
+        vfs = pci.virtual_functions(self.kernel, address)
+        if vfs:
+            return tuple(
+                model.AttachHandle(model.HandleType.PCI, vf, parent=address)
+                for vf in vfs if not pci.obstacle(self.kernel, vf))
+        obstacle = pci.obstacle(self.kernel, address, companions)
+        if obstacle:
+            raise Defect(obstacle)
+        return (model.AttachHandle(model.HandleType.PCI, address,
+                                   companions=companions),)

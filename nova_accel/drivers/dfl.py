@@ -23,14 +23,14 @@ from nova_accel import model
 
 CONF = conf.CONF
 
-NAME = 'dfl'
 KERNEL_DRIVER = 'dfl-pci'
-VFIO = 'vfio-pci'
 #: seconds to wait for the FME and its ports after the driver is bound
 REBIND_SECONDS = 15
 #: seconds to wait for somebody else who programs the card
 BUSY_SECONDS = 10
 
+VFIO = base.VFIO
+_Defect = base.Defect
 _ALL_ONES = 'f' * 32
 _ALL_ZEROS = '0' * 32
 #: errno of an ioctl that was refused before the hardware was touched
@@ -63,10 +63,6 @@ _BOARDS = {
 _MEMORY = {'PAC_ARRIA10': 8192, 'PAC_D5005': 32768}
 
 
-class _Defect(Exception):
-    """Why a card or region is not to be used; one clause."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Port:
     """A port that the host sees now."""
@@ -78,56 +74,20 @@ class _Port:
     path: str
 
 
-class DflDriver(base.AcceleratorDriver):
+class DflDriver(base.PciDriver):
+
+    NAME = 'dfl'
 
     # Discovery
 
-    def discover(self, known=None):
-        known = {address: device for address, device in (known or {}).items()
-                 if device.driver == NAME}
-        try:
-            functions = self.kernel.listdir(pci.DEVICES)
-        except OSError as e:
-            raise exception.DeviceError(
-                f'Driver {NAME} cannot list the PCI devices of this host '
-                f'({e.strerror}): look whether sysfs is mounted.') from e
-        found = {}
-        for address in functions:
-            try:
-                ids = (pci.identifier(self.kernel, address, 'vendor'),
-                       pci.identifier(self.kernel, address, 'device'))
-                ours = (ids in _PRODUCTS and not
-                        pci.physical_function(self.kernel, address))
-            except (OSError, ValueError):
-                ids, ours = None, False
-            before = known.get(address)
-            if not ours and not before:
-                continue
-            device = (self._identity(address, ids) if ours
-                      else dataclasses.replace(before, health=model.Health.OK,
-                                               reason=''))
-            try:
-                if not ours:
-                    raise _Defect('its PCI ids cannot be read any more, which '
-                                  'is how a dead card looks: power-cycle it')
-                found[address] = self._look(device, before)
-            except _Defect as e:
-                found[address] = _quarantined(device, before, str(e))
-            except (OSError, ValueError) as e:
-                found[address] = _quarantined(
-                    device, before, f'sysfs cannot be read ({e})')
-        return found
-
     def fingerprint(self):
-        return tuple(self._list(path) for path in (
-            pci.DEVICES, 'class/fpga_region',
-            f'bus/pci/drivers/{KERNEL_DRIVER}', f'bus/pci/drivers/{VFIO}'))
+        return (*super().fingerprint(), *(self.names(path) for path in (
+            'class/fpga_region', f'bus/pci/drivers/{KERNEL_DRIVER}')))
 
-    def _list(self, path):
-        try:
-            return tuple(self.kernel.listdir(path))
-        except OSError:
-            return ()
+    def identify(self, address):
+        ids = (pci.identifier(self.kernel, address, 'vendor'),
+               pci.identifier(self.kernel, address, 'device'))
+        return self._identity(address, ids) if ids in _PRODUCTS else None
 
     def _identity(self, address, ids) -> model.Device:
         """What the card is, whatever state it is in."""
@@ -141,13 +101,11 @@ class DflDriver(base.AcceleratorDriver):
             product, family = _BOARDS.get(board, (product, family))
         return model.Device(
             address=address, type='FPGA', vendor=vendor, product=product,
-            vendor_id=ids[0], product_id=ids[1], driver=NAME, family=family,
-            memory_mib=_MEMORY.get(product),
+            vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
+            family=family, memory_mib=_MEMORY.get(product),
             numa_node=pci.numa_node(self.kernel, address))
 
-    def _look(self, device, before) -> model.Device:
-        if not pci.answers(self.kernel, device.address):
-            raise _Defect('it does not answer on the PCI bus: power-cycle it')
+    def look(self, device, before):
         bound = pci.driver(self.kernel, device.address)
         if bound == VFIO:
             if before is None:
@@ -527,15 +485,6 @@ def _stuck(function) -> str:
     return (f'its port is disabled since a programming that failed: unbind '
             f'{function} from {KERNEL_DRIVER} and bind it again when no server '
             f'uses the card')
-
-
-def _quarantined(device, before, reason) -> model.Device:
-    """The device with what was known of it, not to be given to anybody."""
-    regions = before.regions if before else ()
-    return dataclasses.replace(
-        device, regions=regions, health=model.Health.QUARANTINED,
-        shell_id=device.shell_id or (before.shell_id if before else None),
-        reason=reason)
 
 
 def _with_memory(region, before) -> model.Region:

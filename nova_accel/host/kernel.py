@@ -88,3 +88,26 @@ class Kernel:
             a DFL card has not as many released ports.
         """
         privileged.set_numvfs(pf, count)
+
+    def write_attribute(self, function: str, attribute: str, value: str,
+                        ) -> None:
+        """Write one of privileged.WRITABLE of a PCI function."""
+        privileged.write_attribute(function, attribute, value)
+
+    def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
+        """Make a mediated device; source:
+        Documentation/driver-api/vfio-mediated-device.rst of Linux.
+
+        :param parent: its name in class/mdev_bus.
+        :param type_name: its name below mdev_supported_types.
+        :raises OSError: ENOSPC or EUSERS when no more can be made, EEXIST
+            when there is one of that uuid, ENOENT without such a type.
+        """
+        privileged.create_mdev(parent, type_name, uuid)
+
+    def remove_mdev(self, uuid: str) -> None:
+        """Remove a mediated device; blocks while it is open.
+
+        :raises OSError: ENOENT when there is none.
+        """
+        privileged.remove_mdev(uuid)

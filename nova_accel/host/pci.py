@@ -96,18 +96,20 @@ def group_members(kernel, function: str) -> list[str] | None:
     return kernel.listdir(f'kernel/iommu_groups/{group}/devices')
 
 
-def obstacle(kernel, function: str) -> str:
+def obstacle(kernel, function: str, companions=()) -> str:
     """Why VFIO would refuse to give the function to a guest, or ''.
 
     VFIO takes a function only when no other member of its IOMMU group keeps a
     driver of the host.
+
+    :param companions: functions that the guest gets as well.
     """
     members = group_members(kernel, function)
     if members is None:
         return (f'{function} has no IOMMU group: enable the IOMMU in the '
                 f'firmware and on the kernel command line')
     for member in members:
-        if member == function:
+        if member == function or member in companions:
             continue
         name = driver(kernel, member)
         if name is not None and name not in _HARMLESS:

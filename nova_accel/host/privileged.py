@@ -32,6 +32,18 @@ MAX_VFS = 0xffff
 #: the DFL driver knows no more ports per FME
 MAX_PORTS = 4
 
+#: attributes of PCI functions that may be written -> pattern of their values.
+#: Source: Documentation/ABI/testing/sysfs-driver-qat of Linux; NVIDIA's vGPU
+#: user guide for the VFIO framework of the vendor
+WRITABLE = {
+    'qat/cfg_services': '[a-z]+(;[a-z]+){0,3}',
+    'qat/state': 'up|down',
+    'nvidia/current_vgpu_type': '[0-9]{1,6}',
+}
+
+_PARENT = re.compile('[A-Za-z0-9_][A-Za-z0-9_.:-]*')
+_MDEV_TYPE = re.compile('[A-Za-z0-9_][A-Za-z0-9_.-]*')
+_UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 _ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 _FME = re.compile('dfl-fme[.][0-9]+')
 _FME_PORT_PR = 0xb680
@@ -105,6 +117,30 @@ def set_numvfs(pf: str, count: int) -> None:
     _write(f'{SYS}/bus/pci/devices/{pf}/sriov_numvfs', str(count))
 
 
+@privsep.ctx.entrypoint
+def write_attribute(function: str, attribute: str, value: str) -> None:
+    _check_function(function)
+    if (attribute not in WRITABLE or not isinstance(value, str)
+            or not re.fullmatch(WRITABLE[attribute], value)):
+        raise _invalid(f'a value for {attribute!r}', value)
+    _write(f'{SYS}/bus/pci/devices/{function}/{attribute}', value)
+
+
+@privsep.ctx.entrypoint
+def create_mdev(parent: str, type_name: str, uuid: str) -> None:
+    _check_text('parent', parent, _PARENT)
+    _check_text('type of mediated device', type_name, _MDEV_TYPE)
+    _check_text('UUID', uuid, _UUID)
+    _write(f'{SYS}/class/mdev_bus/{parent}/mdev_supported_types/{type_name}'
+           f'/create', uuid)
+
+
+@privsep.ctx.entrypoint
+def remove_mdev(uuid: str) -> None:
+    _check_text('UUID', uuid, _UUID)
+    _write(f'{SYS}/bus/mdev/devices/{uuid}/remove', '1')
+
+
 def _invalid(name, value) -> OSError:
     return OSError(errno.EINVAL, f'{name} {value!r} is not acceptable')
 
@@ -112,6 +148,11 @@ def _invalid(name, value) -> OSError:
 def _check_function(address):
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
         raise _invalid('PCI address', address)
+
+
+def _check_text(name, text, pattern):
+    if not isinstance(text, str) or not pattern.fullmatch(text):
+        raise _invalid(name, text)
 
 
 def _check_number(name, value, highest):
