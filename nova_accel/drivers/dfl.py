@@ -17,6 +17,7 @@ import time
 from nova_accel.bitstream import gbs
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
@@ -77,6 +78,48 @@ class _Port:
 class DflDriver(base.PciDriver):
 
     NAME = 'dfl'
+
+    # Configuration
+
+    def configure(self):
+        """Hand ports to VFs as [accel] virtual_functions asks for.
+
+        The first ports go, one to a VF; with fewer VFs than ports the others
+        cannot be given to anybody.
+        """
+        for address in self.names(pci.DEVICES):
+            try:
+                if (address in sriov.wanted() and self.identify(address)
+                        and pci.driver(self.kernel, address)
+                        == KERNEL_DRIVER):
+                    self._hand_over_ports(address)
+            except (_Defect, OSError, ValueError) as e:
+                raise exception.DeviceError(
+                    f'{sriov.OPTION} wants VFs of {address}, which are not '
+                    f'all there ({e}): look into dmesg.') from e
+
+    def _hand_over_ports(self, address):
+        count = sriov.missing(self.kernel, address)
+        if not count:
+            return
+        implemented = self._implemented(address)
+        if len(self._ports(address, [])) < implemented:
+            # nova-compute was killed between the release of a port and the
+            # VFs; ports that are assigned back come without driver
+            self.kernel.rebind(address, KERNEL_DRIVER)
+            self._wait(address, implemented)
+        self._enable_vfs(address, range(count), implemented)
+
+    def _enable_vfs(self, address, ports, implemented):
+        for port in ports:
+            self.kernel.release_dfl_port(address, port)
+        self.kernel.set_numvfs(address, len(ports))
+        self._wait(address, implemented)
+
+    def _implemented(self, address) -> int:
+        """Number of the card's ports, whoever has them."""
+        return sum(name.startswith('dfl-fme-region.')
+                   for name in self.kernel.listdir(self._fme(address)))
 
     # Discovery
 
@@ -364,17 +407,12 @@ class DflDriver(base.PciDriver):
                     f'{address} needs {KERNEL_DRIVER} to be bound anew, and '
                     f'the ports of some of its VFs cannot be seen: bind all '
                     f'of {", ".join(vfs)} to {KERNEL_DRIVER} first.')
-            implemented = sum(
-                name.startswith('dfl-fme-region.')
-                for name in kernel.listdir(self._fme(address)))
+            implemented = self._implemented(address)
             kernel.rebind(address, KERNEL_DRIVER)
             # binding takes the VFs away and gives their ports to the PF
             self._wait(address, implemented)
-            for port in released:
-                kernel.release_dfl_port(address, port)
             if released:
-                kernel.set_numvfs(address, len(released))
-                self._wait(address, implemented)
+                self._enable_vfs(address, released, implemented)
         except (_Defect, OSError, ValueError) as e:
             raise exception.DeviceError(
                 f'{address} could not be recovered by binding '

@@ -291,6 +291,72 @@ class Discovery(TestCase):
         self.assertEqual(len(marks), len(set(marks)))
 
 
+class Configuration(TestCase):
+    """[accel] virtual_functions, at the start of nova-compute."""
+
+    def begin(self, count, **card):
+        self.config.config(virtual_functions=[f'{A}={count}'], group='accel')
+        return self.start({'address': A, 'product': 'PAC_D5005', 'ports': 2,
+                           'functions': [FUNCTION, OTHER], **card})[A]
+
+    def offered(self):
+        return [handles(r) for r in self.driver.discover()[A].regions]
+
+    def test_ports_are_handed_over(self):
+        self.begin(2)
+        self.driver.configure()
+        self.assertEqual([[vf(A, 0)], [vf(A, 1)]], self.offered())
+
+    def test_fewer_vfs_than_ports(self):
+        self.begin(1)
+        self.driver.configure()
+        self.assertEqual([[vf(A, 0)], []], self.offered())
+
+    def test_nothing_is_done_where_they_are_there(self):
+        before = self.begin(2, vfs=2)
+        self.kernel.guest_takes(vf(A, 0))
+        # would wait for the guest
+        self.driver.configure()
+        self.assertEqual({A: before}, self.driver.discover({A: before}))
+
+    def test_after_a_reboot(self):
+        self.begin(2)
+        self.driver.configure()
+        self.kernel.reboot()
+        self.driver.configure()
+        self.assertEqual([[vf(A, 0)], [vf(A, 1)]], self.offered())
+
+    def test_killed_between_the_ports(self):
+        self.begin(2)
+        self.kernel.release_dfl_port(A, 0)
+        self.driver.configure()
+        self.assertEqual([[vf(A, 0)], [vf(A, 1)]], self.offered())
+
+    def test_card_of_a_guest_is_left_alone(self):
+        self.begin(2)
+        self.kernel.guest_takes(A)
+        self.driver.configure()
+
+    def test_another_number_is_there(self):
+        self.begin(2, vfs=1)
+        error = self.assertRaises(exception.DeviceError,
+                                  self.driver.configure)
+        self.assertIn(f'wants 2 VFs of {A}, and it has 1', str(error))
+        self.assertEqual([[vf(A, 0)], []], self.offered())
+
+    def test_more_than_there_can_be(self):
+        self.begin(3)
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.driver.configure)
+        self.assertIn('it can have 2', str(error))
+
+    def test_card_without_vfs(self):
+        self.begin(1, product='PAC_N3000')
+        error = self.assertRaises(exception.DeviceError,
+                                  self.driver.configure)
+        self.assertIn('see that its driver supports SR-IOV', str(error))
+
+
 @ddt.ddt
 class Programming(TestCase):
 
