@@ -6,10 +6,18 @@ Whatever a driver needs of the host goes through here, so that a simulated host
 operations go to the privileged one. Both raise OSError as the kernel does.
 """
 
+from collections.abc import Iterator
+import errno
 import os
+import socket
 
 from nova_accel.host import limited
 from nova_accel.host import privileged
+
+#: include/uapi/linux/netlink.h
+_NETLINK_KOBJECT_UEVENT = 15
+#: of messages from the kernel itself; udev repeats them in another one
+_KERNEL_GROUP = 1
 
 
 class Kernel:
@@ -47,6 +55,36 @@ class Kernel:
     def readlink(self, path: str) -> str:
         """The target of a link as it is written there."""
         return os.readlink(self._at(path))
+
+    def changes(self) -> Iterator[str | None]:
+        """The subsystem of each device that comes or goes, as it happens.
+
+        Never ends; None after a second without any, '' when some were missed.
+        Source: kobject_uevent of Linux, which sends to whoever listens,
+        without privileges.
+
+        :raises OSError: the kernel does not say, as inside a container.
+        """
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM,
+                           _NETLINK_KOBJECT_UEVENT) as events:
+            events.bind((0, _KERNEL_GROUP))
+            events.settimeout(1)
+            while True:
+                try:
+                    message = events.recv(1 << 16)
+                except TimeoutError:
+                    yield None
+                    continue
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:
+                        raise
+                    yield ''
+                    continue
+                fields = dict(
+                    line.split('=', 1) for line in message.decode(
+                        errors='replace').split('\0') if '=' in line)
+                if fields.get('ACTION') in ('add', 'remove'):
+                    yield fields.get('SUBSYSTEM', '')
 
     # Operations; each function is named by its PCI address
 

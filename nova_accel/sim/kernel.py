@@ -90,6 +90,17 @@ class SimulatedKernel(dfl.DflOperations):
             raise sysfs.error(errno.EINVAL, path)
         return os.path.relpath(node, os.path.dirname(place))
 
+    def changes(self):
+        before = self._functions()
+        while True:
+            time.sleep(1)
+            now = self._functions()
+            yield 'pci' if now != before else None
+            before = now
+
+    def _functions(self):
+        return set(sysfs.find(self._tree(), _PCI)[0])
+
     def _attribute(self, path):
         node, place = sysfs.find(self._tree(), path)
         while self._hangs(place):

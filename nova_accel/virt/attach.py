@@ -66,6 +66,7 @@ class Accelerators:
         self._configure(loaded_drivers)
         self.inventory.scan()
         self.inventory.check_configuration()
+        self.inventory.watch(self.kernel)
         # what a process that is gone was doing when it went
         interrupted = [c for c in self.store.claims() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)]
@@ -668,6 +669,8 @@ class Accelerators:
 
     def close(self) -> None:
         self._plugging.clear()
+        if self.inventory:
+            self.inventory.close()
 
 
 def _amounts(requests):

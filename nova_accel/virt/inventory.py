@@ -26,6 +26,9 @@ from nova_accel import request
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
+#: subsystems of the kernel whose devices drivers look for
+_WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
+
 
 @dataclasses.dataclass(frozen=True)
 class Provider:
@@ -100,6 +103,7 @@ class Inventory:
         #: driver -> why its last look at its devices failed
         self._failed: dict[str, Exception] = {}
         self._scanned_at = None
+        self._closed = False
         self.rules = rules.DeviceRules()
         #: function -> the driver that has it
         self._owners: dict[str, str] = {}
@@ -267,6 +271,35 @@ class Inventory:
             return
         self._scanned_at = time.monotonic()
         limited.start(self._scan_if_changed)
+
+    def watch(self, kernel) -> None:
+        """Scan soon after the kernel says that a device came or went.
+
+        Where it does not say, scan_if_due() finds out.
+
+        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+        """
+        def listen():
+            changed = False
+            try:
+                for subsystem in kernel.changes():
+                    if self._closed:
+                        return
+                    if subsystem in _WATCHED:
+                        # as for VFs, many come at a time
+                        changed = True
+                    elif subsystem is None and changed:
+                        changed = False
+                        self._scan_if_changed()
+            except Exception as error:
+                LOG.warning('The kernel does not say when devices come and '
+                            'go (%s); they are noticed within %d s', error,
+                            CONF.accel.discovery_interval)
+        limited.start(listen)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._closed = True
 
     def _scan_if_changed(self):
         try:

@@ -3,7 +3,10 @@
 
 import dataclasses
 import os
+import queue
 import threading
+import time
+import types
 import uuid
 
 import fixtures
@@ -111,6 +114,58 @@ class InventoryTest(InventoryTestBase):
         self.assertEqual((1, 0), (region.inventory[CLASS]['total'],
                                   region.inventory[CLASS]['reserved']))
         self.assertIn(naming.PROGRAMMABLE, region.traits)
+
+    def test_traits_that_come_and_go(self):
+        """Ours of a state that is over go, those that others set stay."""
+        card = dataclasses.replace(
+            fpga('0000:01:00.0', regions=0), handles=(handle('0000:01:00.0'),),
+            traits=('CUSTOM_LOCKED',),
+            volatile_traits=('CUSTOM_LOCKED', 'CUSTOM_LOST'))
+        self.driver.devices = (card,)
+        name = 'host_accel_0000:01:00.0'
+        self.tree.add_traits(self.update()[name].uuid, 'CUSTOM_OF_OTHERS')
+        self.driver.devices = (dataclasses.replace(
+            card, traits=('CUSTOM_LOST',)),)
+        traits = self.update()[name].traits
+        self.assertLessEqual({'CUSTOM_LOST', 'CUSTOM_OF_OTHERS'}, traits)
+        self.assertNotIn('CUSTOM_LOCKED', traits)
+
+    def test_handle_that_cannot_be_taken_back(self):
+        """Placement is not told of what would be refused."""
+        self.driver.devices = (dataclasses.replace(
+            fpga('0000:01:00.0', regions=0),
+            handles=(handle('0000:01:00.1'), handle('0000:01:00.2')),
+            creatable=(model.CreatableType('a', 'CUSTOM_A', 2),)),)
+        name = 'host_accel_0000:01:00.0'
+        self.assertEqual(2, self.update()[name].inventory[CLASS]['total'])
+        self.claim('0000:01:00.0', 0)
+        claim, = self.store.claims()
+        self.assertEqual(2, self.update()[name].inventory[CLASS]['total'])
+        self.store.update([claim], state=model.ClaimState.DELETING,
+                          created_type='a')
+        self.assertEqual(1, self.update()[name].inventory[CLASS]['total'])
+
+    def test_kernel_says_what_comes(self):
+        """A device is noticed when the kernel tells, or says nothing more."""
+        self.driver.devices = ()
+        self.update()
+        events = queue.Queue()
+        kernel = types.SimpleNamespace(
+            changes=lambda: iter(events.get, 'end'))
+        self.inventory.watch(kernel)
+        self.addCleanup(events.put, 'end')
+        self.driver.devices = (fpga('0000:01:00.0'),)
+        for event in ('net', None):
+            events.put(event)
+        self.assertEqual({'0000:02:00.0'}, set(self.inventory.devices))
+        calls = self.driver.calls
+        for event in ('pci', 'pci', None, None):
+            events.put(event)
+        end = time.monotonic() + 10
+        while '0000:01:00.0' not in self.inventory.devices:
+            self.assertTrue(time.monotonic() < end)
+            time.sleep(0.01)
+        self.assertEqual(calls + 1, self.driver.calls)
 
     def test_driver_that_raises_costs_only_its_own_devices(self):
         self.update()

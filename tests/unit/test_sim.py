@@ -432,6 +432,14 @@ class Life(TestCase):
         self.assertEqual(FIRST, self.afu_id(B))
         self.kernel.guest_takes(B)
 
+    def test_coming_and_going_is_told(self):
+        self.start({'address': A})
+        changes = self.kernel.changes()
+        self.assertIsNone(next(changes))
+        self.kernel.set_fault(A, vanish=True)
+        self.assertEqual('pci', next(changes))
+        self.assertIsNone(next(changes))
+
     def test_power_cycle(self):
         self.start({'address': A})
         self.program()
