@@ -34,6 +34,9 @@ class Card:
     vf_driver: str | None = None
     #: VFs that are there at the beginning
     vfs: int = 0
+    #: further attributes of the physical function while it is bound to the
+    #: driver of the beginning: path -> text
+    attributes: dict = dataclasses.field(default_factory=dict)
     faults: dict = dataclasses.field(default_factory=dict)
 
     #: fault -> what checks its value
@@ -65,7 +68,8 @@ class Card:
             total_vfs=total,
             vfs=item.take('vfs', reader.up_to(total), 0),
             vf_device=item.take('vf_device', reader.identifier, None),
-            vf_driver=item.take('vf_driver', reader.text, None))
+            vf_driver=item.take('vf_driver', reader.text, None),
+            attributes=item.take('attributes', reader.attributes, {}))
 
     @classmethod
     def describe_any(cls, item) -> dict:
@@ -196,6 +200,13 @@ class Card:
         functions = [pf]
         if faults.get('dead'):
             pf['config'] = b'\xff' * 64
+        if mine['driver'] == self.driver:
+            for path, text in self.attributes.items():
+                *parents, name = path.split('/')
+                directory = pf
+                for parent in parents:
+                    directory = directory.setdefault(parent, {})
+                directory[name] = text
         self.add_physical(tree, mine, pf)
         if self.total_vfs:
             pf.update(sriov_totalvfs=str(self.total_vfs),

@@ -170,7 +170,7 @@ class SimulatedKernel(dfl.DflOperations):
         """Whether it was done: it waits for guests with a VF, and for what
         the card is at."""
         card, vf = cls._owner(host, state, function)
-        if driver not in card.drivers():
+        if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
         mine = state['cards'][card.address]
         if vf is not None:

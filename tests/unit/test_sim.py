@@ -432,6 +432,14 @@ class Life(TestCase):
         self.assertEqual(FIRST, self.afu_id(B))
         self.kernel.guest_takes(B)
 
+    def test_guest_gives_back_a_vf_without_driver(self):
+        self.start(others=[{'address': A, 'driver': 'acme', 'total_vfs': 1,
+                            'vfs': 1}])
+        self.kernel.guest_takes(A0)
+        self.assertTrue(self.kernel.exists(f'bus/pci/devices/{A0}/driver'))
+        self.kernel.guest_returns(A0)
+        self.assertFalse(self.kernel.exists(f'bus/pci/devices/{A0}/driver'))
+
     def test_coming_and_going_is_told(self):
         self.start({'address': A})
         changes = self.kernel.changes()
