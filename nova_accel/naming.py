@@ -99,6 +99,11 @@ def flavor_class(name: str) -> str:
     return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
 
 
+def is_custom(name: str) -> bool:
+    """Whether a class is not one of those that others may have as well."""
+    return name.startswith('CUSTOM_')
+
+
 def is_accelerator_class(name: str) -> bool:
     """Whether the class is one that only our providers may have.
 

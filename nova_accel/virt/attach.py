@@ -494,6 +494,7 @@ class Accelerators:
             self._prepare(claims, fresh=False)
         for (address, index), mine in self._by_region(claims).items():
             device, region = self._find(address, index)
+            self._see_handles(device, region, mine)
             image, function = mine[0].bitstream_id, mine[0].function_uuid
             if image and (region.bitstream_id, region.function_uuid) != (
                     image, function):
@@ -509,6 +510,18 @@ class Accelerators:
             elif function and not self.is_bound(instance_uuid):
                 # where it is None the preparation may not have come so far
                 self.store.update(mine, state=model.ClaimState.BOUND, error='')
+
+    @staticmethod
+    def _see_handles(device, region, claims):
+        """Where VFs were not made again after a boot, they are missing."""
+        for claim in claims:
+            if (claim.created_type is None and claim.handle
+                    not in (region or device).handles):
+                raise exception.DeviceUnavailable(
+                    f'Server {claim.instance_uuid} has '
+                    f'{claim.handle.address} of {device.address}, which is '
+                    f'not there to be given now: look at it with nova-accel '
+                    f'discover, and at [accel] virtual_functions.')
 
     def _see_returned(self, claims):
         """Look again at cards that a guest had whole, and may have changed,
