@@ -51,8 +51,8 @@ class Discover(lister.Lister):
         rows = []
         for address in sorted(devices):
             rows += _rows(devices[address])
-        return (('Provider', 'Resource class', 'Total', 'Reserved', 'Handles',
-                 'Traits', 'Health'), rows)
+        return (('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
+                 'Handles', 'Traits', 'Health'), rows)
 
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.formatter == 'json':
@@ -129,7 +129,8 @@ def _row(name, device, part, traits):
         shown = '\n'.join(sorted(traits(device)))
     except exception.InvalidName as e:
         shown, health = '', f'not reported: {e}'
-    return (name, naming.resource_class(device.type) if total else '',
+    numa = '' if device.numa_node is None else device.numa_node
+    return (name, numa, naming.resource_class(device.type) if total else '',
             total or '', (total if sick else 0) if total else '',
             '\n'.join(handle.address for handle in part.handles), shown,
             health)
