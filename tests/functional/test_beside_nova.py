@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Nova's own PCI devices on the same hosts, in Placement as well."""
+
+import json
+
+import fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+
+from tests.functional import base
+from tests.functional import operations
+
+ALIAS = {'vendor_id': fakelibvirt.PCI_VEND_ID,
+         'product_id': fakelibvirt.PCI_PROD_ID}
+NATIVE = f'CUSTOM_PCI_{fakelibvirt.PCI_VEND_ID}_{fakelibvirt.PCI_PROD_ID}'
+
+
+class PciInPlacementTest(operations.OperationsTestBase):
+
+    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')],
+                          'others': [{'address': '0000:81:00.0', **{
+                              'vendor': fakelibvirt.PCI_VEND_ID,
+                              'device': fakelibvirt.PCI_PROD_ID}}]}}
+
+    def setUp(self):
+        # of which Nova asks this machine's sysfs
+        self.useFixture(fixtures.MockPatch(
+            'nova.pci.utils.is_physical_function', return_value=False))
+        self.useFixture(fixtures.MockPatch(
+            'nova.pci.utils.get_function_by_ifname',
+            return_value=(None, False)))
+        super().setUp()
+
+    def start_compute(self, hostname, *args, **kwargs):
+        self.flags(device_spec=[json.dumps(ALIAS)], report_in_placement=True,
+                   alias=[json.dumps({**ALIAS, 'name': 'native'})],
+                   group='pci')
+        self.flags(pci_in_placement=True, enabled_filters=[
+            'ComputeFilter', 'PciPassthroughFilter', 'AcceleratorFilter'],
+            group='filter_scheduler')
+        if not args:
+            # at a restart libvirt is there already
+            kwargs['pci_info'] = fakelibvirt.HostPCIDevicesInfo(num_pci=1)
+        return super().start_compute(hostname, *args, **kwargs)
+
+    def usages(self):
+        """(provider name, class) of what is in use, without Nova's root."""
+        return {
+            (provider['name'], resource_class)
+            for provider in self.placement.get(
+                '/resource_providers', version='1.14',
+            ).body['resource_providers']
+            for resource_class, amount in self.placement.get(
+                f'/resource_providers/{provider["uuid"]}/usages',
+            ).body['usages'].items()
+            if amount and resource_class.startswith('CUSTOM_')}
+
+    def test_each_gets_its_own(self):
+        native = {'pci_passthrough:alias': 'native:1'}
+        of_nova, ours = self.boot(native), self.boot(base.fpga_flavor())
+        both = {('compute1_0000:81:00.0', NATIVE),
+                ('compute1_accel_0000:5e:00.0_region0',
+                 'CUSTOM_ACCELERATOR_FPGA')}
+        self.assertEqual(both, self.usages())
+        self.assertEqual(['0000:81:00.0'], self.hostdevs(of_nova))
+        self.assertEqual(['0000:5e:00.0'], self.hostdevs(ours))
+        # what is left for one is not for the other
+        for flavor in (native, base.fpga_flavor()):
+            self.boot(flavor, expected_state='ERROR')
+        self._delete_server(of_nova)
+        self._delete_server(ours)
+        self.assertEqual(set(), self.usages())
+        # both in one server
+        server = self.boot({**native, **base.fpga_flavor()})
+        self.assertEqual(both, self.usages())
+        self.assertEqual(['0000:5e:00.0', '0000:81:00.0'],
+                         self.hostdevs(server))
+        self._reboot_server(server, hard=True)
+        self.assertEqual(['0000:5e:00.0', '0000:81:00.0'],
+                         self.hostdevs(server))
+        self.restart_compute_service('compute1')
+        self.report()
+        self.assertEqual(both, self.usages())
+        self._delete_server(server)
+        self.assertEqual([], self.claims())
