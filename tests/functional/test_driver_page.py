@@ -36,6 +36,8 @@ class DriverPageTest(base.AcceleratorTestBase):
         # which drivers there are is looked up once in a process
         self.useFixture(fixtures.MonkeyPatch(
             'stevedore._cache._c', _cache.Cache()))
+        self.useFixture(fixtures.MonkeyPatch(
+            'stevedore.extension.ExtensionManager.ENTRY_POINT_CACHE', {}))
         self.addCleanup(sys.modules.pop, 'acme_accel.driver', None)
         self.addCleanup(sys.modules.pop, 'acme_accel', None)
         super().setUp()
