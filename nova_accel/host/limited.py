@@ -48,6 +48,24 @@ def start(function, *args) -> concurrent.futures.Future:
     return future
 
 
+class Background:
+    """One piece of work in the background, never twice at the same time."""
+
+    def __init__(self, function):
+        """:param function: raises nothing: nobody hears of it."""
+        self._function = function
+        self._future = None
+        self._lock = threading.Lock()
+
+    def start(self, *args) -> bool:
+        """Call function with args; False where an earlier call still runs."""
+        with self._lock:
+            if self._future and not self._future.done():
+                return False
+            self._future = start(self._function, *args)
+            return True
+
+
 def wait(future, seconds: float, what: str):
     """The result of a started call.
 

@@ -40,16 +40,14 @@ class Reconciler:
         self._consumers = consumers
         self._context = context
         self._ran_at = None
-        self._running = None
+        self._background = limited.Background(self._logged_run)
 
     def run_if_due(self) -> None:
         """Compare in the background, at start and then periodically."""
-        if self._running and not self._running.done() or (
-                self._ran_at is not None and time.monotonic() - self._ran_at
-                < CONF.accel.discovery_interval):
-            return
-        first, self._ran_at = self._ran_at is None, time.monotonic()
-        self._running = limited.start(self._logged_run, first)
+        first, now = self._ran_at is None, time.monotonic()
+        if (first or now - self._ran_at >= CONF.accel.discovery_interval) and (
+                self._background.start(first)):
+            self._ran_at = now
 
     def _logged_run(self, first):
         try:

@@ -44,12 +44,11 @@ class RuntimeProgramming:
         self._check = check
         self._detach = detach
         self._attach = attach
-        self._running = None
+        self._background = limited.Background(self._logged_run)
 
     def start_run(self) -> None:
         """run() in the background, unless it still does."""
-        if self._running is None or self._running.done():
-            self._running = limited.start(self._logged_run)
+        self._background.start()
 
     def _logged_run(self):
         try:
