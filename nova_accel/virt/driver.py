@@ -440,20 +440,27 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             context, instance, *args, **kwargs)
 
     def _reattach(self, instance_uuid):
-        """At start of nova-compute: a crash may have left a running guest
-        between the loss of its device and its return."""
+        """Periodically: give a running guest back what it lost."""
+        if not self._lacking(objects.Instance(uuid=instance_uuid)):
+            return
         context = nova_context.get_admin_context()
         with self.accelerators.busy(instance_uuid):
             instance = objects.Instance.get_by_uuid(context, instance_uuid)
-            guest = self._host.get_guest(instance)
-            handles = self.accelerators.handles(instance_uuid)
-            if (instance.task_state is None and guest.is_active()
-                    and not {h.address for h in handles}
-                    <= self._hostdevs.addresses(guest)):
+            lacking = self._lacking(instance)
+            if lacking and instance.task_state is None:
                 LOG.warning('Server %s runs without its accelerators, which '
                             'it gets back now', instance_uuid)
                 self.accelerators.restore(context, instance_uuid)
-                self._hostdevs.attach(guest, handles)
+                self._hostdevs.attach(self._host.get_guest(instance), lacking)
+
+    def _lacking(self, instance):
+        """What a server holds and its guest, which runs, has not got."""
+        guest = self._host.get_guest(instance)
+        if not guest.is_active():
+            return []
+        there = self._hostdevs.addresses(guest)
+        return [h for h in self.accelerators.handles(instance.uuid)
+                if h.address not in there]
 
     def _attach_if_running(self, instance, handles):
         """A guest that was shut down meanwhile gets them when it starts."""

@@ -1,10 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Find claims that nobody stands behind any more, and release them.
+"""Find claims that nobody stands behind any more, and release them; give
+running guests back what they lost.
 
 A server can go without this host hearing of it: deleted while the host was
 down, or before it was built. Its claim is released when there is certain proof
 that the device is free: no guest of it on this host, and no consumer in
 Placement that it could be.
+
+A guest can go on without its device: nova-compute was killed between its loss
+and its return, or the guest, asked for it, let go of it after nobody waited
+any longer.
 """
 
 from collections.abc import Callable
@@ -67,8 +72,7 @@ class Reconciler:
         claims = self._accelerators.store.claims()
         if not claims:
             return 0
-        if first:
-            self._reattach_all(claims)
+        self._reattach_all(claims, first)
         guests = {model.Role.CURRENT: set(self._guests()),
                   # the old self of a server that moved stays defined
                   model.Role.OLD: set(self._running_guests())}
@@ -91,10 +95,14 @@ class Reconciler:
                 self._context(), instance_uuid, role)
         return released
 
-    def _reattach_all(self, claims):
-        running = self._running_guests()
-        for uuid in {c.instance_uuid for c in claims
-                     if c.role is model.Role.CURRENT} & set(running):
+    def _reattach_all(self, claims, first):
+        held = {c.instance_uuid for c in claims
+                if c.role is model.Role.CURRENT}
+        if not first:
+            # of those that were left without their function the owner knows
+            held -= {c.instance_uuid for c in claims
+                     if c.state is not model.ClaimState.BOUND}
+        for uuid in held & set(self._running_guests()):
             try:
                 self._reattach(uuid)
             except Exception as error:

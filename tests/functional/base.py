@@ -268,11 +268,15 @@ class AcceleratorTestBase(base.ServersTestBase):
         return [c for h in ([host] if host else self.computes)
                 for c in self.accelerators(h).store.claims()]
 
-    def guest_xml(self, server):
+    def domain(self, server):
+        """What libvirt has of a server, on the host where Nova sees it."""
         server = self.admin_api.get_server(server['id'])
         connection = self.computes[
             server['OS-EXT-SRV-ATTR:host']].driver._host.get_connection()
-        return connection.lookupByUUIDString(server['id']).XMLDesc(0)
+        return connection.lookupByUUIDString(server['id'])
+
+    def guest_xml(self, server):
+        return self.domain(server).XMLDesc(0)
 
     def hostdevs(self, server):
         return hostdev_addresses(self.guest_xml(server))

@@ -10,6 +10,7 @@ from unittest import mock
 
 import fixtures
 from nova import context as nova_context
+from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client as api_client
 from nova.virt.libvirt import driver as libvirt_driver
@@ -272,15 +273,49 @@ class GuestTest(operations.OperationsTestBase):
     def test_suspend_fails(self):
         """Suspend, where the guest does not let go of a device: it goes on
         with all of them."""
+        self.suspend_fails()
+        self.assertKept()
+        self.delete_all()
+
+    def suspend_fails(self):
+        """What the guest was asked for, and did not do in time."""
         with mock.patch.object(guest, '_DETACH_SECONDS', 0), \
-                mock.patch.object(fakelibvirt.Domain, 'detachDeviceFlags'):
+                mock.patch.object(
+                    fakelibvirt.Domain, 'detachDeviceFlags') as asked:
             self.api.post_server_action(self.server['id'], {'suspend': None})
             self._wait_for_action_fail_completion(
                 self.server, 'suspend', 'compute_suspend_instance')
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+        return asked.call_args
+
+    def test_guest_lets_go_late(self):
+        """Suspend, where the guest lets go of a device when nobody waits any
+        longer: it gets it back when nova-compute next compares."""
+        reconciler = self.computes[self.host].driver.reconciler
+        late = self.suspend_fails()
+        self.domain(self.server).detachDeviceFlags(*late.args, **late.kwargs)
+        self.assertEqual([], self.hostdevs(self.server))
+        # not while Nova is at it
+        self.set_in_nova(task_state='suspending')
+        reconciler.run()
+        self.assertEqual([], self.hostdevs(self.server))
+        self.set_in_nova(task_state=None)
+        reconciler.run()
+        self.assertKept()
+        # nor one that is saved without devices
+        self._suspend_server(self.server)
+        reconciler.run()
+        self.assertEqual([], self.hostdevs(self.server))
+        self._resume_server(self.server)
         self.assertKept()
         self.delete_all()
+
+    def set_in_nova(self, **changes):
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), self.server['id'])
+        instance.update(changes)
+        instance.save()
 
     def test_half_prepared(self):
         """Start after nova-compute was killed in the middle of a resize or an

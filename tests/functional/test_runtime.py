@@ -388,6 +388,11 @@ class FailureTest(RuntimeTestBase):
         # the server keeps it all the same
         self.assertEqual(self.before, self.held(self.server))
         self.assertNothingToDo()
+        with mock.patch.object(
+                type(self.kernel(self.host)), 'program_dfl_port') as program:
+            self.computes[self.host].driver.reconciler.run()
+        program.assert_not_called()
+        self.assertEqual([], self.hostdevs(self.server))
         # a hard reboot does not help yet, and says why
         self.api.post_server_action(
             self.server['id'], {'reboot': {'type': 'HARD'}})
