@@ -680,6 +680,20 @@ class Accelerators:
             self.store.claims(instance_uuid, model.Role.OLD),
             role=model.Role.CURRENT, consumer_uuid=instance_uuid)
 
+    def take_back_if_allocated(self, instance_uuid: str,
+                               allocations: Callable[[], Mapping | None],
+                               ) -> None:
+        """A move failed, and what was set aside is the server's again.
+
+        :param allocations: gives the instance's allocations; called only
+            where all that the server has here is set aside.
+        """
+        claims = self.store.claims(instance_uuid)
+        if (claims and all(c.role is model.Role.OLD for c in claims)
+                and {c.provider_uuid for c in claims} <= set(
+                    allocations() or ())):
+            self.take_back(instance_uuid)
+
     def close(self) -> None:
         self._plugging.clear()
         if self.inventory:

@@ -364,6 +364,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if self.accelerators.is_plugging(instance.uuid):
             self.accelerators.join_plug(instance.uuid)
         else:
+            self.accelerators.take_back_if_allocated(
+                instance.uuid, lambda: self._allocations(context, instance))
             self.accelerators.restore(context, instance.uuid)
         requests = request.parse(instance.flavor.extra_specs)
         handles = self.accelerators.handles(instance.uuid)
@@ -479,13 +481,22 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def destroy(self, context, instance, *args, **kwargs):
         """At delete, shelve offload, failed boot, revert, return of a host
         from which servers were evacuated; also inside a hard reboot and
-        before a rebuild, where nothing is released."""
+        before a rebuild, where nothing is released, and on the source of a
+        resize to another cell, where migrate_disk_and_power_off() is not
+        called."""
+        leaves = instance.task_state == task_states.RESIZE_MIGRATING
+        if leaves:
+            # before the guest is gone, by which it could be told later
+            self.accelerators.settle(instance.uuid)
+            self._set_aside(context, instance)
         super().destroy(context, instance, *args, **kwargs)
-        keep = (instance.uuid in self._hard_reboots()
-                or instance.task_state in (
-                    task_states.RESIZE_MIGRATING, task_states.REBUILDING))
+        keep = (leaves or instance.uuid in self._hard_reboots()
+                or instance.task_state == task_states.REBUILDING)
         if not keep:
             self.accelerators.unplug(context, instance.uuid)
+        if instance.task_state == task_states.DELETING:
+            # of a move that failed
+            self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
 
     def _hard_reboots(self):
         return self._rebooting.__dict__.setdefault('uuids', set())
@@ -505,7 +516,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().cleanup(context, instance, network_info, *args,
                         destroy_vifs=destroy_vifs, **kwargs)
         if not destroy_vifs:
-            self.accelerators.unplug(context, instance.uuid)
+            self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
 
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """At resize and cold migration, on the source: what the server has
@@ -513,11 +524,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.accelerators.settle(instance.uuid)
         disk_info = super().migrate_disk_and_power_off(
             context, instance, *args, **kwargs)
+        self._set_aside(context, instance)
+        return disk_info
+
+    def _set_aside(self, context, instance):
         if self.accelerators.handles(instance.uuid):
             migration = objects.Migration.get_by_instance_and_status(
                 context, instance.uuid, 'migrating')
             self.accelerators.set_aside(instance.uuid, migration.uuid)
-        return disk_info
 
     def confirm_migration(self, context, migration, instance, network_info):
         """At confirm, on the source."""

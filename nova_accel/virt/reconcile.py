@@ -76,6 +76,8 @@ class Reconciler:
         guests = {model.Role.CURRENT: set(self._guests()),
                   # the old self of a server that moved stays defined
                   model.Role.OLD: set(self._running_guests())}
+        current = {(c.instance_uuid, c.provider_uuid) for c in claims
+                   if c.role is model.Role.CURRENT}
         consumers = {}
         stale = set()
         for claim in claims:
@@ -85,7 +87,11 @@ class Reconciler:
             if claim.provider_uuid not in consumers:
                 consumers[claim.provider_uuid] = self._consumers(
                     claim.provider_uuid)
-            if claim.consumer_uuid not in consumers[claim.provider_uuid]:
+            owners = {claim.consumer_uuid}
+            if (claim.instance_uuid, claim.provider_uuid) not in current:
+                # of a move that is reverted or failed Placement hears first
+                owners.add(claim.instance_uuid)
+            if not owners & consumers[claim.provider_uuid]:
                 stale.add((claim.instance_uuid, claim.role))
         released = 0
         for instance_uuid, role in stale:

@@ -6,6 +6,7 @@ import threading
 
 import fixtures
 import nova.conf
+from nova.tests.functional.api import client as api_client
 from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import model
@@ -130,3 +131,13 @@ class OperationsTestBase(base.AcceleratorTestBase):
         for totals, traits, usages in self.provider_tree().values():
             self.assertFalse(any(usages.values()))
             self.assertIn(totals, (base.MEMORY, base.REGION))
+
+    def delete_in_error(self, server):
+        # not by its status: for that one Nova's tests wait for a fault, too
+        self._wait_for_server_parameter(
+            server, {'OS-EXT-STS:vm_state': 'error'})
+        self.api.delete_server(server['id'])
+        self._wait_for_assert(lambda: self.assertRaises(
+            api_client.OpenStackApiNotFoundException,
+            self.api.get_server, server['id']))
+        self.delete_all()

@@ -12,7 +12,6 @@ import fixtures
 from nova import context as nova_context
 from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
-from nova.tests.functional.api import client as api_client
 from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import model
@@ -81,16 +80,6 @@ class CreateTest(operations.OperationsTestBase):
         self.admin_api.post_server_action(
             server['id'], {'os-resetState': {'state': 'error'}})
         self.delete_in_error(server)
-
-    def delete_in_error(self, server):
-        # not by its status: for that one Nova's tests wait for a fault, too
-        self._wait_for_server_parameter(
-            server, {'OS-EXT-STS:vm_state': 'error'})
-        self.api.delete_server(server['id'])
-        self._wait_for_assert(lambda: self.assertRaises(
-            api_client.OpenStackApiNotFoundException,
-            self.api.get_server, server['id']))
-        self.delete_all()
 
     def test_alternate_host(self):
         """Create, where the first host fails to program: released there, and

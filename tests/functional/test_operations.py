@@ -4,6 +4,10 @@
 The docstring of each test is its row in docs/source/operations.rst.
 """
 
+from unittest import mock
+
+from nova import exception as nova_exception
+
 from nova_accel import model
 from tests.functional import base
 from tests.functional import operations
@@ -237,6 +241,20 @@ class MoveTest(operations.OperationsTestBase):
         self.assertEqual([], self.claims())
         self.api.delete_server(server['id'])
         self._wait_until_deleted(server)
+
+    def test_resize_fails_on_the_source(self):
+        """A resize that fails on its source: kept; a hard reboot gives them
+        back."""
+        with mock.patch('nova.network.neutron.API.migrate_instance_start',
+                        side_effect=nova_exception.PortBindingActivationFailed(
+                            port_id='port', host=self.host)):
+            server = self._migrate_fails()
+        self.assertEqual(self.host, self.host_of(server))
+        self.computes[self.host].driver.reconciler.run()
+        self._reboot_server(server, hard=True)
+        self.assertEqual(self.before, self.assertHas(server))
+        self.assertFunction(self.before, self.function)
+        self.delete_all()
 
     def _migrate_fails(self):
         self.api.post_server_action(self.server['id'], {'migrate': None})
