@@ -126,8 +126,7 @@ class CrossCellTest(operations.OperationsTestBase):
         self.delete_in_error(self.server)
 
     def fails(self):
-        for address in ('0000:5e:00.0', '0000:af:00.0'):
-            self.kernel('compute2').set_fault(address, pr_error='crc')
+        self.break_cards('compute2')
         self.api.post_server_action(self.server['id'], {'migrate': None})
         server = self._wait_for_state_change(self.server, 'ERROR')
         self.assertEqual('compute1', self.host_of(server))

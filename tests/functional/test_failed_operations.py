@@ -10,11 +10,6 @@ from tests.functional import operations
 
 class FailedOperationsTest(operations.OperationsTestBase):
 
-    def break_cards(self, *hosts):
-        for host in hosts or self.HOSTS:
-            for address in ('0000:5e:00.0', '0000:af:00.0'):
-                self.kernel(host).set_fault(address, pr_error='crc')
-
     def assertFault(self, server, word):
         """A whole sentence: Nova cuts faults off after 255 characters."""
         text = self.fault(server)

@@ -11,12 +11,14 @@ from unittest import mock
 import fixtures
 from nova import context as nova_context
 from nova import objects
+from nova.network import neutron
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import model
 from nova_accel.api import expansion
 from nova_accel.virt import guest
+from tests.functional import base
 from tests.functional import operations
 
 
@@ -37,6 +39,26 @@ class CreateTest(operations.OperationsTestBase):
             **self._build_server(flavor_id=flavor, networks='none',
                                  image_uuid=self.glance.guest_image),
             **more}})
+
+    def test_one(self):
+        """Create: attached, programmed where the function is not loaded."""
+        for function in (base.NLB3, self.function):
+            server = self.boot(base.fpga_flavor(function_id=function))
+            self.assertFunction(self.assertHas(server), function)
+        self.delete_all()
+
+    def test_one_too_many(self):
+        """Create several at once (``min_count``), where a device is missing:
+        all of them are in ERROR, nothing is held."""
+        self.post(self._create_flavor(extra_spec=self.specs), min_count=5)
+        servers = self.api.get_servers()
+        self.assertEqual(5, len(servers))
+        for server in servers:
+            server = self._wait_for_state_change(server, 'ERROR')
+            self.assertIn('No valid host', self.fault(server))
+            self.assertEqual([], self.allocated(server['id']))
+        self.assertEqual([], self.claims())
+        self.delete_all()
 
     def test_several_at_once(self):
         """Create several at once (``min_count``): each has its own device."""
@@ -99,6 +121,72 @@ class CreateTest(operations.OperationsTestBase):
         self.assertIn(self.host_of(server), tried[1])
         self.assertFunction(self.assertHas(server), self.function)
         self.assertEqual(1, len(self.claims()))
+        self.delete_all()
+
+    def preferred(self):
+        """Host and card that the next server is tried on first."""
+        server = self.boot(self.specs)
+        (host, address), = self.assertHas(server)
+        self.delete_all()
+        return host, address
+
+    def assertTried(self, *hosts):
+        """Built on the last of the hosts, after the others failed."""
+        tried = []
+        spawn = libvirt_driver.LibvirtDriver.spawn
+
+        def watched(driver, *args, **kwargs):
+            tried.append(driver._host.get_connection().hostname)
+            return spawn(driver, *args, **kwargs)
+        with mock.patch.object(
+                libvirt_driver.LibvirtDriver, 'spawn', watched):
+            server = self.boot(self.specs)
+        self.assertEqual(list(hosts), tried)
+        self.assertFunction(self.assertHas(server), self.function)
+
+    def test_device_is_gone(self):
+        """Create, where the device has gone from the first host: built on
+        another."""
+        host, address = self.preferred()
+        other = next(h for h in self.HOSTS if h != host)
+        self.kernel(host).set_fault(address, vanish=True)
+        self.assertTried(host, other)
+        self.assertEqual(1, len(self.claims()))
+        self.kernel(host).set_fault(address, vanish=False)
+        self.accelerators(host).inventory.scan()
+        self.delete_all()
+
+    def test_region_is_taken(self):
+        """Create, where a server that Nova has forgotten has the device on
+        the first host: built on another."""
+        self.flags(running_deleted_instance_action='noop')
+        host, address = self.preferred()
+        other = next(h for h in self.HOSTS if h != host)
+        forgotten = self.boot(self.specs)
+        self.assertEqual([(host, address)], self.held(forgotten))
+        compute = self.computes[host]
+        compute.stop()
+        service = compute.service_ref.uuid
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        self.api.delete_server(forgotten['id'])
+        self._wait_until_deleted(forgotten)
+        compute = self.restart_compute_service(host)
+        self.admin_api.put_service(service, {'forced_down': 'false'})
+        self.assertTried(host, other)
+        self.assertEqual([(host, address)], self.held(forgotten))
+        self.flags(running_deleted_instance_action='reap',
+                   running_deleted_instance_timeout=0)
+        compute.manager._cleanup_running_deleted_instances(
+            nova_context.get_admin_context())
+        self.delete_all()
+
+    def test_no_host_is_left(self):
+        """Create, where no host is left to try: ERROR; the fault says why."""
+        self.break_cards()
+        server = self.boot(self.specs, expected_state='ERROR')
+        self.assertIn('CRC', self.fault(server))
+        self.assertEqual([], self.claims())
+        self.assertEqual([], self.allocated(server['id']))
         self.delete_all()
 
     def test_nova_compute_is_killed(self):
@@ -245,8 +333,7 @@ class GuestTest(operations.OperationsTestBase):
         """An evacuation that fails: released on the new host; the dead host
         keeps its own."""
         other = next(h for h in self.HOSTS if h != self.host)
-        for address in ('0000:5e:00.0', '0000:af:00.0'):
-            self.kernel(other).set_fault(address, pr_error='crc')
+        self.break_cards(other)
         self.computes[self.host].stop()
         service = self.computes[self.host].service_ref.uuid
         self.admin_api.put_service(service, {'forced_down': 'true'})
@@ -319,6 +406,58 @@ class GuestTest(operations.OperationsTestBase):
         self.assertKept()
         claim, = self.claims()
         self.assertEqual(model.ClaimState.BOUND, claim.state)
+        self.delete_all()
+
+    def killed(self, what, where, **action):
+        """nova-compute goes where it says, and starts again."""
+        with mock.patch.object(what, where, side_effect=Killed) as called:
+            self.api.post_server_action(self.server['id'], action)
+            self._wait_for_assert(called.assert_called)
+            self.assertIsNotNone(self.api.get_server(
+                self.server['id'])['OS-EXT-STS:task_state'])
+        return self.restart_compute_service(self.host)
+
+    def test_killed_in_suspend(self):
+        """nova-compute is killed during a suspend: the guest gets its devices
+        back when the operator has reset the state of the server."""
+        compute = self.killed(fakelibvirt.Domain, 'managedSave', suspend=None)
+        compute.driver.reconciler.run(first=True)
+        self.assertEqual([], self.hostdevs(self.server))
+        self.admin_api.post_server_action(
+            self.server['id'], {'os-resetState': {'state': 'active'}})
+        compute.driver.reconciler.run()
+        self.assertKept()
+        self.delete_all()
+
+    def test_killed_in_hard_reboot(self):
+        """nova-compute is killed during a hard reboot: done again when it
+        starts, with the same devices."""
+        self.killed(libvirt_driver.LibvirtDriver, '_create_guest_with_network',
+                    reboot={'type': 'HARD'})
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+        self.assertKept()
+        self.delete_all()
+
+    def test_killed_in_resize(self):
+        """nova-compute of the source is killed during a resize: the server is
+        brought back with the same devices when it starts."""
+        self.killed(neutron.API, 'migrate_instance_start', migrate=None)
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+        self.assertEqual(self.host, self.host_of(self.server))
+        self.computes[self.host].driver.reconciler.run()
+        self.assertEqual(self.before, self.held(self.server))
+        self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
+        self.assertFunction(self.before, self.function)
+        self.assertEqual(1, len(self.claims()))
+
+    def test_killed_in_delete(self):
+        """nova-compute is killed during a delete: released when it starts."""
+        self.killed(self.accelerators(self.host).store, 'remove',
+                    forceDelete=None)
+        self._wait_until_deleted(self.server)
+        self.assertEqual([], self.claims())
         self.delete_all()
 
     def test_host_boot_without_resume(self):

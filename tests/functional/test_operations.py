@@ -57,10 +57,6 @@ class KeepTest(operations.OperationsTestBase):
         self._resume_server(server)
         self.assertKept()
 
-    def test_suspended_server_is_deleted(self):
-        self._suspend_server(self.server)
-        self.delete_all()
-
     def test_rescue_unrescue(self):
         """Rescue: the rescue guest has the devices as well."""
         self._rescue_server(self.server)
@@ -115,6 +111,50 @@ class KeepTest(operations.OperationsTestBase):
         self.flags(reclaim_instance_interval=0)
         self.assertKept()
 
+    def test_force_delete(self):
+        """Force delete, also of a soft-deleted server: released."""
+        self.flags(reclaim_instance_interval=3600)
+        self.api.delete_server(self.server['id'])
+        self._wait_for_state_change(self.server, 'SOFT_DELETED')
+        direct = self.boot(self.specs)
+        self.assertEqual(2, len(self.claims()))
+        for server in (self.server, direct):
+            self.api.post_server_action(server['id'], {'forceDelete': None})
+            self._wait_until_deleted(server)
+            self.assertEqual([], self.held(server))
+        self.delete_all()
+
+    def test_delete(self):
+        """Delete, in whatever state: released."""
+        self.flags(shelved_offload_time=-1)
+        server = self.server
+        for state, action in (('ACTIVE', None), ('SHUTOFF', 'os-stop'),
+                              ('PAUSED', 'pause'), ('SUSPENDED', 'suspend'),
+                              ('RESCUE', 'rescue'), ('SHELVED', 'shelve')):
+            if action:
+                server = self.boot(self.specs)
+                self.api.post_server_action(server['id'], {action: None})
+            self._wait_for_state_change(server, state)
+            self.assertEqual(1, len(self.held(server)), state)
+            self.delete_all()
+
+    def test_shelve_without_offload(self):
+        """Shelve without offload (``shelved_offload_time = -1``): powered
+        off, the devices are kept; unshelve: the same devices; offload:
+        released."""
+        self.flags(shelved_offload_time=-1)
+        self._shelve_server(self.server, expected_state='SHELVED')
+        self.assertEqual(self.before, self.held(self.server))
+        self._unshelve_server(self.server)
+        self.assertEqual(self.before, self.assertHas(self.server))
+        self.assertFunction(self.before, self.function)
+        self._shelve_server(self.server, expected_state='SHELVED')
+        self._shelve_offload_server(self.server)
+        self.assertEqual([], self.claims())
+        self._unshelve_server(self.server)
+        self.assertFunction(self.assertHas(self.server), self.function)
+        self.delete_all()
+
     def test_restart_of_nova_compute(self):
         """nova-compute restarts: the same devices."""
         self.restart_compute_service(self.host_of(self.server))
@@ -164,77 +204,105 @@ class MoveTest(operations.OperationsTestBase):
         self.assertFunction(self.before, self.function)
         self.delete_all()
 
-    def resize(self, specs):
-        flavor = self._create_flavor(extra_spec=specs)
-        return self._resize_server(self.server, flavor)
+    def resize(self, count, specs, server=None, **sizes):
+        """Resized, reverted, resized once more and confirmed.
+
+        :returns: what it has, of which there are count.
+        """
+        server = server or self.server
+        before = self.held(server)
+        flavor = self._create_flavor(extra_spec=specs, **sizes)
+        self._resize_server(server, flavor)
+        self.assertHas(server, count)
+        self.assertEqual(before, self.held(server, model.Role.OLD))
+        self._revert_resize(server)
+        self.assertEqual(before, self.assertHas(server, len(before)))
+        if before:
+            self.assertFunction(before, self.function)
+        self.assertEqual(len(before), len(self.claims()))
+        self._resize_server(server, flavor)
+        after = self.assertHas(server, count)
+        self.assertEqual(before, self.held(server, model.Role.OLD))
+        self._confirm_resize(server)
+        self.assertEqual(after, self.assertHas(server, count))
+        self.assertEqual(count, len(self.claims()))
+        return after
 
     def test_resize_to_another_function(self):
         """Resize to a flavor with another function: programmed, or placed
-        where it is loaded."""
-        server = self.resize(base.fpga_flavor(function_id=base.NLB3))
-        self.assertFunction(self.assertHas(server), base.NLB3)
-        self._confirm_resize(server)
+        where it is loaded; revert: the original device."""
+        self.assertFunction(
+            self.resize(1, base.fpga_flavor(function_id=base.NLB3)),
+            base.NLB3)
         self.delete_all()
 
     def test_resize_to_two(self):
         """Resize to a flavor with more devices: attached; revert: the original
         ones."""
-        server = self.resize({
+        self.resize(2, {
             **base.fpga_flavor('1', function_id=base.NLB0),
             **base.fpga_flavor('2', function_id=base.NLB3),
             'group_policy': 'isolate'})
-        self.assertHas(server, 2)
-        self._revert_resize(server)
-        self.assertEqual(self.before, self.assertHas(server))
         self.delete_all()
 
     def test_resize_to_none(self):
-        """Resize to a flavor without devices: released at the confirm."""
-        server = self.resize({})
-        self.assertEqual([], self.hostdevs(server))
-        self.assertEqual(self.before, self.held(server, model.Role.OLD))
-        self._confirm_resize(server)
-        self.assertEqual([], self.claims())
+        """Resize to a flavor without devices: released at the confirm;
+        revert: the original ones."""
+        self.resize(0, {})
         self.delete_all()
 
     def test_resize_from_none(self):
         """Resize from a flavor without devices to one with: attached; revert:
         released."""
+        self.delete_all()
         plain = self._create_server(flavor_id=self.plain, networks='none')
-        server = self._resize_server(plain, self._create_flavor(
-            extra_spec=base.fpga_flavor(function_id=base.NLB0)))
-        self.assertHas(server)
-        self._revert_resize(server)
-        self.assertEqual([], self.held(server))
+        self.resize(1, base.fpga_flavor(function_id=base.NLB0), plain)
         self.delete_all()
 
-    def test_resize_on_the_same_host(self):
-        """Resize on the same host: a second device, the first is kept until
-        confirm, and given back at revert."""
+    def test_resize_up_and_down(self):
+        """Resize to a larger or smaller flavor with the same accelerators:
+        as cold migration."""
+        for sizes in ({'vcpu': 3, 'memory_mb': 3072},
+                      {'vcpu': 1, 'memory_mb': 1024}):
+            host = self.host_of(self.server)
+            after = self.resize(1, self.specs, **sizes)
+            self.assertNotEqual(host, self.host_of(self.server))
+            self.assertFunction(after, self.function)
+        self.delete_all()
+
+    def stay(self):
+        """Resizes can only be on the same host."""
         self.flags(allow_resize_to_same_host=True)
         other = next(h for h in self.HOSTS if h != self.host)
         self.admin_api.put_service(
             self.computes[other].service_ref.uuid, {'status': 'disabled'})
-        specs = base.fpga_flavor(function_id=base.NLB3)
-        server = self.resize(specs)
-        self.assertEqual(self.host, self.host_of(server))
-        after = self.assertHas(server)
-        self.assertNotEqual(self.before, after)
-        self._revert_resize(server)
-        self.assertEqual(self.before, self.assertHas(server))
-        self.assertEqual(1, len(self.claims()))
-        server = self.resize(specs)
-        self._confirm_resize(server)
-        self.assertEqual(after, self.assertHas(server))
-        self.assertEqual(1, len(self.claims()))
+
+    def test_resize_on_the_same_host(self):
+        """Resize on the same host, also with the same accelerators: a second
+        device, the first is kept until confirm, and given back at revert."""
+        self.stay()
+        for size in (3, 1):
+            before = self.held(self.server)
+            after = self.resize(1, self.specs, vcpu=size)
+            self.assertEqual(self.host, self.host_of(self.server))
+            self.assertNotEqual(before, after)
+            self.assertFunction(after, self.function)
+        self.assertFunction(
+            self.resize(1, base.fpga_flavor(function_id=base.NLB3)),
+            base.NLB3)
+        self.delete_all()
+
+    def test_resize_on_the_same_host_to_none_and_back(self):
+        self.stay()
+        self.resize(0, {})
+        self.resize(1, self.specs)
         self.delete_all()
 
     def test_resize_fails_on_the_destination(self):
         """A resize that fails on its destination: released there, and on the
         source when nova-compute next compares."""
         other = next(h for h in self.HOSTS if h != self.host)
-        for address in ('0000:5e:00.0', '0000:af:00.0'):
-            self.kernel(other).set_fault(address, pr_error='crc')
+        self.break_cards(other)
         server = self._migrate_fails()
         self.assertEqual([], self.held(server))
         self.computes[self.host].driver.reconciler.run()
@@ -274,12 +342,23 @@ class MoveTest(operations.OperationsTestBase):
         self.assertFunction(self.assertHas(server), self.function)
         self.delete_all()
 
+    def test_unshelve_to_a_chosen_host(self):
+        """Unshelve to a chosen host: devices there."""
+        server = self._shelve_server(self.server)
+        for host in self.HOSTS:
+            self.admin_api.post_server_action(
+                server['id'], {'unshelve': {'host': host}})
+            self._wait_for_state_change(server, 'ACTIVE')
+            self.assertEqual(host, self.host_of(server))
+            self.assertFunction(self.assertHas(server), self.function)
+            self._shelve_server(server)
+            self.assertEqual([], self.claims())
+        self.delete_all()
+
     def test_unshelve_fails(self):
         """An unshelve that fails: released."""
         server = self._shelve_server(self.server)
-        for host in self.HOSTS:
-            for address in ('0000:5e:00.0', '0000:af:00.0'):
-                self.kernel(host).set_fault(address, pr_error='crc')
+        self.break_cards()
         # every function is lost, so that all regions have to be programmed
         function = base.NLB3
         self.assertNotEqual(function, self.function)
