@@ -9,6 +9,7 @@ releases differ the arguments that we do not read are passed through.
 import contextlib
 import functools
 import inspect
+import textwrap
 import threading
 
 from nova.compute import resource_tracker
@@ -153,7 +154,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     @contextlib.contextmanager
     def _novas_words(self, instance):
         """Raise our errors as those by which Nova knows where to build next,
-        or that there is no use in it, and tells the user why.
+        or that there is no use in it, and tells the user why; on the last
+        host those of libvirt, too.
 
         Only a boot goes elsewhere. A rebuild that is told to do so is left
         ACTIVE without a guest.
@@ -168,6 +170,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     reason=str(error)) from error
             raise BuildRefused(instance_uuid=instance.uuid,
                                reason=str(error)) from error
+        except libvirt_driver.libvirt.libvirtError as error:
+            if not (instance.uuid in self._last_hosts
+                    and self.accelerators.handles(instance.uuid)):
+                raise
+            said = textwrap.shorten(str(error), 100, placeholder=' ...')
+            raise BuildRefused(instance_uuid=instance.uuid, reason=(
+                f'Server {instance.uuid} was to start with its accelerators, '
+                f'and libvirt refuses ({said}): see the logs of nova-compute '
+                f'and libvirt.')) from error
 
     # Placement
 
@@ -307,7 +318,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def spawn(self, context, instance, image_meta, injected_files,
               admin_password, allocations, *args, **kwargs):
         """At boot, rebuild, evacuate, unshelve and cross-cell resize."""
-        with self._released_on_error(context, instance):
+        with self._released_on_error(context, instance), \
+                self._novas_words(instance):
             self._start_plug(context, instance, lambda: allocations)
             super().spawn(context, instance, image_meta, injected_files,
                           admin_password, allocations, *args, **kwargs)
