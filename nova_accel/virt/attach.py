@@ -480,14 +480,19 @@ class Accelerators:
                     f'{what} failed ({type(error).__name__}: {error}): look '
                     f'at the card and the kernel log.') from error
 
-    def restore(self, context, instance_uuid: str) -> None:
+    def restore(self, context, instance_uuid: str,
+                requests: Iterable[request.AcceleratorRequest] = (),
+                ) -> None:
         """Before a guest starts again: see that its devices are as they were.
 
         A card that lost its power has forgotten its function; it gets it back
         from the cache, or from Glance.
 
+        :param requests: of the flavor, for a function that was found on the
+            card: nothing says from which image it came.
         :raises AcceleratorError: the guest must not start.
         """
+        asked = {wanted.group: wanted for wanted in requests}
         claims = self._held(instance_uuid)
         self._see_returned(claims)
         if self.is_bound(instance_uuid):
@@ -507,6 +512,10 @@ class Accelerators:
                     context, mine, device, region,
                     lambda: self._as_before(context, loaded, device, region))
                 self.store.update(mine, state=model.ClaimState.BOUND, error='')
+            elif function and not image and region.function_uuid != function \
+                    and mine[0].group in asked:
+                self._provision(context, asked[mine[0].group], mine)
+                self._bind(mine)
             elif function and not self.is_bound(instance_uuid):
                 # where it is None the preparation may not have come so far
                 self.store.update(mine, state=model.ClaimState.BOUND, error='')

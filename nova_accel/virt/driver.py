@@ -373,13 +373,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _handles(self, context, instance):
         """What the guest that is about to start is to have."""
         self.accelerators.settle(instance.uuid)
+        requests = request.parse(instance.flavor.extra_specs)
         if self.accelerators.is_plugging(instance.uuid):
             self.accelerators.join_plug(instance.uuid)
         else:
             self.accelerators.take_back_if_allocated(
                 instance.uuid, lambda: self._allocations(context, instance))
-            self.accelerators.restore(context, instance.uuid)
-        requests = request.parse(instance.flavor.extra_specs)
+            self.accelerators.restore(context, instance.uuid, requests)
         handles = self.accelerators.handles(instance.uuid)
         if (len(handles) < sum(r.amount for r in requests)
                 or not self.accelerators.is_bound(instance.uuid)):
@@ -419,7 +419,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def resume(self, context, instance, *args, **kwargs):
         """At resume."""
         with self._novas_words(instance):
-            self.accelerators.restore(context, instance.uuid)
+            self.accelerators.restore(
+                context, instance.uuid,
+                request.parse(instance.flavor.extra_specs))
         super().resume(context, instance, *args, **kwargs)
         self._hostdevs.attach(self._host.get_guest(instance),
                               self.accelerators.handles(instance.uuid))
@@ -464,7 +466,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if lacking and instance.task_state is None:
                 LOG.warning('Server %s runs without its accelerators, which '
                             'it gets back now', instance_uuid)
-                self.accelerators.restore(context, instance_uuid)
+                self.accelerators.restore(
+                    context, instance_uuid,
+                    request.parse(instance.flavor.extra_specs))
                 self._hostdevs.attach(self._host.get_guest(instance), lacking)
 
     def _lacking(self, instance):

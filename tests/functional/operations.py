@@ -5,6 +5,7 @@ import os
 import threading
 
 import fixtures
+from keystoneauth1 import loading
 import nova.conf
 from nova.virt.libvirt import driver as libvirt_driver
 
@@ -119,6 +120,14 @@ class OperationsTestBase(base.AcceleratorTestBase):
         self.accelerators(host).inventory.scan()
         region = self.accelerators(host).inventory.devices[address].region(0)
         self.assertEqual(function.replace('-', ''), region.function_uuid)
+
+    def give_credentials(self):
+        """[service_user], as far as a Glance without Keystone needs it."""
+        nova.conf.CONF.register_opts(loading.get_auth_plugin_conf_options(
+            'admin_token'), group='service_user')
+        self.flags(auth_type='admin_token', group='service_user',
+                   token='nova:service:admin,service,member,reader',
+                   endpoint=self.glance.service.url)
 
     def break_cards(self, *hosts):
         """No region of these hosts, or of all, can be programmed."""

@@ -431,6 +431,27 @@ class HostBootTest(operations.OperationsTestBase):
         self.assertEqual(held, self.assertHas(server))
         self.assertFunction(held, self.function)
 
+    def test_power_cut_of_a_function_that_was_found(self):
+        """The host loses its power, and the card a function that it had from
+        before: programmed as the flavor says, before the guest starts."""
+        self.flags(resume_guests_state_on_host_boot=True)
+        self.give_credentials()
+        (host, address), = self.assertHas(self.boot(self.specs))
+        self.delete_all()
+        self.computes[host].stop()
+        # as with a card that somebody else has programmed
+        self.accelerators(host).store.set_loaded(address, 0, None)
+        self.restart_compute_service(host)
+        server = self.boot(self.specs)
+        held = self.assertHas(server)
+        self.assertEqual([(host, address)], held)
+        claim, = self.claims()
+        self.assertIsNone(claim.bitstream_id)
+        self.host_reboots(host, 'power_cycle')
+        self.assertEqual(held, self.assertHas(server))
+        self.assertFunction(held, self.function)
+        self.delete_all()
+
     def host_reboots(self, host, how):
         kernel = self.kernel(host)
         self.computes[host].stop()

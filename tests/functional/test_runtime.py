@@ -9,7 +9,6 @@ import os
 import threading
 from unittest import mock
 
-from keystoneauth1 import loading
 import nova.conf
 from nova.tests.fixtures import libvirt as fakelibvirt
 
@@ -29,7 +28,7 @@ class RuntimeTestBase(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        self.credentials('nova:service:admin,service,member,reader')
+        self.give_credentials()
         self.image = self.upload(base.NLB3)
         self.server = self.boot(self.FLAVOR)
         self.host = self.host_of(self.server)
@@ -43,13 +42,6 @@ class RuntimeTestBase(operations.OperationsTestBase):
         # the newest image is a bitstream
         return super().boot(
             *args, image_uuid=self.glance.guest_image, **kwargs)
-
-    def credentials(self, token):
-        """[service_user], as far as a Glance without Keystone needs it."""
-        CONF.register_opts(loading.get_auth_plugin_conf_options(
-            'admin_token'), group='service_user')
-        self.flags(auth_type='admin_token', token=token,
-                   endpoint=self.glance.service.url, group='service_user')
 
     def ask(self, image, group='', server=None):
         self.api.post_server_metadata(
