@@ -8,12 +8,14 @@ the exit status is 0 only when all of it is so.
 """
 
 import contextlib
+import errno
 import io
 import logging
 import os
 import sys
 import time
 import unittest
+from unittest import mock
 import uuid
 
 from nova_accel import naming
@@ -158,6 +160,8 @@ class Story(operations.OperationsTestBase):
     def operations(self, flavor, opencl):
         head('What Nova with Cyborg refuses or breaks: done, or refused in '
              'words')
+        self.give_credentials()
+        self.failing_bind()
         server, _ = self.create(flavor)
         os.makedirs(os.path.join(self.instances_path, server['id']))
         before, host = self.assertHas(server), self.host_of(server)
@@ -176,13 +180,17 @@ class Story(operations.OperationsTestBase):
             same()
             self._unrescue_server(server)
             same()
-        with Progress('rebuild, hard reboot: the same card and function'):
+        with Progress('rebuild: the same card and function'):
             self._rebuild_server(server, self.glance.guest_image)
             same()
+        with Progress('hard reboot, stop, start: the same card and function'):
             self._reboot_server(server, hard=True)
             same()
-        with Progress('power cut of the host: the function is put back before '
-                      'the guest starts'):
+            self._stop_server(server)
+            self._start_server(server)
+            same()
+        with Progress('reboot of the host after a power cut: the function is '
+                      'put back before the guest starts'):
             self.power_cut(host)
             same()
         with Progress('cold migration: programmed on the other host; revert: '
@@ -195,7 +203,8 @@ class Story(operations.OperationsTestBase):
         with Progress('resize to a flavor with OpenCL, confirm: programmed, '
                       'the old card is free'):
             self._resize_server(server, self._create_flavor(
-                extra_spec=base.fpga_flavor(bitstream_id=opencl)))
+                extra_spec=base.fpga_flavor(
+                    bitstream_id=opencl, runtime_programming='true')))
             self._confirm_resize(server)
             self.assertFunction(self.assertHas(server), base.OPENCL)
             self.assertEqual(1, len(self.claims()))
@@ -205,6 +214,12 @@ class Story(operations.OperationsTestBase):
             self.assertEqual([], self.claims())
             self._unshelve_server(server)
             self.assertFunction(self.assertHas(server), base.OPENCL)
+        with Progress('evacuate: programmed on the other host; the dead one '
+                      'frees its card when it returns'):
+            self.evacuate(server)
+            self.assertFunction(self.assertHas(server), base.OPENCL)
+            self.assertEqual(1, len(self.claims()))
+        self.program_at_run_time(server)
         self.refused('live migration', f'/servers/{server["id"]}/action', {
             'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
         # of disks, which there are none of, a live snapshot asks too much
@@ -216,6 +231,58 @@ class Story(operations.OperationsTestBase):
         self.refused('boot from its snapshot', '/servers', {
             'server': self._build_server(
                 image_uuid=snapshot, flavor_id=flavor, networks='none')})
+
+    def new_function(self, name, **kwargs):
+        """A function that no card has yet; and its image."""
+        function = str(uuid.uuid4())
+        NAMES[function] = name
+        return function, self.upload_bitstream(function, **kwargs)
+
+    def failing_bind(self):
+        function, _ = self.new_function('gzip')
+        kernel = type(self.kernel('compute1'))
+        program = kernel.program_dfl_port
+        tried = []
+
+        def fails_once(kernel, *args):
+            tried.append(os.path.basename(kernel.path)[:-len('.yaml')])
+            if len(tried) == 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return program(kernel, *args)
+        with Progress('programming fails on the first host: built on the '
+                      'other'), mock.patch.object(
+                          kernel, 'program_dfl_port', fails_once):
+            server = self.boot(base.fpga_flavor(function_id=function))
+            self.assertFunction(self.assertHas(server), function)
+            self.assertEqual(2, len(set(tried)))
+            self.assertEqual(tried[-1], self.host_of(server))
+            self.assertEqual(1, len(self.claims()))
+        self.delete(server)
+
+    def evacuate(self, server):
+        host = self.host_of(server)
+        service = self.computes[host].service_ref.uuid
+        self.computes[host].stop()
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        self._evacuate_server(server)
+        self.assertNotEqual(host, self.host_of(server))
+        self._start_server(server)
+        self.restart_compute_service(host)
+        self.admin_api.put_service(service, {'forced_down': 'false'})
+
+    def program_at_run_time(self, server):
+        held = self.assertHas(server)
+        function, image = self.new_function('LDPC', properties={})
+        with Progress(f'programming at run time: metadata accel:bitstream_id='
+                      f'{image}'):
+            self.api.post_server_metadata(
+                server['id'], {'accel:bitstream_id': image})
+            self.computes[self.host_of(server)].driver.runtime.run()
+            self.assertEqual(held, self.assertHas(server))
+            self.assertFunction(held, function)
+        status = self.api.get_server(server['id'])['metadata']['accel:status']
+        self.assertEqual(f'programmed {image}', status)
+        say(f'    the guest goes on with the same card, accel:status={status}')
 
     def power_cut(self, host):
         self.flags(resume_guests_state_on_host_boot=True)
