@@ -9,6 +9,7 @@ from oslo_config import cfg
 
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
@@ -72,10 +73,14 @@ class Discover(lister.Lister):
                 'No driver is enabled: set [accel] enabled_drivers or give '
                 '--driver.')
         devices, self._failed = {}, False
+        chosen = rules.DeviceRules()
         for name in names:
             try:
                 driver = drivers.load([name], kernel)[name]
-                devices.update(driver.discover())
+                for device in driver.discover().values():
+                    device = chosen.applied(device)
+                    if device:
+                        devices[device.address] = device
             except Exception as e:
                 # one bad driver must not hide the devices of the others
                 self._failed = True

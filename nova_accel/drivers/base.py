@@ -12,6 +12,7 @@ import abc
 from collections.abc import Hashable, Mapping
 import dataclasses
 
+from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
@@ -140,6 +141,11 @@ class PciDriver(AcceleratorDriver):
         :raises OSError: it cannot be read.
         """
 
+    def recognize(self, address: str, before: model.Device | None,
+                  ) -> model.Device | None:
+        """identify(), where it matters what the function was before."""
+        return self.identify(address)
+
     @abc.abstractmethod
     def look(self, device: model.Device, before: model.Device | None,
              ) -> model.Device:
@@ -167,10 +173,11 @@ class PciDriver(AcceleratorDriver):
             before = known.get(address)
             try:
                 device = (None if pci.physical_function(self.kernel, address)
-                          else self.identify(address))
+                          else self.recognize(address, before))
+                lost = pci.reads_as_ones(self.kernel, address)
             except (OSError, ValueError):
-                device = None
-            if device is None and before is None:
+                device, lost = None, True
+            if device is None and not (before and lost):
                 continue
             try:
                 if device is None:
@@ -204,6 +211,26 @@ class PciDriver(AcceleratorDriver):
         """See the base class; VFs and what guests have change it as well."""
         return tuple(self.names(path) for path in (
             pci.DEVICES, f'bus/pci/drivers/{VFIO}'))
+
+    def make_virtual_functions(self) -> None:
+        """Make the VFs that nova.conf asks for of this driver's functions.
+
+        :raises AcceleratorError: the first that cannot be had; the others
+            were made.
+        """
+        failed = []
+        for address in sriov.wanted():
+            try:
+                mine = self.identify(address)
+            except (OSError, ValueError):
+                continue
+            try:
+                if mine:
+                    sriov.make(self.kernel, address)
+            except exception.AcceleratorError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def names(self, path: str) -> tuple[str, ...]:
         """A listing of a directory of sysfs, empty where there is none."""

@@ -8,6 +8,7 @@ does, a value may have the wildcards of the shell.
 from collections.abc import Iterable, Mapping
 import dataclasses
 import fnmatch
+import re
 
 from nova_accel import conf
 from nova_accel import exception
@@ -17,6 +18,11 @@ CONF = conf.CONF
 
 #: what a rule may ask of any device
 KEYS = ('address', 'vendor', 'product')
+#: keys whose values are names, in which the case matters
+_AS_WRITTEN = ('driver', 'type', 'traits', 'name')
+#: hexadecimal digits of an identifier
+_DIGITS = {'vendor': 4, 'product': 4, 'class': 6}
+_WILDCARD = re.compile('[*?[]')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Rule:
     text: str
     pairs: Mapping[str, str]
 
-    def matches(self, **values: str) -> bool:
+    def matches(self, values: Mapping[str, str]) -> bool:
         """Whether every pair whose key is in values fits the value there."""
         return all(fnmatch.fnmatchcase(values[key], pattern)
                    for key, pattern in self.pairs.items() if key in values)
@@ -44,27 +50,48 @@ def parse(option: str, lines: Iterable[str], keys: Iterable[str],
     :param keys: that a rule may have.
     :raises ConfigurationError: naming option, rule and key.
     """
-    keys = tuple(keys)
-    rules = []
-    for text in lines:
-        pairs = {}
-        for word in text.split():
-            key, equals, value = word.partition('=')
-            if key not in keys or not value or key in pairs:
-                problem = ('is there twice' if key in pairs else
-                           'is no key=value' if not equals or not value else
-                           f'is none of the keys {", ".join(keys)}')
-                raise exception.ConfigurationError(
-                    f'{option} has {text!r}, in which {key!r} {problem}: '
-                    f'correct the rule.')
-            pairs[key] = value if key in ('type', 'traits', 'name') else (
-                value.lower().removeprefix('0x'))
-        if not pairs:
-            raise exception.ConfigurationError(
-                f'{option} has an empty rule, which would match everything: '
-                f'write key=value, or remove it.')
-        rules.append(Rule(option, text, pairs))
-    return rules
+    return [_rule(option, text, tuple(keys)) for text in lines]
+
+
+def _rule(option, text, keys):
+    pairs = {}
+    for word in text.split():
+        key, _, value = word.partition('=')
+        if not value:
+            problem = f'has no value: write {key or "key"}=value'
+        elif key not in keys:
+            problem = f'is none of the keys {", ".join(keys)}'
+        elif key in pairs:
+            problem = 'is there twice: remove one'
+        else:
+            try:
+                pairs[key] = _value(key, value)
+                continue
+            except ValueError as error:
+                problem = f'is {value!r}, which {error}'
+        raise exception.ConfigurationError(
+            f'{option} has {text!r}, in which {key!r} {problem}.')
+    if not pairs:
+        raise exception.ConfigurationError(
+            f'{option} has an empty rule, which would match everything: '
+            f'write key=value, or remove it.')
+    return Rule(option, text, pairs)
+
+
+def _value(key, value):
+    if key in _AS_WRITTEN:
+        return value
+    value = value.lower()
+    if key == 'address':
+        # other tools print domains of eight digits
+        return re.sub('^0000([0-9a-f]{4}:)', r'\1', value)
+    value = value.removeprefix('0x')
+    digits = _DIGITS[key]
+    if not _WILDCARD.search(value) and not re.fullmatch(
+            f'[0-9a-f]{{{digits}}}', value):
+        raise ValueError(f'is not {digits} hexadecimal digits: write all of '
+                         f'them, or wildcards')
+    return value
 
 
 class DeviceRules:
@@ -92,17 +119,20 @@ class DeviceRules:
             return None
 
         def left(handles):
-            return tuple(h for h in handles if not self._matching(
-                self._exclude, device, h.address))
+            # a mediated device has no address of its own
+            return tuple(h for h in handles if not any(
+                self._matching(self._exclude, device, function)
+                for function in {h.address, h.parent or h.address,
+                                 *h.companions}))
         return dataclasses.replace(
             device, handles=left(device.handles), regions=tuple(
                 dataclasses.replace(region, handles=left(region.handles))
                 for region in device.regions))
 
     def _matching(self, rules, device, address):
-        found = [str(rule) for rule in rules if rule.matches(
+        found = [str(rule) for rule in rules if rule.matches(dict(
             address=address, vendor=device.vendor_id,
-            product=device.product_id)]
+            product=device.product_id))]
         self._matched.update(found)
         return found
 

@@ -85,6 +85,12 @@ def answers(kernel, function: str) -> bool:
     return kernel.read_bytes(path(function, 'config'), 2) != b'\xff\xff'
 
 
+def reads_as_ones(kernel, function: str) -> bool:
+    """Whether its ids are those that the kernel sees of a dead device."""
+    return 'ffff' in (identifier(kernel, function, 'vendor'),
+                      identifier(kernel, function, 'device'))
+
+
 def group_members(kernel, function: str) -> list[str] | None:
     """The functions that share its IOMMU group, itself included.
 

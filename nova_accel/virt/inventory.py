@@ -17,6 +17,7 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import rules
+from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import model
@@ -195,14 +196,20 @@ class Inventory:
     def check_configuration(self) -> None:
         """At start, after the first scan.
 
-        :raises ConfigurationError: two drivers find the same device.
+        :raises ConfigurationError: two drivers find the same device, or an
+            option cannot be read.
         """
         for address, names in self.shared.items():
             raise exception.ConfigurationError(
                 f'{address} is found by the drivers {" and ".join(names)} of '
                 f'[accel] enabled_drivers: disable one of the two, or narrow '
                 f'the rules of [accel] pci_devices.')
-        for text in self.rules.unused():
+        unused = self.rules.unused() + [
+            f'{sriov.OPTION} names {address}, which no driver of [accel] '
+            f'enabled_drivers finds: correct the address, or enable its '
+            f'driver.' for address in sriov.wanted()
+            if address not in self._owners]
+        for text in unused:
             LOG.warning('%s', text)
 
     def _start_discovery(self, name, driver, known):
@@ -241,7 +248,7 @@ class Inventory:
             # its provider stays until nothing is allocated from it
             found[address] = dataclasses.replace(
                 device, health=model.Health.GONE,
-                reason='it is not on the bus any more' + (
+                reason='its driver does not find it any more' + (
                     ', and a server holds it' if address in used else ''))
         found = {a: self._with_loaded(d) for a, d in found.items()}
         with self._lock:

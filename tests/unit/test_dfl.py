@@ -266,6 +266,11 @@ class Discovery(TestCase):
             self.assertEqual((QUARANTINED, OK),
                              (found[A].health, found[B].health))
 
+    def test_card_that_is_another_now(self):
+        known = self.start({'address': A}, {'address': B})
+        self.kernel.set_fault(A, attributes={'device': '0x1234'})
+        self.assertEqual([B], list(self.driver.discover(known)))
+
     def test_numbers_change_at_each_scan(self):
         known = self.start({'address': A, 'ports': 2, 'vfs': 2,
                             'faults': {'renumber': True}}, {'address': B})

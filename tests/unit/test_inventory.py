@@ -16,6 +16,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.virt import claims
@@ -347,3 +348,73 @@ class RecoveryTest(InventoryTestBase):
         self.assertEqual(['0000:01:00.0'], self.recovered)
         self.assertIs(model.Health.OK,
                       self.inventory.devices['0000:01:00.0'].health)
+
+
+class ConfigurationTest(InventoryTestBase):
+    """What only all drivers together show."""
+
+    def scan(self, *devices):
+        self.other.devices = devices
+        self.inventory.scan()
+
+    def refused(self):
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.inventory.check_configuration)
+        for name in ('good', 'other', '0000:01:00.0'):
+            self.assertIn(name, str(error))
+        self.assertLessEqual(len(str(error)), 255)
+
+    def warnings(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.inventory.check_configuration()
+        return logged.output
+
+    def test_two_drivers_find_one_device(self):
+        self.scan(fpga('0000:01:00.0', driver='other'))
+        self.refused()
+        # one of the two has it until then
+        self.assertEqual('good',
+                         self.inventory.devices['0000:01:00.0'].driver)
+
+    def test_function_of_another_drivers_device(self):
+        # its VF, or the sound of its graphics card
+        for function in (handle('0000:01:00.1'),
+                         model.AttachHandle(
+                             model.HandleType.PCI, '0000:02:00.0',
+                             companions=('0000:01:00.1',))):
+            self.scan(dataclasses.replace(
+                fpga('0000:02:00.0', regions=0, driver='other'),
+                handles=(function,)))
+            error = self.assertRaises(
+                exception.ConfigurationError,
+                self.inventory.check_configuration)
+            self.assertIn('good and other', str(error))
+            self.inventory.shared.clear()
+
+    def test_each_driver_has_its_own(self):
+        self.inventory.scan()
+        self.assertEqual('', self.warnings())
+
+    def test_rule_makes_it_one_drivers(self):
+        self.conf.config(group='accel',
+                         exclude_devices=['address=0000:01:00.0'])
+        self.inventory = inventory.Inventory(
+            {'good': self.driver, 'other': self.other}, self.store)
+        self.scan(fpga('0000:01:00.0', driver='other'))
+        self.assertEqual('', self.warnings())
+        self.assertEqual({}, self.inventory.devices)
+
+    def test_rule_without_effect(self):
+        self.conf.config(group='accel', exclude_devices=['vendor=1002'])
+        self.inventory = inventory.Inventory({'good': self.driver},
+                                             self.store)
+        self.inventory.scan()
+        self.assertIn('vendor=1002 matches no device', self.warnings())
+
+    def test_vfs_of_nobody(self):
+        self.conf.config(group='accel', virtual_functions=[
+            '0000:01:00.0=2', '0000:99:00.0=2'])
+        self.inventory.scan()
+        logged = self.warnings()
+        self.assertIn('names 0000:99:00.0, which no driver', logged)
+        self.assertNotIn('names 0000:01:00.0', logged)
