@@ -172,6 +172,16 @@ def _class_traits() -> dict[str, str]:
     return result
 
 
+def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
+    """The trait of a product, family or id of a vendor's devices.
+
+    :param of: what the names belong to, for the error.
+    :raises InvalidName: when they cannot be a trait.
+    """
+    return _checked('_'.join(('CUSTOM', *(
+        normalize(name, of) for name in (type_, vendor, part)))), of)
+
+
 def device_traits(device: model.Device) -> set[str]:
     """Traits of what the card is.
 

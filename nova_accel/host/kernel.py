@@ -7,9 +7,11 @@ operations go to the privileged one. Both raise OSError as the kernel does.
 """
 
 from collections.abc import Iterator
+import contextlib
 import errno
 import os
 import socket
+import stat
 
 from nova_accel.host import limited
 from nova_accel.host import privileged
@@ -22,9 +24,10 @@ _KERNEL_GROUP = 1
 
 class Kernel:
 
-    def __init__(self, root: str = '/sys'):
-        """:param root: where sysfs is; another place holds a recorded tree."""
-        self.root = root
+    def __init__(self, root: str = '/sys', proc: str = '/proc'):
+        """:param root: where sysfs is; another place holds a recorded tree.
+        :param proc: where procfs is."""
+        self.root, self._proc = root, proc
 
     def _at(self, path: str) -> str:
         return os.path.join(self.root, path)
@@ -85,6 +88,37 @@ class Kernel:
                         errors='replace').split('\0') if '=' in line)
                 if fields.get('ACTION') in ('add', 'remove'):
                     yield fields.get('SUBSYSTEM', '')
+
+    @limited.blocking
+    def mounted_devices(self) -> dict[str, str]:
+        """'<major>:<minor>' of block devices in use -> 'mounted at /srv'.
+
+        In this process's mounts and in those of the host, which are others
+        where nova-compute runs in a container, and as swap. Source: proc(5).
+        """
+        found = {}
+        lines = self._lines('self/mountinfo')
+        with contextlib.suppress(OSError):
+            # hidden where /proc is mounted so
+            lines += self._lines('1/mountinfo')
+        for line in lines:
+            fields, _, source = line.partition(' - ')
+            number, _, where = fields.split()[2:5]
+            if number.startswith('0:'):
+                # btrfs and overlays have numbers of their own
+                number = _number(source.split()[1])
+            found.setdefault(number, f'mounted at {where}')
+        with contextlib.suppress(FileNotFoundError):
+            # a kernel without swap has none
+            for line in self._lines('swaps')[1:]:
+                found.setdefault(_number(line.split()[0]), 'used as swap')
+        found.pop(None, None)
+        return found
+
+    def _lines(self, path):
+        with open(os.path.join(self._proc, path), encoding='utf-8',
+                  errors='replace') as file:
+            return file.read().splitlines()
 
     # Operations; each function is named by its PCI address
 
@@ -149,3 +183,14 @@ class Kernel:
         :raises OSError: ENOENT when there is none.
         """
         privileged.remove_mdev(uuid)
+
+
+def _number(path):
+    """'<major>:<minor>' of a block device by its node, None for others."""
+    try:
+        node = os.stat(path) if os.path.isabs(path) else None
+    except OSError:
+        node = None
+    if node is None or not stat.S_ISBLK(node.st_mode):
+        return None
+    return f'{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}'

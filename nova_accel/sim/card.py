@@ -42,6 +42,8 @@ class Card:
     #: fault -> what checks its value
     FAULTS: ClassVar[dict] = {
         'attributes': reader.attributes,
+        #: what binding another driver gives
+        'bind': reader.one_of('EBUSY', 'EINVAL', 'ENODEV'),
         'dead': reader.boolean,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
         'renumber': reader.boolean,

@@ -5,11 +5,17 @@ import dataclasses
 
 from nova_accel.sim import card
 from nova_accel.sim import dfl
+from nova_accel.sim import gpu
+from nova_accel.sim import nic
+from nova_accel.sim import nvme
 from nova_accel.sim import reader
 
 #: list of the file -> what its items are
 KINDS: dict[str, type[card.Card]] = {
     'cards': dfl.DflCard,
+    'gpus': gpu.GpuCard,
+    'nics': nic.NicCard,
+    'nvmes': nvme.NvmeCard,
     'others': card.Card,
 }
 

@@ -19,14 +19,17 @@ from nova_accel import exception
 from nova_accel.sim import card as cards
 from nova_accel.sim import description
 from nova_accel.sim import dfl
+from nova_accel.sim import nvme
 from nova_accel.sim import tree as sysfs
 
 _PCI = 'bus/pci/devices'
+#: drivers that VFIO tolerates on the other members of an IOMMU group
+_HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
 #: seconds between two looks at something that blocks
 _TICK = 0.02
 
 
-class SimulatedKernel(dfl.DflOperations):
+class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations):
     """Stands where nova_accel.host.kernel.Kernel stands; same methods.
 
     Thread-safe, and any number of processes may use one file.
@@ -173,6 +176,9 @@ class SimulatedKernel(dfl.DflOperations):
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
         mine = state['cards'][card.address]
+        refused = card.faulty(mine).get('bind')
+        if refused:
+            raise sysfs.error(getattr(errno, refused), function)
         if vf is not None:
             mine['vfs'][vf].update(driver=driver, number=cards.number(state))
             return True
@@ -202,32 +208,55 @@ class SimulatedKernel(dfl.DflOperations):
             if 'port_errors' in fault:
                 mine['errors'] = {}
 
-    def guest_takes(self, address: str) -> None:
-        """Give a function to a guest, as libvirt does for a managed hostdev.
+    def guest_takes(self, *addresses: str) -> None:
+        """Give functions to a guest, as libvirt does for managed hostdevs:
+        those of a guest that starts all at once, others one by one.
 
-        :raises OSError: EPERM when its IOMMU group is not viable, ENODEV when
+        :raises OSError: EPERM when an IOMMU group is not viable, ENODEV when
             there is no such function, EBUSY when a guest has it.
         """
         tree = self._tree()
-        group, _ = sysfs.find(tree, f'{_PCI}/{address}/iommu_group/devices')
-        for member in group:
-            function, _ = sysfs.find(tree, f'{_PCI}/{member}')
-            if member != address and os.path.basename(
-                    function.get('driver', 'vfio-pci')) != 'vfio-pci':
-                raise sysfs.error(errno.EPERM, f'the IOMMU group of {address}')
+        for address in addresses:
+            group, _ = sysfs.find(
+                tree, f'{_PCI}/{address}/iommu_group/devices')
+            for member in set(group) - set(addresses):
+                function, _ = sysfs.find(tree, f'{_PCI}/{member}')
+                if os.path.basename(function.get('driver', 'vfio-pci')
+                                    ) not in _HARMLESS:
+                    raise sysfs.error(errno.EPERM,
+                                      f'the IOMMU group of {address}')
+        taken = []
+        try:
+            for address in addresses:
+                self._guest_takes(address)
+                taken.append(address)
+        except OSError:
+            for address in taken:
+                self.guest_returns(address)
+            raise
+
+    def _guest_takes(self, address):
+        bound = os.path.basename(sysfs.find(
+            self._tree(), f'{_PCI}/{address}')[0].get('driver', ''))
         while True:
             with self._update() as (host, state):
                 if address in state['guests']:
                     raise sysfs.error(errno.EBUSY, address)
                 if self._rebind(host, state, address, 'vfio-pci'):
                     state['guests'].append(address)
+                    if bound == 'vfio-pci':
+                        state.setdefault('stay', []).append(address)
                     return
             time.sleep(_TICK)
 
     def guest_returns(self, address: str) -> None:
-        """Undo guest_takes."""
+        """Undo guest_takes: what was bound to vfio-pci before stays so, other
+        functions get the driver that the kernel has for them."""
         with self._update() as (host, state):
             state['guests'].remove(address)
+            if address in state.get('stay', ()):
+                state['stay'].remove(address)
+                return
             card, vf = self._owner(host, state, address)
             self._rebind(host, state, address,
                          card.driver if vf is None else card.vf_driver)
@@ -235,7 +264,7 @@ class SimulatedKernel(dfl.DflOperations):
     def reboot(self) -> None:
         """Forget what a kernel forgets; the cards keep their functions."""
         with self._update() as (host, state):
-            state['guests'] = []
+            state.update(guests=[], stay=[])
             for address, card in host.cards.items():
                 mine = state['cards'][address]
                 state['cards'][address] = {

@@ -124,6 +124,12 @@ def is_number(value):
 
 text = checked(lambda v: isinstance(v, str), 'a text')
 boolean = checked(lambda v: isinstance(v, bool), 'true or false')
+
+
+def one_of(*values):
+    return checked(lambda v: v in values, f'one of {", ".join(values)}')
+
+
 natural = checked(lambda v: type(v) is int and v >= 0, '0 or more')
 
 

@@ -101,8 +101,8 @@ class ManagedHostdevs(fixtures.Fixture):
                 raise self._error('Requested operation is not valid: domain '
                                   'has assigned non-USB host devices')
             if original.__name__ == 'createWithFlags':
-                for address in hostdev_addresses(domain.XMLDesc(0), 'yes'):
-                    self._take(kernel, address)
+                self._take(kernel, *hostdev_addresses(
+                    domain.XMLDesc(0), 'yes'))
                 return original(domain, *args, **kwargs)
             if original.__name__ == 'attachDeviceFlags':
                 original(domain, *args, **kwargs)
@@ -126,12 +126,12 @@ class ManagedHostdevs(fixtures.Fixture):
             return set()
         return set(hostdev_addresses(domain.XMLDesc(0), 'yes'))
 
-    def _take(self, kernel, address):
+    def _take(self, kernel, *addresses):
         try:
-            kernel.guest_takes(address)
+            kernel.guest_takes(*addresses)
         except OSError as error:
-            raise self._error(f'Failed to bind PCI device {address} to '
-                              f'vfio-pci: {error}')
+            raise self._error(f'Failed to bind PCI device '
+                              f'{" ".join(addresses)} to vfio-pci: {error}')
 
     @staticmethod
     def _error(text):

@@ -23,13 +23,15 @@ def plain(text):
 
 
 class SimulatedHost(fixtures.Fixture):
-    """card is what the description has of one; programming takes no time."""
+    """card is what the description has of one; programming takes no time.
 
-    def __init__(self, *cards, others=(), iommu=True):
+    Other kinds are lists by their key in the description.
+    """
+
+    def __init__(self, *cards, iommu=True, **kinds):
         self.cards = [{'programming_seconds': 0, 'timeout_seconds': 0, **card}
                       for card in cards]
-        self.top = {'iommu': iommu, 'cards': self.cards,
-                    'others': list(others)}
+        self.top = {'iommu': iommu, 'cards': self.cards, **kinds}
 
     def _setUp(self):
         self.directory = self.useFixture(fixtures.TempDir()).path

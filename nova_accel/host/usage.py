@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the host itself does with a PCI function.
+
+Sources: Documentation/ABI (sysfs-class-net, stable/sysfs-block) and proc(5).
+What keeps a disk open without a mount, a swap area or a holder, such as a
+database on a raw partition, the kernel does not show.
+"""
+
+import re
+
+_UP = 0x1
+
+
+def usage(kernel, function: str) -> str:
+    """What the host uses a function for, one clause, or ''.
+
+    :param kernel: nova_accel.host.kernel, or a simulated one.
+    :param function: its PCI address.
+    :raises OSError: it cannot be told.
+    """
+    return _of_disks(kernel, function) or _of_interfaces(kernel, function)
+
+
+def _of_disks(kernel, function):
+    disks = _below(kernel, 'class/block', function)
+    if not disks:
+        return ''
+    mounted = kernel.mounted_devices()
+    in_btrfs = {name for filesystem in _listing(kernel, 'fs/btrfs')
+                for name in _listing(kernel,
+                                     f'fs/btrfs/{filesystem}/devices')}
+    for name in disks:
+        top = f'class/block/{name}'
+        holders = _listing(kernel, f'{top}/holders')
+        if holders:
+            return f'its disk {name} is used by {holders[0]}'
+        if name in in_btrfs:
+            return f'its disk {name} is in a mounted btrfs'
+        try:
+            where = mounted.get(kernel.read(f'{top}/dev'))
+        except FileNotFoundError:
+            # one path of several to a disk, which has no device node
+            continue
+        if where:
+            return f'its disk {name} is {where}'
+    return ''
+
+
+def _of_interfaces(kernel, function):
+    for name in _below(kernel, 'class/net', function):
+        if int(kernel.read(f'class/net/{name}/flags'), 16) & _UP:
+            return f'its network interface {name} is up'
+    return ''
+
+
+def _below(kernel, directory, function) -> list[str]:
+    """The devices of a class that a function has, and their partitions."""
+    places = {}
+    for name in _listing(kernel, directory):
+        try:
+            places[name] = f'{kernel.readlink(f"{directory}/{name}")}/'
+        except OSError:
+            # gone since the listing
+            continue
+    found = {name for name, place in places.items()
+             if f'/{function}/' in place}
+    # the paths nvme0c1n1 and nvme0c2n1 lead to nvme0n1, which belongs to no
+    # controller
+    heads = {''.join(path.groups()) for path in map(
+        re.compile('(nvme[0-9]+)c[0-9]+(n[0-9]+)').fullmatch, found) if path}
+    found.update(name for name, place in places.items()
+                 if heads & set(place.split('/')))
+    return sorted(found)
+
+
+def _listing(kernel, path):
+    try:
+        return kernel.listdir(path)
+    except FileNotFoundError:
+        return []

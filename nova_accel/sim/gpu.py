@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Graphics cards that guests get whole."""
+
+import dataclasses
+from typing import ClassVar
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuCard(card.Card):
+    """Its graphics function; what else is in its slot is an `others`."""
+
+    ids: tuple[str, str, str, str] = ('10de', '26b9', '10de', '0000')
+    class_code: str = '0x030200'
+    driver: str | None = 'nvidia'
+    #: what the attribute boot_vga says; only VGA devices (0300) have it
+    boot_vga: bool = False
+    #: whether it has types of mediated devices, as under a vGPU host driver
+    mdev: bool = False
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        #: a process of the host has its device node open
+        'in_use': reader.boolean,
+    }
+
+    @classmethod
+    def describe(cls, item):
+        vendor = item.take('vendor', reader.identifier, '10de')
+        total = item.take('total_vfs', reader.natural, 0)
+        return dict(
+            cls.describe_any(item),
+            ids=(vendor, item.take('device', reader.identifier, '26b9'),
+                 vendor, '0000'),
+            class_code=item.take('class', reader.text, '0x030200'),
+            total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
+            boot_vga=item.take('boot_vga', reader.boolean, False),
+            mdev=item.take('mdev', reader.boolean, False))
+
+    def is_busy(self, mine):
+        # the vendors' drivers wait for the last close, without a limit
+        return mine['driver'] not in (None, 'vfio-pci') and bool(
+            self.faulty(mine).get('in_use'))
+
+    def add_physical(self, tree, mine, function):
+        if self.class_code.startswith('0x0300'):
+            function['boot_vga'] = '1' if self.boot_vga else '0'
+        if self.mdev and mine['driver'] == self.driver:
+            function['mdev_supported_types'] = {}

@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Network cards of the host, which a rule may name by mistake."""
+
+import dataclasses
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+
+@dataclasses.dataclass(frozen=True)
+class NicCard(card.Card):
+    """One port."""
+
+    ids: tuple[str, str, str, str] = ('8086', '1572', '8086', '0000')
+    class_code: str = '0x020000'
+    driver: str | None = 'i40e'
+    vf_driver: str | None = 'iavf'
+    #: whether its interface is up
+    up: bool = True
+
+    @classmethod
+    def describe(cls, item):
+        total = item.take('total_vfs', reader.natural, 0)
+        return dict(
+            cls.describe_any(item), total_vfs=total,
+            vfs=item.take('vfs', reader.up_to(total), 0),
+            up=item.take('up', reader.boolean, True))
+
+    def add_physical(self, tree, mine, function):
+        self._add(tree, mine, function, self.address, self.driver, self.up)
+
+    def add_virtual(self, tree, mine, n, function):
+        self._add(tree, mine['vfs'][n], function, self.vf_address(n),
+                  self.vf_driver, False)
+
+    @staticmethod
+    def _add(tree, mine, function, address, driver, up):
+        if mine['driver'] != driver:
+            return
+        name = f'eth{mine["number"]}'
+        function['net'] = {name: {
+            # broadcast and multicast, running, and up
+            'flags': '0x1043' if up else '0x1002',
+            'operstate': 'up' if up else 'down'}}
+        tree['class'].setdefault('net', {})[name] = sysfs.Link(
+            f'{sysfs.place(address)}/net/{name}')

@@ -1,0 +1,159 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""NVMe disks: what the host does with them, and what is on them."""
+
+import dataclasses
+import re
+from typing import ClassVar
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+#: seconds between two looks at something that blocks
+_TICK = 0.02
+_USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs')
+
+
+_use = reader.checked(
+    lambda v: isinstance(v, str) and _USES.fullmatch(v),
+    '"mounted at <directory>", "used as swap", "btrfs", or the name of a '
+    'device on it, dm-<n> or md<n>')
+
+
+@dataclasses.dataclass(frozen=True)
+class NvmeCard(card.Card):
+    """A controller with its namespaces, each with one partition."""
+
+    ids: tuple[str, str, str, str] = ('144d', 'a824', '144d', '0000')
+    class_code: str = '0x010802'
+    driver: str | None = 'nvme'
+    namespaces: int = 1
+    #: whether others may have paths to the namespaces, which then belong to
+    #: the subsystem
+    multipath: bool = False
+    #: what the host does with the last partition
+    use: str | None = None
+    #: what is on it
+    data: str = ''
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        #: Format NVM: a status of the controller, or the kernel's errno
+        'format': reader.one_of('refused', 'unsupported', 'EIO', 'EINTR'),
+        'hang': reader.one_of('read', 'format'),
+    }
+
+    @classmethod
+    def describe(cls, item):
+        vendor = item.take('vendor', reader.identifier, '144d')
+        total = item.take('total_vfs', reader.natural, 0)
+        return dict(
+            cls.describe_any(item),
+            ids=(vendor, item.take('device', reader.identifier, 'a824'),
+                 vendor, '0000'),
+            total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
+            namespaces=item.take('namespaces', reader.natural, 1),
+            multipath=item.take('multipath', reader.boolean, False),
+            use=item.take('use', _use, None),
+            data=item.take('data', reader.text, ''))
+
+    def fresh(self, state):
+        return {**super().fresh(state), 'data': self.data, 'use': self.use}
+
+    def keeps(self):
+        return (*super().keeps(), 'data')
+
+    def bound(self, state, mine, driver):
+        super().bound(state, mine, driver)
+        mine['use'] = None
+
+    # Sysfs
+
+    def add_physical(self, tree, mine, function):
+        if mine['driver'] != 'nvme':
+            return
+        # numbers of controllers change, those of namespaces do not
+        number = mine['number']
+        controller = {'state': 'live', 'model': 'SIMULATED',
+                      'dev': f'240:{number}'}
+        function['nvme'] = {f'nvme{number}': controller}
+        top = f'{sysfs.place(self.address)}/nvme/nvme{number}'
+        for n in range(1, self.namespaces + 1):
+            disk = f'nvme{number}n{n}'
+            node = {'dev': f'259:{number * 100 + 2 * n}', 'holders': {},
+                    f'{disk}p1': {'partition': '1', 'holders': {},
+                                  'dev': self._number(mine, n)}}
+            if self.multipath:
+                controller[f'nvme{number}c0n{n}'] = {'hidden': '1',
+                                                     'holders': {}}
+                _in_class(tree, f'nvme{number}c0n{n}', top)
+                subsystem = f'nvme-subsys{number}'
+                tree['devices'].setdefault('virtual', {}).setdefault(
+                    'nvme-subsystem', {}).setdefault(subsystem, {})[
+                        disk] = node
+                at = f'devices/virtual/nvme-subsystem/{subsystem}'
+            else:
+                controller[disk] = node
+                at = top
+            _in_class(tree, disk, at)
+            _in_class(tree, f'{disk}p1', f'{at}/{disk}')
+        if mine['use'] and self.namespaces:
+            self._add_use(tree, mine['use'], node[f'{disk}p1'], disk)
+
+    @staticmethod
+    def _add_use(tree, use, partition, disk):
+        if use == 'btrfs':
+            tree.setdefault('fs', {}).setdefault('btrfs', {})[
+                '11111111-2222-4333-8444-555555555555'] = {'devices': {
+                    f'{disk}p1': sysfs.Link(f'class/block/{disk}p1')}}
+        elif ' ' not in use:
+            tree['devices'].setdefault('virtual', {}).setdefault(
+                'block', {})[use] = {'dev': '253:0', 'holders': {}}
+            _in_class(tree, use, 'devices/virtual/block')
+            partition['holders'][use] = sysfs.Link(
+                f'devices/virtual/block/{use}')
+
+    @staticmethod
+    def _number(mine, n):
+        return f'259:{mine["number"] * 100 + 2 * n + 1}'
+
+    def mounted(self, mine):
+        """As Kernel.mounted_devices() has it."""
+        if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
+            return {self._number(mine, self.namespaces): mine['use']}
+        return {}
+
+
+def _in_class(tree, name, place):
+    tree['class'].setdefault('block', {})[name] = sysfs.Link(
+        f'{place}/{name}')
+
+
+class NvmeOperations:
+    """The part of a simulated kernel that is for these disks."""
+
+    def mounted_devices(self):
+        host, state = self._look()
+        return {number: use for address, found in host.cards.items()
+                if isinstance(found, NvmeCard)
+                for number, use in found.mounted(
+                    state['cards'][address]).items()}
+
+    # What tests and demonstrations do to the host
+
+    def use_disk(self, address: str, use: str | None) -> None:
+        """Mount or otherwise use the disk, or with None not any more.
+
+        :param use: as in the description.
+        """
+        with self._update() as (_, state):
+            state['cards'][address]['use'] = use and _use(use)
+
+    def write_disk(self, address: str, data: str) -> None:
+        """Leave data on the disk, as a guest does."""
+        with self._update() as (_, state):
+            state['cards'][address]['data'] = data
+
+    def data_of_disk(self, address: str) -> str:
+        """What a server that gets the disk can read from it."""
+        return self._look()[1]['cards'][address]['data']

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Whole GPUs, on simulated hosts."""
+
+import errno
+
+import ddt
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import gpu
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel import naming
+from tests.unit.host import A, B, SimulatedHost
+
+OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
+SOUND, USB = f'{A[:-1]}1', f'{A[:-1]}2'
+#: what such a card has in its slot
+COMPANY = [
+    {'address': SOUND, 'vendor': '10de', 'device': '10fa',
+     'class': '0x040300', 'driver': 'snd_hda_intel', 'iommu_group': 7},
+    {'address': USB, 'vendor': '10de', 'device': '1ad8',
+     'class': '0x0c0330', 'driver': 'xhci_hcd', 'iommu_group': 7}]
+
+
+class TestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+
+    def start(self, *gpus, **more):
+        self.kernel = self.useFixture(
+            SimulatedHost(gpus=list(gpus), **more)).kernel
+        self.driver = gpu.GpuDriver(self.kernel)
+        return self.driver.discover()
+
+    def refused(self, device, *said):
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        for text in said:
+            self.assertIn(text, device.reason)
+
+
+@ddt.ddt
+class Discovery(TestCase):
+
+    def test_cards(self):
+        found = self.start({'address': A, 'numa_node': 1},
+                           {'address': B, 'device': '1234'})
+        one, two = found[A], found[B]
+        self.assertEqual(
+            ('GPU', 'NVIDIA', 'L40S', 'ADA', '10de', '26b9', 'gpu', 1, OK),
+            (one.type, one.vendor, one.product, one.family, one.vendor_id,
+             one.product_id, one.driver, one.numa_node, one.health))
+        handle, = one.handles
+        self.assertEqual(
+            (model.HandleType.PCI, A, True, ()),
+            (handle.type, handle.address, handle.managed, handle.companions))
+        traits = naming.device_traits(one)
+        for trait in ('CUSTOM_GPU_NVIDIA', 'CUSTOM_GPU_NVIDIA_L40S',
+                      'CUSTOM_GPU_NVIDIA_ADA', 'CUSTOM_GPU_NVIDIA_26B9'):
+            self.assertIn(trait, traits)
+        self.assertEqual({'CUSTOM_GPU_NVIDIA', 'CUSTOM_GPU_NVIDIA_1234',
+                          conf.CONF.accel.owner_trait},
+                         naming.device_traits(two))
+
+    def test_names_can_be_traits(self):
+        for (vendor, _), (product, family) in gpu._PRODUCTS.items():
+            for name in (product, family):
+                self.assertEqual(
+                    f'CUSTOM_GPU_{gpu._VENDORS[vendor]}_{name}',
+                    naming.device_trait('GPU', gpu._VENDORS[vendor], name,
+                                        'the table'))
+
+    # vendor, class, whether it is a GPU
+    @ddt.data(('10de', '0x030000', True), ('10de', '0x030200', True),
+              ('1002', '0x038000', True), ('8086', '0x038000', True),
+              ('1002', '0x120000', True),
+              # an FPGA, an NVSwitch, sound, and a BMC's display
+              ('8086', '0x120000', False), ('10de', '0x068000', False),
+              ('10de', '0x040300', False), ('1a03', '0x030000', False))
+    @ddt.unpack
+    def test_what_is_a_gpu(self, vendor, class_code, ours):
+        found = self.start({'address': A, 'vendor': vendor,
+                            'class': class_code})
+        self.assertEqual([A] if ours else [], list(found))
+
+    @ddt.data('nvidia', 'vfio-pci', None)
+    def test_whatever_driver_it_has(self, bound):
+        # the operator may have bound it at boot, and nobody knew it before
+        device = self.start({'address': A, 'driver': bound})[A]
+        self.assertEqual((OK, [A]), (device.health, [
+            h.address for h in device.handles]))
+
+    def test_card_of_a_guest_is_as_known(self):
+        known = self.start({'address': A, 'iommu_group': 7}, others=COMPANY)
+        self.kernel.guest_takes(A, SOUND, USB)
+        self.assertEqual(known, self.driver.discover(known))
+        self.assertEqual(known, self.driver.discover())
+
+    def test_boot_display_is_never_taken(self):
+        self.config.config(group='accel', include_devices=[f'address={A}'])
+        found = self.start(
+            {'address': A, 'class': '0x030000', 'boot_vga': True},
+            {'address': B, 'class': '0x030000'})
+        self.refused(found[A], 'display of this host')
+        self.assertEqual(OK, found[B].health)
+
+    def test_boot_vga_that_cannot_be_read(self):
+        found = self.start({'address': A, 'class': '0x030000', 'faults': {
+            'attributes': {'boot_vga': 'EIO'}}}, {'address': B})
+        self.refused(found[A], 'sysfs')
+        self.assertEqual(OK, found[B].health)
+
+    @ddt.data({'total_vfs': 4, 'vfs': 2}, {'mdev': True})
+    def test_shared_out(self, more):
+        self.assertEqual([B], list(self.start({'address': A, **more},
+                                              {'address': B})))
+
+    def test_to_be_shared_out(self):
+        self.config.config(group='accel', virtual_functions=[f'{A}=2'])
+        self.assertEqual([B], list(self.start({'address': A, 'total_vfs': 4},
+                                              {'address': B})))
+
+    def test_shared_out_since_it_was_known(self):
+        known = self.start({'address': A, 'total_vfs': 4}, {'address': B})
+        before = self.driver.fingerprint()
+        self.kernel.set_numvfs(A, 2)
+        self.assertNotEqual(before, self.driver.fingerprint())
+        self.assertEqual([B], list(self.driver.discover(known)))
+
+    def test_no_iommu(self):
+        self.refused(self.start({'address': A}, iommu=False)[A], 'IOMMU')
+
+    def test_dead_and_back(self):
+        known = self.start({'address': A})
+        self.kernel.set_fault(A, dead=True)
+        dead = self.driver.discover(known)
+        self.assertEqual((QUARANTINED, known[A].handles),
+                         (dead[A].health, dead[A].handles))
+        self.assertIn('power-cycle', dead[A].reason)
+        self.kernel.power_cycle()
+        self.assertEqual(known, self.driver.discover(dead))
+
+
+@ddt.ddt
+class Companions(TestCase):
+
+    def start(self, *others, **more):
+        self.config.config(group='accel', **more)
+        return super().start(
+            {'address': A, 'iommu_group': 7, 'class': '0x030000'},
+            others=list(others))[A]
+
+    def test_go_with_the_card(self):
+        handle, = self.start(*COMPANY).handles
+        self.assertEqual((SOUND, USB), handle.companions)
+
+    def test_of_another_iommu_group_stay(self):
+        sound, usb = COMPANY
+        handle, = self.start(sound, {**usb, 'iommu_group': 8}).handles
+        self.assertEqual((SOUND,), handle.companions)
+
+    def test_of_another_slot_do_not_go(self):
+        self.refused(self.start({**COMPANY[0], 'address': '0000:5e:01.1'}),
+                     '0000:5e:01.1', 'snd_hda_intel')
+
+    def test_of_another_kind_do_not_go(self):
+        # the encryption controller of a processor with graphics
+        self.refused(self.start({**COMPANY[0], 'class': '0x108000',
+                                 'driver': 'ccp'}), SOUND, 'ccp')
+
+    @ddt.data('vfio-pci', None, 'pcieport')
+    def test_harmless_company(self, bound):
+        device = self.start({**COMPANY[0], 'address': '0000:5e:01.0',
+                             'class': '0x060400', 'driver': bound})
+        self.assertEqual(
+            (OK, ()), (device.health, device.handles[0].companions))
+
+    def bound(self):
+        return [pci.driver(self.kernel, a) for a in (A, SOUND, USB)]
+
+    def test_are_bound_at_start(self):
+        before = self.start(*COMPANY)
+        self.driver.configure()
+        self.assertEqual(['nvidia', 'vfio-pci', 'vfio-pci'], self.bound())
+        self.assertEqual(before, self.driver.discover()[A])
+        # a guest that runs may now get them one by one, as after a resume
+        for address in (A, SOUND, USB):
+            self.kernel.guest_takes(address)
+        self.driver.configure()
+        for address in (A, SOUND, USB):
+            self.kernel.guest_returns(address)
+        self.assertEqual(['nvidia', 'vfio-pci', 'vfio-pci'], self.bound())
+        self.kernel.reboot()
+        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
+                         self.bound())
+        self.driver.configure()
+        self.assertEqual(['nvidia', 'vfio-pci', 'vfio-pci'], self.bound())
+
+    def test_one_by_one_is_refused_otherwise(self):
+        self.start(*COMPANY)
+        for address in (A, SOUND):
+            error = self.assertRaises(OSError, self.kernel.guest_takes,
+                                      address)
+            self.assertEqual(errno.EPERM, error.errno)
+        self.kernel.guest_takes(A, SOUND, USB)
+        for address in (A, SOUND, USB):
+            self.kernel.guest_returns(address)
+        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
+                         self.bound())
+
+    def test_of_an_excluded_card_are_left_alone(self):
+        self.start(*COMPANY, exclude_devices=[f'address={A}'])
+        self.driver.configure()
+        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
+                         self.bound())
+
+    def test_of_a_display_are_left_alone(self):
+        TestCase.start(self, {'address': A, 'iommu_group': 7,
+                              'class': '0x030000', 'boot_vga': True},
+                       others=COMPANY)
+        self.driver.configure()
+        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
+                         self.bound())
+
+    def test_kernel_that_refuses_to_bind(self):
+        self.start(*COMPANY)
+        self.kernel.set_fault(SOUND, bind='ENODEV')
+        error = self.assertRaises(exception.DeviceError,
+                                  self.driver.configure)
+        self.assertIn(SOUND, str(error))
+        self.assertLessEqual(len(str(error)), 255)
+        # the others were bound all the same
+        self.assertEqual(['nvidia', 'snd_hda_intel', 'vfio-pci'],
+                         self.bound())
