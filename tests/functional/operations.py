@@ -114,6 +114,15 @@ class OperationsTestBase(base.AcceleratorTestBase):
             in self._get_allocations_by_server_uuid(consumer).items()
             if 'CUSTOM_ACCELERATOR_FPGA' in allocation['resources'])
 
+    def host_reboots(self, host, how='reboot'):
+        kernel = self.kernel(host)
+        self.computes[host].stop()
+        connection = self.computes[host].driver._host.get_connection()
+        for domain in connection._vms.values():
+            domain.destroy()
+        getattr(kernel, how)()
+        self.restart_compute_service(host)
+
     def assertFunction(self, held, function):
         """What the card behind a handle carries, by the driver's own look."""
         (host, address), = held

@@ -451,12 +451,3 @@ class HostBootTest(operations.OperationsTestBase):
         self.assertEqual(held, self.assertHas(server))
         self.assertFunction(held, self.function)
         self.delete_all()
-
-    def host_reboots(self, host, how):
-        kernel = self.kernel(host)
-        self.computes[host].stop()
-        connection = self.computes[host].driver._host.get_connection()
-        for domain in connection._vms.values():
-            domain.destroy()
-        getattr(kernel, how)()
-        self.restart_compute_service(host)
