@@ -16,12 +16,17 @@ from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
+from nova_accel.host import usage
 from nova_accel import model
 
 VFIO = 'vfio-pci'
 
 
 class AcceleratorDriver(abc.ABC):
+
+    #: whether prepare() and release() are called for every handle, and not
+    #: only for those that are made on demand
+    ATTENDS = False
 
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
@@ -61,7 +66,7 @@ class AcceleratorDriver(abc.ABC):
         """
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
-                created_type: str) -> None:
+                created_type: str | None) -> None:
         """Make a handle of a device with creatable types into that type.
 
         Called for a handle that a server was given, also again before its
@@ -69,8 +74,9 @@ class AcceleratorDriver(abc.ABC):
         after a restart of nova-compute, and makes it again where the kernel
         forgot it.
 
-        :param created_type: name of one of the device's creatable types.
-        :raises DeviceUnavailable: the device does not offer the type any more.
+        :param created_type: name of one of the device's creatable types, None
+            where it has none and the driver ATTENDS.
+        :raises DeviceUnavailable: the device does not offer it any more.
         :raises DeviceError: the kernel refused.
         """
         raise exception.DeviceError(
@@ -82,6 +88,8 @@ class AcceleratorDriver(abc.ABC):
 
         Does nothing where there is nothing. Called when no guest of ours has
         the handle; the kernel may block while somebody else keeps it open.
+        What takes longer than [accel] device_timeout goes on, and the handle
+        is free when it has ended.
 
         :raises DeviceError: the kernel refused; it is called again later, and
             nobody is given the handle until then.
@@ -256,3 +264,31 @@ class PciDriver(AcceleratorDriver):
             raise Defect(obstacle)
         return (model.AttachHandle(model.HandleType.PCI, address,
                                    companions=companions),)
+
+    def unused_handles(self, address: str) -> tuple[model.AttachHandle, ...]:
+        """function_handles() without what the host itself uses.
+
+        :raises Defect: as there, or the host uses all of it.
+        """
+        handles = []
+        for handle in self.function_handles(address):
+            used = usage.usage(self.kernel, handle.address)
+            if used and handle.address == address:
+                raise Defect(used)
+            if not used:
+                handles.append(handle)
+        return tuple(handles)
+
+    def check_unused(self, handle: model.AttachHandle) -> None:
+        """Before a server gets it: the host may have begun to use it.
+
+        :raises DeviceUnavailable: it has, or nobody can tell.
+        """
+        try:
+            used = usage.usage(self.kernel, handle.address)
+        except (OSError, ValueError) as error:
+            used = f'sysfs cannot be read ({error})'
+        if used:
+            raise exception.DeviceUnavailable(
+                f'{handle.address} was allocated, and {used}: the build has '
+                f'to go elsewhere.')

@@ -8,6 +8,8 @@ database on a raw partition, the kernel does not show.
 
 import re
 
+from nova_accel.host import pci
+
 _UP = 0x1
 
 
@@ -18,7 +20,18 @@ def usage(kernel, function: str) -> str:
     :param function: its PCI address.
     :raises OSError: it cannot be told.
     """
-    return _of_disks(kernel, function) or _of_interfaces(kernel, function)
+    return _of_disks(kernel, function) or (
+        # what brings up an interface that comes back from a guest is no use
+        # of the host: VFs are there to be given away
+        '' if pci.physical_function(kernel, function)
+        else _of_interfaces(kernel, function))
+
+
+def fingerprint(kernel):
+    """Different when the host began or ended to use a disk; cheap."""
+    return (*(tuple(_listing(kernel, path)) for path in (
+                'class/block', 'class/net', 'fs/btrfs')),
+            frozenset(kernel.mounted_devices()))
 
 
 def _of_disks(kernel, function):

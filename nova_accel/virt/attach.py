@@ -305,22 +305,29 @@ class Accelerators:
             of somebody before.
         """
         for claim in claims:
-            if claim.created_type is None:
-                continue
             device, _ = self._find(claim.device_address, None)
+            if not self._is_attended(claim, device):
+                continue
             driver = self.inventory.driver_of(device)
-            if fresh:
+            if fresh and claim.created_type:
                 self.store.update([claim], state=model.ClaimState.PROVISIONING)
                 self._on_device(device, f'Cleaning {claim.handle.address}',
                                 driver.release, claim.handle)
-            self._on_device(
-                device, f'Making {claim.handle.address} a '
-                f'{claim.created_type} of {device.address}',
-                driver.prepare, claim.handle, claim.created_type)
+            what = (f'Making {claim.handle.address} a {claim.created_type} of '
+                    f'{device.address}' if claim.created_type
+                    else f'Preparing {claim.handle.address}')
+            self._on_device(device, what, driver.prepare, claim.handle,
+                            claim.created_type)
 
-    def _on_device(self, device, what, method, *args):
+    def _is_attended(self, claim, device):
+        """Whether a driver has to do with the handle as such."""
+        return (claim.created_type is not None
+                or self.inventory.attends(device))
+
+    def _on_device(self, device, what, method, *args, late=None):
         """method(device, *args), with a time limit, alone on the device.
 
+        :param late: called when it has ended well after the limit.
         :raises DeviceTimeout: it goes on, and keeps the device locked.
         """
         seconds = CONF.accel.device_timeout
@@ -337,7 +344,12 @@ class Accelerators:
                 return limited.wait(running, seconds, what)
             except exception.DeviceTimeout:
                 later = stack.pop_all()
-                running.add_done_callback(lambda _: later.close())
+
+                def returned(future):
+                    later.close()
+                    if late and future.exception() is None:
+                        late()
+                running.add_done_callback(returned)
                 raise
             except exception.AcceleratorError:
                 raise
@@ -615,30 +627,40 @@ class Accelerators:
 
     def _release(self, context, claims: Iterable[model.Claim]):
         self.store.update(claims, state=model.ClaimState.DELETING)
-        released = [c for c in claims if self._is_undone(c)]
+        released = [c for c in claims if self._is_undone(context, c)]
+        self._free(context, claims, released)
+
+    def _free(self, context, claims, released):
         self._see_returned(released)
         self.store.remove(released)
         self._publish(context, sorted({c.provider_uuid for c in claims}))
 
-    def _is_undone(self, claim):
+    def _is_undone(self, context, claim):
         """Whether nothing of a server is left in a handle.
 
         Where something is, the claim stays, so that nobody is given it, and
         the next comparison tries again.
         """
-        if claim.created_type is None:
+        device = self.inventory.devices.get(claim.device_address)
+        if device is None or not self._is_attended(claim, device) or (
+                claim.created_type and device.health is model.Health.GONE):
             return True
+
+        def release(device, handle):
+            # while this one waited for the device another may have done it,
+            # and the handle may be the next server's
+            if any(c.uuid == claim.uuid for c in self.store.claims()):
+                self.inventory.driver_of(device).release(device, handle)
         try:
-            device = self.inventory.devices.get(claim.device_address)
-            if device is None or device.health is model.Health.GONE:
-                return True
             self._on_device(
-                device, f'Taking {claim.handle.address} back',
-                self.inventory.driver_of(device).release, claim.handle)
+                device, f'Taking {claim.handle.address} back', release,
+                claim.handle,
+                late=lambda: self._free(context, [claim], [claim]))
             return True
         except exception.AcceleratorError as error:
-            LOG.error('What server %s had is given to nobody: %s',
-                      claim.instance_uuid, error)
+            if str(error) != claim.error:
+                LOG.error('What server %s had is given to nobody: %s',
+                          claim.instance_uuid, error)
             self.store.update([claim], error=str(error))
             return False
 

@@ -142,6 +142,10 @@ class Inventory:
                     reason=f'its driver failed: {failed[device.driver]}')
         return devices
 
+    def attends(self, device: model.Device) -> bool:
+        """Whether a device's driver prepares and releases each handle."""
+        return getattr(self._drivers.get(device.driver), 'ATTENDS', False)
+
     def driver_of(self, device: model.Device):
         """:raises DeviceUnavailable: its driver is not enabled any more."""
         try:
@@ -407,8 +411,8 @@ class Inventory:
         claims = self._store.claims()
         used = {(c.device_address, c.region_index) for c in claims}
         # free in Placement, and not yet in truth
-        held_up = {c.handle for c in claims if c.created_type
-                   and c.state is model.ClaimState.DELETING}
+        held_up = {c.handle for c in claims
+                   if c.state is model.ClaimState.DELETING}
         result = {}
         for device in self.devices.values():
             try:
@@ -420,8 +424,7 @@ class Inventory:
                           device.address, error)
         return result
 
-    @staticmethod
-    def _providers_of(device, node, root_uuid, used, held_up):
+    def _providers_of(self, device, node, root_uuid, used, held_up):
         name = naming.device_provider_name(node, device.address)
         uuid = naming.provider_uuid(root_uuid, node, name)
         resource_class = naming.resource_class(device.type)
@@ -430,17 +433,21 @@ class Inventory:
         if device.memory_mib:
             inventory[naming.MEMORY_CLASS] = device.memory_mib
         handles = [h for h in device.handles if h not in held_up]
-        if handles:
-            inventory[resource_class] = len(handles)
+        # with none left it is fenced, and not without inventory: that is kept
+        # reserved while it is allocated, and nobody would give it back
+        fenced = not device_ok or bool(device.handles) and not handles
+        if device.handles:
+            inventory[resource_class] = len(handles or device.handles)
         traits = naming.device_traits(device)
         yield Provider(uuid=uuid, name=name, parent=node,
                        address=device.address, region_index=None,
                        inventory=inventory,
                        traits=frozenset(traits | (
-                           set() if device_ok else {naming.FENCED})),
-                       fenced=not device_ok,
+                           {naming.FENCED} if fenced else set())),
+                       fenced=fenced,
                        lost_traits=frozenset(device.volatile_traits) - traits,
-                       follows_use=bool(device.creatable))
+                       follows_use=(bool(device.creatable)
+                                    or self.attends(device)))
         for region in device.regions:
             traits = naming.region_traits(device, region)
             key = (device.address, region.index)
