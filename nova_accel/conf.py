@@ -68,6 +68,17 @@ reads those images with the credentials of [service_user]."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
+    cfg.MultiStrOpt('pci_devices', default=[],
+                    sample_default='vendor=1da3 product=10?? type=AI '
+                                   'traits=CUSTOM_AI_TRAINING name=GAUDI',
+                    help="""
+Devices of the driver ``pci``, by rules of ``key=value`` pairs. Which devices:
+vendor and product (four hex digits), class (six), address (PCI), driver (of
+the kernel); all that are given have to match, ``*`` and ``?`` are wildcards.
+What they are: type, required, which makes the resource class
+CUSTOM_ACCELERATOR_<type>; traits, further ones, separated by commas; name, in
+place of the product's id. The first rule that matches counts. May be given
+several times."""),
 ]
 
 BITSTREAM_OPTS = [

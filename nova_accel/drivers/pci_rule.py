@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Any PCI function that the operator names in [accel] pci_devices.
+
+For devices without a driver of their own here: NPUs, Gaudi and other AI cards,
+cryptography. What such a function is, the rule says. Source of vendors: the
+PCI ID repository.
+"""
+
+import collections
+import dataclasses
+import re
+
+from oslo_log import log as logging
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import rules
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel.host import usage
+from nova_accel import model
+from nova_accel import naming
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+OPTION = '[accel] pci_devices'
+_KEYS = ('vendor', 'product', 'class', 'address', 'driver',
+         'type', 'traits', 'name')
+_BRIDGE = 0x06
+#: others go by their id
+_VENDORS = {
+    '1002': 'AMD', '10de': 'NVIDIA', '10ee': 'XILINX', '15b3': 'MELLANOX',
+    '177d': 'CAVIUM', '19e5': 'HUAWEI', '1d22': 'BAIDU', '1da3': 'HABANA',
+    '1e36': 'ENFLAME', '1e3e': 'ILUVATAR', '1e52': 'TENSTORRENT',
+    '1ed2': 'FURIOSA', '1ed5': 'MOORE_THREADS', '1eff': 'REBELLIONS',
+    '8086': 'INTEL', 'cabc': 'CAMBRICON',
+}
+
+
+class PciRuleDriver(base.PciDriver):
+
+    NAME = 'pci'
+    ATTENDS = True
+
+    def configure(self):
+        """See the base class; tells which rules do not work, makes VFs."""
+        for sentence in self._ineffective():
+            LOG.warning('%s', sentence)
+        self.make_virtual_functions()
+
+    def _ineffective(self):
+        """A sentence for each rule that matches nothing or what it cannot
+        have, and for each function that several match."""
+        found = collections.defaultdict(list)
+        bridges = collections.defaultdict(list)
+        several = []
+        all_rules = _rules()
+        for address in self.names(pci.DEVICES):
+            try:
+                if pci.physical_function(self.kernel, address):
+                    continue
+                values = self._values(address)
+            except (OSError, ValueError):
+                continue
+            matching = [r for r in all_rules if r.matches(values)]
+            for rule in matching:
+                (bridges if _is_bridge(values) else found)[rule.text].append(
+                    address)
+            if len(matching) > 1 and not _is_bridge(values):
+                several.append(
+                    f'{address} is matched by "{matching[0].text}" and by '
+                    f'"{matching[1].text}" of {OPTION}: it is as the first '
+                    f'says.')
+        for rule in all_rules:
+            if bridges[rule.text]:
+                yield (f'{rule} matches the bridge {bridges[rule.text][0]}, '
+                       f'which no guest can have: narrow the rule.')
+            elif not found[rule.text]:
+                yield f'{rule} matches no device: correct or remove it.'
+        yield from several
+
+    # Discovery
+
+    def fingerprint(self):
+        return (*super().fingerprint(), usage.fingerprint(self.kernel))
+
+    def identify(self, address):
+        return self.recognize(address, None)
+
+    def recognize(self, address, before):
+        """See the base class.
+
+        The driver of a function that a guest has is vfio-pci, and says nothing
+        of the one that it has otherwise.
+        """
+        values = self._values(address)
+        if _is_bridge(values):
+            return None
+        found = [r for r in _rules() if r.matches(values)]
+        if not found and before and values['driver'] == base.VFIO:
+            del values['driver']
+            found = [r for r in _rules() if r.matches(values)]
+        return (self._device(address, values, found[0].pairs) if found
+                else None)
+
+    def _values(self, address):
+        return {
+            'address': address,
+            'vendor': pci.identifier(self.kernel, address, 'vendor'),
+            'product': pci.identifier(self.kernel, address, 'device'),
+            'class': f'{pci.class_code(self.kernel, address):06x}',
+            'driver': pci.driver(self.kernel, address) or ''}
+
+    def _device(self, address, values, pairs):
+        vendor, product = values['vendor'], values['product']
+        return model.Device(
+            address=address, type=pairs['type'],
+            vendor=_VENDORS.get(vendor, vendor),
+            product=pairs.get('name', product), vendor_id=vendor,
+            product_id=product, driver=self.NAME,
+            traits=tuple(filter(None, pairs.get('traits', '').split(','))),
+            numa_node=pci.numa_node(self.kernel, address))
+
+    def look(self, device, before):
+        return dataclasses.replace(
+            device, handles=self.unused_handles(device.address))
+
+    # What servers get
+
+    def prepare(self, device, handle, created_type):
+        """See the base class; nothing is made."""
+        self.check_unused(handle)
+
+
+def _is_bridge(values):
+    return int(values['class'], 16) >> 16 == _BRIDGE
+
+
+def _rules():
+    """The rules in force.
+
+    :raises ConfigurationError: one of them cannot be read.
+    """
+    found = rules.parse(OPTION, CONF.accel.pci_devices, _KEYS)
+    for rule in found:
+        pairs = rule.pairs
+        problem = ''
+        if not re.fullmatch('[A-Z0-9_]+', pairs.get('type', '')):
+            problem = ('type, which every rule needs, may have A-Z, 0-9 and _')
+        elif not pairs.keys() - {'type', 'traits', 'name'}:
+            problem = 'no key says which devices it is for'
+        else:
+            try:
+                for trait in pairs.get('traits', '').split(','):
+                    if trait and not re.fullmatch('CUSTOM_[A-Z0-9_]{1,248}',
+                                                  trait):
+                        problem = f'{trait!r} is no trait CUSTOM_<NAME>'
+                naming.normalize(pairs.get('name', 'x'), 'it')
+            except exception.InvalidName:
+                problem = (f'the name {pairs["name"]!r} may have letters, '
+                           f'digits, - and _')
+        if problem:
+            raise exception.ConfigurationError(
+                f'{OPTION} has {rule.text!r}, in which {problem}: correct the '
+                f'rule.')
+    return found

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices by the operator's rules, on simulated hosts."""
+
+import ddt
+import fixtures
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import pci_rule
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel import naming
+from tests.unit.host import A, B, SimulatedHost
+
+OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
+NPU = {'address': A, 'vendor': '19e5', 'device': 'd801', 'class': '0x120000',
+       'driver': 'davinci', 'total_vfs': 4, 'vf_device': 'd80f'}
+GAUDI = {'address': B, 'vendor': '1da3', 'device': '1020',
+         'class': '0x120000', 'driver': 'habanalabs'}
+BRIDGE = {'address': '0000:00:01.0', 'vendor': '19e5', 'device': '0001',
+          'class': '0x060400', 'driver': 'pcieport'}
+
+
+class TestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+
+    def start(self, *rules, others=(NPU, GAUDI, BRIDGE), **more):
+        self.config.config(group='accel', pci_devices=list(rules))
+        self.kernel = self.useFixture(
+            SimulatedHost(others=list(others), **more)).kernel
+        self.driver = pci_rule.PciRuleDriver(self.kernel)
+        return self.driver.discover()
+
+    def handles(self, device):
+        return [h.address for h in device.handles]
+
+    def warnings(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.driver.configure()
+        return logged.output.splitlines()
+
+
+@ddt.ddt
+class Rules(TestCase):
+
+    def test_what_the_rule_says(self):
+        found = self.start(
+            'vendor=19e5 product=d801 type=AI name=Ascend-310 '
+            'traits=CUSTOM_NPU,CUSTOM_NPU_ASCEND',
+            'vendor=1da3 type=AI')
+        self.assertEqual([A, B], sorted(found))
+        npu, gaudi = found[A], found[B]
+        self.assertEqual(
+            ('AI', 'HUAWEI', 'Ascend-310', '19e5', 'd801', 'pci', OK, [A]),
+            (npu.type, npu.vendor, npu.product, npu.vendor_id, npu.product_id,
+             npu.driver, npu.health, self.handles(npu)))
+        self.assertLessEqual(
+            {'CUSTOM_AI_HUAWEI', 'CUSTOM_AI_HUAWEI_ASCEND_310', 'CUSTOM_NPU',
+             'CUSTOM_NPU_ASCEND'}, naming.device_traits(npu))
+        self.assertLessEqual({'CUSTOM_AI_HABANA', 'CUSTOM_AI_HABANA_1020'},
+                             naming.device_traits(gaudi))
+        self.assertEqual('CUSTOM_ACCELERATOR_AI',
+                         naming.resource_class(npu.type))
+        self.assertEqual([], self.warnings())
+
+    @ddt.data(
+        'vendor=19e5', 'vendor=0x19E5', 'product=d80?', 'address=0000:5e:*',
+        'driver=davinci', 'driver=da*', 'class=120000 vendor=19e5',
+        'class=12* product=d801', 'vendor=19e5 driver=davinci')
+    def test_ways_to_name_a_device(self, pairs):
+        self.assertEqual([A], list(self.start(f'{pairs} type=AI')))
+
+    def test_first_rule_counts(self):
+        found = self.start('vendor=19e5 type=NPU', 'class=1200* type=AI',
+                           others=[NPU, GAUDI])
+        self.assertEqual(['NPU', 'AI'], [found[a].type for a in (A, B)])
+        warning, = self.warnings()
+        self.assertIn(f'{A} is matched by "vendor=19e5 type=NPU" and by '
+                      f'"class=1200* type=AI"', warning)
+
+    def test_rule_that_matches_nothing(self):
+        self.assertEqual([], list(self.start('vendor=cabc type=AI')))
+        warning, = self.warnings()
+        self.assertIn('pci_devices = vendor=cabc type=AI matches no device',
+                      warning)
+
+    def test_bridges_are_never_taken(self):
+        self.assertEqual([A], list(self.start('vendor=19e5 type=AI')))
+        warning, = self.warnings()
+        self.assertIn(f'bridge {BRIDGE["address"]}', warning)
+
+    def test_no_rules(self):
+        self.assertEqual({}, self.start())
+        self.assertEqual([], self.warnings())
+
+    @ddt.data(
+        ('vendor=19e5', 'type, which every rule needs'),
+        ('vendor=19e5 type=ai', 'type, which every rule needs'),
+        ('vendor=19e5 type=A-B', 'type, which every rule needs'),
+        ('type=AI', 'no key says which devices'),
+        ('type=AI name=X traits=CUSTOM_X', 'no key says which devices'),
+        ('vendor=19e5 type=AI traits=NPU', "'NPU' is no trait"),
+        ('vendor=19e5 type=AI traits=CUSTOM_X,CUSTOM_y', "'CUSTOM_y' is no"),
+        ('vendor=19e5 type=AI name=a/b', "the name 'a/b'"),
+        ('vendor=19e5 type=AI size=4', "'size' is none of the keys"),
+        ('vendor=9e5 type=AI', 'which is not 4 hexadecimal digits'),
+        ('class=1200 type=AI', 'which is not 6 hexadecimal digits'),
+        ('', 'an empty rule'))
+    @ddt.unpack
+    def test_rules_that_mean_nothing(self, rule, said):
+        self.start()
+        self.config.config(group='accel', pci_devices=[rule])
+        for call in (self.driver.discover, self.driver.configure):
+            error = self.assertRaises(exception.ConfigurationError, call)
+            self.assertIn(said, str(error))
+            self.assertIn('[accel] pci_devices', str(error))
+            self.assertLessEqual(len(str(error)), 255)
+
+    def test_rule_that_is_taken_away(self):
+        known = self.start('class=1200* type=AI')
+        self.config.config(group='accel',
+                           pci_devices=['vendor=1da3 type=AI'])
+        self.assertEqual([B], list(self.driver.discover(known)))
+
+
+class Devices(TestCase):
+
+    def test_device_of_a_guest_is_as_known(self):
+        known = self.start('driver=davinci type=AI', 'driver=h* type=AI')
+        self.kernel.guest_takes(A)
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
+        self.assertEqual(known, self.driver.discover(known))
+
+    def test_bound_to_vfio_by_the_operator(self):
+        found = self.start('driver=vfio-pci type=AI', 'driver=davinci type=X',
+                           others=[{**NPU, 'driver': 'vfio-pci'}])
+        self.assertEqual(('AI', OK), (found[A].type, found[A].health))
+        self.assertEqual(found, self.driver.discover(found))
+
+    def test_virtual_functions(self):
+        self.config.config(group='accel', virtual_functions=[f'{A}=2'])
+        self.start('product=d801 type=AI')
+        self.driver.configure()
+        found = self.driver.discover()
+        self.assertEqual([f'{A[:-1]}1', f'{A[:-1]}2'],
+                         self.handles(found[A]))
+        # a rule for the id of the VFs names no device
+        self.assertEqual({}, self.start('product=d80f type=AI'))
+
+    def test_disk_that_the_host_uses(self):
+        found = self.start('class=010802 type=DISK', nvmes=[
+            {'address': A, 'use': 'mounted at /'}, {'address': B}], others=[])
+        self.assertEqual((QUARANTINED, ()),
+                         (found[A].health, found[A].handles))
+        self.assertIn('mounted at /', found[A].reason)
+        self.assertEqual((OK, [B]), (found[B].health,
+                                     self.handles(found[B])))
+        self.kernel.use_disk(B, 'dm-0')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, found[B],
+            found[B].handles[0], None)
+        self.assertIn('dm-0', str(error))
+
+    def test_network_of_the_host(self):
+        found = self.start('class=02* type=NIC', others=[], nics=[
+            {'address': A}, {'address': B, 'up': False}])
+        self.assertEqual((QUARANTINED, ()),
+                         (found[A].health, found[A].handles))
+        self.assertIn('is up', found[A].reason)
+        self.assertEqual((OK, [B]), (found[B].health,
+                                     self.handles(found[B])))
+
+    def test_vfs_of_a_card_that_is_up(self):
+        found = self.start('class=02* type=NIC', others=[], nics=[
+            {'address': A, 'total_vfs': 2, 'vfs': 2}])
+        self.assertEqual((OK, [f'{A[:-1]}1', f'{A[:-1]}2']),
+                         (found[A].health, self.handles(found[A])))
+
+    def test_dead(self):
+        known = self.start('vendor=19e5 type=AI')
+        self.kernel.set_fault(A, dead=True)
+        dead = self.driver.discover(known)[A]
+        self.assertEqual((QUARANTINED, [A]), (dead.health,
+                                              self.handles(dead)))
