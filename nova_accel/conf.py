@@ -28,8 +28,8 @@ servers hold accelerators is not supported."""),
 The trait that marks every provider of ours as owned by an accelerator service
 rather than by Nova's own PCI or vGPU code."""),
     cfg.MultiStrOpt('function_class', default=[],
-                    sample_default='COMPUTE:d8424dc4-a4a3-c413-f89e-'
-                                   '433683f9040b',
+                    sample_default=['COMPUTE:d8424dc4-a4a3-c413-f89e-'
+                                    '433683f9040b'],
                     help="""
 ``<CLASS>:<function UUID>``: while that function is loaded its region has the
 trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given
@@ -38,17 +38,17 @@ several times."""),
 PCI addresses of devices that are never reprogrammed: they are offered with the
 function that they carry."""),
     cfg.MultiStrOpt('include_devices', default=[],
-                    sample_default='vendor=8086 product=09c4', help="""
+                    sample_default=['vendor=8086 product=09c4'], help="""
 Where given, only devices that match one of these rules are reported. A rule is
 ``key=value`` pairs with the keys address (PCI), vendor and product (four hex
 digits), all of which have to match; ``*`` and ``?`` are wildcards. May be given
 several times."""),
     cfg.MultiStrOpt('exclude_devices', default=[],
-                    sample_default='address=0000:3b:*', help="""
+                    sample_default=['address=0000:3b:*'], help="""
 Devices that match one of these rules are left alone, whatever include_devices
 says; so are single VFs, by their address."""),
     cfg.ListOpt('virtual_functions', default=[],
-                sample_default='0000:3d:00.0=16', help="""
+                sample_default=['0000:3d:00.0=16'], help="""
 ``<PCI address of a physical function>=<number>``: VFs that nova-compute makes
 at its start where there are none, for the drivers dfl, gpu, qat, nvme, vgpu
 and pci. Numbers that are there already are not changed while they may be in
@@ -69,8 +69,8 @@ reads those images with the credentials of [service_user]."""),
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
     cfg.MultiStrOpt('pci_devices', default=[],
-                    sample_default='vendor=1da3 product=10?? type=AI '
-                                   'traits=CUSTOM_AI_TRAINING name=GAUDI',
+                    sample_default=['vendor=1da3 product=10?? type=AI '
+                                    'traits=CUSTOM_AI_TRAINING name=GAUDI'],
                     help="""
 Devices of the driver ``pci``, by rules of ``key=value`` pairs. Which devices:
 vendor and product (four hex digits), class (six), address (PCI), driver (of
