@@ -12,12 +12,15 @@ import abc
 from collections.abc import Hashable, Mapping
 import dataclasses
 
+from nova_accel import conf
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import model
+
+CONF = conf.CONF
 
 VFIO = 'vfio-pci'
 
@@ -127,6 +130,14 @@ class AcceleratorDriver(abc.ABC):
 
         :raises DeviceError: it cannot be done.
         """
+
+
+def is_fixed(address: str) -> bool:
+    """Whether [accel] fixed_devices has a device.
+
+    :raises ConfigurationError: it has what is no PCI address.
+    """
+    return address in {pci.address(t) for t in CONF.accel.fixed_devices}
 
 
 class Defect(Exception):

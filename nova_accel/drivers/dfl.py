@@ -15,14 +15,11 @@ import re
 import time
 
 from nova_accel.bitstream import gbs
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
-
-CONF = conf.CONF
 
 KERNEL_DRIVER = 'dfl-pci'
 #: seconds to wait for the FME and its ports after the driver is bound
@@ -241,7 +238,7 @@ class DflDriver(base.PciDriver):
         ports = self._ports(address, vfs)
         common = dict(region_type_uuid=self._region_type(fme))
         common['programmable'] = (common['region_type_uuid'] is not None
-                                  and address not in _fixed_devices())
+                                  and not base.is_fixed(address))
         failed = self._manager_state(fme).endswith('error')
         regions = {}
         for port in ports:
@@ -360,7 +357,7 @@ class DflDriver(base.PciDriver):
         address, index = device.address, region.index
         what = (f'{region.name} of {address} was to be programmed with '
                 f'{bitstream.function_uuid or bitstream.path}')
-        if address in _fixed_devices():
+        if base.is_fixed(address):
             raise exception.ProgrammingFailed(
                 f'{what}, and [accel] fixed_devices has the card: request the '
                 f'function that it carries, or remove it from there.')
@@ -513,10 +510,6 @@ class DflDriver(base.PciDriver):
                 raise _Defect(f'after {REBIND_SECONDS} seconds not all of its '
                               f'{count} ports are there')
             time.sleep(0.1)
-
-
-def _fixed_devices() -> set[str]:
-    return {pci.address(text) for text in CONF.accel.fixed_devices}
 
 
 def _stuck(function) -> str:
