@@ -11,10 +11,11 @@ import json
 import os
 import struct
 
+from nova_accel.bitstream import formats
 from nova_accel import exception
 from nova_accel import model
 
-GUID = b'XeonFPGA\xb7GBSv001'
+GUID = formats.GBS
 #: first four bytes of the form without metadata, little-endian
 LEGACY_MAGIC = 0x1d1f8680
 #: length of the fixed part in both forms
@@ -35,6 +36,7 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
         path.
     :raises BitstreamError: when it is no usable GBS, with the offset and the
         reason.
+    :raises IncompatibleBitstream: it is a file for other FPGAs.
     """
     name = name or path
     try:
@@ -45,6 +47,7 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
         raise exception.BitstreamError(
             f'{name} cannot be read as a GBS file ({e.strerror}): upload the '
             f'bitstream again.') from None
+    formats.check(head, GUID, name)
     if len(head) < HEADER_SIZE:
         raise _refusal(name, len(head), f'the file ends within the header of '
                                         f'{HEADER_SIZE} bytes')

@@ -7,8 +7,9 @@ from nova_accel import conf
 from nova_accel.host import kernel as host_kernel
 from nova_accel.sim.gbs import make_gbs
 from nova_accel.sim.kernel import SimulatedKernel
+from nova_accel.sim.xclbin import make_xclbin
 
-__all__ = ['SimulatedKernel', 'make_gbs', 'open_kernel']
+__all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin', 'open_kernel']
 
 CONF = conf.CONF
 

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""xclbin, the file format of functions for FPGAs of AMD (Xilinx) under XRT.
+
+Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf), as many
+section headers of 40 bytes as it says, and the sections; little-endian, UUIDs
+in the order in which they are printed. The driver xclmgmt takes the file as a
+whole and follows offsets in it without comparing them with its length, so that
+all of them are checked here.
+"""
+
+import os
+import struct
+
+from nova_accel.bitstream import formats
+from nova_accel import exception
+from nova_accel import model
+
+HEADER_SIZE = 456
+SECTION_SIZE = 40
+#: sections; XRT's own tools take no more
+MAX_SECTIONS = 0x10000
+#: bytes; the driver refuses files that are longer
+MAX_LENGTH = 1 << 30
+#: bytes; an IP_LAYOUT of more than 10000 IPs is none
+MAX_LAYOUT = 1 << 20
+
+#: kinds of sections
+BITSTREAM, FIRMWARE, SCHED_FIRMWARE, IP_LAYOUT = 0, 3, 5, 8
+MCS, BMC, PDI, PARTIAL_PDI, ASK_FLASH = 12, 13, 18, 19, 24
+#: what programs the hardware
+_PAYLOADS = (BITSTREAM, PDI, PARTIAL_PDI)
+#: what only shells and flash images have
+_SHELL = {FIRMWARE: 'FIRMWARE', SCHED_FIRMWARE: 'SCHED_FIRMWARE', MCS: 'MCS',
+          BMC: 'BMC', ASK_FLASH: 'ASK_FLASH'}
+#: modes in which the driver programs a region: PR, TANDEM_STAGE2, both
+_MODES = (1, 2, 3)
+_OTHER_MODES = {0: 'flat, which is flashed with the card\'s shell',
+                4: 'hardware emulation', 5: 'software emulation',
+                6: 'hardware emulation'}
+_NULL = bytes(16)
+_IP = struct.Struct('<IIQ64s')
+#: type of an IP that is a kernel
+_KERNEL = 1
+
+
+def parse(path: str, name: str | None = None) -> model.Bitstream:
+    """Read what an xclbin file says of itself; bitstreams are never read.
+
+    The payload is the whole file.
+
+    :param path: the file.
+    :param name: what to call it in errors, as 'image <uuid>'; by default its
+        path.
+    :raises BitstreamError: when it is no xclbin that can be programmed, with
+        the offset and the reason.
+    :raises IncompatibleBitstream: it is a file for other FPGAs.
+    """
+    name = name or path
+    return _parse(path, name)[0]
+
+
+def layout(path: str, name: str | None = None) -> bytes:
+    """The IP_LAYOUT section of a file, b'' where it has none; see parse().
+
+    The driver shows it while the function is loaded.
+    """
+    name = name or path
+    return _parse(path, name)[1]
+
+
+def kernels(ip_layout: bytes) -> tuple[str, ...]:
+    """Names of the kernels in an IP_LAYOUT, as 'vadd:vadd_1'.
+
+    What is cut off at its end is left out: sysfs shows a page at a time.
+    """
+    names = []
+    for at in range(8, len(ip_layout) - _IP.size + 1, _IP.size):
+        kind, _, _, text = _IP.unpack_from(ip_layout, at)
+        if kind == _KERNEL:
+            names.append(text.split(b'\0')[0].decode('ascii', 'replace'))
+    return tuple(names)
+
+
+def _parse(path, name):
+    try:
+        with open(path, 'rb') as file:
+            return _read(file, path, name)
+    except OSError as e:
+        raise exception.BitstreamError(
+            f'{name} cannot be read as an xclbin file ({e.strerror}): upload '
+            f'the bitstream again.') from None
+
+
+def _read(file, path, name):
+    size = os.fstat(file.fileno()).st_size
+    head = file.read(HEADER_SIZE)
+    formats.check(head, formats.XCLBIN, name)
+    if not head.startswith(formats.XCLBIN):
+        raise _refusal(name, 0, f'it begins with {head[:8].hex()} and not '
+                                f'with {formats.XCLBIN.hex()}')
+    if len(head) < HEADER_SIZE:
+        raise _refusal(name, len(head), f'the file ends within the header of '
+                                        f'{HEADER_SIZE} bytes')
+    length, = struct.unpack_from('<Q', head, 304)
+    count, = struct.unpack_from('<I', head, 448)
+    if not 1 <= count <= MAX_SECTIONS:
+        raise _refusal(name, 448, f'the number of sections is {count} and has '
+                                  f'to be 1 to {MAX_SECTIONS}')
+    start = HEADER_SIZE + SECTION_SIZE * count
+    if not start <= length <= MAX_LENGTH:
+        raise _refusal(name, 304, f'the length is {length} and has to be '
+                                  f'{start} to {MAX_LENGTH}')
+    if length > size:
+        raise _refusal(name, size, f'the file ends before its length of '
+                                   f'{length} bytes')
+    signature, = struct.unpack_from('<i', head, 8)
+    if signature != -1 and not 0 < signature <= length - start:
+        raise _refusal(name, 8, f'the length of the signature is {signature}')
+    mode, = struct.unpack_from('<H', head, 332)
+    if mode not in _MODES:
+        raise _refusal(name, 332, f'the mode is '
+                       f'{_OTHER_MODES.get(mode, mode)}, and a region is '
+                       f'programmed in mode PR')
+    interface = _uuid(head, 336, name, 'interface UUID, so that it is for an '
+                                       'older shell')
+    function = _uuid(head, 416, name, 'UUID of its own')
+    sections = _sections(file, count, start, length, name)
+    for kind, what in _SHELL.items():
+        if kind in sections:
+            raise _refusal(name, sections[kind][2], f'it has the section '
+                           f'{what}, which only shells and flash images have')
+    if not any(sections.get(kind, (0, 0))[1] for kind in _PAYLOADS):
+        raise _refusal(name, HEADER_SIZE, 'it has neither BITSTREAM nor PDI, '
+                                          'as one that was stripped')
+    return (model.Bitstream(path=path, region_type_uuid=interface.hex(),
+                            function_uuid=function.hex(), payload_offset=0,
+                            payload_size=length),
+            _layout(file, sections, name))
+
+
+def _uuid(head, offset, name, what) -> bytes:
+    value = head[offset:offset + 16]
+    if value == _NULL:
+        raise _refusal(name, offset, f'it has no {what}')
+    return value
+
+
+def _sections(file, count, start, length, name):
+    """kind -> (offset, size, offset of its header); of several the first."""
+    found = {}
+    headers = file.read(SECTION_SIZE * count)
+    for number in range(count):
+        kind, = struct.unpack_from('<I', headers, number * SECTION_SIZE)
+        offset, size = struct.unpack_from(
+            '<QQ', headers, number * SECTION_SIZE + 24)
+        at = HEADER_SIZE + number * SECTION_SIZE
+        if offset + size > length or size and offset < start:
+            raise _refusal(name, at, f'section {number} of kind {kind} is '
+                           f'{size} bytes from {offset}, and has to be within '
+                           f'{start} to {length}')
+        found.setdefault(kind, (offset, size, at))
+    return found
+
+
+def _layout(file, sections, name) -> bytes:
+    offset, size, _ = sections.get(IP_LAYOUT, (0, 0, 0))
+    if not size:
+        return b''
+    if not 8 <= size <= MAX_LAYOUT:
+        raise _refusal(name, offset, f'IP_LAYOUT has {size} bytes')
+    file.seek(offset)
+    found = file.read(size)
+    count, = struct.unpack_from('<i', found)
+    if not 0 <= count <= (size - 8) // _IP.size:
+        raise _refusal(name, offset, f'IP_LAYOUT has {count} IPs in {size} '
+                                     f'bytes')
+    return found[:8 + count * _IP.size]
+
+
+def _refusal(name, offset, reason) -> exception.BitstreamError:
+    return exception.BitstreamError(
+        f'{name} is no xclbin to be programmed: at offset {offset} {reason}; '
+        f'upload the file that v++ linked.')
