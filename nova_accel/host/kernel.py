@@ -149,6 +149,21 @@ class Kernel:
         """Give a released port back to the PF."""
         privileged.assign_dfl_port(pf, port)
 
+    def program_xclbin(self, function: str, path: str, size: int) -> None:
+        """Program the user partition of a card under XRT; blocks until done.
+
+        :param function: PCI address of the management function.
+        :param path: absolute path of the xclbin file.
+        :param size: its length as its header says, bytes.
+        :raises OSError: EINVAL or ENOENT when it is not for the card's shell,
+            EOPNOTSUPP for a shell without UUIDs likewise, EKEYREJECTED for its
+            signature, EBUSY while the present function is in use, ENOTTY when
+            the card is not ready, ENODEV when there is no node of it, EIO and
+            others when the card failed. Source: icap.c and mgmt-ioctl.c of
+            XRT's xclmgmt.
+        """
+        privileged.program_xclbin(function, path, size)
+
     def rebind(self, function: str, driver: str) -> None:
         """Unbind a function from its driver, if any, and bind it to driver."""
         privileged.rebind(function, driver)

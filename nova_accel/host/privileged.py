@@ -4,7 +4,8 @@
 Each function checks its arguments again, because the process that calls it may
 have been taken over: it names hardware by PCI address and number only, and
 finds the device node or attribute to write by itself. The kernel's errno comes
-back as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h.
+back as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h of Linux,
+mgmt-ioctl.h of XRT.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ CONF = conf.CONF
 SYS = '/sys'
 DEV = '/dev'
 #: drivers that a function may be bound to
-DRIVERS = frozenset(('dfl-pci', 'vfio-pci'))
+DRIVERS = frozenset(('dfl-pci', 'vfio-pci', 'xocl'))
 #: sriov_totalvfs is a 16-bit register
 MAX_VFS = 0xffff
 #: the DFL driver knows no more ports per FME
@@ -46,9 +47,11 @@ _MDEV_TYPE = re.compile('[A-Za-z0-9_][A-Za-z0-9_.-]*')
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 _ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 _FME = re.compile('dfl-fme[.][0-9]+')
+_XCLMGMT = re.compile('xclmgmt[0-9]+')
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
+_ICAP_DOWNLOAD_AXLF = 0x40085806
 
 
 @privsep.ctx.entrypoint
@@ -94,6 +97,21 @@ def clear_dfl_port_errors(function: str, port: int) -> None:
         # a port without the error feature has the directory, but empty
         if _read(f'{found}/id') == str(port) and os.path.exists(errors):
             _write(errors, _read(errors))
+
+
+@privsep.ctx.entrypoint
+def program_xclbin(function: str, path: str, size: int) -> None:
+    _check_function(function)
+    _check_number('size', size, CONF.accel.bitstream_max_size << 20)
+    if not isinstance(path, str) or not os.path.isabs(path):
+        raise _invalid('path', path)
+    with _mapped(path, 0, size) as start:
+        # the driver copies as many bytes as the header says
+        if size < 312 or (ctypes.string_at(start + 304, 8)
+                          != struct.pack('<Q', size)):
+            raise _invalid('xclbin', path)
+        with _node(function, 'xrt_mgmt/xclmgmt*', _XCLMGMT) as node:
+            fcntl.ioctl(node, _ICAP_DOWNLOAD_AXLF, struct.pack('=Q', start))
 
 
 @privsep.ctx.entrypoint
@@ -175,26 +193,32 @@ def _write(path, text):
         os.close(fd)
 
 
-@contextlib.contextmanager
 def _fme(pf):
-    """File descriptor of the FME of a function.
+    return _node(pf, 'fpga_region/region*/dfl-fme.*', _FME)
+
+
+@contextlib.contextmanager
+def _node(function, pattern, name):
+    """File descriptor of a device below a function.
 
     Its number changes whenever the driver is bound, so the node has to be the
     one whose device number sysfs shows below the function.
+
+    :param pattern: where its directory is, of which there has to be one.
+    :param name: what the name of the directory and of the node has to match.
     """
-    found = glob.glob(f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/'
-                      f'dfl-fme.*')
-    if len(found) != 1 or not _FME.fullmatch(os.path.basename(found[0])):
-        raise OSError(errno.ENODEV, f'{pf} shows no FME')
-    fd = os.open(f'{DEV}/{os.path.basename(found[0])}',
-                 os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = glob.glob(f'{SYS}/bus/pci/devices/{function}/{pattern}')
+    if len(found) != 1 or not name.fullmatch(os.path.basename(found[0])):
+        raise OSError(errno.ENODEV, f'{function} shows no {pattern}')
+    node = os.path.basename(found[0])
+    fd = os.open(f'{DEV}/{node}', os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        node = os.fstat(fd)
-        number = f'{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}'
-        if (not stat.S_ISCHR(node.st_mode)
+        opened = os.fstat(fd)
+        number = f'{os.major(opened.st_rdev)}:{os.minor(opened.st_rdev)}'
+        if (not stat.S_ISCHR(opened.st_mode)
                 or number != _read(f'{found[0]}/dev')):
-            raise OSError(errno.ENODEV, f'the node of the FME of {pf} is '
-                                        f'another device')
+            raise OSError(errno.ENODEV, f'{DEV}/{node} is not the device of '
+                                        f'{function}')
         yield fd
     finally:
         os.close(fd)

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import uuid
 
 import ddt
 import fixtures
@@ -24,6 +25,7 @@ from nova_accel import conf
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import privileged
 from nova_accel import privsep
+from nova_accel import sim
 
 PF = '0000:5e:00.0'
 
@@ -52,6 +54,7 @@ class Privileged(testtools.TestCase):
                 (f'{self.device}/driver_override', '(null)'),
                 (f'{self.device}/sriov_numvfs', '0'),
                 (f'{self.base}/dfl-fme.4/dev', '1:3'),
+                (f'{self.device}/xrt_mgmt/xclmgmt24064/dev', '1:3'),
                 (f'{self.base}/dfl-port.5/id', '1'),
                 (f'{self.base}/dfl-port.5/errors/errors', '0x40'),
                 (f'{self.base}/dfl-port.6/id', '0'),
@@ -64,6 +67,9 @@ class Privileged(testtools.TestCase):
         os.makedirs(f'{self.root}/dev')
         self.file = os.path.join(self.root, 'a.gbs')
         self.write(self.file, 'head' + 'payload!')
+        self.xclbin = os.path.join(self.root, 'a.xclbin')
+        sim.make_xclbin(self.xclbin, str(uuid.uuid4()), str(uuid.uuid4()))
+        self.xclbin_size = os.path.getsize(self.xclbin)
         self.kernel = host_kernel.Kernel(os.path.join(self.root, 'sys'))
 
     def write(self, path, text):
@@ -93,6 +99,9 @@ class Privileged(testtools.TestCase):
             (privileged._FME_PORT_PR, privileged._FME_PORT_RELEASE,
              privileged._FME_PORT_ASSIGN))
         self.assertEqual(24, struct.calcsize('=IIIIQ'))
+        # of the magic 'X', with a pointer as its argument
+        self.assertEqual(1 << 30 | 8 << 16 | ord('X') << 8 | 6,
+                         privileged._ICAP_DOWNLOAD_AXLF)
 
     @ddt.data('', 'a', '5e:00.0', '0000:5E:00.0', '0000:5e:00.8',
               '0000:5e:20.0', f'{PF}\n', f'../{PF}', f'{PF}/..', None, 7,
@@ -103,6 +112,8 @@ class Privileged(testtools.TestCase):
                      (self.kernel.clear_dfl_port_errors, address, 0),
                      (self.kernel.release_dfl_port, address, 0),
                      (self.kernel.assign_dfl_port, address, 0),
+                     (self.kernel.program_xclbin, address, self.xclbin,
+                      self.xclbin_size),
                      (self.kernel.program_dfl_port, address, 0, self.file,
                       4, 8)):
             self.fails(errno.EINVAL, *call)
@@ -132,6 +143,20 @@ class Privileged(testtools.TestCase):
         self.fails(errno.EINVAL, self.kernel.program_dfl_port, PF, 0,
                    self.file, offset, size)
 
+    @ddt.data(-1, 0, 1, 311, '8', None, 1 << 40)
+    def test_length_of_an_xclbin(self, size):
+        self.fails(errno.EINVAL, self.kernel.program_xclbin, PF, self.xclbin,
+                   size)
+
+    def test_xclbin_that_is_longer_than_it_is_said(self):
+        # the driver would copy what comes after it
+        for size in (self.xclbin_size - 1, self.xclbin_size + 1):
+            with open(self.xclbin, 'r+b') as file:
+                file.seek(304)
+                file.write(struct.pack('<Q', size))
+            self.fails(errno.EINVAL, self.kernel.program_xclbin, PF,
+                       self.xclbin, self.xclbin_size)
+
     def test_limit_of_the_configuration(self):
         with open(self.file, 'wb') as file:
             file.truncate(3 << 20)
@@ -150,6 +175,9 @@ class Privileged(testtools.TestCase):
                 ('a.gbs', errno.EINVAL), (None, errno.EINVAL)):
             error = self.assertRaises(OSError, self.kernel.program_dfl_port,
                                       PF, 0, path, 0, 8)
+            self.assertEqual(number, error.errno, path)
+            error = self.assertRaises(OSError, self.kernel.program_xclbin,
+                                      PF, path, 8)
             self.assertEqual(number, error.errno, path)
 
     @ddt.data((0, 1), (4, 8), (4095, 5000), (4096, 4096), (4097, 1),
@@ -174,18 +202,30 @@ class Privileged(testtools.TestCase):
                 (self.kernel.release_dfl_port, PF, 0),
                 (self.kernel.assign_dfl_port, PF, 0))
 
+    def xrt_ioctls(self):
+        return ((self.kernel.program_xclbin, PF, self.xclbin,
+                 self.xclbin_size),)
+
     def test_node_of_the_fme(self):
-        node = f'{self.root}/dev/dfl-fme.4'
-        for call in self.ioctls():
+        self.check_node('dfl-fme.4', f'{self.base}/dfl-fme.4', self.ioctls)
+
+    def test_node_of_the_management_function(self):
+        self.check_node('xclmgmt24064',
+                        f'{self.device}/xrt_mgmt/xclmgmt24064',
+                        self.xrt_ioctls)
+
+    def check_node(self, name, directory, ioctls):
+        node = f'{self.root}/dev/{name}'
+        for call in ioctls():
             self.assertEqual(errno.ENOENT,
                              self.assertRaises(OSError, *call).errno)
         self.write(node, '')
-        for call in self.ioctls():
+        for call in ioctls():
             self.assertEqual(errno.ENODEV,
                              self.assertRaises(OSError, *call).errno)
         os.unlink(node)
         os.symlink('/dev/null', node)
-        for call in self.ioctls():
+        for call in ioctls():
             self.assertEqual(errno.ELOOP,
                              self.assertRaises(OSError, *call).errno)
         os.unlink(node)
@@ -194,13 +234,25 @@ class Privileged(testtools.TestCase):
         except PermissionError:
             self.skipTest('making a device node needs privileges')
         # the node of /dev/null, which knows no ioctl
-        for call in self.ioctls():
+        for call in ioctls():
             self.assertEqual(errno.ENOTTY,
                              self.assertRaises(OSError, *call).errno)
-        self.write(f'{self.root}/sys/{self.base}/dfl-fme.4/dev', '245:0')
-        for call in self.ioctls():
+        self.write(f'{self.root}/sys/{directory}/dev', '245:0')
+        for call in ioctls():
             self.assertEqual(errno.ENODEV,
                              self.assertRaises(OSError, *call).errno)
+
+    def test_function_without_xclmgmt(self):
+        top = f'{self.root}/sys/{self.device}/xrt_mgmt'
+        for name in ('xclmgmt1', 'xclmgmt-1', 'xclmgmt'):
+            # two of them, then one of another name
+            os.mkdir(f'{top}/{name}')
+            for call in self.xrt_ioctls():
+                self.assertEqual(errno.ENODEV,
+                                 self.assertRaises(OSError, *call).errno)
+            if os.path.exists(f'{top}/xclmgmt24064'):
+                os.rename(f'{top}/xclmgmt24064', f'{self.root}/gone')
+            os.rmdir(f'{top}/{name}')
 
     def test_function_without_fme(self):
         os.rename(f'{self.root}/sys/{self.base}/dfl-fme.4',
@@ -257,7 +309,8 @@ class Privileged(testtools.TestCase):
     def test_context(self):
         entry_points = [getattr(privileged, name) for name in (
             'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
-            'clear_dfl_port_errors', 'rebind', 'set_numvfs')]
+            'clear_dfl_port_errors', 'program_xclbin', 'rebind',
+            'set_numvfs')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)
