@@ -90,6 +90,9 @@ class Region:
     #: the name of the function, where the image had one
     function_name: str | None = None
     programmable: bool = True
+    #: whether the guest that has it can load another function, which the host
+    #: does not see (XRT: through the mailbox)
+    open_to_guest: bool = False
     health: Health = Health.OK
     #: why health is not OK, or why there is no handle; one clause
     reason: str = ''

@@ -9,6 +9,7 @@ from nova_accel.sim import gpu
 from nova_accel.sim import nic
 from nova_accel.sim import nvme
 from nova_accel.sim import reader
+from nova_accel.sim import xrt
 
 #: list of the file -> what its items are
 KINDS: dict[str, type[card.Card]] = {
@@ -16,6 +17,7 @@ KINDS: dict[str, type[card.Card]] = {
     'gpus': gpu.GpuCard,
     'nics': nic.NicCard,
     'nvmes': nvme.NvmeCard,
+    'alveos': xrt.XrtCard,
     'others': card.Card,
 }
 

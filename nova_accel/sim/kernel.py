@@ -21,6 +21,7 @@ from nova_accel.sim import description
 from nova_accel.sim import dfl
 from nova_accel.sim import nvme
 from nova_accel.sim import tree as sysfs
+from nova_accel.sim import xrt
 
 _PCI = 'bus/pci/devices'
 #: drivers that VFIO tolerates on the other members of an IOMMU group
@@ -29,7 +30,8 @@ _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
 _TICK = 0.02
 
 
-class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations):
+class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations,
+                      xrt.XrtOperations):
     """Stands where nova_accel.host.kernel.Kernel stands; same methods.
 
     Thread-safe, and any number of processes may use one file.
@@ -180,7 +182,8 @@ class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations):
         if refused:
             raise sysfs.error(getattr(errno, refused), function)
         if vf is not None:
-            mine['vfs'][vf].update(driver=driver, number=cards.number(state))
+            mine['vfs'][vf].update(driver=driver, number=cards.number(state),
+                                   since=time.time())
             return True
         if card.is_busy(mine) or _held(card, state):
             return False

@@ -9,6 +9,7 @@ import yaml
 
 from nova_accel import sim
 from nova_accel.sim import dfl
+from nova_accel.sim import xrt
 
 A = '0000:5e:00.0'
 B = '0000:81:00.0'
@@ -16,6 +17,8 @@ FUNCTION = '11111111-2222-4333-8444-555555555555'
 OTHER = 'aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee'
 INTERFACE = dfl.DEFAULT_INTERFACE
 FIRST = dfl.DEFAULT_FUNCTION
+#: of a card under XRT, exported by its shell
+SHELL = xrt.DEFAULT_INTERFACES[-1]
 
 
 def plain(text):
@@ -39,6 +42,11 @@ class SimulatedHost(fixtures.Fixture):
         with open(self.path, 'w') as file:
             yaml.safe_dump(self.top, file)
         self.kernel = sim.SimulatedKernel(self.path)
+
+    def xclbin(self, function=FUNCTION, interface=SHELL, **more):
+        path = os.path.join(self.directory, f'{uuid.uuid4()}.xclbin')
+        sim.make_xclbin(path, function, interface, **more)
+        return path
 
     def gbs(self, function=FUNCTION, interface=INTERFACE, **more):
         path = os.path.join(self.directory, f'{uuid.uuid4()}.gbs')

@@ -1,0 +1,338 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""FPGAs of AMD (Xilinx) under XRT: Alveo and Versal cards.
+
+A card has two PCI functions. The management function, by which it is known,
+can flash and program it and stays on the host, with the driver xclmgmt; the
+user function goes to guests. There is one region, the user partition.
+
+Which function is loaded nobody shows for sure. xclbinuuid is what the driver
+xocl of the user function loaded itself since it was bound; what is programmed
+through the management function does not change it. That one shows no UUID, but
+the IP_LAYOUT of what it programmed, until it is bound anew or the card reset.
+So xclbinuuid is believed where it is there, which is why xocl is bound anew
+before it would be wrong; otherwise what is known is believed as long as the
+management function shows that something is loaded.
+
+Source: XRT's kernel drivers (mgmt-sysfs.c, xocl_sysfs.c, icap.c, mailbox.c)
+and its documents on security and on cloud vendors.
+"""
+
+import dataclasses
+import errno
+import re
+import time
+
+from nova_accel.bitstream import xclbin
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+
+MANAGEMENT_DRIVER = 'xclmgmt'
+USER_DRIVER = 'xocl'
+#: seconds to wait for the two drivers to find each other after xocl was bound
+READY_SECONDS = 3
+#: requests of the mailbox by which a guest loads another function:
+#: LOAD_XCLBIN and LOAD_SLOT_XCLBIN of mailbox_proto.h
+LOAD_REQUESTS = 1 << 8 | 1 << 18
+
+_Defect = base.Defect
+_NULL = '0' * 32
+#: a read of a binary attribute gives no more
+_PAGE = 4096
+_ALVEO, _VERSAL = 'ALVEO', 'VERSAL'
+#: (vendor, device) of the management function -> product, family; devices.h
+_PRODUCTS = {
+    ('10ee', '5000'): ('U200', _ALVEO), ('10ee', '5004'): ('U250', _ALVEO),
+    ('10ee', '5020'): ('U50', _ALVEO), ('10ee', '5050'): ('U25', _ALVEO),
+    ('10ee', '505c'): ('U55C', _ALVEO), ('10ee', '506c'): ('U50C', _ALVEO),
+    ('10ee', '503c'): ('U30', _ALVEO), ('10ee', '504e'): ('U26Z', _ALVEO),
+    ('10ee', '5028'): ('VERSAL_5028', _VERSAL),
+    ('10ee', '5044'): ('VERSAL_5044', _VERSAL),
+    ('10ee', '5094'): ('V70', _VERSAL), ('10ee', '50b0'): ('V70', _VERSAL),
+    ('10ee', '50b4'): ('V80', _VERSAL),
+    # with the image that they are sold with
+    ('10ee', 'd000'): ('U200', _ALVEO), ('10ee', 'd004'): ('U250', _ALVEO),
+    ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
+    ('10ee', 'd04c'): ('U25', _ALVEO),
+}
+#: product -> MiB of its DDR4, which no attribute tells; from AMD's data sheets
+_MEMORY = {'U200': 65536, 'U250': 65536}
+#: errno of the ioctl -> what it means; others are failures of the card
+_REFUSALS = {
+    errno.EACCES: 'its DNA certificate is not for this card',
+    errno.EBUSY: 'the function that is loaded is in use',
+    errno.EINVAL: 'it is not for the card\'s shell or this release of XRT',
+    errno.EKEYREJECTED: 'its signature is missing or not trusted here, and '
+                        'the sec_level of the card asks for one',
+    errno.ENODEV: f'{MANAGEMENT_DRIVER} has no node in /dev for it',
+    errno.ENOENT: 'its interface UUIDs are not those of the card\'s shell',
+    errno.ENOTTY: 'the card is not ready',
+    errno.EOPNOTSUPP: 'it is for a shell with another time stamp',
+}
+
+
+class XrtDriver(base.PciDriver):
+
+    NAME = 'xrt'
+
+    # Discovery
+
+    def fingerprint(self):
+        return (*super().fingerprint(), *(
+            self.names(f'bus/pci/drivers/{name}')
+            for name in (MANAGEMENT_DRIVER, USER_DRIVER)))
+
+    def identify(self, address):
+        ids = (pci.identifier(self.kernel, address, 'vendor'),
+               pci.identifier(self.kernel, address, 'device'))
+        product, family = _PRODUCTS.get(ids, (None, None))
+        if product is None:
+            # a card that is newer than the table, or of another brand
+            if not self.kernel.exists(pci.path(address, 'mgmt_pf')):
+                return None
+            product = f'XRT_{ids[1].upper()}'
+        return model.Device(
+            address=address, type='FPGA', vendor='XILINX', product=product,
+            vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
+            family=family, memory_mib=_MEMORY.get(product),
+            numa_node=pci.numa_node(self.kernel, address))
+
+    def look(self, device, before):
+        address = device.address
+        self._check_management(address)
+        user = self._user_function(device)
+        device = dataclasses.replace(device, shell_id=self._shell(address))
+        obstacle = pci.obstacle(self.kernel, user)
+        interface = self._interface(address)
+        region = model.Region(
+            index=0, region_type_uuid=interface,
+            function_uuid=self._function(address, user, before),
+            handles=() if obstacle else (
+                model.AttachHandle(model.HandleType.PCI, user),),
+            programmable=interface is not None and not base.is_fixed(address),
+            open_to_guest=self._is_open(address), reason=obstacle)
+        return dataclasses.replace(device, regions=(region,))
+
+    def _check_management(self, address):
+        """:raises Defect: the management function is not in order."""
+        bound = pci.driver(self.kernel, address)
+        if bound != MANAGEMENT_DRIVER:
+            raise _Defect(f'its management function is bound to '
+                          f'{bound or "no driver"}: bind it to '
+                          f'{MANAGEMENT_DRIVER}, and keep it there, as it can '
+                          f'flash the card')
+        if not self.kernel.exists(pci.path(address, 'mgmt_pf')):
+            raise _Defect('it is not flashed with an XRT shell: flash one by '
+                          'xbmgmt program --base')
+        for name, bad, meaning in (
+                ('mfg', 1, 'it has the image that it was sold with: flash a '
+                           'shell by xbmgmt program --base'),
+                ('recovery', 1, 'it runs its recovery image: flash a shell by '
+                                'xbmgmt program --base'),
+                ('dev_offline', 1, f'{MANAGEMENT_DRIVER} has it offline, as '
+                                   f'while it is reset'),
+                ('ready', 0, f'{MANAGEMENT_DRIVER} could not start it: look '
+                             f'into dmesg')):
+            if self._number(address, name) == bad:
+                raise _Defect(meaning)
+
+    def _number(self, address, name) -> int | None:
+        """An attribute in decimal or 0x..., None where there is none."""
+        try:
+            return int(self.kernel.read(pci.path(address, name)), 0)
+        except FileNotFoundError:
+            return None
+
+    def _user_function(self, device) -> str:
+        """PCI address of the user function of a card.
+
+        :raises Defect: there is none, or it is not in order.
+        """
+        head, number = device.address.split('.')
+        user = f'{head}.{int(number) + 1}'
+        if not self.kernel.exists(pci.path(user)):
+            raise _Defect(f'there is no user function {user} beside it: flash '
+                          f'a shell by xbmgmt program --base')
+        bound = pci.driver(self.kernel, user)
+        if bound != USER_DRIVER:
+            # without its driver only the ids tell
+            wanted = (device.vendor_id, f'{int(device.product_id, 16) + 1:04x}')
+            found = tuple(pci.identifier(self.kernel, user, name)
+                          for name in ('vendor', 'device'))
+            if found != wanted:
+                raise _Defect(f'{user} beside it is {":".join(found)} and not '
+                              f'its user function {":".join(wanted)}')
+            return user
+        if not self.kernel.exists(pci.path(user, 'user_pf')):
+            raise _Defect(f'its user function {user} has no user_pf, as '
+                          f'without an XRT shell')
+        end = time.monotonic() + READY_SECONDS
+        while self._number(user, 'ready') == 0:
+            if time.monotonic() > end:
+                raise _Defect(f'its user function {user} is not ready: the '
+                              f'mailbox to {MANAGEMENT_DRIVER} does not work')
+            time.sleep(0.1)
+        for name, meaning in (('dev_offline', 'is offline'),
+                              ('device_bad_state', 'is in a bad state')):
+            if self._number(user, name):
+                raise _Defect(f'its user function {user} {meaning}: reset the '
+                              f'card by xbmgmt reset')
+        return user
+
+    def _shell(self, address) -> str | None:
+        """The logic UUID of the topmost partition below the user's."""
+        try:
+            return self._last_uuid(address, 'logic_uuids')
+        except OSError:
+            return None
+
+    def _interface(self, address) -> str | None:
+        """What an xclbin has to be made for, None where nothing tells.
+
+        The shell exports it; the base, whose line is before, exports what the
+        shell is made for.
+        """
+        try:
+            return self._last_uuid(address, 'interface_uuids')
+        except OSError as e:
+            # a shell without UUIDs; otherwise the card is not ready
+            if e.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+            return None
+
+    def _last_uuid(self, address, name) -> str | None:
+        lines = self.kernel.read(pci.path(address, name)).split()
+        return model.uuid_hex(lines[-1]) if lines else None
+
+    def _is_open(self, address) -> bool:
+        """Whether a guest can have the card programmed, by the mailbox."""
+        disabled = self._number(address, 'config_mailbox_channel_disable')
+        return (disabled or 0) & LOAD_REQUESTS != LOAD_REQUESTS
+
+    # What is loaded
+
+    def _function(self, address, user, before) -> str | None:
+        shown = self._shown(user)
+        if shown:
+            return shown
+        if before and before.regions and self._layout(address):
+            return before.regions[0].function_uuid
+        return None
+
+    def _shown(self, user) -> str | None:
+        """What xocl has loaded; None without xocl, or where it has nothing.
+
+        There is a line for each slot, of which the first is the FPGA's.
+        """
+        try:
+            lines = self.kernel.read(pci.path(user, 'xclbinuuid')).split()
+        except FileNotFoundError:
+            return None
+        function = model.uuid_hex(lines[0]) if lines else _NULL
+        return None if function == _NULL else function
+
+    def _layout(self, address) -> bytes | None:
+        """The IP_LAYOUT of what is loaded, at most a page of it.
+
+        b'' where nothing is, None where the driver does not say (Versal).
+        """
+        for name in self.kernel.listdir(pci.path(address)):
+            if re.fullmatch('icap[.]m[.][0-9]+', name):
+                try:
+                    return self.kernel.read_bytes(
+                        pci.path(address, name, 'ip_layout'), _PAGE)
+                except FileNotFoundError:
+                    return None
+        return None
+
+    # Programming
+
+    def read_bitstream(self, path, name=None):
+        return xclbin.parse(path, name)
+
+    def program(self, device, region, bitstream):
+        """See the base class.
+
+        :raises IncompatibleBitstream: the card's shell, read now, is not the
+            bitstream's; nothing was touched.
+        """
+        address = device.address
+        what = (f'{region.name} of {address} was to be programmed with '
+                f'{bitstream.function_uuid}')
+        if base.is_fixed(address):
+            raise exception.ProgrammingFailed(
+                f'{what}, and [accel] fixed_devices has the card: request the '
+                f'function that it carries, or remove it from there.')
+        try:
+            if not pci.answers(self.kernel, address):
+                raise _Defect('it does not answer on the PCI bus')
+            self._check_management(address)
+            user = self._user_function(device)
+            interface = self._interface(address)
+        except (_Defect, OSError, ValueError) as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and nothing was done because {e}.') from e
+        if interface != bitstream.region_type_uuid:
+            raise exception.IncompatibleBitstream(
+                f'{what}, and the bitstream is for regions of type '
+                f'{bitstream.region_type_uuid} while this one has '
+                f'{interface or "none"}: choose a bitstream made for it.')
+        self._forget_shown(what, user, bitstream)
+        self._load(what, address, bitstream)
+        return self._read_back(what, address, user, bitstream)
+
+    def _forget_shown(self, what, user, bitstream):
+        """Have xocl not show what is about to be replaced behind its back."""
+        try:
+            if self._shown(user) not in (None, bitstream.function_uuid):
+                self.kernel.rebind(user, USER_DRIVER)
+        except (OSError, ValueError) as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and nothing was done because {USER_DRIVER} cannot '
+                f'be bound to {user} anew ({e}).') from e
+
+    def _load(self, what, address, bitstream):
+        try:
+            self.kernel.program_xclbin(address, bitstream.path,
+                                       bitstream.payload_size)
+        except OSError as e:
+            number = errno.errorcode.get(e.errno, e.errno)
+            meaning = _REFUSALS.get(e.errno)
+            if e.errno == errno.ENOENT:
+                raise exception.IncompatibleBitstream(
+                    f'{what}, and {MANAGEMENT_DRIVER} refuses it: {meaning}; '
+                    f'choose a bitstream made for it.') from e
+            if meaning:
+                raise exception.ProgrammingFailed(
+                    f'{what}, and {MANAGEMENT_DRIVER} refuses it ({number}): '
+                    f'{meaning}; dmesg has the details.') from e
+            raise exception.ProgrammingFailed(
+                f'{what}, and the card failed ({number}): check the '
+                f'bitstream, look into dmesg, and reset the card by xbmgmt '
+                f'reset if others fail as well.') from e
+
+    def _read_back(self, what, address, user, bitstream) -> str:
+        """The function, where nothing that the drivers show contradicts."""
+        try:
+            wanted = xclbin.layout(bitstream.path)
+            layout, shown = self._layout(address), self._shown(user)
+        except (OSError, ValueError) as e:
+            raise exception.ProgrammingFailed(
+                f'{what}, and afterwards the function could not be read back '
+                f'({e}): look into dmesg.') from e
+        if shown not in (None, bitstream.function_uuid):
+            raise exception.ProgrammingFailed(
+                f'{what}, and the user function now shows {shown}: somebody '
+                f'else programmed the card at the same time.')
+        if layout is not None and layout != wanted[:_PAGE]:
+            raise exception.ProgrammingFailed(
+                f'{what}, and the card shows the kernels '
+                f'{_listed(layout)}, the file has {_listed(wanted)}: somebody '
+                f'else programmed the card at the same time.')
+        return bitstream.function_uuid
+
+
+def _listed(layout) -> str:
+    names = ', '.join(xclbin.kernels(layout))
+    return names if len(names) < 40 else names[:40] + '...'

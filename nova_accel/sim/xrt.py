@@ -1,0 +1,299 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Cards under XRT, as its drivers (2026) are written; not seen on hardware."""
+
+import dataclasses
+import errno
+import struct
+import time
+from typing import ClassVar
+import uuid
+
+from nova_accel import model
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+from nova_accel.sim import xclbin
+
+#: product -> device ids of management and user function
+PRODUCTS = {
+    'U200': ('5000', '5001'), 'U250': ('5004', '5005'),
+    'U50': ('5020', '5021'), 'U55C': ('505c', '505d'),
+    'V70': ('5094', '5095'),
+}
+#: under these the driver does not keep what it programmed
+VERSAL = frozenset(('V70',))
+#: base and shell of a U250
+DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
+                      '862c7020a250293e32036f19956669e5')
+#: LOAD_XCLBIN and LOAD_SLOT_XCLBIN, requests of the mailbox
+_LOAD_REQUESTS = 1 << 8 | 1 << 18
+_NEVER = 1e12
+#: seconds between two looks at something that blocks
+_TICK = 0.02
+#: errno of a programming that did not touch the card
+_REFUSALS = ('EBUSY', 'EINVAL', 'ENOENT', 'EOPNOTSUPP')
+
+
+def _errno_name(value):
+    if getattr(errno, str(value), None) is None:
+        raise ValueError('it has to be an errno like EIO')
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class XrtCard(card.Card):
+    """A management function and, one further, a user function."""
+
+    class_code: str = '0x120000'
+    driver: str | None = 'xclmgmt'
+    #: of the user function, at the beginning and after a guest
+    vf_driver: str | None = 'xocl'
+    versal: bool = False
+    #: whether it has a shell of XRT
+    flashed: bool = True
+    interfaces: tuple[str, ...] = DEFAULT_INTERFACES
+    #: what xocl has loaded at the beginning
+    function: str | None = None
+    mailbox_disabled: int = 0
+    user_iommu_group: int | None = None
+    programming_seconds: float = 0
+    #: after xocl was bound, until it has found the management function
+    ready_seconds: float = 0
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        'hang': reader.checked(lambda v: v in ('read', 'program'),
+                               'read or program'),
+        'program_error': _errno_name,
+    }
+
+    @classmethod
+    def describe(cls, item):
+        product = item.take('product', _product, 'U250')
+        device, user = PRODUCTS[product]
+        return dict(
+            cls.describe_any(item),
+            ids=('10ee', device, '10ee', '000e'), vf_device=user,
+            versal=product in VERSAL,
+            vf_driver=item.take('user_driver', _user_driver, 'xocl'),
+            flashed=item.take('flashed', reader.boolean, True),
+            interfaces=tuple(item.take('interfaces', reader.uuids,
+                                       DEFAULT_INTERFACES)),
+            function=item.take('function', model.uuid_hex, None),
+            mailbox_disabled=item.take('mailbox_disabled', _bits, 0),
+            user_iommu_group=item.take('user_iommu_group', reader.natural,
+                                       None),
+            programming_seconds=item.take('programming_seconds',
+                                          reader.seconds, 1.0),
+            ready_seconds=item.take('ready_seconds', reader.seconds, 0.0))
+
+    def addresses(self):
+        return [self.address, self.vf_address(0)]
+
+    # What is remembered
+
+    def fresh(self, state):
+        # the user function is kept where the VFs of others are
+        return {**super().fresh(state), 'loaded': None, 'shown': None,
+                'program': None,
+                'vfs': [{'driver': self.vf_driver,
+                         'number': card.number(state)}]}
+
+    def at_first(self, state):
+        mine = self.fresh(state)
+        if self.function and self.vf_driver == 'xocl':
+            mine['shown'] = [mine['vfs'][0]['number'], self.function]
+            mine['loaded'] = {'function': self.function, 'layout': '01'}
+        return mine
+
+    def settle(self, mine):
+        program = mine['program']
+        if program and time.time() >= program['until']:
+            mine.update(program=None, loaded=program['loaded'])
+
+    # Operations
+
+    def drivers(self):
+        return {'xclmgmt', 'xocl', 'vfio-pci'}
+
+    def bound(self, state, mine, driver):
+        user = mine['vfs']
+        super().bound(state, mine, driver)
+        mine.update(vfs=user, loaded=None)
+
+    def is_busy(self, mine):
+        return bool(mine['program']) or not self.is_ready(mine)
+
+    def is_ready(self, mine):
+        return (time.time() - mine['vfs'][0].get('since', 0)
+                >= self.ready_seconds)
+
+    # Sysfs
+
+    def add(self, tree, mine, group):
+        faults = self.faulty(mine)
+        if faults.get('vanish'):
+            return
+        own = user_group = None
+        if group is not None:
+            own = group if self.iommu_group is None else self.iommu_group
+            user_group = (group + 1 if self.user_iommu_group is None
+                          else self.user_iommu_group)
+        user, = mine['vfs']
+        functions = (
+            sysfs.add_function(tree, self.address, self.ids, self.class_code,
+                               mine['driver'], own),
+            sysfs.add_function(
+                tree, self.vf_address(0),
+                (self.ids[0], self.vf_device, *self.ids[2:]), self.class_code,
+                user['driver'], user_group))
+        if mine['driver'] == 'xclmgmt':
+            functions[0].update(self._management(mine))
+        if user['driver'] == 'xocl':
+            functions[1].update(self._user(mine))
+        for made in functions:
+            made['numa_node'] = str(self.numa_node)
+            if faults.get('dead'):
+                made['config'] = b'\xff' * 64
+            sysfs.spoil(made, faults.get('attributes') or {})
+
+    def _management(self, mine):
+        number = mine['number']
+        made = {'xrt_mgmt': {f'xclmgmt{number}': {'dev': f'240:{number}'}}}
+        if not self.flashed:
+            return made
+        made.update({
+            'mgmt_pf': '', 'ready': '1', 'dev_offline': '0', 'mfg': '0',
+            'recovery': '0', 'instance': str(number),
+            'versal': str(int(self.versal)), 'rp_program': '0',
+            'config_mailbox_channel_disable': hex(self.mailbox_disabled),
+            'interface_uuids': '\n'.join(self.interfaces),
+            'logic_uuids': '\n'.join(
+                uuid.uuid5(uuid.UUID(i), 'logic').hex
+                for i in self.interfaces),
+        })
+        if not self.versal:
+            loaded = mine['loaded']
+            made[f'icap.m.{number}'] = {
+                'sec_level': '0', 'idcode': '0x4b57093',
+                'ip_layout': bytes.fromhex(loaded['layout'])
+                if loaded else b''}
+        return made
+
+    def _user(self, mine):
+        if not self.flashed:
+            return {}
+        shown = mine['shown']
+        if not shown or shown[0] != mine['vfs'][0]['number']:
+            # bound anew, xocl knows nothing of before
+            shown = None
+        return {
+            'user_pf': '', 'dev_offline': '0',
+            'ready': '0x1' if self.is_ready(mine) else '0x0',
+            'device_bad_state': '0', 'interface_uuids': self.interfaces[-1],
+            'mailbox_connect_state': '0x3',
+            'xclbinuuid': str(uuid.UUID(shown[1])) if shown else ''}
+
+
+class XrtOperations:
+    """The part of a simulated kernel that is for these cards."""
+
+    def program_xclbin(self, function, path, size):
+        with open(path, 'rb') as file:
+            data = file.read(size)
+        self._load_xclbin(function, data)
+
+    def guest_programs(self, user, path):
+        """A guest has its card programmed, through the mailbox.
+
+        :param user: PCI address of the user function.
+        :raises OSError: EOPNOTSUPP when the mailbox does not let it.
+        """
+        host, state = self._look()
+        found, _ = self._owner(host, state, user)
+        if (user not in state['guests'] or found.mailbox_disabled
+                & _LOAD_REQUESTS == _LOAD_REQUESTS):
+            raise sysfs.error(errno.EOPNOTSUPP, user)
+        with open(path, 'rb') as file:
+            self._load_xclbin(found.address, file.read())
+
+    def xocl_programs(self, user, path):
+        """A process of the host programs the card, by xrt-smi program."""
+        host, state = self._look()
+        found, _ = self._owner(host, state, user)
+        with open(path, 'rb') as file:
+            data = file.read()
+        self._load_xclbin(found.address, data)
+        with self._update() as (_, state):
+            mine = state['cards'][found.address]
+            mine['shown'] = [mine['vfs'][0]['number'], xclbin.read(data)[0]]
+
+    def _load_xclbin(self, function, data):
+        if (len(data) < xclbin.HEADER_SIZE
+                or not data.startswith(xclbin.MAGIC)
+                or struct.unpack_from('<Q', data, 304)[0] != len(data)):
+            raise sysfs.error(errno.EINVAL, function)
+        uuid_, interface, layout, payload = xclbin.read(data)
+        while True:
+            with self._update() as (host, state):
+                found = host.cards.get(function)
+                if (not isinstance(found, XrtCard) or not found.flashed
+                        or found.faulty(state['cards'][function]).get('vanish')
+                        or state['cards'][function]['driver'] != 'xclmgmt'):
+                    raise sysfs.error(errno.ENODEV, function)
+                mine = state['cards'][function]
+                if not mine['program']:
+                    error = self._begin_xclbin(
+                        found, mine, interface, payload,
+                        {'function': uuid_, 'layout': layout.hex()})
+                    break
+            # the driver holds a mutex of the card meanwhile
+            time.sleep(_TICK)
+        while True:
+            _, state = self._look()
+            program = state['cards'][function]['program']
+            if not program:
+                break
+            if (program['until'] == _NEVER and found.faulty(
+                    state['cards'][function]).get('hang') != 'program'):
+                with self._update() as (_, state):
+                    state['cards'][function]['program']['until'] = time.time()
+            time.sleep(min(found.programming_seconds, _TICK))
+        if error:
+            raise sysfs.error(error, function)
+
+    @staticmethod
+    def _begin_xclbin(found, mine, interface, payload, loaded):
+        """Begin to program; the errno with which that will end, or None.
+
+        :raises OSError: it is refused before the card is touched.
+        """
+        faults = found.faulty(mine)
+        name = faults.get('program_error')
+        # a file without interface is not compared, one without payload is
+        # taken and does nothing; the driver of this project checks both
+        if interface and interface not in found.interfaces:
+            name = 'EINVAL'
+        if name in _REFUSALS:
+            raise sysfs.error(getattr(errno, name), found.address)
+        if faults.get('dead'):
+            name = 'ETIMEDOUT'
+        hangs = faults.get('hang') == 'program'
+        if hangs:
+            name = 'ETIMEDOUT'
+        mine['loaded'] = None
+        mine['program'] = {
+            'until': _NEVER if hangs
+            else time.time() + found.programming_seconds,
+            'loaded': None if name or not payload else loaded}
+        return getattr(errno, name) if name else None
+
+
+_product = reader.checked(lambda v: v in PRODUCTS,
+                          f'one of {", ".join(PRODUCTS)}')
+_user_driver = reader.checked(lambda v: v in ('xocl', 'vfio-pci'),
+                              'xocl or vfio-pci')
+
+
+def _bits(value):
+    return int(reader.text(value), 16)
