@@ -547,8 +547,14 @@ class Accelerators:
     def _see_returned(self, claims):
         """Look again at cards that a guest had whole, and may have changed,
         and at those that offer more again."""
-        if any(c.handle.address == c.device_address or c.created_type
-               for c in claims):
+        opened = [(c.device_address, c.region_index) for c in claims
+                  if self.inventory.is_open(c.device_address, c.region_index)]
+        for address, index in opened:
+            # only the guest knew what it loaded
+            self.inventory.set_loaded(address, index, None)
+        if opened or any(
+                c.handle.address == c.device_address or c.created_type
+                for c in claims):
             self.inventory.scan()
 
     def reprogram(self, context, instance_uuid: str,

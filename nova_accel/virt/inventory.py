@@ -388,6 +388,12 @@ class Inventory:
                 self._programming[address] -= 1
                 self._changes[address] += 1
 
+    def is_open(self, address: str, index: int | None) -> bool:
+        """Whether a guest can change the region without our seeing it."""
+        device = self.devices.get(address)
+        return any(r.open_to_guest for r in device.regions
+                   if r.index == index) if device else False
+
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded | None) -> None:
         """Record what a region carries after a programming, at once."""
