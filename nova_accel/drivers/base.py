@@ -104,6 +104,7 @@ class AcceleratorDriver(abc.ABC):
 
         :param name: what to call the file in errors, by default its path.
         :raises BitstreamError: with the offset and the reason.
+        :raises IncompatibleBitstream: it is a good file for other devices.
         """
         raise exception.IncompatibleBitstream(
             f'{type(self).__name__} has no programmable devices: remove the '

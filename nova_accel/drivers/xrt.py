@@ -335,4 +335,4 @@ class XrtDriver(base.PciDriver):
 
 def _listed(layout) -> str:
     names = ', '.join(xclbin.kernels(layout))
-    return names if len(names) < 40 else names[:40] + '...'
+    return names if len(names) <= 24 else names[:24] + '...'
