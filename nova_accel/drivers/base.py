@@ -11,6 +11,7 @@ driver keeps no state of its own: what has to survive comes back to it as
 import abc
 from collections.abc import Hashable, Mapping
 import dataclasses
+import time
 
 from nova_accel import conf
 from nova_accel.drivers import sriov
@@ -65,7 +66,8 @@ class AcceleratorDriver(abc.ABC):
     def fingerprint(self) -> Hashable:
         """Cheap to make, and different when discover() would find another set.
 
-        No subprocess, a handful of directory listings.
+        No subprocess, a handful of directory listings. Where the devices
+        change without a sign there the time belongs to it as well.
         """
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
@@ -153,6 +155,9 @@ class PciDriver(AcceleratorDriver):
 
     #: of the entry point
     NAME: str
+    #: whether its devices change without a sign in any directory, so that
+    #: discover() is called each [accel] discovery_interval
+    POLLED = False
 
     @abc.abstractmethod
     def identify(self, address: str) -> model.Device | None:
@@ -229,8 +234,10 @@ class PciDriver(AcceleratorDriver):
 
     def fingerprint(self):
         """See the base class; VFs and what guests have change it as well."""
-        return tuple(self.names(path) for path in (
-            pci.DEVICES, f'bus/pci/drivers/{VFIO}'))
+        interval = (time.monotonic() // CONF.accel.discovery_interval
+                    if self.POLLED else None)
+        return (interval, *(self.names(path) for path in (
+            pci.DEVICES, f'bus/pci/drivers/{VFIO}')))
 
     def make_virtual_functions(self) -> None:
         """Make the VFs that nova.conf asks for of this driver's functions.

@@ -155,11 +155,13 @@ class Inventory:
                 f'{device.address} needs the driver {device.driver}, which '
                 f'[accel] enabled_drivers does not name: enable it.') from None
 
-    def scan(self) -> None:
-        """Ask every driver, and take over what they say.
+    def scan(self, names: Iterable[str] | None = None) -> None:
+        """Ask the drivers, and take over what they say.
 
         A driver that raises or takes too long costs only its own devices:
         those stay as they were, fenced, until it answers again.
+
+        :param names: of the drivers to ask, by default all.
         """
         with self._scanning:
             with self._lock:
@@ -168,12 +170,20 @@ class Inventory:
                        if not future.done()}
             started = {
                 name: self._start_discovery(name, driver, known)
-                for name, driver in self._drivers.items()}
+                for name, driver in self._drivers.items()
+                if names is None or name in names}
             found, self._owners = {}, {}
             deadline = time.monotonic() + CONF.accel.discovery_timeout
-            for name, future in started.items():
-                found.update(self._sorted_out(name, self._discovered(
-                    name, future, 0 if name in hanging else deadline, known)))
+            for name in self._drivers:
+                if name in started:
+                    devices = self._discovered(
+                        name, started[name], 0 if name in hanging
+                        else deadline, known)
+                else:
+                    devices = {a: d for a, d in known.items()
+                               if d.driver == name
+                               and d.health is not model.Health.GONE}
+                found.update(self._sorted_out(name, devices))
             self._take(found, known, changes)
             self._scanned_at = time.monotonic()
 
@@ -313,11 +323,13 @@ class Inventory:
         self._closed = True
 
     def _scan_if_changed(self):
+        """Ask those drivers of which another answer is to be expected."""
         try:
-            for name, driver in self._drivers.items():
-                if name in self._pending or (
-                        driver.fingerprint() != self._fingerprints.get(name)):
-                    return self.scan()
+            changed = [name for name, driver in self._drivers.items()
+                       if name in self._pending or driver.fingerprint()
+                       != self._fingerprints.get(name)]
+            if changed:
+                self.scan(changed)
         except Exception:
             LOG.exception('Looking for changed devices failed')
 

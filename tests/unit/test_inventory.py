@@ -168,6 +168,30 @@ class InventoryTest(InventoryTestBase):
             time.sleep(0.01)
         self.assertEqual(calls + 1, self.driver.calls)
 
+    def test_only_drivers_with_another_fingerprint_are_asked(self):
+        self.update()
+        calls, others = self.driver.calls, self.other.calls
+        self.driver.devices = (fpga('0000:01:00.0', regions=2),)
+        self.inventory._scan_if_changed()
+        self.assertEqual((calls + 1, others),
+                         (self.driver.calls, self.other.calls))
+        self.assertEqual({'0000:01:00.0': 2, '0000:02:00.0': 1}, {
+            a: len(d.regions) for a, d in self.inventory.devices.items()})
+        self.inventory._scan_if_changed()
+        self.assertEqual(calls + 1, self.driver.calls)
+
+    def test_device_that_moves_to_another_driver(self):
+        self.update()
+        self.driver.devices, gone = (), self.driver.devices
+        self.inventory._scan_if_changed()
+        self.other.devices += tuple(
+            dataclasses.replace(d, driver='other') for d in gone)
+        self.inventory._scan_if_changed()
+        device = self.inventory.devices['0000:01:00.0']
+        self.assertEqual(('other', model.Health.OK),
+                         (device.driver, device.health))
+        self.assertEqual({}, self.inventory.shared)
+
     def test_driver_that_raises_costs_only_its_own_devices(self):
         self.update()
         self.other.error = RuntimeError('boom')
