@@ -79,6 +79,12 @@ What they are: type, required, which makes the resource class
 CUSTOM_ACCELERATOR_<type>; traits, further ones, separated by commas; name, in
 place of the product's id. The first rule that matches counts. May be given
 several times."""),
+    cfg.ListOpt('qat_services', default=[],
+                sample_default='sym;asym,0000:6d:00.0=dc', help="""
+Services of QAT cards of generation 4 and later, set when nova-compute starts
+and the card has no VFs yet: ``<services>`` for all of them, and ``<PCI address
+of the physical function>=<services>`` for one. Services are sym, asym, dc,
+dcc and decomp, joined by ``;`` as the card can do them together."""),
 ]
 
 BITSTREAM_OPTS = [

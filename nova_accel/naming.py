@@ -227,6 +227,17 @@ def region_traits(device: model.Device, region: model.Region) -> set[str]:
     return {_checked(t, of) for t in traits}
 
 
+def property_trait(type_: str, *words: str) -> str:
+    """The trait of what a device has or does, whoever made it.
+
+    :param type_: of the device, as in Device.type.
+    :raises InvalidName: naming the type.
+    """
+    of = f'a device of the type {type_}'
+    return _checked('_'.join(('CUSTOM', *(
+        normalize(word, of) for word in (type_, *words)))), of)
+
+
 # Providers
 
 def device_provider_name(node: str, address: str) -> str:

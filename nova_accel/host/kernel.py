@@ -181,6 +181,18 @@ class Kernel:
         """Write one of privileged.WRITABLE of a PCI function."""
         privileged.write_attribute(function, attribute, value)
 
+    def read_qat_heartbeat(self, pf: str) -> int:
+        """What a QAT card says of itself in debugfs, which only root reads.
+
+        0 when its engines respond; -1 when they do not, and also when
+        somebody read it less than its timer (200 or 500 ms) before. Source:
+        adf_heartbeat.c of Linux.
+
+        :raises OSError: ENOENT when the card is down or debugfs is not
+            mounted, EPERM where the kernel is locked down.
+        """
+        return privileged.read_qat_heartbeat(pf)
+
     def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
         """Make a mediated device; source:
         Documentation/driver-api/vfio-mediated-device.rst of Linux.

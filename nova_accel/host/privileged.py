@@ -145,6 +145,17 @@ def write_attribute(function: str, attribute: str, value: str) -> None:
 
 
 @privsep.ctx.entrypoint
+def read_qat_heartbeat(pf: str) -> int:
+    _check_function(pf)
+    # qat_<class of device>_<address>; source: adf_dbgfs.c of Linux
+    found = glob.glob(f'{SYS}/kernel/debug/qat_*_{pf}/heartbeat/status')
+    if len(found) != 1:
+        raise OSError(errno.ENOENT, f'{pf} shows no heartbeat in debugfs')
+    # the kernel ends the text with a zero byte
+    return int(_read(found[0]).rstrip('\0'))
+
+
+@privsep.ctx.entrypoint
 def create_mdev(parent: str, type_name: str, uuid: str) -> None:
     _check_text('parent', parent, _PARENT)
     _check_text('type of mediated device', type_name, _MDEV_TYPE)

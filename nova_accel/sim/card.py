@@ -175,6 +175,10 @@ class Card:
         mine['vfs'] = [{'driver': self.vf_driver, 'number': number(state)}
                        for _ in range(count)]
 
+    def ends_vfs(self, attribute, value) -> bool:
+        """Whether writing that attribute takes the VFs away."""
+        return False
+
     def write(self, mine, vf, attribute, value) -> None:
         """Write an attribute of one of its functions.
 

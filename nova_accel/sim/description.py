@@ -8,6 +8,7 @@ from nova_accel.sim import dfl
 from nova_accel.sim import gpu
 from nova_accel.sim import nic
 from nova_accel.sim import nvme
+from nova_accel.sim import qat
 from nova_accel.sim import reader
 from nova_accel.sim import xrt
 
@@ -18,6 +19,7 @@ KINDS: dict[str, type[card.Card]] = {
     'nics': nic.NicCard,
     'nvmes': nvme.NvmeCard,
     'alveos': xrt.XrtCard,
+    'qats': qat.QatCard,
     'others': card.Card,
 }
 
@@ -25,6 +27,8 @@ KINDS: dict[str, type[card.Card]] = {
 @dataclasses.dataclass(frozen=True)
 class Host:
     iommu: bool
+    #: the parameter of the module vfio_pci
+    disable_denylist: bool
     cards: dict[str, card.Card]
 
 
@@ -34,7 +38,9 @@ def load(path: str) -> Host:
     :raises InvalidSimulation: naming file, line and key.
     """
     top = reader.compose(path)
-    host = Host(iommu=top.take('iommu', reader.boolean, True), cards={})
+    host = Host(
+        iommu=top.take('iommu', reader.boolean, True), cards={},
+        disable_denylist=top.take('disable_denylist', reader.boolean, False))
     used = set()
     for key, kind in KINDS.items():
         for item in top.sequence(key):

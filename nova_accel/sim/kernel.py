@@ -20,6 +20,7 @@ from nova_accel.sim import card as cards
 from nova_accel.sim import description
 from nova_accel.sim import dfl
 from nova_accel.sim import nvme
+from nova_accel.sim import qat
 from nova_accel.sim import tree as sysfs
 from nova_accel.sim import xrt
 
@@ -28,10 +29,15 @@ _PCI = 'bus/pci/devices'
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
 #: seconds between two looks at something that blocks
 _TICK = 0.02
+#: vendor and device that vfio-pci refuses unless told otherwise
+_DENYLIST = frozenset(('8086', device) for device in (
+    '0435', '0443', '19e2', '19e3', '37c8', '37c9'))
 
 
-class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations,
-                      xrt.XrtOperations):
+class SimulatedKernel(dfl.DflOperations,
+                      nvme.NvmeOperations,
+                      xrt.XrtOperations,
+                      qat.QatOperations):
     """Stands where nova_accel.host.kernel.Kernel stands; same methods.
 
     Thread-safe, and any number of processes may use one file.
@@ -152,9 +158,16 @@ class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations,
             time.sleep(_TICK)
 
     def write_attribute(self, function, attribute, value):
-        with self._update() as (host, state):
-            card, vf = self._owner(host, state, function)
-            card.write(state['cards'][card.address], vf, attribute, value)
+        while True:
+            with self._update() as (host, state):
+                card, vf = self._owner(host, state, function)
+                if not (card.ends_vfs(attribute, value)
+                        and _held(card, state)):
+                    card.write(state['cards'][card.address], vf, attribute,
+                               value)
+                    return
+            # as in set_numvfs()
+            time.sleep(_TICK)
 
     @staticmethod
     def _owner(host, state, function):
@@ -177,6 +190,10 @@ class SimulatedKernel(dfl.DflOperations, nvme.NvmeOperations,
         card, vf = cls._owner(host, state, function)
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
+        ids = (card.ids[0], vf is not None and card.vf_device or card.ids[1])
+        if (driver == 'vfio-pci' and ids in _DENYLIST
+                and not host.disable_denylist):
+            raise sysfs.error(errno.EINVAL, function)
         mine = state['cards'][card.address]
         refused = card.faulty(mine).get('bind')
         if refused:
@@ -377,7 +394,9 @@ def _build(host, state):
     tree = {'bus': {'pci': {'devices': {}, 'drivers': {
                 'dfl-pci': {}, 'vfio-pci': {}}}},
             'class': {'fpga_region': {}, 'fpga_manager': {}},
-            'devices': {}, 'kernel': {'iommu_groups': {}}}
+            'devices': {}, 'kernel': {'iommu_groups': {}},
+            'module': {'vfio_pci': {'parameters': {
+                'disable_denylist': 'Y' if host.disable_denylist else 'N'}}}}
     group = 1000
     for address, card in host.cards.items():
         group += 100

@@ -114,6 +114,9 @@ class Privileged(testtools.TestCase):
                      (self.kernel.assign_dfl_port, address, 0),
                      (self.kernel.program_xclbin, address, self.xclbin,
                       self.xclbin_size),
+                     (self.kernel.read_qat_heartbeat, address),
+                     (self.kernel.write_attribute, address, 'qat/state',
+                      'up'),
                      (self.kernel.program_dfl_port, address, 0, self.file,
                       4, 8)):
             self.fails(errno.EINVAL, *call)
@@ -292,6 +295,35 @@ class Privileged(testtools.TestCase):
         self.kernel.set_numvfs(PF, 4)
         self.assertEqual('4', self.kernel.read(f'{self.device}/sriov_numvfs'))
 
+    @ddt.data(('qat/state', 'up'), ('qat/state', 'down'),
+              ('qat/cfg_services', 'sym;asym'), ('qat/cfg_services', 'dc'))
+    @ddt.unpack
+    def test_attributes(self, attribute, value):
+        self.write(f'{self.root}/sys/{self.device}/{attribute}', '')
+        self.kernel.write_attribute(PF, attribute, value)
+        self.assertEqual(value, self.kernel.read(
+            f'{self.device}/{attribute}'))
+
+    @ddt.data(('qat/state', 'reset'), ('qat/state', 'up\n'),
+              ('qat/state', None), ('qat/cfg_services', 'sym asym'),
+              ('qat/cfg_services', ';'), ('qat/cfg_services', 'a;b;c;d;e'),
+              ('remove', '1'), ('qat/../remove', '1'), ('', 'up'),
+              (None, 'up'))
+    @ddt.unpack
+    def test_other_attributes(self, attribute, value):
+        self.fails(errno.EINVAL, self.kernel.write_attribute, PF, attribute,
+                   value)
+
+    def test_heartbeat(self):
+        self.fails(errno.ENOENT, self.kernel.read_qat_heartbeat, PF)
+        status = (f'{self.root}/sys/kernel/debug/qat_4xxx_{PF}/heartbeat/'
+                  f'status')
+        for text, value in (('0\n\0', 0), ('-1\n\0', -1), ('0\n', 0)):
+            self.write(status, text)
+            self.assertEqual(value, self.kernel.read_qat_heartbeat(PF))
+        self.fails(errno.ENOENT, self.kernel.read_qat_heartbeat,
+                   '0000:5e:00.1')
+
     def test_port_errors(self):
         errors = f'{self.root}/sys/{self.base}/dfl-port.5/errors/errors'
         before = os.stat(errors).st_mtime_ns
@@ -310,7 +342,8 @@ class Privileged(testtools.TestCase):
         entry_points = [getattr(privileged, name) for name in (
             'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
             'clear_dfl_port_errors', 'program_xclbin', 'rebind',
-            'set_numvfs')]
+            'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
+            'create_mdev', 'remove_mdev')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)

@@ -1,0 +1,308 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Intel QuickAssist cards: their VFs, and the services that these offer.
+
+All VFs of a physical function do the same services; since generation 4 these
+are set by qat/cfg_services of the PF while it is down. Sources:
+Documentation/ABI/testing/sysfs-driver-qat of Linux, drivers/crypto/intel/qat,
+and vfio_pci.c for the functions that VFIO refuses.
+"""
+
+import dataclasses
+import errno
+import re
+import time
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import sriov
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel import naming
+
+CONF = conf.CONF
+
+OPTION = '[accel] qat_services'
+#: seconds to wait before a card is asked again that does not respond: more
+#: than the timer of any, so that another reader does not make it look dead
+HEARTBEAT_SECONDS = 0.6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    name: str
+    family: str
+    #: of the kernel, for the PF
+    driver: str
+    #: whether vfio-pci refuses it and its VFs
+    denied: bool = False
+
+
+#: device id of the PF
+_PRODUCTS = {
+    '0434': _Product('DH89XXCC', 'GEN1', 'dh895xcc'),
+    '0435': _Product('DH895XCC', 'GEN2', 'dh895xcc', denied=True),
+    '37c8': _Product('C62X', 'GEN2', 'c6xx', denied=True),
+    '19e2': _Product('C3XXX', 'GEN2', 'c3xxx', denied=True),
+    '6f54': _Product('D15XX', 'GEN2', 'd15xx'),
+    '18a0': _Product('C4XXX', 'GEN3', 'c4xxx'),
+    '4940': _Product('4XXX', 'GEN4', '4xxx'),
+    '4942': _Product('401XX', 'GEN4', '4xxx'),
+    '4944': _Product('402XX', 'GEN4', '4xxx'),
+    '4946': _Product('420XX', 'GEN4', '420xx'),
+    '4948': _Product('6XXX', 'GEN6', '6xxx'),
+}
+
+
+def _trait(service: str) -> str:
+    return naming.property_trait('QAT', 'SERVICE', service)
+
+
+#: of the services of adf_cfg_services.c
+_TRAITS = frozenset(map(_trait, ('sym', 'asym', 'dc', 'dcc', 'decomp')))
+
+
+class QatDriver(base.PciDriver):
+    """One device for each PF; the VFs are what is given to guests.
+
+    Nothing in sysfs' directories tells of a changed service, a card that went
+    down, or a lost heartbeat, and the kernel looks at no heartbeat by itself,
+    so that every card is looked at each [accel] discovery_interval: three
+    attributes of sysfs and one of debugfs, of which only a card that does not
+    respond costs more.
+    """
+
+    NAME = 'qat'
+    POLLED = True
+
+    # Configuration
+
+    def configure(self):
+        """Set the services, then make the VFs: with VFs there the services
+        cannot be set any more.
+
+        :raises DeviceError: of all cards on which that failed; those without
+            VFs get none, so that the services can be set at the next start.
+        """
+        wanted = _wanted_services()
+        cards = [address for address in self.names(pci.DEVICES)
+                 if self._is_bound_card(address)]
+        failed = [
+            f'{OPTION} names {address}, which is no QAT card whose PF has a '
+            f'driver of the host: correct the address, or bind the driver.'
+            for address in wanted if address not in (None, *cards)]
+        for address in cards:
+            try:
+                services = wanted.get(address, wanted.get(None))
+                if services:
+                    self._set_services(address, services,
+                                       named=address in wanted)
+                self._make_vfs(address)
+            except exception.ConfigurationError:
+                raise
+            except exception.AcceleratorError as e:
+                failed.append(str(e))
+        if failed:
+            raise exception.DeviceError(' '.join(failed))
+
+    def _is_bound_card(self, address) -> bool:
+        try:
+            return bool(
+                not pci.physical_function(self.kernel, address)
+                and self.identify(address)
+                and pci.driver(self.kernel, address) not in (None, base.VFIO))
+        except (OSError, ValueError):
+            return False
+
+    def _set_services(self, address, wanted, named):
+        what = f'{OPTION} wants {wanted} on {address}'
+        try:
+            before = self.kernel.read(pci.path(address, 'qat/cfg_services'))
+            state = self.kernel.read(pci.path(address, 'qat/state'))
+            vfs = pci.virtual_functions(self.kernel, address)
+        except FileNotFoundError:
+            if not named:
+                return
+            raise exception.DeviceError(
+                f'{what}, whose services cannot be set (it has no '
+                f'qat/cfg_services): leave it out of the option.') from None
+        except OSError as e:
+            raise exception.DeviceError(
+                f'{what}, and what it has now cannot be read ({e}): look into '
+                f'dmesg.') from e
+        same = sorted(before.split(';')) == sorted(wanted.split(';'))
+        if same and state == 'up':
+            return
+        if vfs:
+            # going down would take them away, once no guest has one
+            raise exception.DeviceError(
+                f'{what}, and it does {before} and has VFs, which may be in '
+                f'use: write 0 to its sriov_numvfs when no server has one, '
+                f'and restart nova-compute.')
+        try:
+            if state != 'down':
+                self._write(address, 'state', 'down')
+            if not same:
+                self._write(address, 'cfg_services', wanted)
+            self._write(address, 'state', 'up')
+        except OSError as e:
+            self._put_back(address, before)
+            reason = ('the host itself is using it' if e.errno == errno.EBUSY
+                      else e.strerror)
+            raise exception.DeviceError(
+                f'{what}, and the kernel refused ({reason}), so that it keeps '
+                f'{before}: choose services that this card can do together, '
+                f'and look into dmesg.') from e
+
+    def _put_back(self, address, services):
+        try:
+            if self.kernel.read(pci.path(address, 'qat/state')) != 'up':
+                self._write(address, 'cfg_services', services)
+                self._write(address, 'state', 'up')
+        except OSError:
+            # discover() says that it is down
+            pass
+
+    def _write(self, address, attribute, value):
+        self.kernel.write_attribute(address, f'qat/{attribute}', value)
+
+    def _make_vfs(self, address):
+        count = sriov.missing(self.kernel, address)
+        if not count:
+            return
+        total = int(self.kernel.read(pci.path(address, 'sriov_totalvfs')))
+        if count != total:
+            # the kernel makes all of them whatever the number
+            raise exception.ConfigurationError(
+                f'{sriov.OPTION} wants {count} VFs of {address}, and a QAT '
+                f'card has all of its {total} or none: write {total}, and '
+                f'exclude VFs by [accel] exclude_devices.')
+        sriov.make(self.kernel, address)
+
+    # Discovery
+
+    def identify(self, address):
+        ids = (pci.identifier(self.kernel, address, 'vendor'),
+               pci.identifier(self.kernel, address, 'device'))
+        product = _PRODUCTS.get(ids[1]) if ids[0] == '8086' else None
+        return product and model.Device(
+            address=address, type='QAT', vendor='INTEL', product=product.name,
+            vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
+            family=product.family, volatile_traits=tuple(sorted(_TRAITS)),
+            numa_node=pci.numa_node(self.kernel, address))
+
+    def look(self, device, before):
+        product = _PRODUCTS[device.product_id]
+        bound = pci.driver(self.kernel, device.address)
+        if bound in (None, base.VFIO):
+            raise base.Defect(
+                f'it is bound to {bound or "no driver"}, and only its VFs are '
+                f'given to guests: bind it to {product.driver}')
+        device = self._with_services(device, before)
+        vfs = pci.virtual_functions(self.kernel, device.address)
+        obstacles = {vf: pci.obstacle(self.kernel, vf) for vf in vfs}
+        if product.denied and self._denies():
+            obstacles = dict.fromkeys(vfs, (
+                'vfio-pci refuses it and its VFs, which are on its deny-list: '
+                'load vfio-pci with disable_denylist=1 (a line "options '
+                'vfio-pci disable_denylist=1" in /etc/modprobe.d) if you '
+                'trust the guests'))
+        device = dataclasses.replace(device, handles=tuple(
+            model.AttachHandle(model.HandleType.PCI, vf, parent=device.address)
+            for vf in vfs if not obstacles[vf]))
+        reason = self._defect(device, before)
+        if not reason and not device.handles:
+            reason = (obstacles[vfs[0]] if vfs else
+                      'it has no VFs, and is not given to a guest whole: make '
+                      f'VFs by {sriov.OPTION}')
+        if reason:
+            device = dataclasses.replace(
+                device, health=model.Health.QUARANTINED, reason=reason)
+        return device
+
+    def _with_services(self, device, before):
+        """Without attributes of the services nothing is known of them."""
+        text = self._attribute(device.address, 'qat/cfg_services')
+        if text is None:
+            return device
+        if not re.fullmatch('[a-z0-9]+(;[a-z0-9]+)*', text):
+            raise base.Defect(f'its qat/cfg_services is {text!r}, which are '
+                              f'no services: look into dmesg')
+        traits = {_trait(service) for service in text.split(';')}
+        # also those of services that only a newer kernel has
+        volatile = {*_TRAITS, *traits,
+                    *(before.volatile_traits if before else ())}
+        return dataclasses.replace(device, traits=tuple(sorted(traits)),
+                                   volatile_traits=tuple(sorted(volatile)))
+
+    def _attribute(self, address, name) -> str | None:
+        """None for one that its driver does not have."""
+        try:
+            return self.kernel.read(pci.path(address, name))
+        except FileNotFoundError:
+            return None
+
+    def _denies(self) -> bool:
+        module = 'module/vfio_pci'
+        try:
+            return self.kernel.read(
+                f'{module}/parameters/disable_denylist') != 'Y'
+        except FileNotFoundError:
+            # Linux before 5.9 has no such list; a module that is not loaded
+            # yet may have one
+            return not self.kernel.exists(module)
+
+    def _defect(self, device, before) -> str:
+        """Why its VFs would not do their work, or ''."""
+        state = self._attribute(device.address, 'qat/state')
+        if state not in (None, 'up'):
+            return (f'it is {state}: write up to its qat/state' if
+                    state == 'down' else f'its qat/state is {state!r}, which '
+                    f'is neither up nor down: look into dmesg')
+        # the kernel sets it to 0 when it starts the card again
+        fatal = self._attribute(device.address, 'qat_ras/errors_fatal')
+        if fatal not in (None, '0'):
+            return (f'it had fatal errors (qat_ras/errors_fatal is {fatal}): '
+                    f'reset it when no server has a VF')
+        if before and self._is_silent(device.address):
+            return ('its heartbeat is lost: reset it when no server has a VF, '
+                    'or write on to its qat/auto_reset')
+        return ''
+
+    def _is_silent(self, address) -> bool:
+        """Whether the card says that it does not respond; not whether it
+        says nothing.
+
+        Only of a card that was seen before, as nova-compute does: nova-accel
+        discover has no privileges to read it.
+        """
+        try:
+            if self.kernel.read_qat_heartbeat(address) == 0:
+                return False
+            time.sleep(HEARTBEAT_SECONDS)
+            return self.kernel.read_qat_heartbeat(address) == -1
+        except Exception:
+            # debugfs may be hidden, the privileged process not configured
+            return False
+
+
+def _wanted_services() -> dict[str | None, str]:
+    """Services by address of the PF; None has those for all others.
+
+    :raises ConfigurationError: the option cannot be read.
+    """
+    result = {}
+    for item in CONF.accel.qat_services:
+        address, equals, services = item.rpartition('=')
+        services = services.strip()
+        if not re.fullmatch('[a-z]+(;[a-z]+){0,3}', services):
+            raise exception.ConfigurationError(
+                f'{OPTION} has {item!r}, which is neither services like '
+                f'sym;asym nor <PCI address>=<services>: correct it.')
+        key = pci.address(address) if equals else None
+        if key in result:
+            raise exception.ConfigurationError(
+                f'{OPTION} has services {"for " + key if key else "for all"} '
+                f'twice: remove one of them.')
+        result[key] = services
+    return result

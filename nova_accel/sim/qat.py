@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""QAT cards under the kernel's drivers, from reading those of Linux 6.16."""
+
+import dataclasses
+import errno
+import time
+from typing import ClassVar
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+#: product -> device of PF and VF, their drivers, VFs, services at once (0:
+#: they cannot be set)
+PRODUCTS = {
+    'DH895XCC': ('0435', '0443', 'dh895xcc', 'dh895xccvf', 32, 0),
+    'C62X': ('37c8', '37c9', 'c6xx', 'c6xxvf', 16, 0),
+    'C3XXX': ('19e2', '19e3', 'c3xxx', 'c3xxxvf', 16, 0),
+    '4XXX': ('4940', '4941', '4xxx', '4xxxvf', 16, 2),
+    '420XX': ('4946', '4947', '420xx', '420xxvf', 16, 2),
+    '6XXX': ('4948', '4949', '6xxx', '6xxxvf', 16, 3),
+}
+#: in the order in which the kernel writes them
+_SERVICES = ('asym', 'sym', 'dc', 'decomp', 'dcc')
+#: seconds that have to be between two reads of the heartbeat
+_TIMER = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class QatCard(card.Card):
+    """The physical function of a QAT card."""
+
+    class_code: str = '0x0b4000'
+    #: at the boot of the host
+    services: str = 'sym;asym'
+    most_services: int = 0
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        # the host itself uses it
+        'busy': reader.boolean,
+        # of the services with which it does not start: no firmware for them
+        'fails_with': reader.text,
+        # 'silent', or how reading it fails, as for an attribute
+        'heartbeat': reader.text,
+        'errors_fatal': reader.natural,
+    }
+
+    @classmethod
+    def describe(cls, item):
+        device, vf_device, driver, vf_driver, total, most = PRODUCTS[
+            item.take('product', _product, '4XXX')]
+        fields = dict(
+            ids=('8086', device, '8086', '0000'), driver=driver,
+            vf_device=vf_device, vf_driver=vf_driver, total_vfs=total,
+            most_services=most)
+        services = item.take('services', reader.text, 'sym;asym')
+        return {**fields, **cls.describe_any(item), 'services': services,
+                'vfs': item.take('vfs', reader.up_to(total), 0)}
+
+    # What is remembered
+
+    def fresh(self, state):
+        return {**super().fresh(state), **self._started()}
+
+    def _started(self):
+        return {'state': 'up', 'services': self.services, 'asked': 0}
+
+    def bound(self, state, mine, driver):
+        super().bound(state, mine, driver)
+        mine.update(self._started())
+
+    # Operations
+
+    def check_vfs(self, mine, count):
+        if self.faulty(mine).get('busy'):
+            raise sysfs.error(errno.EBUSY, self.address)
+        super().check_vfs(mine, count)
+
+    def make_vfs(self, state, mine, count):
+        # all that it can have, whatever the number
+        super().make_vfs(state, mine, self.total_vfs)
+
+    def ends_vfs(self, attribute, value):
+        return attribute == 'qat/state' and value == 'down'
+
+    def write(self, mine, vf, attribute, value):
+        if vf is not None or not self._has_attributes(mine):
+            raise sysfs.error(errno.ENOENT, f'{self.address}/{attribute}')
+        if attribute == 'qat/state':
+            self._switch(mine, value)
+        elif attribute == 'qat/cfg_services':
+            services = self._accepted(value)
+            if mine['state'] == 'up':
+                raise sysfs.error(errno.EINVAL, self.address)
+            mine['services'] = services
+        else:
+            super().write(mine, vf, attribute, value)
+
+    def _has_attributes(self, mine):
+        return self.most_services and mine['driver'] == self.driver
+
+    def _switch(self, mine, value):
+        if self.faulty(mine).get('busy'):
+            raise sysfs.error(errno.EBUSY, self.address)
+        if value == 'down':
+            mine.update(state='down', vfs=[])
+        elif self.faulty(mine).get('fails_with') == mine['services']:
+            raise sysfs.error(errno.EFAULT, self.address)
+        else:
+            mine['state'] = 'up'
+
+    def _accepted(self, text):
+        services = text.split(';')
+        chosen = set(services)
+        alone = self.most_services == 2 and 'decomp' in chosen
+        if (not chosen <= set(_SERVICES) or len(chosen) != len(services)
+                or len(chosen) > self.most_services or alone
+                or 'dcc' in chosen and len(chosen) > 1):
+            raise sysfs.error(errno.EINVAL, self.address)
+        return ';'.join(s for s in _SERVICES if s in chosen)
+
+    def heartbeat(self, mine) -> int:
+        """What debugfs says of it now.
+
+        :raises OSError: it cannot be read.
+        """
+        fault = self.faulty(mine).get('heartbeat')
+        number = errno.ENOENT
+        if fault not in (None, 'silent'):
+            number = reader.attribute_fault(fault) or errno.ENOENT
+        elif mine['driver'] == self.driver and mine['state'] == 'up':
+            now = time.time()
+            if now - mine['asked'] < _TIMER:
+                return -1
+            mine['asked'] = now
+            return -1 if fault else 0
+        raise sysfs.error(number, self.address)
+
+    # Sysfs
+
+    def add_physical(self, tree, mine, function):
+        if not self._has_attributes(mine):
+            return
+        function['qat'] = {
+            'state': mine['state'], 'cfg_services': mine['services'],
+            'num_rps': '64', 'pm_idle_enabled': '1', 'auto_reset': 'off',
+            # until somebody wrote the number of a ring
+            'rp2srv': sysfs.Errno(errno.EINVAL)}
+        if mine['state'] == 'up':
+            function['qat_ras'] = {
+                'errors_correctable': '0', 'errors_nonfatal': '0',
+                'errors_fatal': str(
+                    self.faulty(mine).get('errors_fatal') or 0)}
+
+
+_product = reader.checked(lambda v: v in PRODUCTS,
+                          f'one of {", ".join(PRODUCTS)}')
+
+
+class QatOperations:
+    """The part of a simulated kernel that is for these cards."""
+
+    def read_qat_heartbeat(self, pf):
+        with self._update() as (host, state):
+            found, vf = self._owner(host, state, pf)
+            if not isinstance(found, QatCard) or vf is not None:
+                raise sysfs.error(errno.ENOENT, pf)
+            return found.heartbeat(state['cards'][pf])
