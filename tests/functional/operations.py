@@ -45,6 +45,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
     HOSTS = {host: {'cards': [base.card('0000:5e:00.0', [base.NLB0]),
                               base.card('0000:af:00.0', [base.NLB3])]}
              for host in ('compute1', 'compute2')}
+    RESOURCE_CLASS = 'CUSTOM_ACCELERATOR_FPGA'
 
     def setUp(self):
         super().setUp()
@@ -112,7 +113,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
         return sorted(
             uuid for uuid, allocation
             in self._get_allocations_by_server_uuid(consumer).items()
-            if 'CUSTOM_ACCELERATOR_FPGA' in allocation['resources'])
+            if self.RESOURCE_CLASS in allocation['resources'])
 
     def host_reboots(self, host, how='reboot'):
         kernel = self.kernel(host)
@@ -144,12 +145,15 @@ class OperationsTestBase(base.AcceleratorTestBase):
             for address in ('0000:5e:00.0', '0000:af:00.0'):
                 self.kernel(host).set_fault(address, pr_error='crc')
 
-    def delete_all(self):
-        """Every server is deleted, and nothing is left of any."""
+    def delete_servers(self):
         for server in self.api.get_servers():
             self.api.delete_server(server['id'])
             self._wait_until_deleted(server)
         self.assertEqual([], self.claims())
+
+    def delete_all(self):
+        """Every server is deleted, and nothing is left of any."""
+        self.delete_servers()
         self.report()
         for totals, traits, usages in self.provider_tree().values():
             self.assertFalse(any(usages.values()))
