@@ -85,6 +85,10 @@ Services of QAT cards of generation 4 and later, set when nova-compute starts
 and the card has no VFs yet: ``<services>`` for all of them, and ``<PCI address
 of the physical function>=<services>`` for one. Services are sym, asym, dc,
 dcc and decomp, joined by ``;`` as the card can do them together."""),
+    cfg.ListOpt('ptp_devices', default=[], sample_default='0000:04:00.0',
+                help="""
+PCI addresses of further PTP hardware clocks for the driver timecard, which
+finds OCP time cards by itself. The clock of a network card is refused."""),
 ]
 
 BITSTREAM_OPTS = [

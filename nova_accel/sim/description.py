@@ -11,6 +11,7 @@ from nova_accel.sim import nvme
 from nova_accel.sim import qat
 from nova_accel.sim import reader
 from nova_accel.sim import xrt
+from nova_accel.sim import timecard
 
 #: list of the file -> what its items are
 KINDS: dict[str, type[card.Card]] = {
@@ -20,6 +21,8 @@ KINDS: dict[str, type[card.Card]] = {
     'nvmes': nvme.NvmeCard,
     'alveos': xrt.XrtCard,
     'qats': qat.QatCard,
+    'timecards': timecard.TimeCard,
+    'clocks': timecard.ClockCard,
     'others': card.Card,
 }
 

@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Clocks that a guest gets whole: OCP time cards, and others by name.
+
+A time card (driver ptp_ocp) tells its serial number, whether it follows its
+GNSS receiver, and how far it is from its source; of any other PTP hardware
+clock sysfs tells that it is one. While a guest has the card nothing of that is
+to be seen. Sources: Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of
+Linux, drivers/ptp/ptp_ocp.c.
+"""
+
+import dataclasses
+import re
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel import naming
+
+CONF = conf.CONF
+
+KERNEL_DRIVER = 'ptp_ocp'
+OPTION = '[accel] ptp_devices'
+
+#: (vendor, device) -> vendor, product; from ptp_ocp.c
+_PRODUCTS = {
+    ('1d9b', '0400'): ('META', 'TIMECARD'),
+    ('18d4', '1008'): ('CELESTICA', 'TIMECARD'),
+    ('1ad7', 'a000'): ('OROLIA', 'ARTCARD'),
+    ('ad5a', '0400'): ('ADVA', 'TIMECARD'),
+}
+#: class and subclass of a network controller begin so
+_NETWORK = 0x02
+#: nanoseconds -> how the trait says it
+_BANDS = {100: '100NS', 1000: '1US', 10000: '10US'}
+#: of ptp_ocp.c; NONE is no source
+_SOURCES = ('TOD', 'IRIG', 'PPS', 'PTP', 'RTC', 'DCF', 'REGS', 'EXT')
+
+
+def _trait(*words: str) -> str:
+    return naming.property_trait('TIMECARD', *words)
+
+
+_GNSS = _trait('GNSS_SYNC')
+#: every trait of the present state of a clock
+_STATES = frozenset((
+    _GNSS, *(_trait('OFFSET', 'WITHIN', band) for band in _BANDS.values()),
+    *(_trait('SOURCE', source) for source in _SOURCES)))
+
+
+class TimecardDriver(base.PciDriver):
+    """A card is looked at each [accel] discovery_interval, because nothing in
+    sysfs' directories tells that it lost its source: four attributes."""
+
+    NAME = 'timecard'
+    POLLED = True
+
+    def configure(self):
+        """Nothing to set.
+
+        :raises ConfigurationError: [accel] ptp_devices names a network card,
+            or what is no PCI address.
+        """
+        for address in _named():
+            try:
+                network = self._is_network(address)
+            except (OSError, ValueError):
+                # not there now; discover() finds out
+                continue
+            if network:
+                raise exception.ConfigurationError(
+                    f'{OPTION} names {address}, which is a network card, '
+                    f'whose clock is never given away: take it out of the '
+                    f'option.')
+
+    # Discovery
+
+    def fingerprint(self):
+        return (*super().fingerprint(), *(self.names(path) for path in (
+            'class/timecard', 'class/ptp')))
+
+    def identify(self, address):
+        ids = (pci.identifier(self.kernel, address, 'vendor'),
+               pci.identifier(self.kernel, address, 'device'))
+        if ids in _PRODUCTS:
+            vendor, product = _PRODUCTS[ids]
+        elif address in _named() and not self._is_network(address):
+            vendor, product = ids
+        else:
+            return None
+        return model.Device(
+            address=address, type='TIMECARD', vendor=vendor, product=product,
+            vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
+            volatile_traits=tuple(sorted(_STATES)),
+            numa_node=pci.numa_node(self.kernel, address))
+
+    def _is_network(self, address) -> bool:
+        return (pci.class_code(self.kernel, address) >> 16 == _NETWORK
+                or bool(self._children(address, 'net')))
+
+    def _children(self, address, name) -> tuple[str, ...]:
+        """Devices of a class that are right below the function.
+
+        Their numbers, as in ocp0, change whenever a driver is bound.
+        """
+        return self.names(pci.path(address, name))
+
+    def look(self, device, before):
+        address = device.address
+        device = dataclasses.replace(
+            device, handles=self.function_handles(address))
+        bound = pci.driver(self.kernel, address)
+        if bound == base.VFIO:
+            return _unseen(device, before)
+        if (device.vendor_id, device.product_id) not in _PRODUCTS:
+            if not self._children(address, 'ptp'):
+                raise base.Defect(
+                    f'it shows no PTP clock (driver {bound or "none"}): bind '
+                    f'it to its driver, or take it out of {OPTION}')
+            return device
+        cards = self._children(address, 'timecard')
+        if bound != KERNEL_DRIVER or len(cards) != 1:
+            raise base.Defect(
+                f'it is bound to {bound or "no driver"} and shows '
+                f'{len(cards) or "no"} time card: bind it to {KERNEL_DRIVER}')
+        return self._seen(device, pci.path(address, 'timecard', cards[0]),
+                          before)
+
+    def _seen(self, device, card, before):
+        serial = self._serial(card)
+        traits = {*serial, *self._gnss(card), *self._clock(card)}
+        # what another card had in this slot, or this one under another kernel
+        old = {*before.traits, *before.volatile_traits} if before else set()
+        return dataclasses.replace(
+            device, traits=tuple(sorted(traits)), volatile_traits=tuple(sorted(
+                _STATES.union(traits, old).difference(serial))))
+
+    def _attribute(self, card, name) -> str | None:
+        """None for one that this card or kernel does not have."""
+        try:
+            return self.kernel.read(f'{card}/{name}')
+        except FileNotFoundError:
+            return None
+
+    def _serial(self, card) -> set[str]:
+        text = self._attribute(card, 'serialnum')
+        # all zeros is a card whose memory was never written
+        if text in (None, '00:00:00:00:00:00'):
+            return set()
+        if not re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', text):
+            raise base.Defect(f'its serialnum is {text!r}, which is no serial '
+                              f'number: look into dmesg')
+        return {_trait('SERIAL', text.replace(':', '_'))}
+
+    def _gnss(self, card) -> set[str]:
+        text = self._attribute(card, 'gnss_sync')
+        if text == 'SYNC':
+            return {_GNSS}
+        if text is None or text.startswith('LOST'):
+            return set()
+        raise base.Defect(f'its gnss_sync is {text!r}, which is neither SYNC '
+                          f'nor LOST: look into dmesg')
+
+    def _clock(self, card) -> set[str]:
+        """The source, and how far the clock is from it."""
+        source = self._attribute(card, 'clock_source')
+        # (null) is how the kernel writes one that it has no name for
+        if source in (None, 'NONE', '(null)'):
+            return set()
+        if not re.fullmatch('[A-Za-z0-9_]+', source):
+            raise base.Defect(f'its clock_source is {source!r}, which is no '
+                              f'name: look into dmesg')
+        traits = {_trait('SOURCE', source)}
+        text = self._attribute(card, 'clock_status_offset')
+        if text is not None:
+            if not re.fullmatch('-?[0-9]+', text):
+                raise base.Defect(
+                    f'its clock_status_offset is {text!r}, which is no number '
+                    f'of nanoseconds: look into dmesg')
+            traits |= {_trait('OFFSET', 'WITHIN', band)
+                       for most, band in _BANDS.items()
+                       if abs(int(text)) <= most}
+        return traits
+
+
+def _unseen(device, before):
+    """A card that a guest has, or that the operator keeps for guests: of what
+    was known only what it is, and not how it was."""
+    if before is None:
+        return device
+    return dataclasses.replace(
+        device, volatile_traits=before.volatile_traits, traits=tuple(
+            trait for trait in before.traits
+            if trait not in before.volatile_traits))
+
+
+def _named() -> set[str]:
+    """:raises ConfigurationError: the option has what is no PCI address."""
+    return {pci.address(text) for text in CONF.accel.ptp_devices}

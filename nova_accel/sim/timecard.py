@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""PTP hardware clocks: OCP time cards under ptp_ocp, and any others.
+
+What changes of a card by itself, such as its offset, is set by the fault
+"attributes".
+"""
+
+import dataclasses
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+#: product -> vendor and device
+PRODUCTS = {
+    'META': ('1d9b', '0400'),
+    'CELESTICA': ('18d4', '1008'),
+    'ADVA': ('ad5a', '0400'),
+    # does not tell of its receiver, nor of its offset
+    'OROLIA': ('1ad7', 'a000'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockCard(card.Card):
+    """A function with a PTP clock, as of a network card."""
+
+    clock_name: str = 'ptp'
+    #: name of its network interface, if it has one
+    net: str | None = None
+
+    @classmethod
+    def describe(cls, item):
+        return dict(super().describe(item),
+                    clock_name=item.take('clock_name', reader.text, 'ptp'),
+                    net=item.take('net', reader.text, None))
+
+    def add_physical(self, tree, mine, function):
+        if mine['driver'] != self.driver or self.driver is None:
+            return
+        self.add_class(tree, function, 'ptp', f'ptp{mine["number"]}', {
+            'clock_name': self.clock_name, 'max_adjustment': '500000000',
+            'n_alarms': '0', 'n_external_timestamps': '0',
+            'n_periodic_outputs': '0', 'n_programmable_pins': '0',
+            'pps_available': '1'})
+        if self.net:
+            self.add_class(tree, function, 'net', self.net, {
+                'address': '52:54:00:12:34:56'})
+
+    def add_class(self, tree, function, kind, name, attributes):
+        """A device of a class, below its function and in class."""
+        place = sysfs.place(self.address)
+        function.setdefault(kind, {})[name] = {
+            **attributes, 'device': sysfs.Link(place)}
+        tree['class'].setdefault(kind, {})[name] = sysfs.Link(
+            f'{place}/{kind}/{name}')
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeCard(ClockCard):
+    """An OCP time card."""
+
+    class_code: str = '0x058000'
+    driver: str | None = 'ptp_ocp'
+    serial: str = '00:00:00:00:00:00'
+    gnss: str | None = 'SYNC'
+    source: str = 'PPS'
+    offset: int | None = 0
+
+    @classmethod
+    def describe(cls, item):
+        product = item.take('product', _product, 'META')
+        vendor, device = PRODUCTS[product]
+        tells = product != 'OROLIA'
+        return dict(
+            cls.describe_any(item), ids=(vendor, device, vendor, '0000'),
+            clock_name='ptp_ocp',
+            serial=item.take('serial', reader.text, '00:00:00:00:00:00'),
+            gnss=item.take('gnss', reader.text, 'SYNC') if tells else None,
+            source=item.take('source', reader.text, 'PPS'),
+            offset=item.take('offset', int, 0) if tells else None)
+
+    def add_physical(self, tree, mine, function):
+        super().add_physical(tree, mine, function)
+        if mine['driver'] != self.driver:
+            return
+        ptp = f'ptp{mine["number"]}'
+        attributes = {
+            'serialnum': self.serial, 'clock_source': self.source,
+            'available_clock_sources':
+                'NONE TOD IRIG PPS PTP RTC DCF REGS EXT',
+            'utc_tai_offset': '37', 'ts_window_adjust': '0',
+            'ptp': sysfs.Link(f'{sysfs.place(self.address)}/ptp/{ptp}')}
+        if self.gnss is not None:
+            attributes.update(
+                gnss_sync=self.gnss, clock_status_offset=str(self.offset),
+                clock_status_drift='0')
+        self.add_class(tree, function, 'timecard', f'ocp{mine["number"]}',
+                       attributes)
+
+
+_product = reader.checked(lambda v: v in PRODUCTS,
+                          f'one of {", ".join(PRODUCTS)}')

@@ -1,0 +1,298 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The driver of time cards on simulated hosts."""
+
+import time
+
+import ddt
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import timecard
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import sim
+from tests.unit.host import SimulatedHost
+
+OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
+A, B = '0000:02:00.0', '0000:04:00.0'
+SERIAL = 'SERIAL_3C_6D_89_00_12_FE'
+CARD = {'address': A, 'serial': '3c:6d:89:00:12:fe', 'offset': -42}
+#: a clock of its own, and one of a network card
+CLOCK = {'address': B, 'vendor': '10ee', 'device': '9038',
+         'class': '0x058000', 'driver': 'ptp_acme'}
+NETWORK = {**CLOCK, 'class': '0x020000', 'net': 'eth0', 'driver': 'ice'}
+LOST = 'LOST @ 2026-11-21T04:12:09'
+
+
+def traits(*names):
+    return {naming.property_trait('TIMECARD', name) for name in names}
+
+
+class TestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+
+    def start(self, *cards, ptp_devices=(), **kinds):
+        self.config.config(group='accel', ptp_devices=list(ptp_devices))
+        self.host = self.useFixture(SimulatedHost(
+            timecards=list(cards), **kinds))
+        self.kernel = self.host.kernel
+        self.driver = timecard.TimecardDriver(self.kernel)
+        self.driver.configure()
+        return self.driver.discover()
+
+    def device(self, known=None):
+        """The only one there is."""
+        device, = self.driver.discover(known).values()
+        self.assertLess(len(device.reason), 256)
+        return device
+
+    def state(self, **attributes):
+        self.kernel.set_fault(A, attributes=attributes)
+
+    def assertTraits(self, device, *names):
+        self.assertEqual(traits(*names), {*device.traits})
+
+    def assertQuarantined(self, device, *words):
+        self.assertEqual(QUARANTINED, device.health)
+        for word in words:
+            self.assertIn(word, device.reason)
+
+
+@ddt.ddt
+class Discovery(TestCase):
+
+    def test_card(self):
+        device = self.start({**CARD, 'numa_node': 1})[A]
+        self.assertEqual(
+            ('TIMECARD', 'META', 'TIMECARD', '1d9b', '0400', 'timecard', 1,
+             OK, [A]),
+            (device.type, device.vendor, device.product, device.vendor_id,
+             device.product_id, device.driver, device.numa_node,
+             device.health, [h.address for h in device.handles]))
+        self.assertTraits(device, SERIAL, 'GNSS_SYNC', 'SOURCE_PPS',
+                          'OFFSET_WITHIN_100NS', 'OFFSET_WITHIN_1US',
+                          'OFFSET_WITHIN_10US')
+        self.assertEqual({'CUSTOM_TIMECARD_META',
+                          'CUSTOM_TIMECARD_META_TIMECARD', 'OWNER_CYBORG',
+                          *device.traits}, naming.device_traits(device))
+
+    @ddt.data(('META', 'META', 'TIMECARD'), ('ADVA', 'ADVA', 'TIMECARD'),
+              ('CELESTICA', 'CELESTICA', 'TIMECARD'),
+              ('OROLIA', 'OROLIA', 'ARTCARD'))
+    @ddt.unpack
+    def test_products(self, simulated, vendor, product):
+        device = self.start({'address': A, 'product': simulated})[A]
+        self.assertEqual((vendor, product, OK),
+                         (device.vendor, device.product, device.health))
+
+    def test_card_that_tells_less(self):
+        self.start({'address': A, 'product': 'OROLIA', 'source': 'EXT'})
+        self.assertTraits(self.device(), 'SOURCE_EXT')
+
+    @ddt.data((0, 3), (100, 3), (-100, 3), (101, 2), (-1000, 2), (1001, 1),
+              (10000, 1), (10001, 0), (-2147483647, 0))
+    @ddt.unpack
+    def test_accuracy(self, offset, bands):
+        self.start({**CARD, 'offset': offset})
+        self.assertTraits(self.device(), SERIAL, 'GNSS_SYNC', 'SOURCE_PPS', *(
+            'OFFSET_WITHIN_10US', 'OFFSET_WITHIN_1US',
+            'OFFSET_WITHIN_100NS')[:bands])
+
+    @ddt.data('NONE', '(null)', 'missing')
+    def test_no_source_no_accuracy(self, source):
+        self.start(CARD)
+        self.state(clock_source=source)
+        self.assertTraits(self.device(), SERIAL, 'GNSS_SYNC')
+
+    def test_lost_sync(self):
+        device = self.start(CARD)[A]
+        self.state(gnss_sync=LOST, clock_source='RTC')
+        after = self.device({A: device})
+        self.assertTraits(after, SERIAL, 'SOURCE_RTC', 'OFFSET_WITHIN_100NS',
+                          'OFFSET_WITHIN_1US', 'OFFSET_WITHIN_10US')
+        self.assertLessEqual(traits('GNSS_SYNC', 'SOURCE_PPS'),
+                             {*after.volatile_traits} - {*after.traits})
+
+    def test_numbers_of_ocp_and_ptp_mean_nothing(self):
+        before = self.start({**CARD, 'faults': {'renumber': True}})
+        names = self.kernel.listdir('class/timecard')
+        self.assertEqual(before, self.driver.discover(before))
+        self.assertNotEqual(names, self.kernel.listdir('class/timecard'))
+
+    @ddt.data('missing', '00:00:00:00:00:00')
+    def test_no_serial(self, serial):
+        self.start(CARD)
+        self.state(serialnum=serial)
+        self.assertNotIn(naming.property_trait('TIMECARD', SERIAL),
+                         self.device().traits)
+
+    def test_another_card_in_its_slot(self):
+        first = self.start(CARD)[A]
+        self.state(serialnum='02:00:00:00:00:01')
+        second = self.device({A: first})
+        new = naming.property_trait('TIMECARD', 'SERIAL_02_00_00_00_00_01')
+        self.assertIn(new, second.traits)
+        self.assertNotIn(new, second.volatile_traits)
+        self.assertLessEqual(traits(SERIAL), {*second.volatile_traits}
+                             - {*second.traits})
+        # and back again
+        self.state()
+        third = self.device({A: second})
+        self.kernel.guest_takes(A)
+        self.assertTraits(self.device({A: third}), SERIAL)
+
+    @ddt.data('serialnum', 'gnss_sync', 'clock_source', 'clock_status_offset')
+    def test_attributes_that_make_no_sense(self, name):
+        known = self.start(CARD)
+        for value, words in (('', name), ('one, two', name),
+                             ('EIO', 'cannot be read')):
+            self.state(**{name: value})
+            device = self.device(known)
+            self.assertQuarantined(device, words)
+            self.assertEqual([A], [h.address for h in device.handles])
+            # what is not known now is taken away
+            self.assertEqual((), device.traits)
+            self.assertLessEqual(traits('GNSS_SYNC'),
+                                 {*device.volatile_traits})
+        self.state()
+        self.assertEqual(known, self.driver.discover(known))
+
+    def test_card_that_goes_while_it_is_looked_at(self):
+        self.start(CARD)
+        read = self.kernel.read
+
+        def vanish(path):
+            if path.endswith('gnss_sync'):
+                self.kernel.set_fault(A, vanish=True)
+            return read(path)
+        self.kernel.read = vanish
+        self.assertIn(self.device().health, (OK, QUARANTINED))
+        self.assertEqual({}, self.driver.discover())
+
+    @ddt.data(None, 'pci-stub')
+    def test_driver(self, driver):
+        self.start({**CARD, 'driver': driver})
+        self.assertQuarantined(self.device(), driver or 'no driver',
+                               'bind it to ptp_ocp')
+
+    def test_iommu(self):
+        self.start(CARD, iommu=False)
+        self.assertQuarantined(self.device(), 'IOMMU')
+
+    def test_fingerprint_follows_time_and_clocks(self):
+        self.config.config(group='accel', discovery_interval=1)
+        self.start(CARD)
+        first = self.driver.fingerprint()
+        self.kernel.rebind(A, 'ptp_ocp')
+        second = self.driver.fingerprint()
+        self.assertNotEqual(first[1:], second[1:])
+        end = time.monotonic() + 5
+        while self.driver.fingerprint() == second:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.1)
+
+
+class Guests(TestCase):
+
+    def test_guest_has_it(self):
+        known = self.start(CARD)
+        self.kernel.guest_takes(A)
+        self.assertEqual([], self.kernel.listdir('class/timecard')
+                         if self.kernel.exists('class/timecard') else [])
+        device = self.device(known)
+        self.assertEqual((OK, [A]), (
+            device.health, [h.address for h in device.handles]))
+        self.assertTraits(device, SERIAL)
+        # those are taken away, what it is stays
+        self.assertLessEqual(
+            traits('GNSS_SYNC', 'SOURCE_PPS', 'OFFSET_WITHIN_1US'),
+            {*device.volatile_traits})
+        # and it stays so, however often one looks
+        self.assertEqual(device, self.device({A: device}))
+        self.kernel.guest_returns(A)
+        self.assertEqual(known, self.driver.discover({A: device}))
+
+    def test_quarantined_before_a_guest_had_it(self):
+        self.start(CARD)
+        self.state(gnss_sync='?')
+        known = self.driver.discover()
+        self.kernel.guest_takes(A)
+        self.assertEqual(OK, self.device(known).health)
+
+    def test_card_that_the_operator_keeps_for_guests(self):
+        self.start({**CARD, 'driver': 'vfio-pci'})
+        device = self.device()
+        self.assertEqual((OK, [A], ()), (
+            device.health, [h.address for h in device.handles],
+            device.traits))
+
+
+class Named(TestCase):
+
+    def test_clocks_are_taken_only_by_name(self):
+        self.assertEqual({}, self.start(clocks=[CLOCK]))
+
+    def test_clock_by_name(self):
+        device = self.start(clocks=[CLOCK], ptp_devices=[B.upper()])[B]
+        self.assertEqual(('TIMECARD', '10ee', '9038', OK, [B], ()), (
+            device.type, device.vendor, device.product, device.health,
+            [h.address for h in device.handles], device.traits))
+        self.assertLessEqual({'CUSTOM_TIMECARD_10EE',
+                              'CUSTOM_TIMECARD_10EE_9038'},
+                             naming.device_traits(device))
+        self.kernel.guest_takes(B)
+        self.assertEqual({B: device}, self.driver.discover({B: device}))
+
+    def test_no_clock(self):
+        self.start(others=[{'address': B, 'driver': 'ahci'}],
+                   ptp_devices=[B])
+        self.assertQuarantined(self.device(), 'no PTP clock', 'ahci',
+                               'ptp_devices')
+
+    def test_name_that_is_taken_out_again(self):
+        known = self.start(clocks=[CLOCK], ptp_devices=[B])
+        self.config.config(group='accel', ptp_devices=[])
+        self.assertEqual({}, self.driver.discover(known))
+
+    def test_network_card_is_never_taken(self):
+        for clock in (NETWORK, {**NETWORK, 'net': None},
+                      {**NETWORK, 'class': '0x058000'}):
+            error = self.assertRaises(
+                exception.ConfigurationError, self.start, clocks=[clock],
+                ptp_devices=[B])
+            for word in (B, 'network card', 'ptp_devices'):
+                self.assertIn(word, str(error))
+            self.assertEqual({}, self.driver.discover())
+            self.assertEqual({}, self.start(clocks=[clock]))
+
+    def test_address_that_is_none(self):
+        error = self.assertRaises(exception.ConfigurationError, self.start,
+                                  ptp_devices=['eth0'])
+        self.assertIn('eth0', str(error))
+
+    def test_address_where_nothing_is(self):
+        self.assertEqual({}, self.start(ptp_devices=[B]))
+
+
+class Simulation(TestCase):
+
+    def test_links(self):
+        self.start(CARD)
+        name, = self.kernel.listdir('class/timecard')
+        top = f'class/timecard/{name}'
+        self.assertEqual('ptp_ocp', self.kernel.read(f'{top}/ptp/clock_name'))
+        self.assertEqual('0x0400', self.kernel.read(f'{top}/device/device'))
+
+    def test_description(self):
+        host = self.useFixture(SimulatedHost())
+        for line in ('product: X', 'offset: far', 'gnss: 1'):
+            with open(host.path, 'w') as file:
+                file.write(f'timecards:\n  - address: "{A}"\n    {line}\n')
+            text = str(self.assertRaises(
+                exception.InvalidSimulation, sim.SimulatedKernel, host.path))
+            self.assertIn('line 3', text)
