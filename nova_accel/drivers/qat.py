@@ -69,7 +69,7 @@ class QatDriver(base.PciDriver):
     down, or a lost heartbeat, and the kernel looks at no heartbeat by itself,
     so that every card is looked at each [accel] discovery_interval: three
     attributes of sysfs and one of debugfs, of which only a card that does not
-    respond costs more.
+    respond costs more. That it does not the kernel sees at the third look.
     """
 
     NAME = 'qat'

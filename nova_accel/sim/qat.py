@@ -24,6 +24,8 @@ PRODUCTS = {
 _SERVICES = ('asym', 'sym', 'dc', 'decomp', 'dcc')
 #: seconds that have to be between two reads of the heartbeat
 _TIMER = 0.2
+#: of such reads that see no answer, until the card is called dead
+_THRESHOLD = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,8 @@ class QatCard(card.Card):
         return {**super().fresh(state), **self._started()}
 
     def _started(self):
-        return {'state': 'up', 'services': self.services, 'asked': 0}
+        return {'state': 'up', 'services': self.services, 'asked': 0,
+                'missed': 0}
 
     def bound(self, state, mine, driver):
         super().bound(state, mine, driver)
@@ -133,8 +136,9 @@ class QatCard(card.Card):
             now = time.time()
             if now - mine['asked'] < _TIMER:
                 return -1
-            mine['asked'] = now
-            return -1 if fault else 0
+            mine.update(asked=now,
+                        missed=mine['missed'] + 1 if fault else 0)
+            return -1 if mine['missed'] >= _THRESHOLD else 0
         raise sysfs.error(number, self.address)
 
     # Sysfs

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """VFs of QAT cards reach guests by what their card does."""
 
+import time
+
 from nova_accel import naming
 from tests.functional import operations
 
@@ -71,7 +73,9 @@ class QatTest(operations.OperationsTestBase):
         server = self.boot_for('dc')
         held = self.assertHas(server)
         self.kernel('compute1').set_fault(COMPRESSION, heartbeat='silent')
-        self.accelerators('compute1').inventory.scan()
+        for _ in range(3):
+            time.sleep(0.25)
+            self.accelerators('compute1').inventory.scan()
         self.report()
         inventory, traits, _ = self.tree(COMPRESSION)
         self.assertEqual({CLASS: (16, 16)}, inventory)
