@@ -107,6 +107,9 @@ class QatCard(card.Card):
         if self.faulty(mine).get('busy'):
             raise sysfs.error(errno.EBUSY, self.address)
         if value == 'down':
+            if mine['state'] == 'down':
+                # newer kernels accept it
+                raise sysfs.error(errno.EINVAL, self.address)
             mine.update(state='down', vfs=[])
         elif self.faulty(mine).get('fails_with') == mine['services']:
             raise sysfs.error(errno.EFAULT, self.address)
