@@ -146,22 +146,24 @@ class QatDriver(base.PciDriver):
                 self._write(address, 'cfg_services', wanted)
             self._write(address, 'state', 'up')
         except OSError as e:
-            self._put_back(address, before)
+            result = (f'keeps {before}' if self._put_back(address, before)
+                      else 'is down now')
             reason = ('the host itself is using it' if e.errno == errno.EBUSY
                       else e.strerror)
             raise exception.DeviceError(
-                f'{what}, and the kernel refused ({reason}), so that it keeps '
-                f'{before}: choose services that this card can do together, '
+                f'{what}, and the kernel refused ({reason}), so that it '
+                f'{result}: choose services that this card can do together, '
                 f'and look into dmesg.') from e
 
-    def _put_back(self, address, services):
+    def _put_back(self, address, services) -> bool:
+        """Whether the card is up again with what it did before."""
         try:
             if self.kernel.read(pci.path(address, 'qat/state')) != 'up':
                 self._write(address, 'cfg_services', services)
                 self._write(address, 'state', 'up')
+            return True
         except OSError:
-            # discover() says that it is down
-            pass
+            return False
 
     def _write(self, address, attribute, value):
         self.kernel.write_attribute(address, f'qat/{attribute}', value)

@@ -382,7 +382,8 @@ class Configuration(TestCase):
     def test_card_that_does_not_start_any_more(self):
         self.start({'address': A, 'faults': {'fails_with': 'asym;sym'}})
         self.kernel.set_fault(A, fails_with='asym;sym')
-        self.refused(exception.DeviceError, ['sym;asym;dc'])
+        self.assertIn('is down now', self.refused(
+            exception.DeviceError, ['sym;asym;dc']))
         self.assertQuarantined(self.device(), 'it is down')
 
     def test_card_that_the_host_uses(self):
