@@ -68,6 +68,10 @@ reads those images with the credentials of [service_user]."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
+    cfg.BoolOpt('nvme_scrub', default=True, help="""
+Whether the driver ``nvme`` erases a disk that a server gave back, by Format
+NVM. A disk that cannot be erased is given to nobody. VFs are not erased: who
+manages their namespaces has to."""),
     cfg.MultiStrOpt('pci_devices', default=[],
                     sample_default=['vendor=1da3 product=10?? type=AI '
                                     'traits=CUSTOM_AI_TRAINING name=GAUDI'],

@@ -244,6 +244,9 @@ class Claim:
     bitstream_id: str | None = None
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
+    #: whether a driver that attends to each handle has prepared this one, so
+    #: that there may be something of the server on it
+    prepared: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

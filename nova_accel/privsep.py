@@ -1,9 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The privileged process of nova_accel.
+"""The privileged processes of nova_accel.
 
-It runs as root, and root owns every sysfs attribute and device node that is
-written, so it keeps a single capability: to read a bitstream in nova's own
-directory. Its entry points are in nova_accel.host.privileged.
+They run as root, and root owns every sysfs attribute and device node that is
+written, so that one of them keeps a single capability: to read a bitstream in
+nova's own directory. The other is started only where disks are erased, for
+which the kernel wants CAP_SYS_ADMIN. Their entry points are in
+nova_accel.host.privileged.
 """
 
 from oslo_privsep import capabilities
@@ -14,3 +16,9 @@ ctx = priv_context.PrivContext(
     cfg_section='nova_accel_privileged',
     pypath='nova_accel.privsep.ctx',
     capabilities=[capabilities.CAP_DAC_READ_SEARCH])
+
+disks = priv_context.PrivContext(
+    'nova_accel',
+    cfg_section='nova_accel_privileged_disks',
+    pypath='nova_accel.privsep.disks',
+    capabilities=[capabilities.CAP_SYS_ADMIN])

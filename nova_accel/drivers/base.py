@@ -11,6 +11,7 @@ driver keeps no state of its own: what has to survive comes back to it as
 import abc
 from collections.abc import Hashable, Mapping
 import dataclasses
+import errno
 import time
 
 from nova_accel import conf
@@ -305,8 +306,13 @@ class PciDriver(AcceleratorDriver):
         """
         try:
             used = usage.usage(self.kernel, handle.address)
+            if not used and usage.disks(self.kernel, handle.address):
+                self.kernel.check_disks(handle.address)
         except (OSError, ValueError) as error:
-            used = f'sysfs cannot be read ({error})'
+            if getattr(error, 'errno', None) == errno.EBUSY:
+                used = 'somebody holds a disk of it, as ZFS does'
+            else:
+                used = f'it cannot be told whether it is used ({error})'
         if used:
             raise exception.DeviceUnavailable(
                 f'{handle.address} was allocated, and {used}: the build has '

@@ -7,13 +7,22 @@ for what is below a controller in sysfs, the PCI ID repository for vendors.
 """
 
 import dataclasses
+import errno
+import time
 
+from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import model
 
+CONF = conf.CONF
+
 _NVM_EXPRESS = 0x010802
+_DRIVER = 'nvme'
+#: in which the host's driver should know a disk after it is bound to it
+_READY_SECONDS = 20
 #: others go by their id
 _VENDORS = {
     '025e': 'SOLIDIGM', '1179': 'TOSHIBA', '1344': 'MICRON',
@@ -55,3 +64,44 @@ class NvmeDriver(base.PciDriver):
     def prepare(self, device, handle, created_type):
         """See the base class; nothing is made."""
         self.check_unused(handle)
+
+    def release(self, device, handle):
+        """Erase a whole disk.
+
+        The host's driver has to have it for that, also where the operator has
+        given it to VFIO.
+
+        :raises DeviceError: it could not be erased.
+        """
+        address = handle.address
+        if not CONF.accel.nvme_scrub or address != device.address:
+            return
+        try:
+            bound = pci.driver(self.kernel, address)
+            if bound != _DRIVER:
+                self.kernel.rebind(address, _DRIVER)
+            try:
+                self._await_controller(address)
+                self.kernel.format_nvme(address)
+            finally:
+                if bound == base.VFIO:
+                    self.kernel.rebind(address, base.VFIO)
+        except OSError as error:
+            raise exception.DeviceError(
+                f'{address} was to be erased after its server, and that '
+                f'failed ({error.strerror}): erase it with nvme format, or '
+                f'free it, and it is tried again.') from error
+
+    def _await_controller(self, address):
+        """The host's driver begins with a disk after it is bound to it."""
+        top = pci.path(address, 'nvme')
+        deadline = time.monotonic() + _READY_SECONDS
+        while True:
+            states = [self.kernel.read(f'{top}/{name}/state')
+                      for name in self.names(top)]
+            if states == ['live']:
+                return
+            if time.monotonic() > deadline:
+                raise OSError(errno.ENODEV, f'its controller is '
+                                            f'{"".join(states) or "absent"}')
+            time.sleep(0.1)

@@ -192,6 +192,28 @@ class Kernel:
             mounted, EPERM where the kernel is locked down.
         """
         return privileged.read_qat_heartbeat(pf)
+    def check_disks(self, function: str) -> None:
+        """See that nobody holds a disk of a function, mounted or otherwise.
+
+        Also finds what shows in no attribute: ZFS, and the mounts of
+        containers. Source: O_EXCL in open(2) for block devices.
+
+        :raises OSError: EBUSY when somebody does.
+        """
+        privileged.check_disks(function)
+
+    def format_nvme(self, function: str) -> None:
+        """Erase all namespaces of an NVMe controller; may take an hour.
+
+        By Format NVM with a cryptographic erase where the controller has it,
+        with an erase of the user data otherwise. The formats of the blocks
+        stay.
+
+        :raises OSError: EBUSY when somebody holds a namespace, or when one is
+            not attached, ENODEV when the host's driver shows no controller,
+            EOPNOTSUPP when it cannot be formatted, EIO when it refused.
+        """
+        privileged.format_nvme(function)
 
     def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
         """Make a mediated device; source:

@@ -27,7 +27,7 @@ CONF = conf.CONF
 SYS = '/sys'
 DEV = '/dev'
 #: drivers that a function may be bound to
-DRIVERS = frozenset(('dfl-pci', 'vfio-pci', 'xocl'))
+DRIVERS = frozenset(('dfl-pci', 'nvme', 'vfio-pci', 'xocl'))
 #: sriov_totalvfs is a 16-bit register
 MAX_VFS = 0xffff
 #: the DFL driver knows no more ports per FME
@@ -48,10 +48,30 @@ _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 _ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 _FME = re.compile('dfl-fme[.][0-9]+')
 _XCLMGMT = re.compile('xclmgmt[0-9]+')
+_PATH = re.compile('^(nvme[0-9]+)c[0-9]+(n[0-9]+)$')
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
 _ICAP_DOWNLOAD_AXLF = 0x40085806
+
+#: NVME_IOCTL_ADMIN_CMD and struct nvme_passthru_cmd, include/uapi/linux/
+#: nvme_ioctl.h; commands and data structures: NVM Express Base Specification
+#: and NVM Command Set Specification
+_NVME_ADMIN = 0xc0484e41
+_NVME_COMMAND = struct.Struct('=BBHIIIQQII6III')
+_NVME_IDENTIFY = 0x06
+_NVME_FORMAT = 0x80
+#: what Identify tells: of a namespace, of the controller, the namespaces that
+#: are attached, and all that are allocated
+_CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE, _CNS_ALLOCATED = 0, 1, 2, 0x10
+#: Optional Admin Command Support: Format NVM, Namespace Management
+_OACS_FORMAT, _OACS_NAMESPACES = 1 << 1, 1 << 3
+#: Format NVM Attributes: cryptographic erase
+_FNA_CRYPTOGRAPHIC = 1 << 2
+#: Secure Erase Settings of Format NVM
+_USER_DATA_ERASE, _CRYPTOGRAPHIC_ERASE = 1, 2
+#: milliseconds; erasing the user data of a large disk takes minutes
+_IDENTIFY_MS, _FORMAT_MS = 60_000, 3_600_000
 
 
 @privsep.ctx.entrypoint
@@ -110,7 +130,8 @@ def program_xclbin(function: str, path: str, size: int) -> None:
         if size < 312 or (ctypes.string_at(start + 304, 8)
                           != struct.pack('<Q', size)):
             raise _invalid('xclbin', path)
-        with _node(function, 'xrt_mgmt/xclmgmt*', _XCLMGMT) as node:
+        with _node(f'{SYS}/bus/pci/devices/{function}/xrt_mgmt/xclmgmt*',
+                   _XCLMGMT, function) as node:
             fcntl.ioctl(node, _ICAP_DOWNLOAD_AXLF, struct.pack('=Q', start))
 
 
@@ -170,6 +191,96 @@ def remove_mdev(uuid: str) -> None:
     _write(f'{SYS}/bus/mdev/devices/{uuid}/remove', '1')
 
 
+@privsep.ctx.entrypoint
+def check_disks(function: str) -> None:
+    _check_function(function)
+    with contextlib.ExitStack() as stack:
+        _hold_disks(function, stack)
+
+
+@privsep.disks.entrypoint
+def format_nvme(function: str) -> None:
+    _check_function(function)
+    with contextlib.ExitStack() as stack:
+        # nobody can begin to use one of them meanwhile
+        _hold_disks(function, stack)
+        fd = stack.enter_context(_node(
+            f'{SYS}/bus/pci/devices/{function}/nvme/nvme*',
+            re.compile('nvme[0-9]+'), function))
+        about = _nvme_identify(fd, _CNS_CONTROLLER)
+        supported, = struct.unpack_from('<H', about, 256)
+        if not supported & _OACS_FORMAT:
+            raise OSError(errno.EOPNOTSUPP, f'{function} has no Format NVM')
+        namespaces = _nvme_list(fd, _CNS_ACTIVE)
+        hidden = (set(_nvme_list(fd, _CNS_ALLOCATED)) - set(namespaces)
+                  if supported & _OACS_NAMESPACES else ())
+        if hidden:
+            raise OSError(errno.EBUSY, f'namespace {min(hidden)} of '
+                                       f'{function} is not attached')
+        erase = (_CRYPTOGRAPHIC_ERASE if about[524] & _FNA_CRYPTOGRAPHIC
+                 else _USER_DATA_ERASE)
+        for namespace in namespaces:
+            _nvme_format(fd, namespace, erase)
+
+
+def _nvme_identify(fd, cns, namespace=0) -> bytes:
+    page = ctypes.create_string_buffer(4096)
+    _nvme_command(fd, _NVME_IDENTIFY, namespace, cns, _IDENTIFY_MS, page)
+    return page.raw
+
+
+def _nvme_list(fd, cns) -> list[int]:
+    """Numbers of namespaces; a list has at most 1024."""
+    found = []
+    while True:
+        numbers = [n for n in struct.unpack('<1024I', _nvme_identify(
+            fd, cns, found[-1] if found else 0)) if n]
+        found += numbers
+        if len(numbers) < 1024:
+            return found
+
+
+def _nvme_format(fd, namespace, erase):
+    """With the format of its blocks and the protection that it has."""
+    about = _nvme_identify(fd, _CNS_NAMESPACE, namespace)
+    blocks, protection = about[26], about[29]
+    _nvme_command(fd, _NVME_FORMAT, namespace, (
+        blocks & 0xf | (blocks >> 4 & 1) << 4 | (protection & 7) << 5
+        | (protection >> 3 & 1) << 8 | erase << 9 | (blocks >> 5 & 3) << 12),
+        _FORMAT_MS)
+
+
+def _nvme_command(fd, opcode, namespace, cdw10, timeout, page=None):
+    command = bytearray(_NVME_COMMAND.pack(
+        opcode, 0, 0, namespace, 0, 0, 0,
+        ctypes.addressof(page) if page else 0, 0, len(page) if page else 0,
+        cdw10, 0, 0, 0, 0, 0, timeout, 0))
+    status = fcntl.ioctl(fd, _NVME_ADMIN, command)
+    if status:
+        raise OSError(errno.EIO, f'the disk answers command {opcode:#x} with '
+                                 f'status {status:#x}')
+
+
+def _hold_disks(function, stack):
+    """Open each disk that a function has, as only one can.
+
+    :raises OSError: EBUSY when it, or a part of it, is mounted or otherwise
+        held, by whomever.
+    """
+    block = f'{SYS}/class/block'
+    places = {name: f'{os.path.realpath(f"{block}/{name}")}/'
+              for name in (os.listdir(block) if os.path.isdir(block) else ())}
+    mine = {name for name, place in places.items() if f'/{function}/' in place}
+    # of a disk with several paths only the head has a node
+    mine = {_PATH.sub(r'\1\2', name) for name in mine}
+    for name in sorted(mine):
+        if os.path.exists(f'{block}/{name}/partition'):
+            continue
+        stack.enter_context(_node(
+            f'{block}/{name}', re.compile('[A-Za-z0-9_-]+'), function,
+            stat.S_ISBLK, os.O_RDONLY | os.O_EXCL))
+
+
 def _invalid(name, value) -> OSError:
     return OSError(errno.EINVAL, f'{name} {value!r} is not acceptable')
 
@@ -205,31 +316,34 @@ def _write(path, text):
 
 
 def _fme(pf):
-    return _node(pf, 'fpga_region/region*/dfl-fme.*', _FME)
+    """File descriptor of the FME of a function."""
+    return _node(f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/dfl-fme.*',
+                 _FME, pf)
 
 
 @contextlib.contextmanager
-def _node(function, pattern, name):
-    """File descriptor of a device below a function.
+def _node(pattern, name, of, kind=stat.S_ISCHR, flags=os.O_RDWR):
+    """File descriptor of the node of the one device of a function.
 
-    Its number changes whenever the driver is bound, so the node has to be the
-    one whose device number sysfs shows below the function.
+    Numbers in names change whenever the driver is bound, so the node has to
+    be the one whose device number sysfs shows.
 
-    :param pattern: where its directory is, of which there has to be one.
-    :param name: what the name of the directory and of the node has to match.
+    :param pattern: where the device is in sysfs, with wildcards.
+    :param name: that it has to have, a regular expression.
+    :param of: the function, for errors.
     """
-    found = glob.glob(f'{SYS}/bus/pci/devices/{function}/{pattern}')
-    if len(found) != 1 or not name.fullmatch(os.path.basename(found[0])):
-        raise OSError(errno.ENODEV, f'{function} shows no {pattern}')
-    node = os.path.basename(found[0])
-    fd = os.open(f'{DEV}/{node}', os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = [path for path in glob.glob(pattern)
+             if name.fullmatch(os.path.basename(path))]
+    if len(found) != 1:
+        raise OSError(errno.ENODEV, f'{of} shows no such device')
+    fd = os.open(f'{DEV}/{os.path.basename(found[0])}',
+                 flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        opened = os.fstat(fd)
-        number = f'{os.major(opened.st_rdev)}:{os.minor(opened.st_rdev)}'
-        if (not stat.S_ISCHR(opened.st_mode)
-                or number != _read(f'{found[0]}/dev')):
-            raise OSError(errno.ENODEV, f'{DEV}/{node} is not the device of '
-                                        f'{function}')
+        node = os.fstat(fd)
+        number = f'{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}'
+        if not kind(node.st_mode) or number != _read(f'{found[0]}/dev'):
+            raise OSError(errno.ENODEV, f'the node of a device of {of} is '
+                                        f'another device')
         yield fd
     finally:
         os.close(fd)

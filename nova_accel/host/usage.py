@@ -34,15 +34,20 @@ def fingerprint(kernel):
             frozenset(kernel.mounted_devices()))
 
 
+def disks(kernel, function) -> list[str]:
+    """Names of the disks and partitions of a function."""
+    return _below(kernel, 'class/block', function)
+
+
 def _of_disks(kernel, function):
-    disks = _below(kernel, 'class/block', function)
-    if not disks:
+    names = disks(kernel, function)
+    if not names:
         return ''
     mounted = kernel.mounted_devices()
     in_btrfs = {name for filesystem in _listing(kernel, 'fs/btrfs')
                 for name in _listing(kernel,
                                      f'fs/btrfs/{filesystem}/devices')}
-    for name in disks:
+    for name in names:
         top = f'class/block/{name}'
         holders = _listing(kernel, f'{top}/holders')
         if holders:

@@ -2,7 +2,9 @@
 """NVMe disks: what the host does with them, and what is on them."""
 
 import dataclasses
+import errno
 import re
+import time
 from typing import ClassVar
 
 from nova_accel.sim import card
@@ -11,13 +13,13 @@ from nova_accel.sim import tree as sysfs
 
 #: seconds between two looks at something that blocks
 _TICK = 0.02
-_USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs')
+_USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs|zfs')
 
 
 _use = reader.checked(
     lambda v: isinstance(v, str) and _USES.fullmatch(v),
-    '"mounted at <directory>", "used as swap", "btrfs", or the name of a '
-    'device on it, dm-<n> or md<n>')
+    '"mounted at <directory>", "used as swap", "btrfs", "zfs", or the name of '
+    'a device on it, dm-<n> or md<n>')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +40,8 @@ class NvmeCard(card.Card):
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
-        #: Format NVM: a status of the controller, or the kernel's errno
-        'format': reader.one_of('refused', 'unsupported', 'EIO', 'EINTR'),
+        #: what Format NVM comes to
+        'format': reader.one_of('refused', 'unsupported', 'unattached'),
         'hang': reader.one_of('read', 'format'),
     }
 
@@ -62,6 +64,9 @@ class NvmeCard(card.Card):
 
     def keeps(self):
         return (*super().keeps(), 'data')
+
+    def drivers(self):
+        return {*super().drivers(), 'nvme'}
 
     def bound(self, state, mine, driver):
         super().bound(state, mine, driver)
@@ -106,7 +111,7 @@ class NvmeCard(card.Card):
             tree.setdefault('fs', {}).setdefault('btrfs', {})[
                 '11111111-2222-4333-8444-555555555555'] = {'devices': {
                     f'{disk}p1': sysfs.Link(f'class/block/{disk}p1')}}
-        elif ' ' not in use:
+        elif use != 'zfs' and ' ' not in use:
             tree['devices'].setdefault('virtual', {}).setdefault(
                 'block', {})[use] = {'dev': '253:0', 'holders': {}}
             _in_class(tree, use, 'devices/virtual/block')
@@ -138,6 +143,33 @@ class NvmeOperations:
                 if isinstance(found, NvmeCard)
                 for number, use in found.mounted(
                     state['cards'][address]).items()}
+
+    def check_disks(self, function):
+        host, state = self._look()
+        found = host.cards.get(function)
+        if isinstance(found, NvmeCard):
+            mine = state['cards'][function]
+            if mine['driver'] == 'nvme' and mine['use']:
+                raise sysfs.error(errno.EBUSY, function)
+
+    def format_nvme(self, function):
+        while True:
+            with self._update() as (host, state):
+                found, _ = self._owner(host, state, function)
+                mine = state['cards'][function]
+                faults = found.faulty(mine)
+                if mine['driver'] != 'nvme':
+                    raise sysfs.error(errno.ENODEV, function)
+                if mine['use'] or faults.get('format') == 'unattached':
+                    raise sysfs.error(errno.EBUSY, function)
+                if faults.get('format') == 'unsupported':
+                    raise sysfs.error(errno.EOPNOTSUPP, function)
+                if faults.get('format') == 'refused':
+                    raise sysfs.error(errno.EIO, function)
+                if faults.get('hang') != 'format':
+                    mine['data'] = ''
+                    return
+            time.sleep(_TICK)
 
     # What tests and demonstrations do to the host
 

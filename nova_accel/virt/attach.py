@@ -306,7 +306,8 @@ class Accelerators:
         """
         for claim in claims:
             device, _ = self._find(claim.device_address, None)
-            if not self._is_attended(claim, device):
+            attended = self.inventory.attends(device)
+            if not attended and claim.created_type is None:
                 continue
             driver = self.inventory.driver_of(device)
             if fresh and claim.created_type:
@@ -318,11 +319,8 @@ class Accelerators:
                     else f'Preparing {claim.handle.address}')
             self._on_device(device, what, driver.prepare, claim.handle,
                             claim.created_type)
-
-    def _is_attended(self, claim, device):
-        """Whether a driver has to do with the handle as such."""
-        return (claim.created_type is not None
-                or self.inventory.attends(device))
+            if attended and not claim.prepared:
+                self.store.update([claim], prepared=True)
 
     def _on_device(self, device, what, method, *args, late=None):
         """method(device, *args), with a time limit, alone on the device.
@@ -648,8 +646,9 @@ class Accelerators:
         the next comparison tries again.
         """
         device = self.inventory.devices.get(claim.device_address)
-        if device is None or not self._is_attended(claim, device) or (
-                claim.created_type and device.health is model.Health.GONE):
+        if device is None or claim.created_type is None and not claim.prepared:
+            return True
+        if claim.created_type and device.health is model.Health.GONE:
             return True
 
         def release(device, handle):

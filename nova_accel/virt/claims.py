@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS claims (
     function_uuid TEXT,
     bitstream_id TEXT,
     created_type TEXT,
+    prepared INTEGER NOT NULL,
     UNIQUE (handle_type, handle_address)
 );
 CREATE TABLE IF NOT EXISTS devices (
@@ -103,8 +104,8 @@ class ClaimStore:
             for claim in claims:
                 try:
                     db.execute(
-                        'INSERT INTO claims VALUES '
-                        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)',
+                        f'INSERT INTO claims VALUES '
+                        f'({", ".join("?" * 18)})',
                         (claim.uuid, claim.instance_uuid, claim.role.value,
                          claim.provider_uuid, claim.resource_class,
                          claim.group, claim.device_address,
@@ -113,7 +114,7 @@ class ClaimStore:
                          claim.consumer_uuid,
                          claim.state.value, claim.error,
                          claim.function_uuid, claim.bitstream_id,
-                         claim.created_type))
+                         claim.created_type, claim.prepared))
                 except sqlite3.IntegrityError:
                     holder = db.execute(
                         'SELECT instance_uuid FROM claims WHERE '
@@ -143,7 +144,7 @@ class ClaimStore:
             handle=_handle(json.loads(row[10])), consumer_uuid=row[11],
             state=model.ClaimState(row[12]), error=row[13],
             function_uuid=row[14], bitstream_id=row[15],
-            created_type=row[16],
+            created_type=row[16], prepared=bool(row[17]),
         ) for row in rows]
 
     def update(self, claims: Iterable[model.Claim], **changes,

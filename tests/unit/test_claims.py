@@ -45,11 +45,12 @@ class ClaimStoreTest(testtools.TestCase):
         self.assertEqual([one], self.store.claims(one.instance_uuid))
         self.assertEqual([], self.store.claims(str(uuid.uuid4())))
         self.store.update([one], state=model.ClaimState.BIND_FAILED,
-                          error='why', function_uuid='a' * 32)
+                          error='why', function_uuid='a' * 32,
+                          prepared=True)
         found, = claims.ClaimStore(self.path).claims()
         self.assertEqual(
-            (model.ClaimState.BIND_FAILED, 'why', 'a' * 32),
-            (found.state, found.error, found.function_uuid))
+            (model.ClaimState.BIND_FAILED, 'why', 'a' * 32, True),
+            (found.state, found.error, found.function_uuid, found.prepared))
         self.store.remove([one])
         self.assertEqual([], self.store.claims())
 

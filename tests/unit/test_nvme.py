@@ -2,6 +2,7 @@
 """NVMe disks, on simulated hosts."""
 
 import ddt
+import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
@@ -169,3 +170,105 @@ class VirtualFunctions(TestCase):
         self.assertIn(f'9 VFs of {A}', str(error))
         # one that cannot be costs the others nothing
         self.assertEqual(2, len(pci.virtual_functions(self.kernel, B)))
+
+
+@ddt.ddt
+class Scrub(TestCase):
+
+    def start(self, **disk):
+        self.device = super().start({'address': A, **disk})[A]
+        self.handle = self.device.handles[0]
+        self.kernel.guest_takes(self.handle.address)
+        self.kernel.write_disk(A, 'a secret')
+        self.kernel.guest_returns(self.handle.address)
+
+    def release(self):
+        self.driver.release(self.device, self.handle)
+
+    def data(self):
+        return self.kernel.data_of_disk(A)
+
+    def refused(self, said):
+        error = self.assertRaises(exception.DeviceError, self.release)
+        self.assertIn(A, str(error))
+        self.assertIn(said, str(error))
+        self.assertLessEqual(len(str(error)), 255)
+        self.assertEqual('a secret', self.data())
+
+    @ddt.data({}, {'namespaces': 3}, {'multipath': True})
+    def test_erased(self, disk):
+        self.start(**disk)
+        self.assertEqual('a secret', self.data())
+        self.release()
+        self.assertEqual('', self.data())
+        self.release()
+
+    def test_turned_off(self):
+        self.config.config(group='accel', nvme_scrub=False)
+        self.start()
+        self.release()
+        self.assertEqual('a secret', self.data())
+
+    def test_vf(self):
+        # its namespaces are managed over the PF, by somebody else
+        self.start(total_vfs=2, vfs=1)
+        self.assertEqual(vf(0), self.handle.address)
+        self.release()
+        self.assertEqual('a secret', self.data())
+
+    def test_bound_to_vfio_by_the_operator(self):
+        self.start(driver='vfio-pci')
+        self.kernel.set_fault(A, format='refused')
+        self.refused('Input/output')
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
+        self.kernel.set_fault(A, format=None)
+        self.release()
+        self.assertEqual(('', 'vfio-pci'),
+                         (self.data(), pci.driver(self.kernel, A)))
+
+    def test_without_driver(self):
+        # as a crash leaves it between two bindings
+        self.start(driver=None)
+        self.release()
+        self.assertEqual('', self.data())
+
+    @ddt.data(('refused', 'Input/output error'),
+              ('unsupported', 'not supported'),
+              ('unattached', 'busy'))
+    @ddt.unpack
+    def test_disk_that_cannot_be_erased(self, fault, said):
+        self.start()
+        self.kernel.set_fault(A, format=fault)
+        self.refused(said)
+        self.kernel.set_fault(A, format=None)
+        self.release()
+        self.assertEqual('', self.data())
+
+    @ddt.data(*USES, 'zfs')
+    def test_used_by_the_host_since(self, use):
+        # what a server leaves there may be brought up when it comes back
+        self.start()
+        self.kernel.use_disk(A, use)
+        self.refused('busy')
+
+    def test_gone(self):
+        self.start()
+        self.kernel.set_fault(A, vanish=True)
+        self.refused('No such')
+
+    def test_controller_that_does_not_come_up(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._READY_SECONDS', 0.2))
+        self.start()
+        self.kernel.set_fault(A, attributes={'state': 'connecting'})
+        self.refused('its controller is connecting')
+
+    def test_zfs_is_found_when_the_disk_is_given(self):
+        self.start()
+        self.kernel.use_disk(A, 'zfs')
+        # no attribute shows it
+        self.assertEqual(OK, self.driver.discover()[A].health)
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, self.device,
+            self.handle, None)
+        self.assertIn('ZFS', str(error))

@@ -41,8 +41,9 @@ class Privileged(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
-        privsep.ctx.set_client_mode(False)
-        self.addCleanup(privsep.ctx.set_client_mode, True)
+        for context in (privsep.ctx, privsep.disks):
+            context.set_client_mode(False)
+            self.addCleanup(context.set_client_mode, True)
         self.root = self.useFixture(fixtures.TempDir()).path
         for name in ('SYS', 'DEV'):
             self.useFixture(fixtures.MonkeyPatch(
@@ -110,6 +111,8 @@ class Privileged(testtools.TestCase):
         for call in ((self.kernel.rebind, address, 'vfio-pci'),
                      (self.kernel.set_numvfs, address, 0),
                      (self.kernel.clear_dfl_port_errors, address, 0),
+                     (self.kernel.check_disks, address),
+                     (self.kernel.format_nvme, address),
                      (self.kernel.release_dfl_port, address, 0),
                      (self.kernel.assign_dfl_port, address, 0),
                      (self.kernel.program_xclbin, address, self.xclbin,
@@ -338,24 +341,73 @@ class Privileged(testtools.TestCase):
         self.assertEqual('0x40', self.kernel.read(
             f'{self.base}/dfl-port.5/errors/errors'))
 
+    def disk(self, name, place, number='7:0', partition=False):
+        """A block device of PF in sysfs; its node is somebody else's."""
+        self.write(f'{self.root}/sys/{place}/{name}/dev', number)
+        if partition:
+            self.write(f'{self.root}/sys/{place}/{name}/partition', '1')
+        os.makedirs(f'{self.root}/sys/class/block', exist_ok=True)
+        os.symlink(f'{self.root}/sys/{place}/{name}',
+                   f'{self.root}/sys/class/block/{name}')
+
+    def test_disks_that_are_opened(self):
+        controller = f'{self.device}/nvme/nvme0'
+        self.disk('nvme0c0n1', controller)
+        self.disk('nvme0n1', 'devices/virtual/nvme-subsystem')
+        self.disk('nvme0n2', controller)
+        self.disk('nvme0n2p1', f'{controller}/nvme0n2', partition=True)
+        self.disk('sda', 'devices/pci0000:00/0000:00:17.0/block')
+        for name in ('nvme0n1', 'nvme0n2'):
+            error = self.assertRaises(OSError, self.kernel.check_disks, PF)
+            self.assertEqual((errno.ENOENT, f'{self.root}/dev/{name}'),
+                             (error.errno, error.filename))
+            # no node of a device that can be made without privileges
+            self.write(f'{self.root}/dev/{name}', '')
+            error = self.assertRaises(OSError, self.kernel.check_disks, PF)
+            self.assertEqual(errno.ENODEV, error.errno)
+            os.unlink(f'{self.root}/sys/class/block/{name}')
+            for path in ('nvme0c0n1',) if name == 'nvme0n1' else ():
+                os.unlink(f'{self.root}/sys/class/block/{path}')
+        # the partition goes with its disk, and the other disk is another's
+        self.kernel.check_disks(PF)
+        self.kernel.check_disks('0000:00:18.0')
+
+    def test_format_without_controller(self):
+        error = self.assertRaises(OSError, self.kernel.format_nvme, PF)
+        self.assertEqual(errno.ENODEV, error.errno)
+        self.write(f'{self.root}/sys/{self.device}/nvme/nvme3/dev', '240:3')
+        error = self.assertRaises(OSError, self.kernel.format_nvme, PF)
+        self.assertEqual((errno.ENOENT, f'{self.root}/dev/nvme3'),
+                         (error.errno, error.filename))
+
+    def test_nvme_numbers(self):
+        # _IOWR('N', 0x41, struct nvme_passthru_cmd)
+        self.assertEqual(3 << 30 | 72 << 16 | ord('N') << 8 | 0x41,
+                         privileged._NVME_ADMIN)
+        self.assertEqual(72, privileged._NVME_COMMAND.size)
+
     def test_context(self):
         entry_points = [getattr(privileged, name) for name in (
             'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
             'clear_dfl_port_errors', 'program_xclbin', 'rebind',
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
-            'create_mdev', 'remove_mdev')]
+            'create_mdev', 'remove_mdev', 'check_disks')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
+        self.assertTrue(privsep.disks.is_entrypoint(privileged.format_nvme))
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)
+        self.assertEqual('nova_accel.privsep.disks', privsep.disks.pypath)
         # in a fresh process: other tests clear the defaults of options
         result = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', textwrap.dedent('''
                 from oslo_config import cfg
                 from nova_accel import privsep
                 cfg.CONF([], project='nova', default_config_files=[])
-                print(*privsep.ctx.conf.capabilities)
+                print(*privsep.ctx.conf.capabilities,
+                      *privsep.disks.conf.capabilities)
                 ''')], capture_output=True, text=True)
-        self.assertEqual(f'{int(capabilities.CAP_DAC_READ_SEARCH)}\n',
+        self.assertEqual(f'{int(capabilities.CAP_DAC_READ_SEARCH)} '
+                         f'{int(capabilities.CAP_SYS_ADMIN)}\n',
                          result.stdout, result.stderr)
 
 
@@ -381,9 +433,10 @@ class Rootwrap(testtools.TestCase):
             files = [f'/etc/nova/{name}' for name in files]
             self.useFixture(fixtures.MonkeyPatch(
                 'oslo_config.cfg.ConfigOpts.config_file', files))
-            command = privsep.ctx.helper_command('/tmp/tmpab_12/privsep.sock')
-            self.assertEqual('sudo', command[0])
-            self.assertTrue(self.allowed(command[1:]), command)
+            for context in (privsep.ctx, privsep.disks):
+                command = context.helper_command('/tmp/tmpab_12/privsep.sock')
+                self.assertEqual('sudo', command[0])
+                self.assertTrue(self.allowed(command[1:]), command)
 
     @ddt.data(
         HELPER[:1] + CONTEXT,
