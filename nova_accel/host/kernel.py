@@ -192,6 +192,7 @@ class Kernel:
             mounted, EPERM where the kernel is locked down.
         """
         return privileged.read_qat_heartbeat(pf)
+
     def check_disks(self, function: str) -> None:
         """See that nobody holds a disk of a function, mounted or otherwise.
 
