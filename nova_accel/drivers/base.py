@@ -72,33 +72,37 @@ class AcceleratorDriver(abc.ABC):
         """
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
-                created_type: str | None) -> None:
+                created_type: str | None, fresh: bool) -> None:
         """Make a handle of a device with creatable types into that type.
 
         Called for a handle that a server was given, also again before its
         guest starts anew: does nothing where it is of that type already, as
         after a restart of nova-compute, and makes it again where the kernel
-        forgot it.
+        forgot it. Several handles of a device are made at once.
 
         :param created_type: name of one of the device's creatable types, None
             where it has none and the driver ATTENDS.
-        :raises DeviceUnavailable: the device does not offer it any more.
+        :param fresh: the server has just been given it, so that whatever is
+            there is not this server's.
+        :raises DeviceUnavailable: the device does not offer it any more, or
+            somebody else has made something of the handle; all is as it was.
         :raises DeviceError: the kernel refused.
         """
         raise exception.DeviceError(
             f'{type(self).__name__} makes nothing of {device.address}.')
 
     def release(self, device: model.Device, handle: model.AttachHandle,
-                ) -> None:
+                created_type: str | None) -> None:
         """Undo prepare(), so that the next server finds nothing of this one.
 
-        Does nothing where there is nothing. Called when no guest of ours has
-        the handle; the kernel may block while somebody else keeps it open.
-        What takes longer than [accel] device_timeout goes on, and the handle
-        is free when it has ended.
+        Does nothing where there is nothing, or what others made. Called when
+        no guest of ours has the handle; the kernel may block while somebody
+        else keeps it open. What takes longer than [accel] device_timeout goes
+        on, and the handle is free when it has ended.
 
-        :raises DeviceError: the kernel refused; it is called again later, and
-            nobody is given the handle until then.
+        :param created_type: as given to prepare().
+        :raises DeviceError: the kernel refused, or is still at it; it is
+            called again later, and nobody is given the handle until then.
         """
 
     def read_bitstream(self, path: str, name: str | None = None,

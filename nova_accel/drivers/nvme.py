@@ -61,11 +61,11 @@ class NvmeDriver(base.PciDriver):
 
     ATTENDS = True
 
-    def prepare(self, device, handle, created_type):
+    def prepare(self, device, handle, created_type, fresh):
         """See the base class; nothing is made."""
         self.check_unused(handle)
 
-    def release(self, device, handle):
+    def release(self, device, handle, created_type):
         """Erase a whole disk.
 
         The host's driver has to have it for that, also where the operator has

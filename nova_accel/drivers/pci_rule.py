@@ -128,7 +128,7 @@ class PciRuleDriver(base.PciDriver):
 
     # What servers get
 
-    def prepare(self, device, handle, created_type):
+    def prepare(self, device, handle, created_type, fresh):
         """See the base class; nothing is made."""
         self.check_unused(handle)
 

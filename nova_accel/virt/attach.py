@@ -74,6 +74,30 @@ class Accelerators:
             self.store.update(
                 interrupted, state=model.ClaimState.UNKNOWN,
                 error='nova-compute stopped while the device was prepared')
+        self._make_again()
+
+    def _make_again(self):
+        """A boot of the host forgets what was made of handles: before their
+        room goes to others, make it again."""
+        devices = collections.defaultdict(list)
+        for claim in self.store.claims():
+            if claim.created_type and claim.state is model.ClaimState.BOUND:
+                devices[claim.device_address].append(claim)
+
+        def make(claims):
+            for claim in claims:
+                try:
+                    self._prepare([claim], fresh=False)
+                except Exception as error:
+                    LOG.error('What server %s has is not there again: %s',
+                              claim.instance_uuid, error)
+                    if isinstance(error, exception.DeviceTimeout):
+                        return
+        for future in [limited.start(make, claims)
+                       for claims in devices.values()]:
+            future.result()
+        if devices:
+            self.inventory.scan()
 
     @staticmethod
     def _configure(loaded_drivers):
@@ -183,9 +207,7 @@ class Accelerators:
                     and c.provider_uuid == offer.provider_uuid])
             self._prepare(claims, fresh=not held)
             self._bind(claims)
-            if any(c.created_type for c in claims):
-                # what is made takes from what siblings offer
-                self.inventory.scan()
+            self._see_made(claims)
             self._publish(context, self._still_open(claims))
         except Exception as error:
             self._undo(context, instance_uuid, error)
@@ -276,8 +298,7 @@ class Accelerators:
                     region_index=region and region.index, handle=handle))
         return claims
 
-    @staticmethod
-    def _type(wanted, device):
+    def _type(self, wanted, device):
         """Which of the device's types a request is for, None without types.
 
         The first that it asks for by trait, or that there is, and that can be
@@ -285,24 +306,24 @@ class Accelerators:
         """
         if not device.creatable:
             return None
-        traits = {t.trait for t in device.creatable}
-        fitting = [
-            t for t in device.creatable if t.available >= wanted.amount
-            and t.trait not in wanted.forbidden
-            and wanted.required & traits <= {t.trait}]
-        if not fitting:
-            raise exception.DeviceUnavailable(
-                f'{wanted} was allocated {device.address}, which can make of '
-                f'that now: ' + ', '.join(
-                    f'{t.available} {t.name}' for t in device.creatable)
-                + '; the build has to go elsewhere.')
-        return fitting[0].name
+        # traits of the unnumbered group may be those of another device
+        asked = wanted.required & {
+            t.trait for d in self.inventory.devices.values()
+            for t in d.creatable}
+        for type_ in device.creatable:
+            if (type_.available >= wanted.amount and asked <= {type_.trait}
+                    and type_.trait not in wanted.forbidden):
+                return type_.name
+        what = ' and '.join(sorted(asked)) or 'any type'
+        raise exception.DeviceUnavailable(
+            f'{wanted} was allocated {device.address}, which cannot make '
+            f'{what[:99]} of that now: the build has to go elsewhere.')
 
     def _prepare(self, claims, fresh):
         """Make the handles into what they are to be, where that is to be done.
 
         :param fresh: the server has just got them, so that what is there is
-            of somebody before.
+            not its own.
         """
         for claim in claims:
             device, _ = self._find(claim.device_address, None)
@@ -312,49 +333,60 @@ class Accelerators:
             driver = self.inventory.driver_of(device)
             if fresh and claim.created_type:
                 self.store.update([claim], state=model.ClaimState.PROVISIONING)
-                self._on_device(device, f'Cleaning {claim.handle.address}',
-                                driver.release, claim.handle)
             what = (f'Making {claim.handle.address} a {claim.created_type} of '
                     f'{device.address}' if claim.created_type
                     else f'Preparing {claim.handle.address}')
-            self._on_device(device, what, driver.prepare, claim.handle,
-                            claim.created_type)
+            try:
+                self._on_handle(device, claim, what, driver.prepare, fresh)
+            except exception.DeviceUnavailable:
+                if fresh and claim.created_type:
+                    # nothing was made, so that there is nothing to take back
+                    self.store.update([claim], state=model.ClaimState.INITIAL)
+                raise
             if attended and not claim.prepared:
                 self.store.update([claim], prepared=True)
 
-    def _on_device(self, device, what, method, *args, late=None):
-        """method(device, *args), with a time limit, alone on the device.
+    def _on_handle(self, device, claim, what, method, *args, late=None):
+        """Call method of a driver for the handle of a claim, alone and with a
+        time limit, unless the claim is gone.
 
         :param late: called when it has ended well after the limit.
-        :raises DeviceTimeout: it goes on, and keeps the device locked.
+        :raises DeviceTimeout: it goes on, and keeps the handle locked.
         """
         seconds = CONF.accel.device_timeout
-        lock = self.inventory.device_locks[device.address]
+        lock = self.inventory.handle_locks[claim.handle.key]
+
+        def run():
+            try:
+                # who waited for the lock may come when somebody else has the
+                # handle
+                if any(c.uuid == claim.uuid for c in
+                       self.store.claims(claim.instance_uuid)):
+                    method(device, claim.handle, claim.created_type, *args)
+            finally:
+                self.inventory.changed(device.address)
+                lock.release()
         if not lock.acquire(timeout=seconds):
             raise exception.DeviceTimeout(
-                f'{what} has to wait, and {device.address} is still busy '
-                f'after {seconds} s: look at the kernel log.')
-        with contextlib.ExitStack() as stack:
-            stack.callback(lock.release)
-            stack.enter_context(self.inventory.programming(device.address))
-            running = limited.start(method, device, *args)
-            try:
-                return limited.wait(running, seconds, what)
-            except exception.DeviceTimeout:
-                later = stack.pop_all()
-
-                def returned(future):
-                    later.close()
-                    if late and future.exception() is None:
-                        late()
-                running.add_done_callback(returned)
-                raise
-            except exception.AcceleratorError:
-                raise
-            except Exception as error:
-                raise exception.DeviceError(
-                    f'{what} failed ({type(error).__name__}: {error}): look '
-                    f'at the device and the kernel log.') from error
+                f'{what} has to wait for an earlier call that did not end '
+                f'within {seconds} s: look who keeps it open, and into the '
+                f'kernel log.')
+        running = limited.start(run)
+        try:
+            limited.wait(running, seconds, what)
+        except exception.DeviceTimeout:
+            if late:
+                running.add_done_callback(
+                    lambda ended: ended.exception() or late())
+            raise exception.DeviceTimeout(
+                f'{what} did not end within {seconds} s: look who keeps it '
+                f'open, and into the kernel log.') from None
+        except exception.AcceleratorError:
+            raise
+        except Exception as error:
+            raise exception.DeviceError(
+                f'{what} failed ({type(error).__name__}: {error}): look at '
+                f'the device and the kernel log.') from error
 
     def _find(self, address, index):
         """The device, and the region if any, both well."""
@@ -507,6 +539,7 @@ class Accelerators:
         self._see_returned(claims)
         if self.is_bound(instance_uuid):
             self._prepare(claims, fresh=False)
+            self._see_made(claims)
         for (address, index), mine in self._by_region(claims).items():
             device, region = self._find(address, index)
             self._see_handles(device, region, mine)
@@ -543,16 +576,21 @@ class Accelerators:
                     f'discover, and at [accel] virtual_functions.')
 
     def _see_returned(self, claims):
-        """Look again at cards that a guest had whole, and may have changed,
-        and at those that offer more again."""
+        """Look again at cards that a guest had whole, and may have
+        changed."""
         opened = [(c.device_address, c.region_index) for c in claims
                   if self.inventory.is_open(c.device_address, c.region_index)]
         for address, index in opened:
             # only the guest knew what it loaded
             self.inventory.set_loaded(address, index, None)
-        if opened or any(
-                c.handle.address == c.device_address or c.created_type
-                for c in claims):
+        if opened or any(c.handle.address == c.device_address
+                         for c in claims):
+            self.inventory.scan()
+
+    def _see_made(self, claims):
+        """What is made takes from what its siblings offer, and what is taken
+        back gives it again."""
+        if any(c.created_type for c in claims):
             self.inventory.scan()
 
     def reprogram(self, context, instance_uuid: str,
@@ -636,6 +674,7 @@ class Accelerators:
 
     def _free(self, context, claims, released):
         self._see_returned(released)
+        self._see_made(released)
         self.store.remove(released)
         self._publish(context, sorted({c.provider_uuid for c in claims}))
 
@@ -643,23 +682,19 @@ class Accelerators:
         """Whether nothing of a server is left in a handle.
 
         Where something is, the claim stays, so that nobody is given it, and
-        the next comparison tries again.
+        release_again() tries again.
         """
         device = self.inventory.devices.get(claim.device_address)
         if device is None or claim.created_type is None and not claim.prepared:
             return True
-        if claim.created_type and device.health is model.Health.GONE:
+        if claim.created_type and (claim.state is model.ClaimState.INITIAL
+                                   or device.health is model.Health.GONE):
             return True
-
-        def release(device, handle):
-            # while this one waited for the device another may have done it,
-            # and the handle may be the next server's
-            if any(c.uuid == claim.uuid for c in self.store.claims()):
-                self.inventory.driver_of(device).release(device, handle)
         try:
-            self._on_device(
-                device, f'Taking {claim.handle.address} back', release,
-                claim.handle,
+            self._on_handle(
+                device, claim, f'Taking {claim.handle.address} of '
+                f'{device.address} back',
+                self.inventory.driver_of(device).release,
                 late=lambda: self._free(context, [claim], [claim]))
             return True
         except exception.AcceleratorError as error:
@@ -669,7 +704,27 @@ class Accelerators:
             self.store.update([claim], error=str(error))
             return False
 
+    def release_again(self, context) -> int:
+        """Try again what could not be taken back.
+
+        :returns: how many accelerators were released.
+        """
+        left = [c for c in self.store.claims()
+                if c.state is model.ClaimState.DELETING]
+        if left:
+            self._release(context, left)
+        return len(left) - sum(c.state is model.ClaimState.DELETING
+                               for c in self.store.claims())
+
     # What is held
+
+    def mediated_devices(self) -> set[str]:
+        """UUIDs that are ours, whether there is such a device now or not."""
+        handles = [c.handle for c in self.store.claims()]
+        for device in self.inventory.devices.values():
+            handles += device.handles
+        return {h.address for h in handles
+                if h.type is model.HandleType.MDEV}
 
     def is_plugging(self, instance_uuid: str) -> bool:
         return instance_uuid in self._plugging

@@ -64,9 +64,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # The service
 
     def init_host(self, host):
-        """At start, before anything else: find devices, read claims."""
-        super().init_host(host)
+        """At start, before anything else: find devices, read claims.
+
+        Before Nova's own: Nova 31 makes the mediated devices of guests again,
+        and has to know which are ours.
+        """
         self.accelerators.initialize(host, CONF.state_path)
+        super().init_host(host)
         self._refuse_shared_devices()
         self._watch_last_hosts()
         self._watch_metadata()
@@ -80,30 +84,52 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """A device that Nova's own code has as well is given out twice."""
         specs = whitelist.Whitelist(CONF.pci.device_spec)
         for device in self.accelerators.inventory.devices.values():
-            for address in sorted(device.functions()):
+            for address in sorted(device.functions()
+                                  | self._sharing(device)):
                 seen = (self._as_nova_sees(address) if CONF.pci.device_spec
                         and pci.ADDRESS.fullmatch(address) else None)
                 option = ('[pci] device_spec'
                           if seen and specs.device_assignable(seen) else
-                          self._option_of_vgpus(device, address))
+                          self._option_of_vgpus(address))
                 if option:
                     raise exception.ConfigurationError(
                         f'{address} is matched by {option} and found by the '
                         f'driver {device.driver} of [accel] enabled_drivers: '
                         f'take it out of one of the two.')
 
-    def _option_of_vgpus(self, device, address):
+    def _sharing(self, device):
+        """Functions on which its vGPUs may come to be."""
+        if device.type != 'VGPU' or not pci.ADDRESS.fullmatch(device.address):
+            return set()
+        return set(self._read(
+            device.address, 'the VFs', pci.virtual_functions,
+            self.accelerators.kernel, device.address) or ())
+
+    def _option_of_vgpus(self, address):
         """The option by which Nova makes vGPUs of a function, if any.
 
-        Nova takes its only, or first, type for every parent of mediated
-        devices that no other type names.
+        Nova takes its first type without addresses for every function that
+        offers it and is in the addresses of no other type. What is no PCI
+        device goes by the name that libvirt makes of its place in sysfs, and
+        only where it is in the addresses of a type.
         """
         option = '[devices] enabled_mdev_types'
-        if address in self.pgpu_type_mapping:
+        kernel = self.accelerators.kernel
+        name, place = address, pci.path(address)
+        if not pci.ADDRESS.fullmatch(address):
+            place = f'class/mdev_bus/{address}'
+            link = self._read(address, 'the place', kernel.readlink,
+                              place) or ''
+            name = link.rpartition('devices/virtual/')[2].replace('/', '_')
+        if name in self.pgpu_type_mapping:
             return (f'{option} (device_addresses of '
-                    f'[mdev_{self.pgpu_type_mapping[address]}])')
-        offered = {t.name for t in device.creatable}
-        return option if self.pgpu_type_default in offered else None
+                    f'[mdev_{self.pgpu_type_mapping[name]}])')
+        default = self.pgpu_type_default
+        if name == address and default and self._read(
+                address, 'the vGPU types', kernel.exists,
+                f'{place}/mdev_supported_types/{default}'):
+            return option
+        return None
 
     def _as_nova_sees(self, address):
         """None for a function that cannot be read, which Nova cannot have."""
@@ -113,13 +139,18 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     'vendor_id': pci.identifier(kernel, address, 'vendor'),
                     'product_id': pci.identifier(kernel, address, 'device'),
                     'parent_addr': pci.physical_function(kernel, address)}
+        return self._read(address, 'the PCI ids', look)
+
+    @staticmethod
+    def _read(address, what, look, *args):
+        """What look() gives, with a time limit; None where it fails."""
         try:
             return limited.wait(
-                limited.start(look), CONF.accel.discovery_timeout,
-                f'Reading the PCI ids of {address}')
+                limited.start(look, *args), CONF.accel.discovery_timeout,
+                f'Reading {what} of {address}')
         except (exception.DeviceTimeout, OSError) as error:
-            LOG.warning('Device %s is not compared with [pci] device_spec: '
-                        '%s', address, error)
+            LOG.warning('Device %s is not compared with what Nova has: %s',
+                        address, error)
             return None
 
     # Errors
@@ -392,25 +423,44 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             handles = self.accelerators.handles(instance.uuid)
         return handles
 
-    # Guests that run
+    # Nova's own vGPUs
 
-    def _pci_handles(self, instance):
-        """Mdevs Nova takes out of a guest itself, whosever they are."""
-        return [h for h in self.accelerators.handles(instance.uuid)
-                if h.type is model.HandleType.PCI]
+    def _vgpu_allocations(self, allocations):
+        """At each start of a guest: what Nova is to make itself, among which
+        may be ours where standard resource classes are in force."""
+        own = self.accelerators.inventory.own_providers()
+        return super()._vgpu_allocations({
+            uuid: allocation for uuid, allocation
+            in (allocations or {}).items() if uuid not in own})
+
+    def _get_all_assigned_mediated_devices(self, instance=None):
+        """At hard reboot, rescue, revert and, with Nova 31, at start: what
+        Nova makes again, or puts into guest XML as it was in the old one.
+        Of ours the claims say who has them."""
+        own = self.accelerators.mediated_devices()
+        return {
+            uuid: guest for uuid, guest in
+            super()._get_all_assigned_mediated_devices(instance).items()
+            if uuid not in own}
+
+    def _get_existing_mdevs_not_assigned(self, *args, **kwargs):
+        """Where Nova looks for one to give to a guest."""
+        return (super()._get_existing_mdevs_not_assigned(*args, **kwargs)
+                - self.accelerators.mediated_devices())
+
+    # Guests that run
 
     def suspend(self, context, instance):
         """At suspend and cold snapshot: no guest state is saved with a
         device in it; the server keeps it all the same."""
         self.accelerators.settle(instance.uuid)
         guest = self._host.get_guest(instance)
-        handles = self._pci_handles(instance)
+        handles = self.accelerators.handles(instance.uuid)
         try:
             self._hostdevs.detach(guest, handles)
             super().suspend(context, instance)
         except Exception as error:
-            self._hostdevs.attach(
-                guest, self.accelerators.handles(instance.uuid))
+            self._hostdevs.attach(guest, handles)
             if isinstance(error, exception.AcceleratorError):
                 # nothing has changed: the server is no case of ERROR
                 raise nova_exception.InstanceFaultRollback(error) from error

@@ -116,6 +116,9 @@ class Inventory:
         self._programming = collections.Counter()
         #: one thread at a time works on a card
         self.device_locks = collections.defaultdict(threading.Lock)
+        #: the same of a handle that is made on demand; the others of its
+        #: device can be made meanwhile
+        self.handle_locks = collections.defaultdict(threading.Lock)
         #: held while a handle is chosen and claimed
         self.claiming = threading.Lock()
         #: address -> reasons for which a recovery has been tried
@@ -406,6 +409,11 @@ class Inventory:
         return any(r.open_to_guest for r in device.regions
                    if r.index == index) if device else False
 
+    def changed(self, address: str) -> None:
+        """What a scan that began before now sees of a device is old."""
+        with self._lock:
+            self._changes[address] += 1
+
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded | None) -> None:
         """Record what a region carries after a programming, at once."""
@@ -428,21 +436,28 @@ class Inventory:
         """Our providers by uuid, parents before children."""
         claims = self._store.claims()
         used = {(c.device_address, c.region_index) for c in claims}
+        # a driver tells what can be made now; what was made is in the claims
+        made = collections.defaultdict(set)
         # free in Placement, and not yet in truth
-        held_up = {c.handle for c in claims
-                   if c.state is model.ClaimState.DELETING}
+        held_up = set()
+        for claim in claims:
+            if claim.state is model.ClaimState.DELETING:
+                held_up.add(claim.handle)
+            elif claim.created_type:
+                made[claim.device_address].add(claim.handle)
         result = {}
         for device in self.devices.values():
             try:
                 for provider in self._providers_of(
-                        device, node, root_uuid, used, held_up):
+                        device, node, root_uuid, used, made[device.address],
+                        held_up):
                     result[provider.uuid] = provider
             except exception.InvalidName as error:
                 LOG.error('Device %s is not reported: %s',
                           device.address, error)
         return result
 
-    def _providers_of(self, device, node, root_uuid, used, held_up):
+    def _providers_of(self, device, node, root_uuid, used, made, held_up):
         name = naming.device_provider_name(node, device.address)
         uuid = naming.provider_uuid(root_uuid, node, name)
         resource_class = naming.resource_class(device.type)
@@ -450,12 +465,13 @@ class Inventory:
         inventory = {}
         if device.memory_mib:
             inventory[naming.MEMORY_CLASS] = device.memory_mib
-        handles = [h for h in device.handles if h not in held_up]
+        handles = {*device.handles, *made}
+        left = handles - held_up
         # with none left it is fenced, and not without inventory: that is kept
         # reserved while it is allocated, and nobody would give it back
-        fenced = not device_ok or bool(device.handles) and not handles
-        if device.handles:
-            inventory[resource_class] = len(handles or device.handles)
+        fenced = not device_ok or bool(handles) and not left
+        if handles:
+            inventory[resource_class] = len(left or handles)
         traits = naming.device_traits(device)
         yield Provider(uuid=uuid, name=name, parent=node,
                        address=device.address, region_index=None,

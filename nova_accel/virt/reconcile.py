@@ -69,9 +69,10 @@ class Reconciler:
         :returns: how many accelerators were released.
         """
         self._accelerators.inventory.recover()
+        released = self._accelerators.release_again(self._context())
         claims = self._accelerators.store.claims()
         if not claims:
-            return 0
+            return released
         self._reattach_all(claims, first)
         guests = {model.Role.CURRENT: set(self._guests()),
                   # the old self of a server that moved stays defined
@@ -81,8 +82,9 @@ class Reconciler:
         consumers = {}
         stale = set()
         for claim in claims:
-            if claim.instance_uuid in guests[claim.role] or (
-                    self._accelerators.is_plugging(claim.instance_uuid)):
+            if (claim.state is model.ClaimState.DELETING
+                    or claim.instance_uuid in guests[claim.role]
+                    or self._accelerators.is_plugging(claim.instance_uuid)):
                 continue
             if claim.provider_uuid not in consumers:
                 consumers[claim.provider_uuid] = self._consumers(
@@ -93,7 +95,6 @@ class Reconciler:
                 owners.add(claim.instance_uuid)
             if not owners & consumers[claim.provider_uuid]:
                 stale.add((claim.instance_uuid, claim.role))
-        released = 0
         for instance_uuid, role in stale:
             LOG.warning('Server %s has no guest here and no allocation: its '
                         'accelerators are released', instance_uuid)

@@ -101,7 +101,7 @@ class Discovery(TestCase):
         self.assertIn(A, str(error))
         self.kernel.use_disk(A, None)
         self.assertEqual(known, self.driver.discover(used))
-        self.driver.prepare(known[A], known[A].handles[0], None)
+        self.driver.prepare(known[A], known[A].handles[0], None, True)
 
     def test_attributes_that_cannot_be_read(self):
         found = self.start({'address': A, 'faults': {
@@ -158,7 +158,7 @@ class VirtualFunctions(TestCase):
         self.start({'address': A, 'total_vfs': 2, 'vfs': 2})
         self.assertIsNone(pci.driver(self.kernel, vf(0)))
         device = self.driver.discover()[A]
-        self.driver.prepare(device, device.handles[0], None)
+        self.driver.prepare(device, device.handles[0], None, True)
 
     def test_that_cannot_be_had(self):
         self.config.config(group='accel', virtual_functions=[
@@ -183,7 +183,7 @@ class Scrub(TestCase):
         self.kernel.guest_returns(self.handle.address)
 
     def release(self):
-        self.driver.release(self.device, self.handle)
+        self.driver.release(self.device, self.handle, None)
 
     def data(self):
         return self.kernel.data_of_disk(A)
