@@ -53,6 +53,12 @@ says; so are single VFs, by their address."""),
 at its start where there are none, for the drivers dfl, gpu, qat, nvme, vgpu
 and pci. Numbers that are there already are not changed while they may be in
 use."""),
+    cfg.ListOpt('vgpu_types', default=[],
+                sample_default='nvidia-558,0000:41:00.0=L40S-4Q', help="""
+Types of vGPUs that are made, the preferred ones first, by the name in
+mdev_supported_types, the name that the vendor gives, or the number. For a GPU
+with items ``<PCI address>=<type>`` only those count. By default all types that
+it offers are made."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute looks whether devices came or went."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""

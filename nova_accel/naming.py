@@ -238,6 +238,22 @@ def property_trait(type_: str, *words: str) -> str:
         normalize(word, of) for word in (type_, *words)))), of)
 
 
+def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
+    """The trait of a GPU that can make a vGPU of a type now.
+
+    :param product_id: four hex digits, or the name of what has none.
+    :param title: as the vendor calls the type; the vendor's own name is left
+        out, and what a trait cannot hold becomes '_'.
+    :raises InvalidName: nothing of the title is left.
+    """
+    of = f'the vGPU type {title!r}'
+    words = re.sub('[^A-Z0-9]+', '_', title.upper()).strip('_')
+    words = words.removeprefix(f'{vendor.upper()}_')
+    return _checked('_'.join((
+        'CUSTOM', normalize(vendor, of), normalize(product_id, of),
+        normalize(words, of))), of)
+
+
 # Providers
 
 def device_provider_name(node: str, address: str) -> str:

@@ -60,13 +60,13 @@ class Card:
         :raises InvalidSimulation: naming file, line and key.
         """
         total = item.take('total_vfs', reader.natural, 0)
-        vendor = item.take('vendor', reader.identifier, '8086')
+        vendor = item.take('vendor', reader.identifier, cls.ids[0])
         return dict(
             cls.describe_any(item),
-            ids=(vendor, item.take('device', reader.identifier, '0000'),
+            ids=(vendor, item.take('device', reader.identifier, cls.ids[1]),
                  item.take('subsystem_vendor', reader.identifier, vendor),
                  item.take('subsystem_device', reader.identifier, '0000')),
-            class_code=item.take('class', reader.text, '0x010601'),
+            class_code=item.take('class', reader.text, cls.class_code),
             total_vfs=total,
             vfs=item.take('vfs', reader.up_to(total), 0),
             vf_device=item.take('vf_device', reader.identifier, None),
@@ -76,20 +76,24 @@ class Card:
     @classmethod
     def describe_any(cls, item) -> dict:
         """Those fields that a card of every kind has."""
+        fields = dict(
+            address=item.take('address', reader.address),
+            numa_node=item.take('numa_node', int, -1),
+            iommu_group=item.take('iommu_group', reader.natural, None),
+            faults=cls.describe_faults(item))
+        if 'driver' in item.items:
+            fields['driver'] = item.take('driver', reader.text, None)
+        return fields
+
+    @classmethod
+    def describe_faults(cls, item) -> dict:
         faults = {}
         for name, value, where in item.pairs('faults'):
             try:
                 faults[name] = cls.fault(name, value)
             except ValueError as e:
                 raise item.error(name, where, str(e)) from None
-        fields = dict(
-            address=item.take('address', reader.address),
-            numa_node=item.take('numa_node', int, -1),
-            iommu_group=item.take('iommu_group', reader.natural, None),
-            faults=faults)
-        if 'driver' in item.items:
-            fields['driver'] = item.take('driver', reader.text, None)
-        return fields
+        return faults
 
     @classmethod
     def fault(cls, name, value):
@@ -154,6 +158,10 @@ class Card:
     def drivers(self) -> set[str]:
         """Those that its functions can be bound to."""
         return {'vfio-pci', *filter(None, (self.driver, self.vf_driver))}
+
+    def in_use(self, mine) -> list[str]:
+        """What of it a guest may have open beside its physical function."""
+        return [self.vf_address(n) for n in range(len(mine['vfs']))]
 
     def is_busy(self, mine) -> bool:
         """Whether unbinding its driver has to wait."""

@@ -10,8 +10,9 @@ from nova_accel.sim import nic
 from nova_accel.sim import nvme
 from nova_accel.sim import qat
 from nova_accel.sim import reader
-from nova_accel.sim import xrt
 from nova_accel.sim import timecard
+from nova_accel.sim import vgpu
+from nova_accel.sim import xrt
 
 #: list of the file -> what its items are
 KINDS: dict[str, type[card.Card]] = {
@@ -23,6 +24,8 @@ KINDS: dict[str, type[card.Card]] = {
     'qats': qat.QatCard,
     'timecards': timecard.TimeCard,
     'clocks': timecard.ClockCard,
+    'vgpus': vgpu.VgpuCard,
+    'mdev_parents': vgpu.MdevParent,
     'others': card.Card,
 }
 

@@ -22,6 +22,7 @@ from nova_accel.sim import dfl
 from nova_accel.sim import nvme
 from nova_accel.sim import qat
 from nova_accel.sim import tree as sysfs
+from nova_accel.sim import vgpu
 from nova_accel.sim import xrt
 
 _PCI = 'bus/pci/devices'
@@ -37,7 +38,8 @@ _DENYLIST = frozenset(('8086', device) for device in (
 class SimulatedKernel(dfl.DflOperations,
                       nvme.NvmeOperations,
                       xrt.XrtOperations,
-                      qat.QatOperations):
+                      qat.QatOperations,
+                      vgpu.MdevOperations):
     """Stands where nova_accel.host.kernel.Kernel stands; same methods.
 
     Thread-safe, and any number of processes may use one file.
@@ -380,9 +382,9 @@ def _stamp(path):
 
 
 def _held(card, state):
-    """Whether a guest holds a VF of the card."""
-    return any(card.vf_address(n) in state['guests']
-               for n in range(len(state['cards'][card.address]['vfs'])))
+    """Whether a guest holds a VF of the card, or the like."""
+    return any(name in state['guests']
+               for name in card.in_use(state['cards'][card.address]))
 
 
 def _settle(host, state):

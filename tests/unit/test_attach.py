@@ -1,7 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What servers are given, on a simulated host and without Nova."""
 
+import logging
 import os
+import threading
+import time
 import uuid
 
 import fixtures
@@ -10,14 +13,16 @@ import testtools
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import model
 from nova_accel.virt import attach
+from tests.unit import test_vgpu
 from tests.unit.host import A, SimulatedHost
 
 NODE = 'host'
 SPECS = {'resources1:CUSTOM_ACCELERATOR_FPGA': '1'}
 
 
-class AttachTest(testtools.TestCase):
+class AttachTestCase(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -45,9 +50,12 @@ class AttachTest(testtools.TestCase):
                 self.accelerators.inventory.own_providers().values()
                 if resource_class in p.inventory}
 
-    def plug(self, allocations, specs=SPECS):
+    def plug(self, allocations, specs=SPECS, instance=None):
         return self.accelerators.plug(
-            None, self.instance, specs, allocations, {})
+            None, instance or self.instance, specs, allocations, {})
+
+
+class AttachTest(AttachTestCase):
 
     def test_allocation_without_accelerator(self):
         self.start({'address': A})
@@ -78,3 +86,236 @@ class AttachTest(testtools.TestCase):
         self.host.kernel.reboot()
         self.start()
         self.accelerators.restore(None, self.instance)
+
+
+GPU, VF = test_vgpu.GPU, test_vgpu.VF
+TRAIT = test_vgpu.TRAIT
+VGPU = 'CUSTOM_ACCELERATOR_VGPU'
+
+
+class VgpuTest(AttachTestCase):
+    """Handles that are made on demand, and taken back."""
+
+    def setUp(self):
+        super().setUp()
+        self.other = str(uuid.uuid4())
+        self.config.config(device_timeout=1, group='accel')
+        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+
+    def start_vgpus(self, framework='mdev', **more):
+        self.start(vgpus=[test_vgpu.gpu(framework, **more)],
+                   drivers=['vgpu'])
+        self.kernel = self.accelerators.kernel
+
+    def give(self, type_=None, instance=None, **specs):
+        specs = {'resources1:' + VGPU: '1', **specs}
+        if type_:
+            specs[f'trait1:{TRAIT[type_]}'] = 'required'
+        claim, = self.plug(self.allocation(VGPU), specs, instance)
+        return claim
+
+    def total(self):
+        provider, = self.accelerators.inventory.own_providers().values()
+        return provider.inventory.get(VGPU, 0)
+
+    def offered(self):
+        provider, = self.accelerators.inventory.own_providers().values()
+        self.assertFalse(provider.traits & provider.lost_traits)
+        return {name for name, trait in TRAIT.items()
+                if trait in provider.traits}
+
+    def exists(self, claim):
+        return self.kernel.exists(
+            f'bus/mdev/devices/{claim.handle.address}')
+
+    def test_inventory_follows(self):
+        for framework in ('mdev', 'sriov-mdev', 'vendor-vfio'):
+            self.start_vgpus(framework)
+            self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+            claim = self.give('nvidia-558')
+            self.assertEqual(
+                ('nvidia-558', model.ClaimState.BOUND),
+                (claim.created_type,
+                 self.accelerators.store.claims()[0].state))
+            self.assertEqual({'nvidia-558'}, self.offered())
+            if framework != 'vendor-vfio':
+                # its VFs all say that there is room for one more
+                self.assertEqual(2, self.total())
+            error = self.assertRaises(
+                exception.DeviceUnavailable, self.give, 'nvidia-557',
+                self.other)
+            self.assertIn('do not fit (any more)', str(error))
+            self.give('nvidia-558', self.other)
+            self.assertEqual((2, set()), (self.total(), self.offered()))
+            self.assertEqual(1, self.accelerators.unplug(None, self.other))
+            self.assertEqual({'nvidia-558'}, self.offered())
+            self.accelerators.unplug(None, self.instance)
+            self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+
+    def test_any_type(self):
+        self.start_vgpus()
+        self.assertEqual('nvidia-557', self.give().created_type)
+        self.accelerators.unplug(None, self.instance)
+        self.config.config(vgpu_types=['1560', '557'], group='accel')
+        self.accelerators.inventory.scan()
+        self.assertEqual('nvidia-1560', self.give().created_type)
+
+    def test_type_of_another_card(self):
+        """Traits of the unnumbered group may be any provider's."""
+        self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],
+                   mdev_parents=[test_vgpu.MTTY])
+        gpu, = [p for p in self.accelerators.inventory.own_providers()
+                .values() if p.address == GPU]
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.plug,
+            {gpu.uuid: {'resources': {VGPU: 1}}},
+            {f'resources:{VGPU}': '1',
+             'trait:CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL': 'required'})
+        self.assertIn(f'{GPU}, which cannot make '
+                      f'CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL', str(error))
+
+    def test_host_boot(self):
+        """All is made again before its room goes to others."""
+        for framework in ('mdev', 'sriov-mdev', 'vendor-vfio'):
+            self.start_vgpus(framework)
+            claims = [self.give('nvidia-558'),
+                      self.give('nvidia-558', self.other)]
+            self.accelerators.close()
+            self.kernel.reboot()
+            self.start(drivers=['vgpu'])
+            self.assertEqual((2, set()), (self.total(), self.offered()))
+            for claim in claims:
+                self.kernel.guest_opens(claim.handle.address)
+
+    def test_host_boot_without_room(self):
+        self.start_vgpus()
+        self.give('nvidia-558')
+        self.accelerators.close()
+        self.kernel.reboot()
+        self.kernel.create_mdev(
+            GPU, 'nvidia-1560', '11111111-2222-4333-8444-555555555555')
+        self.start(drivers=['vgpu'])
+        self.assertIn(f'What server {self.instance} has is not there again',
+                      self.log.output)
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.accelerators.restore, None,
+            self.instance)
+        self.assertIn('has no room for it any more', str(error))
+        self.assertEqual(1, self.total())
+
+    def test_killed_while_made(self):
+        for state in (model.ClaimState.INITIAL,
+                      model.ClaimState.PROVISIONING):
+            self.start_vgpus()
+            claim = self.give('nvidia-558')
+            self.accelerators.store.update([claim], state=state)
+            self.accelerators.close()
+            self.start(drivers=['vgpu'])
+            self.assertFalse(self.accelerators.is_bound(self.instance))
+            self.assertEqual(1, self.accelerators.unplug(
+                None, self.instance))
+            self.assertFalse(self.exists(claim))
+            self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+
+    def test_killed_while_taken_back(self):
+        self.start_vgpus()
+        claim = self.give('nvidia-558')
+        self.accelerators.store.update(
+            [claim], state=model.ClaimState.DELETING)
+        self.accelerators.close()
+        self.start(drivers=['vgpu'])
+        # the slot is free in Placement, and not in truth
+        self.assertEqual(1, self.total())
+        self.assertEqual([], self.accelerators.handles(self.instance))
+        self.assertEqual(1, self.accelerators.release_again(None))
+        self.assertFalse(self.exists(claim))
+        self.assertEqual([], self.accelerators.store.claims())
+
+    def test_release_that_hangs(self):
+        self.start_vgpus()
+        claim = self.give('nvidia-558')
+        self.kernel.guest_opens(claim.handle.address)
+        self.accelerators.unplug(None, self.instance)
+        self.assertIn(f'of {GPU} back did not end within 1 s',
+                      self.log.output)
+        held, = self.accelerators.store.claims()
+        self.assertIs(model.ClaimState.DELETING, held.state)
+        self.assertIn('look who keeps it open', held.error)
+        # others get what is left of the GPU, and at once
+        began = time.monotonic()
+        other = self.give('nvidia-558', self.other)
+        self.assertLess(time.monotonic() - began, 1)
+        self.assertNotEqual(claim.handle, other.handle)
+        self.assertEqual(1, self.total())
+        self.accelerators.unplug(None, self.other)
+        self.assertEqual(0, self.accelerators.release_again(None))
+        self.assertEqual([held.uuid], [
+            c.uuid for c in self.accelerators.store.claims()])
+        self.kernel.guest_closes(claim.handle.address)
+        self.assertEqual(1, self.accelerators.release_again(None))
+        self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+        # the next owner keeps it, whatever ends late
+        next_owner = self.give('nvidia-558', self.other)
+        self.assertEqual(claim.handle, next_owner.handle)
+        self.assertEqual(0, self.accelerators.release_again(None))
+        self.assertTrue(self.exists(next_owner))
+
+    def test_release_that_comes_late(self):
+        """It had to wait, and somebody else has the handle meanwhile."""
+        for framework in ('mdev', 'vendor-vfio'):
+            self.start_vgpus(framework)
+            claim = self.give('nvidia-558')
+            lock = self.accelerators.inventory.handle_locks[claim.handle.key]
+            with lock:
+                late = threading.Thread(
+                    target=self.accelerators.unplug,
+                    args=(None, self.instance))
+                late.start()
+                store = self.accelerators.store
+                while store.claims()[0].state is not (
+                        model.ClaimState.DELETING):
+                    time.sleep(0.01)
+                store.remove([claim])
+                store.add([model.Claim(**{
+                    **vars(claim), 'uuid': str(uuid.uuid4()),
+                    'instance_uuid': self.other,
+                    'state': model.ClaimState.BOUND})])
+            late.join()
+            self.kernel.guest_opens(claim.handle.address)
+            self.assertEqual(
+                [self.other], [c.instance_uuid for c in store.claims()])
+
+    def test_stranger_was_faster(self):
+        """What others have made of a VF stays when our server gives it up."""
+        self.start_vgpus('vendor-vfio')
+        self.kernel.write_attribute(
+            VF[0], 'nvidia/current_vgpu_type', '558')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.give, 'nvidia-558')
+        self.assertIn('somebody else has made it', str(error))
+        self.kernel.guest_opens(VF[0])
+        self.assertEqual([], self.accelerators.store.claims())
+        # the next one gets another VF
+        self.assertEqual(VF[1], self.give('nvidia-558').handle.address)
+
+    def test_making_that_hangs(self):
+        self.start_vgpus(faults={'hang': 'create'})
+        error = self.assertRaises(
+            exception.DeviceTimeout, self.give, 'nvidia-558')
+        self.assertIn('did not end within 1 s', str(error))
+        claim, = self.accelerators.store.claims()
+        self.assertIs(model.ClaimState.DELETING, claim.state)
+        self.kernel.set_fault(GPU, hang=None)
+        while not self.exists(claim):
+            time.sleep(0.01)
+        self.assertEqual(1, self.accelerators.release_again(None))
+        self.assertFalse(self.exists(claim))
+        self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+
+    def test_mediated_devices_that_are_ours(self):
+        self.start_vgpus()
+        claim = self.give('nvidia-558')
+        self.kernel.set_fault(GPU, vanish=True)
+        self.accelerators.inventory.scan()
+        self.assertIn(claim.handle.address,
+                      self.accelerators.mediated_devices())

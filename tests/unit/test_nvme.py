@@ -97,7 +97,7 @@ class Discovery(TestCase):
                           used[B].health))
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, known[A],
-            known[A].handles[0], None)
+            known[A].handles[0], None, True)
         self.assertIn(A, str(error))
         self.kernel.use_disk(A, None)
         self.assertEqual(known, self.driver.discover(used))
@@ -270,5 +270,5 @@ class Scrub(TestCase):
         self.assertEqual(OK, self.driver.discover()[A].health)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, self.device,
-            self.handle, None)
+            self.handle, None, True)
         self.assertIn('ZFS', str(error))

@@ -163,7 +163,7 @@ class Devices(TestCase):
         self.kernel.use_disk(B, 'dm-0')
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, found[B],
-            found[B].handles[0], None)
+            found[B].handles[0], None, True)
         self.assertIn('dm-0', str(error))
 
     def test_network_of_the_host(self):

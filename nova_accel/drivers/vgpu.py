@@ -1,0 +1,539 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""vGPUs: mediated devices, NVIDIA's VFIO without them, and VFs of GPUs.
+
+A device is a GPU by its physical function, or a parent of mediated devices
+that is no PCI device. Four shapes, told by what sysfs shows: mediated devices
+on the function itself; on its VFs, one on each; VFs that are told by NVIDIA's
+own attributes what to be; VFs that are ready as they are. Sources:
+drivers/vfio/mdev and Documentation/driver-api/vfio-mediated-device.rst of
+Linux; NVIDIA's vGPU user guide for current_vgpu_type and sriov-manage.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import errno
+import functools
+import re
+import uuid
+
+from oslo_log import log as logging
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import sriov
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel import naming
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+OPTION = '[accel] vgpu_types'
+#: what the kernel has of mediated devices, below their parents
+MDEV_BUS = 'class/mdev_bus'
+
+_NVIDIA = '10de'
+_VENDORS = {_NVIDIA: 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
+#: VGA, 3D, and other display controllers; AMD's Instinct cards since MI300 are
+#: processing accelerators
+_GPU_CLASSES = frozenset((0x0300, 0x0302, 0x0380))
+_AMD_CLASSES = _GPU_CLASSES | {0x1200}
+#: parents of other kinds of mediated devices (vfio-ccw, vfio-ap) are no GPUs
+_DEVICE_API = 'vfio-pci'
+#: more than any parent can have
+_SLOTS = 256
+_NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
+_UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+#: errno of a mediated device for which there is no room, or no type, any more
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EUSERS, errno.ENOENT, errno.ENODEV))
+#: errno of a removal where another one has been at it
+_REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
+
+
+@dataclasses.dataclass(frozen=True)
+class VgpuType:
+    """A type of vGPUs of a device."""
+
+    #: 'nvidia-558', also where the kernel has only the number
+    name: str
+    #: as its vendor calls it, 'NVIDIA A40-2Q'
+    title: str
+    #: how many can be made now
+    available: int
+    #: how many there can be on the whole GPU, None where it does not say
+    most: int | None = None
+
+    def is_called(self, text: str) -> bool:
+        """Whether the operator means it: by name, title or number."""
+        text = text.lower()
+        title = self.title.lower()
+        return text in (self.name.lower(), title, title.partition(' ')[2],
+                        self.name.lower().partition('-')[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Offer:
+    """What of vGPUs a device has, whatever the operator wants of it."""
+
+    types: Mapping[str, VgpuType]
+    #: handles that can be made into something -> names of those types
+    free: Mapping[model.AttachHandle, frozenset[str]]
+    #: those of ours that are there
+    made: tuple[model.AttachHandle, ...] = ()
+    #: whether it says all that it could make if nothing were in use
+    complete: bool = True
+
+
+class VgpuDriver(base.PciDriver):
+
+    NAME = 'vgpu'
+
+    # Configuration
+
+    def configure(self):
+        """Make VFs, where that is not for NVIDIA's tool to do."""
+        failed = []
+        for address, count in sriov.wanted().items():
+            try:
+                device = self.identify(address)
+                if device is None:
+                    continue
+                if device.vendor_id != _NVIDIA:
+                    sriov.make(self.kernel, address)
+                elif sriov.missing(self.kernel, address):
+                    raise exception.DeviceError(
+                        f'{sriov.OPTION} wants {count} VFs of {address}, and '
+                        f'those of NVIDIA are not made by nova-compute: have '
+                        f'"sriov-manage -e {address}" run before it starts.')
+            except (OSError, ValueError):
+                continue
+            except exception.AcceleratorError as error:
+                failed.append(error)
+        self._warn_of_types()
+        if failed:
+            raise failed[0]
+
+    def _warn_of_types(self):
+        """Of types of the option that nobody offers."""
+        offers = {}
+        if not _choices():
+            return
+        for address in (*self.names(pci.DEVICES), *self._virtual_parents()):
+            try:
+                offer = self._offer(address)
+            except (base.Defect, OSError, ValueError):
+                continue
+            if not offer.complete:
+                return
+            offers[address] = offer.types.values()
+        for address, text in _choices():
+            if not any(t.is_called(text) for where, types in offers.items()
+                       for t in types if address in (None, where)):
+                LOG.warning(
+                    '%s has %s, which is not offered by %s: look at '
+                    'mdev_supported_types or creatable_vgpu_types below '
+                    '/sys/bus/pci/devices, and correct it.', OPTION, text,
+                    address or 'any card')
+
+    # Discovery
+
+    def fingerprint(self):
+        return (*super().fingerprint(), *(self.names(path) for path in (
+            MDEV_BUS, 'bus/mdev/devices', 'bus/pci/drivers/nvidia')))
+
+    def discover(self, known=None):
+        found = super().discover(known)
+        for parent in self._virtual_parents():
+            name = parent.upper()
+            device = model.Device(
+                address=parent, type='VGPU', vendor='LINUX', product=name,
+                vendor_id='', product_id=parent, driver=self.NAME)
+            before = (known or {}).get(parent)
+            try:
+                found[parent] = self.look(device, before)
+            except base.Defect as e:
+                found[parent] = self._quarantined(device, before, str(e))
+            except (OSError, ValueError) as e:
+                found[parent] = self._quarantined(
+                    device, before, f'sysfs cannot be read ({e})')
+        return found
+
+    def _virtual_parents(self) -> list[str]:
+        """Parents that are no PCI devices, as those of the kernel's samples.
+
+        Such a parent is known by its name.
+        """
+        return [name for name in self.names(MDEV_BUS)
+                if not pci.ADDRESS.fullmatch(name) and self._has_types(name)]
+
+    def _has_types(self, parent) -> bool:
+        """Whether it makes mediated devices that look like PCI devices."""
+        place = f'{MDEV_BUS}/{parent}/mdev_supported_types'
+        return any(self._device_api(f'{place}/{name}') == _DEVICE_API
+                   for name in self.names(place))
+
+    def _device_api(self, place) -> str:
+        try:
+            return self.kernel.read(f'{place}/device_api')
+        except OSError:
+            return ''
+
+    def identify(self, address):
+        vendor = pci.identifier(self.kernel, address, 'vendor')
+        gpu = pci.class_code(self.kernel, address) >> 8 in (
+            _AMD_CLASSES if vendor == '1002' else _GPU_CLASSES)
+        if not (gpu and (pci.virtual_functions(self.kernel, address)
+                         or address in sriov.wanted())
+                or self._has_types(address)):
+            return None
+        product = pci.identifier(self.kernel, address, 'device')
+        return model.Device(
+            address=address, type='VGPU',
+            vendor=_VENDORS.get(vendor, vendor.upper()),
+            product=product.upper(), vendor_id=vendor, product_id=product,
+            driver=self.NAME, numa_node=pci.numa_node(self.kernel, address))
+
+    def look(self, device, before):
+        offer = self._offer(device.address)
+        if not offer.types and device.vendor_id != _NVIDIA:
+            return dataclasses.replace(
+                device, handles=self._ready_vfs(device.address))
+        chosen = _chosen(device.address, offer.types.values())
+        names = {t.name for t in chosen}
+        most = max((t.available for t in chosen), default=0)
+        # the ones that can become most are there for any request
+        free = sorted(
+            (h for h, types in offer.free.items() if types & names),
+            key=lambda h: -len(offer.free[h] & names))
+        try:
+            traits = {t.name: naming.vgpu_trait(
+                device.vendor, device.product_id, t.title)
+                for t in offer.types.values()}
+        except exception.InvalidName as e:
+            raise base.Defect(str(e)) from None
+        creatable = tuple(
+            model.CreatableType(t.name, traits[t.name], t.available)
+            for t in chosen)
+        before_types = before.creatable if before else ()
+        if not offer.complete:
+            # not shown now, because all that it needs is in use
+            creatable += tuple(
+                dataclasses.replace(t, available=0) for t in before_types
+                if t.name not in traits)
+        return dataclasses.replace(
+            device, handles=(*offer.made, *free[:most]), creatable=creatable,
+            traits=tuple(sorted({t.trait for t in creatable if t.available})),
+            volatile_traits=tuple(sorted(
+                {*traits.values(), *(before.volatile_traits if before
+                                     else ())})))
+
+    def _ready_vfs(self, address):
+        vfs = pci.virtual_functions(self.kernel, address)
+        if not vfs:
+            raise base.Defect(f'it has no VFs, and {sriov.OPTION} wants some: '
+                              f'look why they were not made')
+        handles = self.function_handles(address)
+        if not handles:
+            raise base.Defect(pci.obstacle(self.kernel, vfs[0]))
+        return handles
+
+    def _offer(self, address) -> _Offer:
+        """
+        :raises Defect: it has VFs, and nothing works with them.
+        """
+        virtual = not pci.ADDRESS.fullmatch(address)
+        vfs = [] if virtual else pci.virtual_functions(self.kernel, address)
+        parents = [p for p in (address, *vfs) if self._has_types(p)]
+        if parents:
+            return self._offer_of_mdevs(address, parents)
+        if (virtual or pci.identifier(self.kernel, address, 'vendor')
+                != _NVIDIA):
+            return _Offer({}, {})
+        return self._offer_of_vfs(address, vfs)
+
+    # Mediated devices
+
+    def _offer_of_mdevs(self, address, parents):
+        types, free, made, counts = {}, {}, [], {}
+        for parent in parents:
+            here = self._types(parent)
+            for type_ in here:
+                before = types.get(type_.name)
+                types[type_.name] = dataclasses.replace(
+                    type_, available=type_.available
+                    + (before.available if before else 0))
+            slots = dict(_slots(parent))
+            there = self._devices(parent)
+            for type_ in there.values():
+                counts[type_] = counts.get(type_, 0) + 1
+            # one that is being removed does not tell its type any more
+            made += [_handle(address, parent, name)
+                     for name in slots if there.get(name)]
+            for name in there:
+                slots.pop(name, None)
+            room = iter(slots)
+            for n in range(max((t.available for t in here), default=0)):
+                name = next(room, None)
+                if name is None:
+                    break
+                free[_handle(address, parent, name)] = frozenset(
+                    t.name for t in here if t.available > n)
+        # each VF says 1 as long as the GPU has room for one more
+        return _Offer(
+            {name: t if t.most is None else dataclasses.replace(
+                t, available=max(0, min(
+                    t.available, t.most - counts.get(name, 0))))
+             for name, t in types.items()}, free, tuple(made))
+
+    def _types(self, parent) -> list[VgpuType]:
+        place = f'{MDEV_BUS}/{parent}/mdev_supported_types'
+        found = []
+        for name in sorted(self.names(place), key=_natural):
+            if self._device_api(f'{place}/{name}') != _DEVICE_API:
+                continue
+            try:
+                text = self.kernel.read(f'{place}/{name}/available_instances')
+            except FileNotFoundError:
+                # the driver goes away
+                continue
+            if not re.fullmatch('[0-9]+', text):
+                raise base.Defect(f'its type {name} says {text!r} of '
+                                  f'available_instances, which is no number')
+            most = re.search(r'\bmax_instance=([0-9]+)', self._optional(
+                f'{place}/{name}/description'))
+            found.append(VgpuType(
+                name, self._optional(f'{place}/{name}/name') or name,
+                int(text), int(most[1]) if most else None))
+        return found
+
+    def _optional(self, path) -> str:
+        try:
+            return self.kernel.read(path).strip()
+        except OSError:
+            return ''
+
+    def _devices(self, parent) -> dict[str, str | None]:
+        """UUID -> type of the mediated devices of a parent.
+
+        While one is removed that somebody keeps open its directory is there,
+        without the link to its type.
+        """
+        return {name: self._type_of(parent, name)
+                for name in self.kernel.listdir(f'{MDEV_BUS}/{parent}')
+                if _UUID.fullmatch(name)}
+
+    def _type_of(self, parent, name) -> str | None:
+        try:
+            return self.kernel.readlink(
+                f'{MDEV_BUS}/{parent}/{name}/mdev_type').rpartition('/')[2]
+        except FileNotFoundError:
+            return None
+
+    # NVIDIA's VFs
+
+    def _offer_of_vfs(self, address, vfs):
+        if not vfs:
+            raise base.Defect(f'it has no VFs: have "sriov-manage -e '
+                              f'{address}" run before nova-compute starts')
+        titles, free, complete, problems = {}, {}, True, []
+        for vf in vfs:
+            problem = pci.obstacle(self.kernel, vf)
+            try:
+                current = self._current(vf)
+                catalog = _catalog(self.kernel.read(
+                    pci.path(vf, 'nvidia/creatable_vgpu_types')))
+            except FileNotFoundError:
+                problem = (f'{vf} has neither mdev_supported_types nor '
+                           f'nvidia/creatable_vgpu_types: see that the vGPU '
+                           f'manager of NVIDIA is loaded and has the VF')
+            if problem:
+                problems.append(problem)
+                continue
+            titles |= catalog
+            # where it is not 0 the vGPU is a server's, which the claims tell,
+            # or somebody else's
+            if current != '0':
+                complete = False
+            elif catalog:
+                free[model.AttachHandle(
+                    model.HandleType.PCI, vf, managed=False, parent=address,
+                )] = frozenset(catalog)
+        if len(problems) == len(vfs):
+            raise base.Defect(problems[0])
+        return _Offer(
+            {name: VgpuType(name, titles[name], sum(
+                name in names for names in free.values()))
+             for name in sorted(titles, key=_natural)}, free,
+            complete=complete)
+
+    def _current(self, vf) -> str:
+        """Number of the type of a VF, '0' for none."""
+        text = self.kernel.read(pci.path(vf, 'nvidia/current_vgpu_type'))
+        if not re.fullmatch('[0-9]+', text.strip()):
+            raise ValueError(f'{vf} says {text!r} of current_vgpu_type')
+        return text.strip()
+
+    # Making and taking back
+
+    def prepare(self, device, handle, created_type, fresh):
+        what = f'{handle.address} was to become a {created_type}'
+        if handle.type is model.HandleType.MDEV:
+            self._make_mdev(what, device, handle, created_type, fresh)
+        else:
+            self._make_of_vf(what, handle.address, created_type, fresh)
+
+    def release(self, device, handle, created_type):
+        if handle.type is model.HandleType.MDEV:
+            parent = handle.parent or device.address
+            if self.kernel.exists(f'{MDEV_BUS}/{parent}/{handle.address}'):
+                self._remove(parent, handle.address)
+        else:
+            self._clear(handle.address, created_type)
+
+    def _make_mdev(self, what, device, handle, created_type, fresh):
+        parent = handle.parent or device.address
+        if self.kernel.exists(f'{MDEV_BUS}/{parent}/{handle.address}'):
+            if not fresh and created_type == self._type_of(
+                    parent, handle.address):
+                return
+            self._remove(parent, handle.address)
+        try:
+            self.kernel.create_mdev(parent, created_type, handle.address)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise exception.DeviceUnavailable(
+                    f'{what}, and {parent} has no room for it any more '
+                    f'({error.strerror}): it has to go elsewhere.') from error
+            raise exception.DeviceError(
+                f'{what}, and the kernel refused ({error.strerror}): look at '
+                f'{parent} in dmesg.') from error
+
+    def _remove(self, parent, name):
+        try:
+            self.kernel.remove_mdev(name)
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                raise exception.DeviceError(
+                    f'{name} of {parent} was to be removed, and the kernel '
+                    f'refused ({error.strerror}): look who keeps it open, '
+                    f'and into dmesg.') from error
+        if self.kernel.exists(f'{MDEV_BUS}/{parent}/{name}'):
+            raise exception.DeviceError(
+                f'{name} of {parent} is being removed, and somebody keeps it '
+                f'open: end who has its VFIO group.')
+
+    def _make_of_vf(self, what, vf, created_type, fresh):
+        number = created_type.rpartition('-')[2]
+        try:
+            current = self._current(vf)
+            if current == number and not fresh:
+                return
+            if current != '0':
+                raise exception.DeviceUnavailable(
+                    f'{what}, and somebody else has made it a '
+                    f'{_vendor_name(current)}: write 0 to its '
+                    f'nvidia/current_vgpu_type if nobody needs that.')
+            if created_type not in _catalog(self.kernel.read(
+                    pci.path(vf, 'nvidia/creatable_vgpu_types'))):
+                raise exception.DeviceUnavailable(
+                    f'{what}, and its GPU does not offer that any more: others '
+                    f'have taken the room.')
+            self._write(vf, number)
+        except (OSError, ValueError) as error:
+            raise exception.DeviceError(
+                f'{what}, and that failed ({error}): look into '
+                f'dmesg.') from error
+
+    def _clear(self, vf, created_type):
+        """Nothing but what prepare() made: VFs are used by one after the
+        other, and a stranger's vGPU may be there by now."""
+        try:
+            current = self._current(vf)
+            if current == '0':
+                return
+            if _vendor_name(current) != created_type:
+                LOG.warning('VF %s was a %s of ours, and is a %s of somebody '
+                            'else now, which stays', vf, created_type,
+                            _vendor_name(current))
+                return
+            self._write(vf, '0')
+        except FileNotFoundError:
+            # it went with its VF or its driver
+            return
+        except (OSError, ValueError) as error:
+            raise exception.DeviceError(
+                f'{vf} was to be given back, and that failed ({error}): look '
+                f'who keeps it open, and into dmesg.') from error
+
+    def _write(self, vf, number):
+        self.kernel.write_attribute(vf, 'nvidia/current_vgpu_type', number)
+        now = self._current(vf)
+        if now != number:
+            raise ValueError(f'{number} was written to current_vgpu_type, '
+                             f'which says {now}')
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(parent) -> Mapping[str, int]:
+    """UUID -> number of the mediated devices that may be ours on a parent."""
+    return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
+            for number in range(_SLOTS)}
+
+
+def _handle(address, parent, name):
+    return model.AttachHandle(model.HandleType.MDEV, name,
+                              parent=None if parent == address else parent)
+
+
+def _catalog(text) -> dict[str, str]:
+    """Name -> title, from lines like '  1155  : NVIDIA L40S-24Q', which may
+    have a header above them."""
+    found = (re.fullmatch(r'\s*([0-9]+)\s*:\s*(\S.*?)\s*', line)
+             for line in text.splitlines())
+    return {_vendor_name(line[1]): line[2] for line in found if line}
+
+
+def _vendor_name(number) -> str:
+    """As where the same type is one of mediated devices."""
+    return f'nvidia-{int(number)}'
+
+
+def _natural(name):
+    return [(int(part), '') if part.isdigit() else (0, part)
+            for part in re.split('([0-9]+)', name)]
+
+
+def _choices() -> list[tuple[str | None, str]]:
+    """(address or None, type) of [accel] vgpu_types.
+
+    :raises ConfigurationError: it cannot be read.
+    """
+    result = []
+    for item in CONF.accel.vgpu_types:
+        address, equals, text = (part.strip() for part in
+                                 item.rpartition('='))
+        try:
+            if not text or equals and not address:
+                raise ValueError(item)
+            if ':' in address:
+                address = pci.address(address)
+        except (exception.ConfigurationError, ValueError):
+            raise exception.ConfigurationError(
+                f'{OPTION} has {item!r}, which is neither <type> nor '
+                f'<PCI address>=<type>: correct it.') from None
+        result.append((address or None, text))
+    return result
+
+
+def _chosen(address, types) -> list[VgpuType]:
+    """Those that the operator lets be made, in his order."""
+    choices = _choices()
+    texts = ([text for where, text in choices if where == address]
+             or [text for where, text in choices if where is None])
+    if not texts:
+        return list(types)
+    chosen = {}
+    for text in texts:
+        chosen.update((t.name, t) for t in types if t.is_called(text))
+    return list(chosen.values())

@@ -1,0 +1,395 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""GPUs that are shared out, and parents of mediated devices that are no PCI
+devices.
+
+As drivers/vfio/mdev and samples/vfio-mdev of Linux read, and as NVIDIA's vGPU
+drivers are reported to behave: one GPU carries vGPUs of one size at a time
+unless it is told otherwise, and what one VF gets made of it the catalogs of
+its siblings do not offer any more.
+"""
+
+import dataclasses
+import errno
+import re
+import time
+from typing import ClassVar
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+FRAMEWORKS = ('mdev', 'sriov-mdev', 'vendor-vfio', 'sriov')
+
+_MDEV_BUS = 'class/mdev_bus'
+_UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+#: seconds between two looks at something that blocks
+_TICK = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class VgpuType:
+    #: 'nvidia-558', or '558' where the catalog has numbers
+    id: str
+    name: str | None
+    #: what one takes of the units of its GPU
+    units: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MdevParent(card.Card):
+    """A parent of mediated devices that is no PCI device, as mtty."""
+
+    types: tuple[VgpuType, ...] = ()
+    units: int = 0
+    #: whether there may be vGPUs of several sizes at a time
+    mixed: bool = True
+    device_api: str = 'vfio-pci'
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        'busy': reader.boolean,
+        'create': reader.checked(
+            lambda v: isinstance(getattr(errno, str(v), None), int),
+            'the name of an errno'),
+        'hang': reader.checked(lambda v: v in ('read', 'create'),
+                               'read or create'),
+    }
+
+    @classmethod
+    def describe(cls, item):
+        return dict(cls.describe_shares(item, mixed=True),
+                    address=item.take('name', reader.text),
+                    faults=cls.describe_faults(item))
+
+    @classmethod
+    def describe_shares(cls, item, mixed) -> dict:
+        """What is shared out, and into which types."""
+        types = []
+        for one in item.sequence('types'):
+            types.append(VgpuType(
+                one.take('id', reader.text),
+                one.take('name', reader.text, None),
+                one.take('units', reader.up_to(1024), 1)))
+            one.done()
+        return dict(
+            types=tuple(types),
+            units=item.take('units', reader.natural, 0),
+            mixed=item.take('mixed', reader.boolean, mixed),
+            device_api=item.take('device_api', reader.text, 'vfio-pci'))
+
+    def addresses(self):
+        return [self.address]
+
+    def fresh(self, state):
+        return {**super().fresh(state), 'mdevs': {}}
+
+    def in_use(self, mine):
+        return list(mine['mdevs'])
+
+    # Shares
+
+    def type(self, name) -> VgpuType:
+        for found in self.types:
+            if found.id == name:
+                return found
+        raise sysfs.error(errno.ENOENT, f'{self.address} {name}')
+
+    def made(self, mine) -> list[VgpuType]:
+        return [self.type(m['type']) for m in mine['mdevs'].values()]
+
+    def room(self, mine, wanted: VgpuType) -> int:
+        """How many of a type could be made now."""
+        made = self.made(mine)
+        if not self.mixed and any(t.units != wanted.units for t in made):
+            return 0
+        return (self.units - sum(t.units for t in made)) // wanted.units
+
+    def parents(self, mine) -> list[str]:
+        """Functions on which mediated devices are made."""
+        return [self.address]
+
+    def available(self, mine, parent, wanted) -> int:
+        """What a parent says of available_instances."""
+        return self.room(mine, wanted)
+
+    # Sysfs
+
+    def add(self, tree, mine, group):
+        if self.faulty(mine).get('vanish'):
+            return
+        made = {}
+        top = f'devices/virtual/{self.address}'
+        tree['devices'].setdefault('virtual', {})[self.address] = {
+            self.address: made}
+        self.add_parent(tree, mine, self.address, f'{top}/{self.address}',
+                        made)
+        sysfs.spoil(made, self.faulty(mine).get('attributes') or {})
+
+    def add_parent(self, tree, mine, name, place, function):
+        """Put what a parent of mediated devices has into its directory."""
+        tree['class'].setdefault('mdev_bus', {})[name] = sysfs.Link(place)
+        devices = tree['bus'].setdefault('mdev', {}).setdefault('devices', {})
+        supported = function['mdev_supported_types'] = {}
+        for one in self.types:
+            supported[one.id] = {
+                'available_instances': str(self.available(mine, name, one)),
+                'create': sysfs.Errno(errno.EACCES),
+                'device_api': self.device_api, 'devices': {},
+                **({'name': one.name} if one.name else {}),
+                **self.more_of(one)}
+        for uuid, mdev in mine['mdevs'].items():
+            if mdev['parent'] != name:
+                continue
+            made = function[uuid] = {
+                'iommu_group': sysfs.Link(
+                    f'kernel/iommu_groups/{mdev["group"]}')}
+            tree['kernel']['iommu_groups'][str(mdev['group'])] = {
+                'devices': {uuid: sysfs.Link(f'{place}/{uuid}')}}
+            if not mdev['removing']:
+                # what goes before the kernel waits for who has it open
+                type_ = f'{place}/mdev_supported_types/{mdev["type"]}'
+                made['remove'] = sysfs.Errno(errno.EACCES)
+                made['mdev_type'] = sysfs.Link(type_)
+                devices[uuid] = sysfs.Link(f'{place}/{uuid}')
+                supported[mdev['type']]['devices'][uuid] = devices[uuid]
+
+    def more_of(self, one) -> dict:
+        """Further attributes of a type."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class VgpuCard(MdevParent):
+    """A GPU in one of the shapes that a driver may find."""
+
+    ids: tuple[str, str, str, str] = ('10de', '26b9', '10de', '0000')
+    class_code: str = '0x030200'
+    mixed: bool = False
+    framework: str = 'mdev'
+    #: whether the catalogs of VFs have a line above the types
+    header: bool = True
+
+    @classmethod
+    def describe(cls, item):
+        framework = item.take('framework', reader.checked(
+            lambda v: v in FRAMEWORKS, f'one of {", ".join(FRAMEWORKS)}'),
+            'mdev')
+        fields = {'framework': framework,
+                  'header': item.take('header', reader.boolean, True),
+                  **cls.describe_shares(item, mixed=False),
+                  **super(MdevParent, cls).describe(item)}
+        if framework != 'sriov':
+            fields.update(driver='nvidia', vf_driver='nvidia')
+        return fields
+
+    def addresses(self):
+        return card.Card.addresses(self)
+
+    # What is remembered
+
+    def fresh(self, state):
+        mine = super().fresh(state)
+        if self.framework != 'sriov':
+            # a service of the vendor's runs its sriov-manage at boot
+            self.make_vfs(state, mine, self.vfs)
+        return mine
+
+    def at_first(self, state):
+        mine = self.fresh(state)
+        self.make_vfs(state, mine, self.vfs)
+        return mine
+
+    def in_use(self, mine):
+        return [*super().in_use(mine), *card.Card.in_use(self, mine)]
+
+    # Operations
+
+    def drivers(self):
+        drivers = super().drivers()
+        if self.framework in ('sriov-mdev', 'vendor-vfio'):
+            # of VFs; it is not tried with the GPU
+            drivers.discard('vfio-pci')
+        return drivers
+
+    def bound(self, state, mine, driver):
+        super().bound(state, mine, driver)
+        mine['mdevs'] = {}
+
+    def make_vfs(self, state, mine, count):
+        super().make_vfs(state, mine, count)
+        for vf in mine['vfs']:
+            vf.update(type='0', open=False)
+
+    def write(self, mine, vf, attribute, value):
+        if (self.framework != 'vendor-vfio' or vf is None
+                or attribute != 'nvidia/current_vgpu_type'):
+            super().write(mine, vf, attribute, value)
+        vf = mine['vfs'][vf]
+        if vf['open'] or value != '0' != vf['type']:
+            raise sysfs.error(errno.EPERM, self.address)
+        if value != '0' and value not in self.catalog(mine):
+            raise sysfs.error(errno.EINVAL, self.address)
+        vf['type'] = value
+
+    # Shares
+
+    def made(self, mine):
+        return [*super().made(mine), *(
+            self.type(vf['type']) for vf in mine['vfs']
+            if vf.get('type', '0') != '0')]
+
+    def parents(self, mine):
+        if self.framework == 'mdev':
+            return [self.address] if mine['driver'] == self.driver else []
+        if self.framework == 'sriov-mdev':
+            return [self.vf_address(n) for n, vf in enumerate(mine['vfs'])
+                    if vf['driver'] == self.vf_driver]
+        return []
+
+    def available(self, mine, parent, wanted):
+        room = super().available(mine, parent, wanted)
+        if self.framework == 'mdev':
+            return room
+        # each VF has one, and does not know how many the others will want
+        there = any(m['parent'] == parent for m in mine['mdevs'].values())
+        return 0 if there else min(room, 1)
+
+    def catalog(self, mine) -> dict[str, str]:
+        """Number -> name of what could be made now, the same for all VFs."""
+        return {t.id: t.name for t in self.types if self.room(mine, t)}
+
+    # Sysfs
+
+    def add(self, tree, mine, group):
+        card.Card.add(self, tree, mine, group)
+
+    def add_physical(self, tree, mine, function):
+        self._add_shares(tree, mine, self.address, function)
+
+    def add_virtual(self, tree, mine, n, function):
+        self._add_shares(tree, mine, self.vf_address(n), function)
+        vf = mine['vfs'][n]
+        if self.framework == 'vendor-vfio' and vf['driver'] == 'nvidia':
+            lines = ['ID    : vGPU Name'] if self.header else []
+            lines += [f'{number:<6}: {name}' for number, name
+                      in self.catalog(mine).items()]
+            function['nvidia'] = {
+                'creatable_vgpu_types': '\n'.join(lines),
+                'current_vgpu_type': vf['type'], 'gpu_instance_id': '0',
+                'placement_id': '0', 'vgpu_params': '', 'warm_update': '0'}
+
+    def _add_shares(self, tree, mine, address, function):
+        if address in self.parents(mine):
+            self.add_parent(tree, mine, address, sysfs.place(address),
+                            function)
+
+    def more_of(self, one):
+        return {'description': (
+            f'num_heads=4, frl_config=60, framebuffer={one.units * 1024}M, '
+            f'max_resolution=7680x4320, '
+            f'max_instance={self.units // one.units}')}
+
+
+class MdevOperations:
+    """The part of a simulated kernel that is for vGPUs."""
+
+    def create_mdev(self, parent, type_name, uuid):
+        while True:
+            with self._update() as (host, state):
+                found, mine = self._sharing(host, state, parent)
+                wanted = found.type(type_name)
+                if not _UUID.fullmatch(uuid):
+                    raise sysfs.error(errno.EINVAL, uuid)
+                if any(uuid in s.get('mdevs', ())
+                       for s in state['cards'].values()):
+                    raise sysfs.error(errno.EEXIST, uuid)
+                faults = found.faulty(mine)
+                if faults.get('create'):
+                    raise sysfs.error(getattr(errno, faults['create']), parent)
+                if faults.get('hang') != 'create':
+                    if not found.available(mine, parent, wanted):
+                        raise sysfs.error(errno.ENOSPC, parent)
+                    mine['mdevs'][uuid] = {
+                        'parent': parent, 'type': type_name,
+                        'removing': False, 'group': card.number(state)}
+                    return
+            time.sleep(_TICK)
+
+    @staticmethod
+    def _sharing(host, state, parent):
+        """(card, what is remembered of it) of a parent."""
+        for address, found in host.cards.items():
+            mine = state['cards'][address]
+            if (isinstance(found, MdevParent)
+                    and not found.faulty(mine).get('vanish')
+                    and parent in found.parents(mine)):
+                return found, mine
+        raise sysfs.error(errno.ENOENT, parent)
+
+    def remove_mdev(self, uuid):
+        first = True
+        while True:
+            with self._update() as (host, state):
+                try:
+                    found, mine = self._mdev(host, state, uuid)
+                except OSError:
+                    if first:
+                        raise
+                    # it went with its parent
+                    return
+                mdev = mine['mdevs'][uuid]
+                if first and mdev['removing']:
+                    # whoever removes it has taken the attribute away
+                    raise sysfs.error(errno.ENOENT, uuid)
+                if first and found.faulty(mine).get('busy'):
+                    raise sysfs.error(errno.EBUSY, uuid)
+                first, mdev['removing'] = False, True
+                if uuid not in state['guests']:
+                    del mine['mdevs'][uuid]
+                    return
+            # the kernel waits for who has it open
+            time.sleep(_TICK)
+
+    @staticmethod
+    def _mdev(host, state, uuid):
+        for address, found in host.cards.items():
+            mine = state['cards'][address]
+            if uuid in mine.get('mdevs', ()):
+                return found, mine
+        raise sysfs.error(errno.ENOENT, uuid)
+
+    # What tests and demonstrations do to the host
+
+    def guest_opens(self, name: str) -> None:
+        """Give a guest what has a VFIO driver already: a mediated device, or
+        the function of a hostdev that libvirt does not manage.
+
+        :param name: its UUID, or its PCI address.
+        :raises OSError: ENODEV when it is not there, EINVAL when nothing is
+            made of it, EBUSY when a guest has it.
+        """
+        with self._update() as (host, state):
+            if name in state['guests']:
+                raise sysfs.error(errno.EBUSY, name)
+            if _UUID.fullmatch(name):
+                try:
+                    _, mine = self._mdev(host, state, name)
+                except OSError:
+                    raise sysfs.error(errno.ENODEV, name) from None
+                if mine['mdevs'][name]['removing']:
+                    raise sysfs.error(errno.ENODEV, name)
+            else:
+                found, vf = self._owner(host, state, name)
+                mine = state['cards'][found.address]
+                if vf is None or mine['vfs'][vf].get('type', '0') == '0':
+                    raise sysfs.error(errno.EINVAL, name)
+                mine['vfs'][vf]['open'] = True
+            state['guests'].append(name)
+
+    def guest_closes(self, name: str) -> None:
+        """Undo guest_opens."""
+        with self._update() as (host, state):
+            state['guests'].remove(name)
+            if not _UUID.fullmatch(name):
+                found, vf = self._owner(host, state, name)
+                state['cards'][found.address]['vfs'][vf]['open'] = False

@@ -1,0 +1,558 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""vGPUs of a simulated host, in every shape that GPUs have them."""
+
+import errno
+import logging
+import threading
+import time
+
+import fixtures
+from oslo_config import fixture as config_fixture
+import testscenarios
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import vgpu
+from nova_accel import exception
+from nova_accel import model
+from tests.unit.host import SimulatedHost
+
+GPU = '0000:41:00.0'
+VF = ['0000:41:00.1', '0000:41:00.2', '0000:41:00.3', '0000:41:00.4']
+TYPES = [{'id': 'nvidia-557', 'name': 'NVIDIA A40-1Q', 'units': 1},
+         {'id': 'nvidia-558', 'name': 'NVIDIA A40-2Q', 'units': 2},
+         {'id': 'nvidia-1560', 'name': 'NVIDIA A40-4Q', 'units': 4}]
+NUMBERS = [{**t, 'id': t['id'].removeprefix('nvidia-')} for t in TYPES]
+TRAIT = {name: f'CUSTOM_NVIDIA_2235_A40_{size}Q' for name, size in (
+    ('nvidia-557', 1), ('nvidia-558', 2), ('nvidia-1560', 4))}
+MTTY = {'name': 'mtty', 'units': 24, 'types': [
+    {'id': 'mtty-1', 'name': 'Single port serial', 'units': 1},
+    {'id': 'mtty-2', 'name': 'Dual port serial', 'units': 2}]}
+
+
+def gpu(framework, **more):
+    vfs = 0 if framework == 'mdev' else 4
+    return {'address': GPU, 'vendor': '10de', 'device': '2235', 'units': 4,
+            'numa_node': 1, 'framework': framework, 'total_vfs': vfs,
+            'vfs': vfs,
+            'types': NUMBERS if framework == 'vendor-vfio' else TYPES, **more}
+
+
+class VgpuTestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+
+    def start(self, *vgpus, **kinds):
+        self.host = self.useFixture(SimulatedHost(vgpus=list(vgpus), **kinds))
+        self.kernel = self.host.kernel
+        self.driver = vgpu.VgpuDriver(self.kernel)
+        self.known = {}
+
+    def device(self, address=GPU):
+        self.known = self.driver.discover(self.known)
+        return self.known[address]
+
+    def quarantined(self, address=GPU):
+        device = self.device(address)
+        self.assertIs(model.Health.QUARANTINED, device.health)
+        return device.reason
+
+    def available(self, address=GPU):
+        return {t.name: t.available for t in self.device(address).creatable}
+
+    def make(self, type_, number=0, address=GPU, fresh=True):
+        """The handle that was made into a type, the nth of those offered."""
+        device = self.device(address)
+        handle = device.handles[number]
+        self.driver.prepare(device, handle, type_, fresh)
+        return handle
+
+    def release(self, handle, type_, address=GPU):
+        self.driver.release(self.device(address), handle, type_)
+
+
+class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
+
+    scenarios = [(name, {'framework': name}) for name in (
+        'mdev', 'sriov-mdev', 'vendor-vfio')]
+
+    def setUp(self):
+        super().setUp()
+        self.start(gpu(self.framework))
+
+    def test_offered(self):
+        device = self.device()
+        self.assertEqual(
+            ('VGPU', 'NVIDIA', '2235', '10de', '2235', 1),
+            (device.type, device.vendor, device.product, device.vendor_id,
+             device.product_id, device.numa_node))
+        self.assertEqual(tuple(sorted(TRAIT.values())), device.traits)
+        self.assertEqual(device.traits, device.volatile_traits)
+        self.assertEqual(4, len(device.handles))
+        self.assertEqual(TRAIT, {t.name: t.trait for t in device.creatable})
+        # in the order of their numbers
+        self.assertEqual(list(TRAIT), [t.name for t in device.creatable])
+
+    def test_siblings_share(self):
+        """One size at a time, and so many as there is room for."""
+        first = self.make('nvidia-558')
+        device = self.device()
+        self.assertEqual((TRAIT['nvidia-558'],), device.traits)
+        self.assertEqual(tuple(sorted(TRAIT.values())),
+                         device.volatile_traits)
+        self.assertEqual(0, self.available()['nvidia-557'])
+        self.assertLess(0, self.available()['nvidia-558'])
+        free = [h for h in device.handles if h != first]
+        self.driver.prepare(device, free[0], 'nvidia-558', True)
+        self.assertEqual({0}, set(self.available().values()))
+        self.assertEqual((), self.device().traits)
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            free[1] if len(free) > 1 else model.AttachHandle(
+                model.HandleType.MDEV, list(vgpu._slots(GPU))[9]),
+            'nvidia-558', True)
+        self.assertIn('to become a nvidia-558', str(error))
+        self.release(first, 'nvidia-558')
+        self.release(free[0], 'nvidia-558')
+        self.assertEqual(4, len(self.device().handles))
+        self.assertNotIn(0, self.available().values())
+
+    def test_another_size_after_the_last(self):
+        handle = self.make('nvidia-1560')
+        self.release(handle, 'nvidia-1560')
+        self.make('nvidia-557')
+        self.assertLess(0, self.available()['nvidia-557'])
+        self.assertEqual(0, self.available()['nvidia-1560'])
+
+    def test_prepared_and_released_twice(self):
+        handle = self.make('nvidia-558')
+        device = self.device()
+        before = self.available()
+        self.driver.prepare(device, handle, 'nvidia-558', False)
+        self.assertEqual(before, self.available())
+        self.release(handle, 'nvidia-558')
+        self.release(handle, 'nvidia-558')
+        self.assertNotIn(0, self.available().values())
+
+    def test_reboot(self):
+        handle = self.make('nvidia-558')
+        device = self.device()
+        self.kernel.reboot()
+        self.assertNotIn(0, self.available().values())
+        self.driver.prepare(device, handle, 'nvidia-558', False)
+        self.assertEqual(0, self.available()['nvidia-557'])
+        self.kernel.guest_opens(handle.address)
+
+    def test_several_at_once(self):
+        device = self.device()
+        errors = []
+
+        def prepare(handle):
+            try:
+                self.driver.prepare(device, handle, 'nvidia-558', True)
+            except exception.DeviceUnavailable as error:
+                errors.append(error)
+            except exception.DeviceError as error:
+                # NVIDIA's VFs have no number for it
+                self.assertEqual('vendor-vfio', self.framework)
+                errors.append(error)
+        threads = [threading.Thread(target=prepare, args=(h,))
+                   for h in device.handles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(2, len(errors))
+        self.assertEqual({0}, set(self.available().values()))
+
+    def test_chosen_types(self):
+        for chosen, names in (
+                (['nvidia-1560', 'A40-1Q'], ['nvidia-1560', 'nvidia-557']),
+                ([f'{GPU}=558', '557'], ['nvidia-558']),
+                ([f'{GPU.upper()}=nvidia A40-2q'], ['nvidia-558']),
+                (['0000:42:00.0=558'], list(TRAIT))):
+            self.config.config(vgpu_types=chosen, group='accel')
+            device = self.device()
+            self.assertEqual(names, [t.name for t in device.creatable])
+            self.assertEqual({TRAIT[n] for n in names}, set(device.traits))
+            # also those that an earlier configuration left in Placement
+            self.assertEqual(set(TRAIT.values()), set(device.volatile_traits))
+
+    def test_inventory_of_chosen_types(self):
+        self.config.config(vgpu_types=['nvidia-1560'], group='accel')
+        expected = 4 if self.framework == 'vendor-vfio' else 1
+        self.assertEqual(expected, len(self.device().handles))
+
+    def test_warned_of_unknown_types(self):
+        self.config.config(vgpu_types=['558', 'nvidia-9', f'{GPU}=A16-8Q'],
+                           group='accel')
+        self.driver.configure()
+        self.assertEqual(2, self.log.output.count('[accel] vgpu_types has'))
+        self.assertIn('nvidia-9, which is not offered by any card',
+                      self.log.output)
+        self.assertIn(f'A16-8Q, which is not offered by {GPU}',
+                      self.log.output)
+
+    def test_unreadable(self):
+        name = ('creatable_vgpu_types' if self.framework == 'vendor-vfio'
+                else 'available_instances')
+        handle = self.make('nvidia-558')
+        before = self.device()
+        self.kernel.set_fault(GPU, attributes={name: 'EIO'})
+        self.assertIn('Input/output error', self.quarantined())
+        # what servers have stays theirs
+        self.assertEqual(before.handles, self.device().handles)
+        self.assertEqual(before.creatable, self.device().creatable)
+        self.kernel.set_fault(GPU, attributes=None)
+        self.assertIs(model.Health.OK, self.device().health)
+        self.release(handle, 'nvidia-558')
+
+    def test_dead(self):
+        self.device()
+        self.kernel.set_fault(GPU, dead=True)
+        self.assertIn('does not answer', self.quarantined())
+
+    def test_vanished(self):
+        self.device()
+        self.kernel.set_fault(GPU, vanish=True)
+        self.assertEqual({}, self.driver.discover(self.known))
+
+    def test_fingerprint(self):
+        before = self.driver.fingerprint()
+        self.assertEqual(before, self.driver.fingerprint())
+        self.kernel.set_fault(GPU, vanish=True)
+        self.assertNotEqual(before, self.driver.fingerprint())
+
+
+class MediatedDevices(VgpuTestCase):
+
+    def test_handles(self):
+        """Slots: the same at each look, also on another day."""
+        self.start(gpu('mdev'))
+        handles = self.device().handles
+        self.assertEqual({model.HandleType.MDEV}, {h.type for h in handles})
+        self.assertEqual(handles, self.device().handles)
+        third = handles[2]
+        self.driver.prepare(self.device(), third, 'nvidia-557', True)
+        self.assertEqual(
+            {*handles}, {*self.device().handles})
+        self.kernel.reboot()
+        self.assertEqual(handles, self.device().handles)
+
+    def test_each_vf_is_a_parent(self):
+        self.start(gpu('sriov-mdev', total_vfs=8, vfs=8))
+        device = self.device()
+        # the VFs promise 8, and the GPU has room for 4
+        self.assertEqual({'nvidia-557': 4, 'nvidia-558': 2, 'nvidia-1560': 1},
+                         self.available())
+        self.assertEqual([*VF], [h.parent for h in device.handles])
+        self.assertEqual({GPU, *VF}, device.functions())
+        second = self.make('nvidia-557', number=1)
+        self.assertTrue(self.kernel.exists(
+            f'bus/pci/devices/{VF[1]}/{second.address}'))
+        self.assertEqual(3, self.available()['nvidia-557'])
+        self.assertEqual(4, len(self.device().handles))
+
+    def test_sizes_side_by_side(self):
+        self.start(gpu('mdev', mixed=True))
+        self.make('nvidia-558')
+        self.assertEqual({'nvidia-557': 2, 'nvidia-558': 1, 'nvidia-1560': 0},
+                         self.available())
+        self.assertEqual(3, len(self.device().handles))
+
+    def test_mdev_of_somebody_else(self):
+        self.start(gpu('mdev'))
+        other = '11111111-2222-4333-8444-555555555555'
+        self.kernel.create_mdev(GPU, 'nvidia-557', other)
+        self.assertEqual(3, len(self.device().handles))
+        self.assertNotIn(other, [h.address for h in self.device().handles])
+        self.assertEqual(3, self.available()['nvidia-557'])
+
+    def test_left_over(self):
+        """Of a store that was lost: its slot is there to be used again."""
+        self.start(gpu('mdev'))
+        handle = self.make('nvidia-558')
+        self.known = {}
+        self.assertIn(handle, self.device().handles)
+        self.driver.prepare(self.device(), handle, 'nvidia-1560', True)
+        self.assertEqual(0, self.available()['nvidia-558'])
+
+    def test_busy(self):
+        """Removing waits for who has it open, and is not over before."""
+        self.start(gpu('mdev'))
+        handle = self.make('nvidia-558')
+        device = self.device()
+        self.kernel.guest_opens(handle.address)
+        first = threading.Thread(target=self.driver.release, args=(
+            device, handle, 'nvidia-558'))
+        first.start()
+        while self.kernel.exists(f'bus/mdev/devices/{handle.address}'):
+            time.sleep(0.01)
+        # another process comes to it: its kernel link and its attribute are
+        # gone, and it is not
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.release, device, handle,
+            'nvidia-558')
+        self.assertIn('is being removed', str(error))
+        self.assertRaises(
+            exception.DeviceError, self.driver.prepare, device, handle,
+            'nvidia-558', False)
+        # it takes its room, and is there for nobody
+        self.assertEqual(1, self.available()['nvidia-558'])
+        self.assertNotIn(handle, self.device().handles)
+        self.assertTrue(first.is_alive())
+        self.kernel.guest_closes(handle.address)
+        first.join()
+        self.driver.release(device, handle, 'nvidia-558')
+        self.assertIn(handle, self.device().handles)
+
+    def test_refused(self):
+        self.start(gpu('mdev', faults={'busy': True}))
+        handle = self.make('nvidia-558')
+        error = self.assertRaises(
+            exception.DeviceError, self.release, handle, 'nvidia-558')
+        self.assertIn('look who keeps it open', str(error))
+        for name, kind in (('EIO', exception.DeviceError),
+                           ('EUSERS', exception.DeviceUnavailable)):
+            self.kernel.set_fault(GPU, create=name)
+            error = self.assertRaises(
+                kind, self.make, 'nvidia-558', number=1)
+            self.assertEqual(kind, type(error))
+
+    def test_type_that_is_not_offered_any_more(self):
+        self.start(gpu('mdev'))
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.make, 'nvidia-9')
+        self.assertIn(f'{GPU} has no room', str(error))
+
+    def test_bad_attributes(self):
+        self.start(gpu('mdev'))
+        for text in ('', '-1', '0x4', 'many'):
+            self.kernel.set_fault(
+                GPU, attributes={'available_instances': text})
+            self.assertIn('which is no number', self.quarantined())
+        self.kernel.set_fault(GPU, attributes={
+            'name': 'missing', 'description': 'missing'})
+        device = self.device()
+        # the type's own name
+        self.assertIn('CUSTOM_NVIDIA_2235_557', device.traits)
+        self.kernel.set_fault(GPU, attributes={'name': '***'})
+        self.assertIn('may hold only letters', self.quarantined())
+
+    def test_driver_goes_while_it_is_looked_at(self):
+        self.start(gpu('mdev'))
+        self.kernel.set_fault(
+            GPU, attributes={'available_instances': 'missing'})
+        self.assertEqual((), self.device().creatable)
+
+    def test_other_kinds_of_mediated_devices(self):
+        self.start(mdev_parents=[{**MTTY, 'device_api': 'vfio-ccw'}])
+        self.assertEqual({}, self.driver.discover())
+
+    def test_parent_that_is_no_pci_device(self):
+        self.start(mdev_parents=[MTTY])
+        device = self.device('mtty')
+        self.assertEqual(('LINUX', 'MTTY', None), (
+            device.vendor, device.product, device.numa_node))
+        self.assertEqual(('CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL',
+                          'CUSTOM_LINUX_MTTY_SINGLE_PORT_SERIAL'),
+                         device.traits)
+        self.assertEqual(24, len(device.handles))
+        handle = self.make('mtty-2', address='mtty')
+        self.assertIsNone(handle.parent)
+        self.assertEqual({'mtty-1': 22, 'mtty-2': 11},
+                         self.available('mtty'))
+        self.assertEqual(23, len(self.device('mtty').handles))
+        self.release(handle, 'mtty-2', 'mtty')
+        self.assertEqual(24, len(self.device('mtty').handles))
+        self.kernel.set_fault('mtty', attributes={
+            'available_instances': 'no'})
+        self.assertIn("'no'", self.quarantined('mtty'))
+
+    def test_traits_of_other_vendors(self):
+        for title, vendor, trait in (
+                (None, '8086', 'CUSTOM_INTEL_591D_I915_GVTG_V5_4'),
+                ('GRID T4-2Q', '10de', 'CUSTOM_NVIDIA_591D_GRID_T4_2Q'),
+                ('NVIDIA H100XM-1-10CME', '10de',
+                 'CUSTOM_NVIDIA_591D_H100XM_1_10CME'),
+                ('MIG 1g.10gb+me', '1af4', 'CUSTOM_1AF4_591D_MIG_1G_10GB_ME')):
+            self.start(gpu('mdev', vendor=vendor, device='591d', types=[
+                {'id': 'i915-GVTg_V5_4', 'name': title}]))
+            self.assertEqual((trait,), self.device().traits)
+
+
+class VendorVfs(VgpuTestCase):
+
+    def current(self, vf):
+        return self.kernel.read(
+            f'bus/pci/devices/{vf}/nvidia/current_vgpu_type')
+
+    def test_handles(self):
+        for header in (True, False):
+            self.start(gpu('vendor-vfio', header=header))
+            handles = self.device().handles
+            self.assertEqual([(vf, False, GPU) for vf in VF],
+                             [(h.address, h.managed, h.parent)
+                              for h in handles])
+        self.make('nvidia-558', number=1)
+        self.assertEqual(['0', '558', '0', '0'],
+                         [self.current(vf) for vf in VF])
+        # what is made is in the claims
+        self.assertEqual([VF[0], *VF[2:]],
+                         [h.address for h in self.device().handles])
+
+    def test_vf_of_somebody_else(self):
+        self.start(gpu('vendor-vfio'))
+        device = self.device()
+        self.kernel.write_attribute(
+            VF[0], 'nvidia/current_vgpu_type', '558')
+        self.assertNotIn(device.handles[0], self.device().handles)
+        # somebody was faster than we, with the same type and with another
+        for type_ in ('nvidia-558', 'nvidia-557'):
+            error = self.assertRaises(
+                exception.DeviceUnavailable, self.driver.prepare, device,
+                device.handles[0], type_, True)
+            self.assertIn('somebody else has made it a nvidia-558',
+                          str(error))
+        # nor is it cleared by who had the VF before
+        self.driver.release(device, device.handles[0], 'nvidia-557')
+        self.assertEqual('558', self.current(VF[0]))
+        self.assertIn('of somebody else now', self.log.output)
+
+    def test_driver_starts_when_all_is_in_use(self):
+        self.start(gpu('vendor-vfio'))
+        handle = self.make('nvidia-1560')
+        device = self.device()
+        self.assertEqual((), device.handles)
+        self.assertEqual(dict.fromkeys(TRAIT, 0), self.available())
+        self.config.config(vgpu_types=['nvidia-557'], group='accel')
+        self.driver.configure()
+        # nobody can say that it is not offered
+        self.assertEqual('', self.log.output)
+        self.known = {}
+        self.assertEqual(((), ()), (self.device().handles,
+                                    self.device().creatable))
+        self.driver.release(device, handle, 'nvidia-1560')
+        self.assertEqual({'nvidia-557': 4}, self.available())
+
+    def test_open(self):
+        self.start(gpu('vendor-vfio'))
+        handle = self.make('nvidia-558')
+        self.kernel.guest_opens(handle.address)
+        error = self.assertRaises(
+            exception.DeviceError, self.release, handle, 'nvidia-558')
+        self.assertIn('Operation not permitted', str(error))
+        self.assertIn('look who keeps it open', str(error))
+        self.kernel.guest_closes(handle.address)
+        self.release(handle, 'nvidia-558')
+        self.assertEqual('0', self.current(handle.address))
+
+    def test_vf_that_is_gone(self):
+        self.start(gpu('vendor-vfio'))
+        handle = self.make('nvidia-558')
+        device = self.device()
+        self.kernel.set_numvfs(GPU, 0)
+        self.driver.release(device, handle, 'nvidia-558')
+        self.assertRaises(exception.DeviceError, self.driver.prepare, device,
+                          handle, 'nvidia-558', False)
+        # without VFs and wishes it is a GPU as any other
+        self.assertEqual({}, self.driver.discover(self.known))
+
+    def test_bad_attributes(self):
+        self.start(gpu('vendor-vfio'))
+        for text in ('', '-1', 'none'):
+            self.kernel.set_fault(GPU, attributes={'current_vgpu_type': text})
+            self.assertIn('of current_vgpu_type', self.quarantined())
+        self.kernel.set_fault(GPU, attributes={
+            'creatable_vgpu_types': 'what\n : \n12\n x : y\n7 : \n 9: A B\n'})
+        self.assertEqual({'nvidia-9': 4}, self.available())
+        self.kernel.set_fault(GPU, attributes={
+            'creatable_vgpu_types': 'missing'})
+        self.assertIn('see that the vGPU manager', self.quarantined())
+
+    def test_no_iommu(self):
+        self.start(gpu('vendor-vfio'), iommu=False)
+        self.assertIn('has no IOMMU group', self.quarantined())
+
+    def test_vf_is_not_for_vfio_pci(self):
+        self.start(gpu('vendor-vfio'))
+        error = self.assertRaises(
+            OSError, self.kernel.rebind, VF[0], 'vfio-pci')
+        self.assertEqual(errno.EINVAL, error.errno)
+        error = self.assertRaises(OSError, self.kernel.guest_opens, VF[0])
+        self.assertEqual(errno.EINVAL, error.errno)
+
+    def test_vfs_are_not_made_here(self):
+        self.start(gpu('vendor-vfio', vfs=0))
+        self.assertEqual({}, self.driver.discover())
+        self.config.config(virtual_functions=[f'{GPU}=4'], group='accel')
+        error = self.assertRaises(exception.DeviceError,
+                                  self.driver.configure)
+        self.assertIn(f'have "sriov-manage -e {GPU}" run', str(error))
+        self.assertIn('sriov-manage', self.quarantined())
+        self.assertEqual('0', self.kernel.read(
+            f'bus/pci/devices/{GPU}/sriov_numvfs'))
+        # the tool has run
+        self.kernel.set_numvfs(GPU, 4)
+        self.driver.configure()
+        self.assertEqual(4, len(self.device().handles))
+
+
+class ReadyVfs(VgpuTestCase):
+    """Intel and AMD: a VF is a vGPU as it is."""
+
+    def gpu(self, **more):
+        return gpu('sriov', vendor='8086', device='56c0', driver='i915',
+                   types=[], vfs=0, **more)
+
+    def test_made_at_each_start(self):
+        self.start(self.gpu())
+        self.assertEqual({}, self.driver.discover())
+        self.config.config(virtual_functions=[f'{GPU}=2'], group='accel')
+        for _ in range(2):
+            self.assertIn('it has no VFs', self.quarantined())
+            self.driver.configure()
+            device = self.device()
+            self.assertEqual(
+                ('VGPU', 'INTEL', (), ()),
+                (device.type, device.vendor, device.creatable,
+                 device.traits))
+            self.assertEqual([(vf, True, GPU) for vf in VF[:2]],
+                             [(h.address, h.managed, h.parent)
+                              for h in device.handles])
+            self.kernel.reboot()
+
+    def test_processing_accelerators_of_amd(self):
+        self.start(gpu('sriov', vendor='1002', device='74a1', types=[],
+                       **{'class': '0x120000'}, driver='gim'))
+        self.assertEqual('AMD', self.device().vendor)
+        self.start(gpu('sriov', vendor='8086', device='09c4', types=[],
+                       **{'class': '0x120000'}, driver='dfl-pci'))
+        self.assertEqual({}, self.driver.discover())
+
+    def test_no_iommu(self):
+        self.start({**self.gpu(), 'vfs': 2}, iommu=False)
+        self.assertIn('has no IOMMU group', self.quarantined())
+
+    def test_more_than_it_can_have(self):
+        self.start(self.gpu())
+        self.config.config(virtual_functions=[f'{GPU}=5'], group='accel')
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.driver.configure)
+        self.assertIn('and it can have 4', str(error))
+
+
+class Options(testscenarios.TestWithScenarios, VgpuTestCase):
+
+    scenarios = [(text, {'text': text}) for text in (
+        '', '=nvidia-558', '0000:41:00.0=', '41:00=nvidia-558')]
+
+    def test_item_that_means_nothing(self):
+        self.start(gpu('mdev'))
+        self.config.config(vgpu_types=[self.text], group='accel')
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.driver.configure)
+        self.assertIn(self.text, str(error))
