@@ -7,6 +7,7 @@ releases differ the arguments that we do not read are passed through.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import textwrap
@@ -101,9 +102,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Functions on which its vGPUs may come to be."""
         if device.type != 'VGPU' or not pci.ADDRESS.fullmatch(device.address):
             return set()
-        return set(self._read(
-            device.address, 'the VFs', pci.virtual_functions,
-            self.accelerators.kernel, device.address) or ())
+        vfs = self._read(device.address, 'the VFs', pci.virtual_functions,
+                         self.accelerators.kernel, device.address)
+        left = self.accelerators.inventory.rules.applied(dataclasses.replace(
+            device, handles=tuple(
+                model.AttachHandle(model.HandleType.PCI, vf)
+                for vf in vfs or ())))
+        return {h.address for h in left.handles} if left else set()
 
     def _option_of_vgpus(self, address):
         """The option by which Nova makes vGPUs of a function, if any.

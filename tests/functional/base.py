@@ -68,8 +68,9 @@ class RealGlance(fixtures.Fixture):
             self.client, 'guest', b'a guest', visibility='public')['id']
 
 
-class ManagedHostdevs(fixtures.Fixture):
-    """What libvirt does for managed='yes', on the simulated host."""
+class Hostdevs(fixtures.Fixture):
+    """What libvirt does with hostdevs, on the simulated host: those that it
+    manages are bound to VFIO and back, the others are opened as they are."""
 
     def __init__(self, kernel_of):
         super().__init__()
@@ -97,41 +98,66 @@ class ManagedHostdevs(fixtures.Fixture):
         def call(domain, *args, **kwargs):
             kernel = self._kernel_of(domain._connection.hostname)
             before = self._taken(domain)
+            if original.__name__.endswith('tachDeviceFlags'):
+                mdev = etree.fromstring(args[0]).find(
+                    "[@type='mdev']/source/address")
+                if mdev is not None:
+                    return self._move(kernel, domain, original,
+                                      mdev.get('uuid'))
             if original.__name__ == 'managedSave' and before:
                 raise self._error('Requested operation is not valid: domain '
                                   'has assigned non-USB host devices')
             if original.__name__ == 'createWithFlags':
-                self._take(kernel, *hostdev_addresses(
-                    domain.XMLDesc(0), 'yes'))
+                self._give(kernel, hostdevs(domain.XMLDesc(0)))
                 return original(domain, *args, **kwargs)
             if original.__name__ == 'attachDeviceFlags':
                 original(domain, *args, **kwargs)
-                for address in self._taken(domain) - before:
-                    self._take(kernel, address)
+                self._give(kernel, self._taken(domain) - before)
                 return None
             result = original(domain, *args, **kwargs)
             if original.__name__ == 'managedSave':
                 # a saved guest does not run
                 domain._state = fakelibvirt.VIR_DOMAIN_SHUTOFF
-            for address in before - self._taken(domain):
-                # libvirt logs it when the device is gone
-                with contextlib.suppress(OSError):
-                    kernel.guest_returns(address)
+            for hostdev in before - self._taken(domain):
+                self._give_back(kernel, *hostdev)
             return result
         return call
 
+    def _move(self, kernel, domain, original, uuid):
+        """The imitation knows how to, only of PCI functions."""
+        there = domain._def['devices']['hostdevs']
+        if original.__name__ == 'attachDeviceFlags':
+            self._give(kernel, {(uuid, False)})
+            there.append({'type': 'mdev', 'model': 'vfio-pci',
+                          'address_uuid': uuid})
+        else:
+            there[:] = [d for d in there if d.get('address_uuid') != uuid]
+            self._give_back(kernel, uuid, False)
+
     @staticmethod
     def _taken(domain):
-        if not domain.isActive():
-            return set()
-        return set(hostdev_addresses(domain.XMLDesc(0), 'yes'))
+        return hostdevs(domain.XMLDesc(0)) if domain.isActive() else set()
 
-    def _take(self, kernel, *addresses):
+    def _give(self, kernel, given):
         try:
-            kernel.guest_takes(*addresses)
+            # an IOMMU group is viable when all of it goes to the guest
+            managed = sorted(a for a, is_managed in given if is_managed)
+            if managed:
+                kernel.guest_takes(*managed)
+            for address in sorted(a for a, is_managed in given
+                                  if not is_managed):
+                kernel.guest_opens(address)
         except OSError as error:
-            raise self._error(f'Failed to bind PCI device '
-                              f'{" ".join(addresses)} to vfio-pci: {error}')
+            raise self._error(f'Failed to give devices to the guest: {error}')
+
+    @staticmethod
+    def _give_back(kernel, address, managed):
+        # libvirt logs it when the device is gone
+        with contextlib.suppress(OSError):
+            if managed:
+                kernel.guest_returns(address)
+            else:
+                kernel.guest_closes(address)
 
     @staticmethod
     def _error(text):
@@ -140,17 +166,21 @@ class ManagedHostdevs(fixtures.Fixture):
             error_code=fakelibvirt.VIR_ERR_INTERNAL_ERROR)
 
 
-def hostdev_addresses(xml, managed=None):
-    """PCI addresses of the hostdevs in guest XML, in sysfs form."""
-    result = []
-    for hostdev in etree.fromstring(xml).iterfind(
-            "./devices/hostdev[@type='pci']"):
-        if managed in (None, hostdev.get('managed')):
-            at = hostdev.find('./source/address')
-            result.append('{:04x}:{:02x}:{:02x}.{:x}'.format(*(
-                int(at.get(part), 16)
-                for part in ('domain', 'bus', 'slot', 'function'))))
-    return sorted(result)
+def hostdevs(xml):
+    """(PCI address or UUID, whether libvirt manages it) in guest XML."""
+    result = set()
+    for hostdev in etree.fromstring(xml).iterfind('./devices/hostdev'):
+        at = hostdev.find('./source/address')
+        result.add((at.get('uuid') or '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
+            int(at.get(part), 16)
+            for part in ('domain', 'bus', 'slot', 'function'))),
+            hostdev.get('managed') == 'yes'))
+    return result
+
+
+def hostdev_addresses(xml):
+    """Those of hostdevs() alone, in order."""
+    return sorted(address for address, _ in hostdevs(xml))
 
 
 class PlacementLogContext:
@@ -205,7 +235,7 @@ class AcceleratorTestBase(base.ServersTestBase):
             super().setUp()
         self.useFixture(glance_service.NovaTokens())
         self.flags(api_servers=[self.glance.service.url], group='glance')
-        self.useFixture(ManagedHostdevs(self.simulated))
+        self.useFixture(Hostdevs(self.simulated))
         for host in self.HOSTS:
             self.start_compute(host)
 
@@ -279,6 +309,7 @@ class AcceleratorTestBase(base.ServersTestBase):
         return self.domain(server).XMLDesc(0)
 
     def hostdevs(self, server):
+        """PCI addresses, in sysfs form, and UUIDs of mediated devices."""
         return hostdev_addresses(self.guest_xml(server))
 
     def report(self):
