@@ -74,7 +74,7 @@ class TimecardTest(operations.OperationsTestBase):
         self.flags(resume_guests_state_on_host_boot=True)
         server = self.boot_with(SYNC)
         held = self.assertHas(server)
-        self.boot_host('compute1')
+        self.host_reboots('compute1')
         self._wait_for_state_change(server, 'ACTIVE')
         self.assertEqual(held, self.assertHas(server))
         self.delete_servers()

@@ -66,13 +66,8 @@ class VgpuTestBase(operations.OperationsTestBase):
 
     def boot_host(self):
         """compute1 reboots; its guests end, and come back."""
-        kernel, compute = self.kernel('compute1'), self.computes['compute1']
-        compute.stop()
-        for domain in compute.driver._host.get_connection()._vms.values():
-            domain.destroy()
-        kernel.reboot()
-        self.restart_compute_service('compute1')
-        return kernel
+        self.host_reboots('compute1')
+        return self.kernel('compute1')
 
 
 class MediatedDevicesTest(VgpuTestBase):
