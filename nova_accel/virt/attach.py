@@ -96,8 +96,7 @@ class Accelerators:
         for future in [limited.start(make, claims)
                        for claims in devices.values()]:
             future.result()
-        if devices:
-            self.inventory.scan()
+        self._see_made([c for claims in devices.values() for c in claims])
 
     @staticmethod
     def _configure(loaded_drivers):
@@ -590,8 +589,11 @@ class Accelerators:
     def _see_made(self, claims):
         """What is made takes from what its siblings offer, and what is taken
         back gives it again."""
-        if any(c.created_type for c in claims):
-            self.inventory.scan()
+        devices = self.inventory.devices
+        names = {devices[c.device_address].driver for c in claims
+                 if c.created_type and c.device_address in devices}
+        if names:
+            self.inventory.scan(names)
 
     def reprogram(self, context, instance_uuid: str,
                   wanted: request.AcceleratorRequest,

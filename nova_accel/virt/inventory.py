@@ -469,7 +469,8 @@ class Inventory:
         left = handles - held_up
         # with none left it is fenced, and not without inventory: that is kept
         # reserved while it is allocated, and nobody would give it back
-        fenced = not device_ok or bool(handles) and not left
+        fenced = not device_ok or not left and bool(
+            handles or device.creatable)
         if handles:
             inventory[resource_class] = len(left or handles)
         traits = naming.device_traits(device)

@@ -14,6 +14,7 @@ import testtools
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
+from nova_accel import naming
 from nova_accel.virt import attach
 from tests.unit import test_vgpu
 from tests.unit.host import A, SimulatedHost
@@ -151,6 +152,24 @@ class VgpuTest(AttachTestCase):
             self.assertEqual({'nvidia-558'}, self.offered())
             self.accelerators.unplug(None, self.instance)
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+
+    def test_room_that_strangers_have(self):
+        """What is allocated meanwhile is reserved, and given back later."""
+        self.start_vgpus()
+        fenced, there = False, {VGPU: {'total': 4, 'reserved': 0}}
+        for taken, reserved in ((True, 4), (False, 0)):
+            if taken:
+                self.kernel.create_mdev(GPU, 'nvidia-1560', self.other)
+            else:
+                self.kernel.remove_mdev(self.other)
+            self.accelerators.inventory.scan()
+            provider, = self.accelerators.inventory.own_providers().values()
+            self.assertEqual(taken, naming.FENCED in provider.traits)
+            there = provider.inventory_beside(
+                there, fenced, in_use=lambda uuid: True)
+            self.assertEqual((4, reserved), (
+                there[VGPU]['total'], there[VGPU]['reserved']))
+            fenced = provider.fenced
 
     def test_any_type(self):
         self.start_vgpus()
