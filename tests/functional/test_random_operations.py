@@ -1,93 +1,127 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Random operations on several servers, with faults, and what always holds.
 
-One cloud for many sequences: each begins with a cloud as at its start, and
-ends with every server deleted and nothing left of any. A sequence follows
-from its seed, except that two operations that run at a time may end in either
-order.
-
-Without more said as many sequences are run as fit into the time budget, the
-same each day. In the environment:
+One cloud for many sequences of hypothesis: each begins with a cloud as at its
+start, and ends with every server deleted and nothing left of any. In the
+environment:
 
 NOVA_ACCEL_SEQUENCES
-    run that many sequences, however long they take.
+    run that many sequences, however long they take. Without it as many are
+    run as fit into the time budget, the same each day.
 NOVA_ACCEL_SEED
-    the seed of the first sequence, 1 where it is not said; the others have
-    those that follow. A failure names its seed: with it, and
-    NOVA_ACCEL_SEQUENCES=1, it is played again. ``random`` begins anywhere.
+    a number by which others are run; ``random`` begins anywhere.
+NOVA_ACCEL_REPRODUCE
+    play one sequence again: what the failure of one says.
+NOVA_ACCEL_SHRINK
+    look for a shorter sequence that fails, which takes long.
 NOVA_ACCEL_VERBOSE
     show also the operations of sequences that go well.
 """
 
 import collections
 import contextlib
+import gc
 import itertools
 import os
 import random
+import re
 import shutil
 import sys
 import time
+import types
 from unittest import mock
 
+import fixtures
+import futurist
+import hypothesis
+from hypothesis import stateful
 from keystoneauth1 import exceptions as ks_exc
+from nova.compute import claims as nova_claims
+from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.scheduler.client import report
 from nova.tests.functional.api import client as api_client
+from oslo_db.sqlalchemy import engines
+from sqlalchemy import pool
 from testtools import content
 
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
+from nova_accel import sim
+from nova_accel.virt import claims
 from tests.functional import base
 from tests.functional import operations
+from tests.functional import random_steps
 
 #: seconds in which no further sequence is begun
 BUDGET = 150
+#: more than fit into it, and so few that hypothesis does not try smaller ones
+EVERYDAY = 19
 STEPS = 20
 SERVERS = 4
 #: seconds until an operation must have ended, and all be as it is to be
 SETTLED = 60
 #: within which the last event of an operation ends
 LAST_EVENT = 2
-POLL = 0.02
+POLL = 0.2
 
-CARDS = ('0000:5e:00.0', '0000:af:00.0')
+HOSTS, CARDS = random_steps.HOSTS, random_steps.CARDS
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+#: in which nova-compute is not killed: Nova has no way on from the middle of
+#: a move, and of two servers only one would be killed
+MOVES = ('resize', 'migrate', 'revert', 'confirm', 'create two')
 
-#: operation -> (request, states of the server in which there is a use in it)
-ACTIONS = {
-    'stop': ({'os-stop': None}, 'ACTIVE'),
-    'start': ({'os-start': None}, 'SHUTOFF'),
-    'reboot soft': ({'reboot': {'type': 'SOFT'}}, 'ACTIVE'),
-    'reboot hard': ({'reboot': {'type': 'HARD'}},
-                    'ACTIVE SHUTOFF PAUSED SUSPENDED ERROR'),
-    'pause': ({'pause': None}, 'ACTIVE'),
-    'unpause': ({'unpause': None}, 'PAUSED'),
-    'suspend': ({'suspend': None}, 'ACTIVE'),
-    'resume': ({'resume': None}, 'SUSPENDED'),
-    'rescue': ({'rescue': {'adminPass': 'secret'}}, 'ACTIVE SHUTOFF'),
-    'unrescue': ({'unrescue': None}, 'RESCUE'),
-    'rebuild': (None, 'ACTIVE SHUTOFF ERROR'),
-    'resize': (None, 'ACTIVE SHUTOFF'),
-    'migrate': ({'migrate': None}, 'ACTIVE SHUTOFF'),
-    'confirm': ({'confirmResize': None}, 'VERIFY_RESIZE'),
-    'revert': ({'revertResize': None}, 'VERIFY_RESIZE'),
-    'shelve': ({'shelve': None}, 'ACTIVE SHUTOFF PAUSED SUSPENDED'),
-    'unshelve': ({'unshelve': None}, 'SHELVED_OFFLOADED'),
-    'delete': (None, 'ACTIVE SHUTOFF PAUSED SUSPENDED RESCUE VERIFY_RESIZE '
-                     'SHELVED_OFFLOADED ERROR'),
-}
-#: states in which nothing is under way
-AT_REST = {state for _, states in ACTIONS.values() for state in states.split()}
-#: states in which there is a guest on the server's host
-WITH_GUEST = AT_REST - {'SHELVED_OFFLOADED', 'ERROR'}
+
+class Killed(BaseException):
+    """Nova cleans up after exceptions, and not after this."""
+
+
+class OpenConnections(pool.QueuePool):
+    """Of SQLAlchemy to SQLite files, where Nova opens one for each query."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{
+            **kwargs, 'pool_size': 20, 'max_overflow': -1})
+
+
+class Sequence(stateful.RuleBasedStateMachine):
+    """Of one rule: of several hypothesis leaves some out of most sequences."""
+
+    #: the RandomOperationsTest
+    cloud = None
+
+    def __init__(self):
+        super().__init__()
+        self.cloud.begin_sequence()
+
+    @stateful.rule(step=random_steps.steps())
+    def step(self, step):
+        self.cloud.step(step)
+
+    @stateful.invariant()
+    def holds(self):
+        self.cloud.holds()
+
+    def teardown(self):
+        self.cloud.end_sequence()
 
 
 class RandomOperationsTest(operations.OperationsTestBase):
 
     def setUp(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'oslo_db.sqlalchemy.engines.pool', types.SimpleNamespace(
+                **{**vars(engines.pool), 'NullPool': OpenConnections})))
+        # the collector goes through all of Nova each time
+        self.addCleanup(gc.set_threshold, *gc.get_threshold())
+        gc.set_threshold(20000, 20, 100)
         super().setUp()
-        self.flags(allow_resize_to_same_host=True)
+        # in Nova's tests idle threads, of which restarts leave hundreds, look
+        # a hundred times a second whether they are to end
+        futurist._thread.ThreadWorker.MAX_IDLE_FOR = 0.5
+        self.flags(allow_resize_to_same_host=True,
+                   running_deleted_instance_timeout=0)
         # a guest that is off already, as after a failed shelve, is waited for
         self.flags(wait_soft_reboot_seconds=1, group='libvirt')
         image = self.upload_bitstream(base.NLB3, properties={})
@@ -95,11 +129,11 @@ class RandomOperationsTest(operations.OperationsTestBase):
         #: name of the flavor -> functions that its servers' regions carry
         self.flavors = {}
         for name, functions, specs in (
-                ('none', [], {}),
-                ('any', [None], base.fpga_flavor()),
-                ('loaded', [base.NLB0], nlb0),
                 ('programmed', [base.OPENCL],
                  base.fpga_flavor(function_id=base.OPENCL)),
+                ('loaded', [base.NLB0], nlb0),
+                ('any', [None], base.fpga_flavor()),
+                ('none', [], {}),
                 ('image', [base.NLB3], base.fpga_flavor(bitstream_id=image)),
                 ('two', [base.NLB0, base.OPENCL], {
                     **nlb0, 'group_policy': 'isolate',
@@ -110,72 +144,158 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.glance.client, 'other', b'another', visibility='public')[
                 'id']]
         self.counted = collections.Counter()
+        #: (the exception that ended the test, the step, where in it)
+        self.failure = None
 
     def test_random_operations(self):
         """Any sequence of operations, with faults: promises 1 to 3 hold."""
-        count = int(os.environ.get('NOVA_ACCEL_SEQUENCES', 0))
-        first = os.environ.get('NOVA_ACCEL_SEED', '1')
-        first = (random.SystemRandom().randrange(10 ** 6)
-                 if first == 'random' else int(first))
+        class OfThisCloud(Sequence):
+            cloud = self
+
+        given = os.environ.get
+        count = int(given('NOVA_ACCEL_SEQUENCES', 0))
+        seed = given('NOVA_ACCEL_SEED')
+        if seed == 'random':
+            seed = random.SystemRandom().randrange(10 ** 6)
+        if seed:
+            hypothesis.seed(int(seed))(OfThisCloud)
+        if given('NOVA_ACCEL_REPRODUCE'):
+            hypothesis.reproduce_failure(
+                hypothesis.__version__,
+                given('NOVA_ACCEL_REPRODUCE').encode())(OfThisCloud)
+        self.shrinks = bool(given('NOVA_ACCEL_SHRINK'))
         start = time.monotonic()
-        for number in itertools.count():
-            if (number >= count if count
-                    else time.monotonic() - start > BUDGET):
-                break
-            self.run_sequence(first + number)
-            # what Nova's test fixtures keep of a sequence that went well
-            self.stdlog.delete_stored_logs()
-            self.notifier.reset()
-        self.assertGreater(self.counted['steps'], 0)
-        self.say(
-            f'{number} sequences from seed {first} on in '
-            f'{time.monotonic() - start:.0f} s: ' + ', '.join(
-                f'{n} {what}' for what, n in sorted(self.counted.items())))
+        self.ends_at = None if count else start + BUDGET
+        try:
+            stateful.run_state_machine_as_test(
+                OfThisCloud, settings=hypothesis.settings(
+                    max_examples=count or EVERYDAY, stateful_step_count=STEPS,
+                    derandomize=not seed, database=None, deadline=None,
+                    print_blob=True, report_multiple_bugs=False,
+                    suppress_health_check=list(hypothesis.HealthCheck),
+                    phases=[hypothesis.Phase.generate,
+                            *[hypothesis.Phase.shrink] * self.shrinks]))
+        except Exception as error:
+            # what hypothesis says is in a note of the exception
+            blob = re.search(r"reproduce_failure\(.*b'(.*)'\)",
+                             '\n'.join(getattr(error, '__notes__', [])))
+            if blob:
+                self.say(f'NOVA_ACCEL_REPRODUCE={blob[1]} plays this again')
+            raise
+        finally:
+            self.say(
+                f'{self.counted["sequences"]} sequences from seed {seed} on '
+                f'in {time.monotonic() - start:.0f} s: ' + ', '.join(
+                    f'{n} {what}' for what, n in sorted(
+                        self.counted.items())))
+        self.assertGreater(self.counted['sequences'], 0)
 
     @staticmethod
     def say(text):
         """On the screen, which neither Nova's fixtures nor stestr keep."""
         print(text, file=sys.__stderr__, flush=True)
 
-    def run_sequence(self, seed):
-        self.random = random.Random(seed)
+    # A sequence
+
+    def begin_sequence(self):
+        #: whether nothing is to be done in it
+        self.skipped = bool(self.ends_at and time.monotonic() > self.ends_at)
         #: server uuid -> the name by which the log of a failure calls it
         self.names = {}
         #: uuids of servers whose devices need not be as their flavor says
         self.failed = set()
+        #: uuids of servers of whose ERROR Nova does not say why
+        self.unexplained = set()
+        #: uuids of servers whose nova-compute was killed over their devices
+        self.killed = set()
+        #: uuids of servers whose host lost its power since they ran
+        self.cold = set()
         #: (host, card) -> the fault that it has until it is mended
         self.broken = {}
+        #: uuid -> server, as it was after the last step
+        self.known = {}
         self.log = []
+        self.steps = 0
+        self.failed_now = False
+
+    def stands_still(self, where):
+        """Whether nothing is done any more.
+
+        After a failure hypothesis plays the sequence again, to be sure of it,
+        in a cloud that is damaged: it sees the same failure again.
+        """
+        if self.failure and self.failure[1:] == (self.steps, where):
+            raise self.failure[0]
+        return self.skipped or self.failure
+
+    @contextlib.contextmanager
+    def told(self, where):
+        """A failure is told with what was done before."""
         try:
-            for _ in range(STEPS):
-                self.step()
-                self.wait_for(self.check)
-            self.end()
-            if os.environ.get('NOVA_ACCEL_VERBOSE'):
-                self.say('\n'.join(self.log))
-        except Exception:
-            text = '\n'.join([
-                f'NOVA_ACCEL_SEED={seed} NOVA_ACCEL_SEQUENCES=1 plays this '
-                f'again:', *self.log])
+            yield
+        except Exception as error:
+            self.failed_now = True
+            if not self.shrinks:
+                self.failure = error, self.steps, where
+            text = '\n'.join(self.log)
             self.addDetail('operations', content.text_content(text))
-            self.say(text)
+            self.say(f'{text}\n{type(error).__name__}: {error}')
             raise
+
+    def holds(self):
+        """After each step."""
+        if self.stands_still('holds'):
+            return
+        with self.told('holds'):
+            servers = self.wait_for(self.check)
+        for uuid, server in servers.items():
+            if server != self.known.get(uuid):
+                self.log.append(
+                    f'    {self.names[uuid]} {server["status"]} '
+                    f'{server["OS-EXT-SRV-ATTR:host"]} '
+                    f'{server["flavor"]["original_name"]} '
+                    f'{server.get("fault", {}).get("message", "")}')
+        self.known = servers
+
+    def end_sequence(self):
+        if self.stands_still('end'):
+            return
+        if self.failed_now:
+            # a shorter one is looked for
+            return self.wipe()
+        with self.told('end'):
+            self.end()
+        if self.steps == STEPS:
+            self.counted['sequences'] += 1
+        if os.environ.get('NOVA_ACCEL_VERBOSE'):
+            self.say('\n'.join(self.log))
+        # what Nova's test fixtures keep of a sequence that went well
+        self.stdlog.delete_stored_logs()
+        self.notifier.reset()
 
     # Steps
 
-    def step(self):
-        """One operation on the hosts, or one or two on servers."""
-        self.counted['steps'] += 1
-        servers = {s['id']: s for s in self.servers()}
-        if self.names and self.random.random() < 0.15:
-            return self.on_a_host()
+    def step(self, step):
+        """One or two operations on servers, or what happens on a host."""
+        self.steps += 1
+        if self.stands_still('step'):
+            return
+        with self.told('step'):
+            self.counted['steps'] += 1
+            if isinstance(step, random_steps.OnHost):
+                self.on_a_host(step)
+            else:
+                self.on_servers(step)
+
+    def on_servers(self, step):
         chosen = []
-        for _ in range(self.random.choice((1, 1, 2))):
-            operation = self.choose(servers, chosen)
-            if operation:
-                chosen.append(operation)
+        for operation in step.operations:
+            found = self.choose(operation, chosen, step.fault)
+            if found:
+                chosen.append(found)
         with contextlib.ExitStack() as faults:
-            note = self.fault(faults)
+            killed = []
+            note = self.fault(step.fault, faults, chosen, killed)
             begun = []
             for name, server, request in chosen:
                 of = (f' {self.names[server["id"]]} {server["status"]}'
@@ -183,36 +303,42 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 self.log.append(f'{name}{of} {request or ""}{note}')
                 begun += self.begin(name, server, request)
             for server in begun:
-                self.settle(*server)
-        for server in self.servers():
-            self.log.append(
-                f'    {self.names[server["id"]]} {server["status"]} '
-                f'{server["OS-EXT-SRV-ATTR:host"]} '
-                f'{server["flavor"]["original_name"]} '
-                f'{server.get("fault", {}).get("message", "")}')
+                self.settle(*server, killed)
+            if killed:
+                self.rise_again(killed[0], begun[0][0])
 
-    def choose(self, servers, chosen):
+    def choose(self, operation, chosen, fault):
         """(operation, server or None, request or None), or nothing."""
+        create, two = operation.create, operation.which % 5 == 4
+        flavors = [*self.flavors, 'loaded', 'programmed', 'image']
+        kill = bool(fault and fault.kind == 'kill')
+        if kill:
+            # what comes to where nova-compute is to be killed
+            create, two = fault.what.split()[1] != 'remove', False
+            flavors = ['programmed', 'image']
         taken = {server['id'] for _, server, _ in chosen if server}
-        free = [s for s in servers.values() if s['id'] not in taken]
-        if len(servers) + len(chosen) < SERVERS and (
-                not free or self.random.random() < 0.3):
-            name = self.random.choice(['create'] * 4 + ['create two'])
-            return name, None, {
-                'flavorRef': self.random.choice(
-                    [*self.flavors, 'loaded', 'programmed', 'image']),
-                'max_count': 2 if name == 'create two' else 1}
+        free = [s for uuid, s in self.known.items() if uuid not in taken]
+
+        def one_of(items):
+            return items[(operation.what + self.steps) % len(items)]
+        if len(self.known) + len(chosen) < SERVERS and (
+                not free or create):
+            return 'create two' if two else 'create', None, {
+                'flavorRef': one_of(flavors), 'max_count': 1 + two}
         if not free:
             return None
-        server = self.random.choice(free)
-        names = [n for n, (_, states) in ACTIONS.items()
-                 if server['status'] in states.split()]
-        name = self.random.choice(names)
-        request = ACTIONS[name][0]
+        possible = random_steps.possible(free)
+        if kill:
+            possible = [(name, server) for name, server in possible
+                        if name in ('delete', 'shelve', 'unshelve')]
+        # other than the step before also where hypothesis draws the least
+        name, server = possible[
+            (operation.which + self.steps) % len(possible)]
+        request = random_steps.ACTIONS[name][0]
         if name == 'rebuild':
-            request = {name: {'imageRef': self.random.choice(self.images)}}
+            request = {name: {'imageRef': one_of(self.images)}}
         elif name == 'resize':
-            request = {name: {'flavorRef': self.random.choice([
+            request = {name: {'flavorRef': one_of([
                 f for f in self.flavors
                 if f != server['flavor']['original_name']])}}
         return name, server, request
@@ -222,11 +348,11 @@ class RandomOperationsTest(operations.OperationsTestBase):
         server concerned."""
         self.counted[name] += 1
         if not server:
-            before = {s['id'] for s in self.servers()}
             self.api.post_server({'server': {
                 'name': 'random', 'imageRef': self.images[0],
                 'networks': 'none', **request}})
-            made = sorted({s['id'] for s in self.servers()} - before)
+            made = sorted({s['id'] for s in self.api.get_servers(
+                detail=False)} - self.names.keys())
             for uuid in made:
                 self.names[uuid] = f's{len(self.names) + 1}'
                 self.counted['servers'] += 1
@@ -246,36 +372,43 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.log.append(f'    refused: {refusal}')
         return [(server['id'], name, server['status'])]
 
-    def settle(self, uuid, name, before):
-        """Wait until an operation that was begun has ended."""
+    def settle(self, uuid, name, before, killed=()):
+        """Wait until an operation that was begun has ended, or nova-compute
+        was killed."""
         at_rest = []
 
         def ended():
+            if killed:
+                return
             try:
                 server = self.api.get_server(uuid)
             except api_client.OpenStackApiNotFoundException:
                 return
             self.assertNotEqual('delete', name, 'it is not deleted')
             self.assertIsNone(server['OS-EXT-STS:task_state'])
-            self.assertIn(server['status'], AT_REST)
+            self.assertIn(server['status'], random_steps.AT_REST)
             if name == 'confirm':
                 # of which the state of the server says nothing
                 self.assertNotEqual(before, server['status'])
-            if server['status'] == 'ERROR':
+            if server['status'] == 'ERROR' and uuid not in self.unexplained:
                 self.assertIn('fault', server)
             at_rest.append(time.monotonic())
             if time.monotonic() - at_rest[0] < LAST_EVENT:
                 # Nova loses the end of some, as after a rescheduling
-                action = self.api.get_instance_actions(uuid)[0]
-                events = self.api.api_get(
-                    f'/servers/{uuid}/os-instance-actions/'
-                    f'{action["request_id"]}').body['instanceAction']['events']
-                self.assertNotIn(None, [e['finish_time'] for e in events])
+                self.check_events(uuid)
         self.wait_for(ended)
 
-    def wait_for(self, check):
-        """Until check() raises nothing more."""
-        end = time.monotonic() + SETTLED
+    def check_events(self, uuid):
+        """All of the last action have ended."""
+        action = self.api.get_instance_actions(uuid)[0]
+        events = self.api.api_get(
+            f'/servers/{uuid}/os-instance-actions/{action["request_id"]}',
+        ).body['instanceAction']['events']
+        self.assertNotIn(None, [e['finish_time'] for e in events])
+
+    def wait_for(self, check, seconds=SETTLED):
+        """Until check() raises nothing more; its result."""
+        end = time.monotonic() + seconds
         while True:
             try:
                 return check()
@@ -284,44 +417,38 @@ class RandomOperationsTest(operations.OperationsTestBase):
                     raise
             time.sleep(POLL)
 
-    def servers(self):
-        return self.admin_api.get_servers()
+    # Faults
 
-    # Faults, and what happens on hosts
+    def fault(self, fault, stack, chosen, killed):
+        """A fault for as long as operations take; what the log says of it.
 
-    def fault(self, stack):
-        """Perhaps a fault for as long as an operation takes; its name."""
-        if self.random.random() > 0.35:
+        :param killed: the host goes in there whose nova-compute is killed.
+        """
+        if fault is None or not chosen:
             return ''
-        kind = self.random.choice(('programming', 'glance', 'placement'))
-        self.counted[f'faults of {kind}'] += 1
-        if kind == 'programming':
-            error = self.random.choice(('crc', 'operation', 'fifo'))
-            count = self.random.choice((None, 1, 1))
-            cards = [(h, c) for h in self.HOSTS for c in CARDS]
-            if self.random.random() < 0.5:
-                cards = [self.random.choice(cards)]
+        if fault.kind == 'kill':
+            if len(chosen) > 1 or chosen[0][0] in MOVES:
+                return ''
+            stack.enter_context(self.dies(fault.what, killed))
+        self.counted[f'faults of {fault.kind}'] += 1
+        if fault.kind == 'programming':
+            cards = [fault.where] if fault.where else [
+                (h, c) for h in HOSTS for c in CARDS]
             for host, card in cards:
                 if (host, card) in self.broken:
                     continue
                 self.simulated(host).set_fault(
-                    card, pr_error=error, pr_error_count=count)
+                    card, pr_error=fault.what, pr_error_count=fault.number)
                 stack.callback(self.simulated(host).set_fault, card,
                                pr_error=None, pr_error_count=None)
-            what = f'{error} {count} on {cards}'
-        elif kind == 'glance':
-            what = self.random.choice(('503', 'truncate', 'flip'))
+        elif fault.kind == 'glance':
             self.forget_bitstreams()
-            stack.enter_context(self.glance.service.fault(what))
-        else:
-            method = self.random.choice((
-                'get_allocations_for_consumer', 'get_provider_traits',
-                'set_traits_for_provider',
-                'get_allocations_for_resource_provider'))
-            number = self.random.choice((1, 1, 2, 3))
-            what = f'{method} number {number}'
-            stack.enter_context(self.placement_fails(method, number))
-        return f' [{kind}: {what}]'
+            stack.enter_context(self.glance.service.fault(fault.what))
+        elif fault.kind == 'placement':
+            stack.enter_context(
+                self.placement_fails(fault.what, fault.number))
+        return (f' [{fault.kind}: {fault.what} at {fault.where or "all"} '
+                f'number {fault.number}]')
 
     def forget_bitstreams(self):
         """So that they have to be fetched from Glance again."""
@@ -351,29 +478,150 @@ class RandomOperationsTest(operations.OperationsTestBase):
         with mock.patch.object(client, method, failing):
             yield
 
-    def on_a_host(self):
-        host = self.random.choice(list(self.HOSTS))
-        card = self.random.choice(CARDS)
-        name = self.random.choice((
-            'restart', 'reconcile', 'report', 'scan', 'break', 'mend',
-            'forget bitstreams'))
-        self.counted[name] += 1
-        self.log.append(f'{name} {host} {card}')
-        if name == 'restart':
+    @contextlib.contextmanager
+    def dies(self, point, killed):
+        """nova-compute is killed.
+
+        :param point: before or after which call, of those that change a card
+            or a claim.
+        :param killed: its host is added.
+        """
+        when, name = point.split()
+        of = (sim.SimulatedKernel if name == 'program_dfl_port'
+              else claims.ClaimStore)
+        original, abort = getattr(of, name), nova_claims.Claim.abort
+
+        def call(mine, *args, **kwargs):
+            if killed:
+                return original(mine, *args, **kwargs)
+            if when == 'after':
+                original(mine, *args, **kwargs)
+            killed.extend(
+                h for h in HOSTS if mine is self.accelerators(h).store
+                or getattr(mine, 'path', '') == self.simulated(h).path)
+            raise Killed
+        with mock.patch.object(of, name, call), mock.patch.object(
+                nova_claims.Claim, 'abort',
+                lambda claim: None if killed else abort(claim)):
+            yield
+
+    def rise_again(self, host, uuid):
+        """nova-compute of a host is started after it was killed."""
+        self.counted['killed'] += 1
+        # the threads of the dead one are gone when they have told their end
+        with contextlib.suppress(AssertionError):
+            self.wait_for(lambda: self.check_events(uuid), LAST_EVENT)
+        for known in (self.killed, self.failed, self.unexplained):
+            known.add(uuid)
+        self.log.append(f'    nova-compute of {host} is killed')
+        self.restart_compute_service(host)
+        state = next((s['OS-EXT-STS:task_state'] for s in
+                      self.api.get_servers() if s['id'] == uuid), None)
+        if state:
+            self.log.append(f'    {self.names[uuid]} is {state} for ever')
+            self.counted['reset'] += 1
+            self.admin_api.post_server_action(
+                uuid, {'os-resetState': {'state': 'error'}})
+        self.settle(uuid, 'killed', None)
+
+    # What happens on hosts
+
+    def on_a_host(self, step):
+        host, card = step.host, step.card
+        self.counted[step.name] += 1
+        self.log.append(f'{step.name} {host} {card}')
+        if step.name == 'restart':
             self.restart_compute_service(host)
-        elif name == 'reconcile':
+        elif step.name == 'reconcile':
             self.computes[host].driver.reconciler.run()
-        elif name == 'report':
+        elif step.name == 'report':
             self.report()
-        elif name == 'scan':
+        elif step.name == 'scan':
             self.accelerators(host).inventory.scan()
-        elif name == 'break':
+        elif step.name == 'break':
             self.broken[host, card] = 'crc'
             self.simulated(host).set_fault(card, pr_error='crc')
-        elif name == 'mend':
+        elif step.name == 'mend':
             self.mend()
+        elif step.name == 'host is lost':
+            self.host_is_lost(host, step.what)
+        elif step.name == 'power cut':
+            self.power_cut(host, resume=step.what % 4 < 3)
         else:
             self.forget_bitstreams()
+
+    def host_is_lost(self, host, what):
+        """Its servers are evacuated, deleted or left, until it returns.
+
+        :param what: two bits for the host, and two for each server.
+        """
+        compute = self.computes[host]
+        compute.stop()
+        power, what = what % 4 == 3, what // 4
+        if power:
+            self.lose_power(host)
+        service = compute.service_ref.uuid
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        begun = []
+        for server in self.known.values():
+            if server['OS-EXT-SRV-ATTR:host'] != host:
+                continue
+            name = ('evacuate', 'evacuate', 'leave', 'delete')[what % 4]
+            what //= 4
+            self.log.append(f'    {name} {self.names[server["id"]]}')
+            if name != 'leave':
+                # one after another, for which there may be too few devices
+                begun = self.begin(name, server, {'evacuate': {}})
+                self.settle(*begun[0])
+        self.log.append(f'    {host} returns{" from a power cut" * power}')
+        self.restart_compute_service(host)
+        self.admin_api.put_service(service, {'forced_down': 'false'})
+        self.computes[host].manager._cleanup_running_deleted_instances(
+            nova_context.get_admin_context())
+        self.stop_dead_guests(host)
+
+    def power_cut(self, host, resume):
+        """Guests are gone, and cards have the functions of their flash."""
+        self.log[-1] += f' resume={resume}'
+        self.computes[host].stop()
+        self.lose_power(host)
+        self.flags(resume_guests_state_on_host_boot=resume)
+        self.restart_compute_service(host)
+        self.flags(resume_guests_state_on_host_boot=False)
+        for server in self.admin_api.get_servers():
+            if (server['OS-EXT-SRV-ATTR:host'] == host
+                    and server['status'] == 'ERROR'
+                    and 'fault' not in server):
+                # one that does not start again with its host
+                self.unexplained.add(server['id'])
+        self.stop_dead_guests(host)
+
+    def lose_power(self, host):
+        for domain in self.guests(host):
+            domain.destroy()
+        self.simulated(host).power_cycle()
+        self.cold.update(
+            uuid for uuid, server in self.known.items()
+            if server['OS-EXT-SRV-ATTR:host'] == host)
+
+    def guests(self, host):
+        return list(self.computes[
+            host].driver._host.get_connection()._vms.values())
+
+    def stop_dead_guests(self, host):
+        """As Nova does periodically with servers whose guest is gone."""
+        self.computes[host].manager._sync_power_states(
+            nova_context.get_admin_context())
+
+        def stopped():
+            active = {d.UUIDString() for d in self.guests(host)
+                      if d.isActive()}
+            for server in self.admin_api.get_servers():
+                if (server['OS-EXT-SRV-ATTR:host'] == host
+                        and server['status'] in ('ACTIVE', 'PAUSED')):
+                    self.assertIn(server['id'], active)
+                self.assertIsNone(server['OS-EXT-STS:task_state'])
+        self.wait_for(stopped)
 
     def mend(self):
         for host, card in self.broken:
@@ -384,16 +632,19 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def check(self):
         """What holds whenever no operation is under way."""
-        servers = {s['id']: s for s in self.servers()}
+        servers = {s['id']: s for s in self.admin_api.get_servers()}
         for server in servers.values():
             self.check_fault(server)
         self.check_claims(servers)
         self.check_guests(servers)
         self.check_functions(servers)
+        return servers
 
     def check_fault(self, server):
         if server['status'] == 'ERROR':
             self.failed.add(server['id'])
+            if server['id'] in self.unexplained:
+                return
             message = server['fault']['message'].rstrip()
             self.assertEqual(('.', True),
                              (message[-1:], ' ' in message), message)
@@ -406,18 +657,19 @@ class RandomOperationsTest(operations.OperationsTestBase):
             # nobody tells the source that a resize failed
             for compute in self.computes.values():
                 compute.driver.reconciler.run()
-        claims = self.claims()
+        held = self.claims()
         claimed = collections.Counter(
-            (c.provider_uuid, c.consumer_uuid) for c in claims)
+            (c.provider_uuid, c.consumer_uuid) for c in held)
         allocated = self.all_allocated()
-        self.assertEqual({}, dict(claimed - allocated), claims)
+        self.assertEqual({}, dict(claimed - allocated), held)
         missing = {consumer for _, consumer in allocated - claimed}
         # of a resize that failed on its destination Nova leaves the server
         # with the allocation for the one flavor, and with the other flavor
         self.assertLessEqual(missing, self.failed)
-        for claim in claims:
-            self.assertEqual(
-                (model.ClaimState.BOUND, ''), (claim.state, claim.error))
+        for claim in held:
+            if claim.instance_uuid not in self.killed:
+                self.assertEqual(
+                    (model.ClaimState.BOUND, ''), (claim.state, claim.error))
             if claim.role is model.Role.CURRENT:
                 self.assertEqual(claim.instance_uuid, claim.consumer_uuid)
 
@@ -437,7 +689,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def check_guests(self, servers):
         """Each guest has what its server holds, and nobody else has it."""
-        for host, compute in self.computes.items():
+        for host in self.computes:
             held = collections.defaultdict(list)
             for claim in self.claims(host):
                 if claim.role is model.Role.CURRENT:
@@ -445,7 +697,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             guests = {
                 d.UUIDString(): (d.isActive(),
                                  base.hostdev_addresses(d.XMLDesc(0)))
-                for d in compute.driver._host.get_connection()._vms.values()}
+                for d in self.guests(host)}
             in_guests = []
             for uuid, (active, devices) in guests.items():
                 if active:
@@ -458,7 +710,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.assertLessEqual(guests.keys() - servers.keys(), self.failed)
             for uuid, server in servers.items():
                 if (server['OS-EXT-SRV-ATTR:host'] == host
-                        and server['status'] in WITH_GUEST):
+                        and server['status'] in random_steps.WITH_GUEST):
                     _, devices = guests[uuid]
                     self.assertEqual(
                         [] if server['status'] == 'SUSPENDED'
@@ -471,14 +723,17 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def check_functions(self, servers):
         """The regions of a server carry what its flavor asks for."""
+        self.cold -= {d.UUIDString() for host in self.computes
+                      for d in self.guests(host) if d.isActive()}
         for uuid, server in servers.items():
-            if uuid in self.failed or server['status'] not in WITH_GUEST:
+            if (uuid in self.failed | self.cold
+                    or server['status'] not in random_steps.WITH_GUEST):
                 continue
-            claims = [c for c in self.claims() if c.instance_uuid == uuid
-                      and c.role is model.Role.CURRENT]
+            held = [c for c in self.claims() if c.instance_uuid == uuid
+                    and c.role is model.Role.CURRENT]
             wanted = self.flavors[server['flavor']['original_name']]
-            self.assertEqual(len(wanted), len(claims), server)
-            for claim, function in zip(claims, wanted):
+            self.assertEqual(len(wanted), len(held), server)
+            for claim, function in zip(held, wanted):
                 if function:
                     self.assertEqual(function, self.carried(
                         server['OS-EXT-SRV-ATTR:host'], claim))
@@ -494,9 +749,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
     def end(self):
         """Delete every server; nothing is left but broken cards."""
         self.log.append('end')
-        for server in self.servers():
+        for server in self.known.values():
             self.settle(*self.begin('delete', server, None)[0])
         self.wait_for(self.check_nothing_left)
+        self.as_at_the_start()
+
+    def as_at_the_start(self):
         self.mend()
         for host, compute in self.computes.items():
             compute.driver._host.get_connection()._vms.clear()
@@ -507,6 +765,20 @@ class RandomOperationsTest(operations.OperationsTestBase):
         os.makedirs(self.instances_path, exist_ok=True)
         self.report()
 
+    def wipe(self):
+        """Whatever a sequence that failed has left."""
+        for server in self.api.get_servers(detail=False):
+            self.admin_api.post_server_action(
+                server['id'], {'os-resetState': {'state': 'error'}})
+            self.api.delete_server(server['id'])
+            self.settle(server['id'], 'delete', None)
+        for host in self.computes:
+            store = self.accelerators(host).store
+            store.remove(store.claims())
+        for _, consumer in self.all_allocated():
+            self.placement.delete(f'/allocations/{consumer}')
+        self.as_at_the_start()
+
     def check_nothing_left(self):
         self.check()
         self.assertEqual([], self.claims())
@@ -514,11 +786,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
         for host in self.computes:
             self.accelerators(host).inventory.scan()
         self.report()
+        tree = self.provider_tree()
         for host in self.HOSTS:
             self.assertEqual([], self.bound_to_vfio(host))
             for card in CARDS:
                 name = naming.region_provider_name(host, card, 0)
-                inventory, traits, used = self.provider_tree()[name]
+                inventory, traits, used = tree[name]
                 self.assertFalse(any(used.values()))
                 if (host, card) not in self.broken:
                     self.assertNotIn(naming.FENCED, traits)
