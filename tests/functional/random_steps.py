@@ -119,7 +119,7 @@ faults = {
 
 @st.composite
 def steps(draw):
-    """One step; the first of all is the creation of a server."""
+    """OnServers or OnHost."""
     share = draw(st.integers(0, 99))
     if share >= 80:
         return OnHost(
