@@ -9,15 +9,12 @@ that after a crash at any point the store says what may be half done.
 import collections
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
-import dataclasses
 import os
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
-from nova_accel.bitstream import cache as bitstream_cache
-from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -27,7 +24,9 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel import sim
 from nova_accel.virt import claims as claim_store
+from nova_accel.virt import handles
 from nova_accel.virt import inventory as host_inventory
+from nova_accel.virt import programming
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class Accelerators:
         self._images = images
         self._publish = publish
         self._plugging = {}
-        self.store = self.cache = self.inventory = self.kernel = None
+        self.store = self.inventory = self.kernel = None
 
     def initialize(self, host: str, state_path: str) -> None:
         """Find the devices and read the claims; ends when both are known.
@@ -60,9 +59,10 @@ class Accelerators:
         os.makedirs(state_path, exist_ok=True)
         self.store = claim_store.ClaimStore(
             os.path.join(state_path, f'accel_claims_{host}.sqlite'))
-        self.cache = bitstream_cache.BitstreamCache(
-            CONF.accel.bitstream_cache)
         self.inventory = host_inventory.Inventory(loaded_drivers, self.store)
+        self._handles = handles.Handles(self.inventory, self.store)
+        self._programming = programming.Programming(
+            self.inventory, self.store, self._images, self._publish)
         self._configure(loaded_drivers)
         self.inventory.scan()
         self.inventory.check_configuration()
@@ -87,7 +87,7 @@ class Accelerators:
         def make(claims):
             for claim in claims:
                 try:
-                    self._prepare([claim], fresh=False)
+                    self._handles.prepare([claim], fresh=False)
                 except Exception as error:
                     LOG.error('What server %s has is not there again: %s',
                               claim.instance_uuid, error)
@@ -201,10 +201,10 @@ class Accelerators:
                     # a rebuild: the devices stay as they are, unless the
                     # image wants otherwise
                     continue
-                self._provision(context, wanted, [
+                self._programming.provision(context, wanted, [
                     c for c in claims if c.group == wanted.group
                     and c.provider_uuid == offer.provider_uuid])
-            self._prepare(claims, fresh=not held)
+            self._handles.prepare(claims, fresh=not held)
             self._bind(claims)
             self._see_made(claims)
             self._publish(context, self._still_open(claims))
@@ -230,7 +230,7 @@ class Accelerators:
     def _bind(self, claims):
         """Everything is prepared; remember what the regions carry."""
         for (address, index), mine in self._by_region(claims).items():
-            _, region = self._find(address, index)
+            _, region = self.inventory.find(address, index)
             self.store.update(
                 mine, state=model.ClaimState.BOUND, error='',
                 function_uuid=region and region.function_uuid,
@@ -252,7 +252,8 @@ class Accelerators:
             mine[0].provider_uuid
             for (address, index), mine in self._by_region(claims).items()
             if mine[0].created_type or index is not None
-            and not held.issuperset(self._find(address, index)[1].handles)})
+            and not held.issuperset(
+                self.inventory.find(address, index)[1].handles)})
 
     @staticmethod
     def _same(held, pairs):
@@ -275,7 +276,7 @@ class Accelerators:
         claims = []
         for wanted, offer in pairs:
             provider = providers[offer.provider_uuid]
-            device, region = self._find(
+            device, region = self.inventory.find(
                 provider.address, provider.region_index)
             free = [h for h in (region or device).handles if h not in taken]
             if len(free) < wanted.amount:
@@ -283,7 +284,7 @@ class Accelerators:
                     f'Server {instance_uuid} was allocated {wanted.amount} of '
                     f'{provider.name}, and {len(free)} of it are free on this '
                     f'host: the build has to go elsewhere.')
-            created_type = self._type(wanted, device)
+            created_type = self._handles.type_for(wanted, device)
             for handle in free[:wanted.amount]:
                 taken.add(handle)
                 claims.append(model.Claim(
@@ -296,230 +297,6 @@ class Accelerators:
                     device_address=device.address,
                     region_index=region and region.index, handle=handle))
         return claims
-
-    def _type(self, wanted, device):
-        """Which of the device's types a request is for, None without types.
-
-        The first that it asks for by trait, or that there is, and that can be
-        made.
-        """
-        if not device.creatable:
-            return None
-        # traits of the unnumbered group may be those of another device
-        asked = wanted.required & {
-            t.trait for d in self.inventory.devices.values()
-            for t in d.creatable}
-        for type_ in device.creatable:
-            if (type_.available >= wanted.amount and asked <= {type_.trait}
-                    and type_.trait not in wanted.forbidden):
-                return type_.name
-        what = ' and '.join(sorted(asked)) or 'any type'
-        raise exception.DeviceUnavailable(
-            f'{wanted} was allocated {device.address}, which cannot make '
-            f'{what[:99]} of that now: the build has to go elsewhere.')
-
-    def _prepare(self, claims, fresh):
-        """Make the handles into what they are to be, where that is to be done.
-
-        :param fresh: the server has just got them, so that what is there is
-            not its own.
-        """
-        for claim in claims:
-            device, _ = self._find(claim.device_address, None)
-            attended = self.inventory.attends(device)
-            if not attended and claim.created_type is None:
-                continue
-            driver = self.inventory.driver_of(device)
-            if fresh and claim.created_type:
-                self.store.update([claim], state=model.ClaimState.PROVISIONING)
-            what = (f'Making {claim.handle.address} a {claim.created_type} of '
-                    f'{device.address}' if claim.created_type
-                    else f'Preparing {claim.handle.address}')
-            try:
-                self._on_handle(device, claim, what, driver.prepare, fresh)
-            except exception.DeviceUnavailable:
-                if fresh and claim.created_type:
-                    # nothing was made, so that there is nothing to take back
-                    self.store.update([claim], state=model.ClaimState.INITIAL)
-                raise
-            if attended and not claim.prepared:
-                self.store.update([claim], prepared=True)
-
-    def _on_handle(self, device, claim, what, method, *args, late=None):
-        """Call method of a driver for the handle of a claim, alone and with a
-        time limit, unless the claim is gone.
-
-        :param late: called when it has ended well after the limit.
-        :raises DeviceTimeout: it goes on, and keeps the handle locked.
-        """
-        seconds = CONF.accel.device_timeout
-        lock = self.inventory.handle_locks[claim.handle.key]
-
-        def run():
-            try:
-                # who waited for the lock may come when somebody else has the
-                # handle
-                if any(c.uuid == claim.uuid for c in
-                       self.store.claims(claim.instance_uuid)):
-                    method(device, claim.handle, claim.created_type, *args)
-            finally:
-                self.inventory.changed(device.address)
-                lock.release()
-        if not lock.acquire(timeout=seconds):
-            raise exception.DeviceTimeout(
-                f'{what} has to wait for an earlier call that did not end '
-                f'within {seconds} s: look who keeps it open, and into the '
-                f'kernel log.')
-        running = limited.start(run)
-        try:
-            limited.wait(running, seconds, what)
-        except exception.DeviceTimeout:
-            if late:
-                running.add_done_callback(
-                    lambda ended: ended.exception() or late())
-            raise exception.DeviceTimeout(
-                f'{what} did not end within {seconds} s: look who keeps it '
-                f'open, and into the kernel log.') from None
-        except exception.AcceleratorError:
-            raise
-        except Exception as error:
-            raise exception.DeviceError(
-                f'{what} failed ({type(error).__name__}: {error}): look at '
-                f'the device and the kernel log.') from error
-
-    def _find(self, address, index):
-        """The device, and the region if any, both well."""
-        name = address if index is None else f'{address} region{index}'
-        device = self.inventory.devices.get(address)
-        try:
-            region = (None if device is None or index is None
-                      else device.region(index))
-        except KeyError:
-            device = None
-        if device is None:
-            raise exception.DeviceUnavailable(
-                f'{name} was allocated, and the device is not on this host '
-                f'any more: the server has to go elsewhere.')
-        for part in filter(None, (device, region)):
-            if part.health is not model.Health.OK:
-                raise exception.DeviceUnavailable(
-                    f'{name} was allocated, and it is {part.health.value} '
-                    f'({part.reason}).')
-        return device, region
-
-    def _provision(self, context, wanted, claims):
-        """Make the region of one request carry what it asks for."""
-        if not wanted.programs:
-            return
-        device, region = self._find(
-            claims[0].device_address, claims[0].region_index)
-        if region is None:
-            raise exception.InvalidRequest(
-                f'The flavor asks {wanted} for a function, and '
-                f'{device.address} is no FPGA: remove the accel: key from '
-                f'that group.')
-        if not wanted.carried_by(region):
-            self._program_for(
-                context, claims, device, region,
-                lambda: self._from_glance(context, wanted, device, region))
-
-    def _program_for(self, context, claims, device, region, load):
-        """Program a region for its only user, and say so everywhere.
-
-        :param load: does it and returns model.Loaded.
-        """
-        name = f'{device.address} {region.name}'
-        instance_uuid = claims[0].instance_uuid
-        if not region.programmable:
-            raise exception.DeviceUnavailable(
-                f'{name} would have to be programmed for server '
-                f'{instance_uuid}, and [accel] fixed_devices forbids it.')
-        others = {c.instance_uuid for c in self.store.claims()
-                  if (c.device_address, c.region_index)
-                  == (device.address, region.index)} - {instance_uuid}
-        if others:
-            raise exception.DeviceUnavailable(
-                f'{name} would have to be programmed for server '
-                f'{instance_uuid}, and server {min(others)} uses it.')
-        self.store.update(claims, state=model.ClaimState.PROVISIONING)
-        loaded = load()
-        self.inventory.set_loaded(device.address, region.index, loaded)
-        self._publish(context, [claims[0].provider_uuid])
-
-    def _from_glance(self, context, wanted, device, region):
-        client = self._images(context)
-        image = glance.find(client, wanted, region.region_type_uuid)
-        driver = self.inventory.driver_of(device)
-        with self.cache.fetch(client, image) as file:
-            bitstream = driver.read_bitstream(file.path, str(image))
-            glance.verify(bitstream, wanted, image, region)
-            function = bitstream.function_uuid or wanted.function_id
-            # an image found by function, whose function is there already
-            # under another name, has nothing to program
-            if wanted.bitstream_id or function != region.function_uuid:
-                function = self._program(driver, device, region, bitstream)
-            return model.Loaded(
-                function_uuid=function, bitstream_id=image.id,
-                function_name=glance.function_name(image),
-                content=file.content)
-
-    def _as_before(self, context, loaded, device, region):
-        try:
-            return self._from_cache(loaded, device, region)
-        except exception.BitstreamError as error:
-            LOG.info('%s', error)
-            wanted = request.AcceleratorRequest(
-                group='', resource_class='', amount=1,
-                bitstream_id=loaded.bitstream_id)
-            return self._from_glance(context, wanted, device, region)
-
-    def _from_cache(self, loaded, device, region):
-        """What was loaded before, without asking anybody."""
-        driver = self.inventory.driver_of(device)
-        with self.cache.by_image(loaded.bitstream_id) as file:
-            bitstream = driver.read_bitstream(
-                file.path, f'image {loaded.bitstream_id}')
-            function = self._program(driver, device, region, bitstream)
-            return dataclasses.replace(
-                loaded, function_uuid=function, content=file.content)
-
-    def _program(self, driver, device, region, bitstream):
-        """Program with a time limit, one region of a card at a time."""
-        what = (f'Programming {device.address} {region.name} by the driver '
-                f'{device.driver}')
-        seconds = CONF.accel.programming_timeout
-        with contextlib.ExitStack() as stack:
-            lock = self.inventory.device_locks[device.address]
-            if not lock.acquire(timeout=seconds):
-                raise exception.DeviceUnavailable(
-                    f'{what} has to wait, and the card is still busy after '
-                    f'{seconds} s: the build has to go elsewhere.')
-            stack.callback(lock.release)
-            stack.enter_context(self.inventory.programming(device.address))
-            running = limited.start(driver.program, device, region, bitstream)
-            try:
-                return limited.wait(running, seconds, what)
-            except exception.DeviceTimeout as error:
-                # nobody knows what the card does now, until the call returns
-                self.inventory.quarantine(device.address, region.index,
-                                          str(error))
-                later = stack.pop_all()
-
-                def returned(_future):
-                    later.close()
-                    self.inventory.scan()
-                running.add_done_callback(returned)
-                raise
-            except Exception as error:
-                self.inventory.set_loaded(device.address, region.index, None)
-                stack.close()
-                # the driver says what the failure left
-                self.inventory.scan()
-                if isinstance(error, exception.AcceleratorError):
-                    raise
-                raise exception.ProgrammingFailed(
-                    f'{what} failed ({type(error).__name__}: {error}): look '
-                    f'at the card and the kernel log.') from error
 
     def restore(self, context, instance_uuid: str,
                 requests: Iterable[request.AcceleratorRequest] = (),
@@ -537,26 +314,19 @@ class Accelerators:
         claims = self._held(instance_uuid)
         self._see_returned(claims)
         if self.is_bound(instance_uuid):
-            self._prepare(claims, fresh=False)
+            self._handles.prepare(claims, fresh=False)
             self._see_made(claims)
         for (address, index), mine in self._by_region(claims).items():
-            device, region = self._find(address, index)
+            device, region = self.inventory.find(address, index)
             self._see_handles(device, region, mine)
             image, function = mine[0].bitstream_id, mine[0].function_uuid
             if image and (region.bitstream_id, region.function_uuid) != (
                     image, function):
-                loaded = self.store.loaded().get((address, index))
-                if not loaded or loaded.bitstream_id != image:
-                    loaded = model.Loaded(function, image, None, '')
-                LOG.info('%s %s has lost function %s of server %s', address,
-                         region.name, function, instance_uuid)
-                self._program_for(
-                    context, mine, device, region,
-                    lambda: self._as_before(context, loaded, device, region))
+                self._programming.put_back(context, mine, device, region)
                 self.store.update(mine, state=model.ClaimState.BOUND, error='')
             elif function and not image and region.function_uuid != function \
                     and mine[0].group in asked:
-                self._provision(context, asked[mine[0].group], mine)
+                self._programming.provision(context, asked[mine[0].group], mine)
                 self._bind(mine)
             elif function and not self.is_bound(instance_uuid):
                 # where it is None the preparation may not have come so far
@@ -620,7 +390,7 @@ class Accelerators:
             detach(handles)
             self._see_returned(claims)
             function = self._function(claims)
-            self._provision(context, wanted, claims)
+            self._programming.provision(context, wanted, claims)
             self._bind(claims)
         except Exception as error:
             failure = error
@@ -641,7 +411,7 @@ class Accelerators:
             raise failure
 
     def _function(self, claims):
-        _, region = self._find(
+        _, region = self.inventory.find(
             claims[0].device_address, claims[0].region_index)
         return region and region.function_uuid
 
@@ -671,7 +441,8 @@ class Accelerators:
 
     def _release(self, context, claims: Iterable[model.Claim]):
         self.store.update(claims, state=model.ClaimState.DELETING)
-        released = [c for c in claims if self._is_undone(context, c)]
+        released = [c for c in claims if self._handles.undo(
+            c, late=lambda claim=c: self._free(context, [claim], [claim]))]
         self._free(context, claims, released)
 
     def _free(self, context, claims, released):
@@ -679,32 +450,6 @@ class Accelerators:
         self._see_made(released)
         self.store.remove(released)
         self._publish(context, sorted({c.provider_uuid for c in claims}))
-
-    def _is_undone(self, context, claim):
-        """Whether nothing of a server is left in a handle.
-
-        Where something is, the claim stays, so that nobody is given it, and
-        release_again() tries again.
-        """
-        device = self.inventory.devices.get(claim.device_address)
-        if device is None or claim.created_type is None and not claim.prepared:
-            return True
-        if claim.created_type and (claim.state is model.ClaimState.INITIAL
-                                   or device.health is model.Health.GONE):
-            return True
-        try:
-            self._on_handle(
-                device, claim, f'Taking {claim.handle.address} of '
-                f'{device.address} back',
-                self.inventory.driver_of(device).release,
-                late=lambda: self._free(context, [claim], [claim]))
-            return True
-        except exception.AcceleratorError as error:
-            if str(error) != claim.error:
-                LOG.error('What server %s had is given to nobody: %s',
-                          claim.instance_uuid, error)
-            self.store.update([claim], error=str(error))
-            return False
 
     def release_again(self, context) -> int:
         """Try again what could not be taken back.

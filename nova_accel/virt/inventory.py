@@ -116,9 +116,6 @@ class Inventory:
         self._programming = collections.Counter()
         #: one thread at a time works on a card
         self.device_locks = collections.defaultdict(threading.Lock)
-        #: the same of a handle that is made on demand; the others of its
-        #: device can be made meanwhile
-        self.handle_locks = collections.defaultdict(threading.Lock)
         #: held while a handle is chosen and claimed
         self.claiming = threading.Lock()
         #: address -> reasons for which a recovery has been tried
@@ -148,6 +145,30 @@ class Inventory:
     def attends(self, device: model.Device) -> bool:
         """Whether a device's driver prepares and releases each handle."""
         return getattr(self._drivers.get(device.driver), 'ATTENDS', False)
+
+    def find(self, address: str, index: int | None,
+             ) -> tuple[model.Device, model.Region | None]:
+        """The device that was allocated, and the region if any, both well.
+
+        :raises DeviceUnavailable: one is gone or quarantined.
+        """
+        name = address if index is None else f'{address} region{index}'
+        device = self.devices.get(address)
+        try:
+            region = (None if device is None or index is None
+                      else device.region(index))
+        except KeyError:
+            device = None
+        if device is None:
+            raise exception.DeviceUnavailable(
+                f'{name} was allocated, and the device is not on this host '
+                f'any more: the server has to go elsewhere.')
+        for part in filter(None, (device, region)):
+            if part.health is not model.Health.OK:
+                raise exception.DeviceUnavailable(
+                    f'{name} was allocated, and it is {part.health.value} '
+                    f'({part.reason}).')
+        return device, region
 
     def driver_of(self, device: model.Device):
         """:raises DeviceUnavailable: its driver is not enabled any more."""

@@ -227,7 +227,7 @@ class OwnerTest(RuntimeTestBase):
         the function is fetched from Glance again."""
         self._stop_server(self.server)
         self.kernel(self.host).power_cycle()
-        cache = self.accelerators(self.host).cache.directory
+        cache = os.path.join(self.directory, 'cache')
         for name in os.listdir(cache):
             os.unlink(os.path.join(cache, name))
         self._start_server(self.server)
@@ -440,13 +440,14 @@ class CrashTest(RuntimeTestBase):
             pass
         self.ask(self.image)
         accelerators = self.accelerators(self.host)
-        with mock.patch.object(accelerators, where, side_effect=Killed):
+        of = accelerators if where == '_bind' else accelerators._programming
+        with mock.patch.object(of, where, side_effect=Killed):
             self.assertRaises(Killed, self.run_now)
         self.assertEqual(f'programming {self.image}', self.status())
         self.assertEqual([], self.hostdevs(self.server))
 
     def test_taken_up_again(self):
-        for where in ('_provision', '_bind'):
+        for where in ('provision', '_bind'):
             self.crash(where)
             self.restart_compute_service(self.host)
             self.assertEqual(1, self.run_now())
@@ -459,7 +460,7 @@ class CrashTest(RuntimeTestBase):
     def test_running_guest_gets_its_device_back(self):
         """nova-compute is killed while the device of a running server is out
         of the guest: it gets it back when nova-compute starts."""
-        for where in ('_provision', '_bind'):
+        for where in ('provision', '_bind'):
             self.crash(where)
             compute = self.restart_compute_service(self.host)
             compute.driver.reconciler.run(first=True)
