@@ -284,7 +284,7 @@ class VgpuTest(AttachTestCase):
         for framework in ('mdev', 'vendor-vfio'):
             self.start_vgpus(framework)
             claim = self.give('nvidia-558')
-            lock = self.accelerators.inventory.handle_locks[claim.handle.key]
+            lock = self.accelerators._handles._locks[claim.handle.key]
             with lock:
                 late = threading.Thread(
                     target=self.accelerators.unplug,
