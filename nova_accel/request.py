@@ -11,6 +11,7 @@ import collections
 from collections.abc import Iterator, Mapping
 import dataclasses
 import re
+import textwrap
 
 from oslo_utils import strutils
 
@@ -295,13 +296,15 @@ def match(requests: list[AcceleratorRequest], offers: list[Offer],
     left = {o.provider_uuid: dict(o.resources) for o in offers}
     ways = list(_ways(requests, offers, left))
     if not ways:
-        asked = ', '.join(str(r) for r in requests) or 'no accelerator'
-        given = ', '.join(
-            f'{o.provider_uuid} {dict(o.resources)}' for o in offers)
+        # both may be long, and a fault is cut off after 255 characters
+        asked = textwrap.shorten(
+            ', '.join(str(r) for r in requests) or 'no accelerator', 85)
+        given = textwrap.shorten(', '.join(
+            f'{o.provider_uuid[:8]} {dict(o.resources)}' for o in offers), 60)
         raise exception.DeviceUnavailable(
             f'The flavor asks for {asked}, and the allocation has '
-            f'{given or "none of ours"} whose classes, amounts or traits do '
-            f'not fit (any more): the build has to be scheduled again.')
+            f'{given or "none of ours"}, which does not fit (any more): the '
+            f'build has to be scheduled again.')
 
     def programmed(way):
         return sum(r.wanted_trait not in (None, *o.traits) for r, o in way)

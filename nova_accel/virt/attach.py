@@ -317,20 +317,29 @@ class Accelerators:
             self._handles.prepare(claims, fresh=False)
             self._see_made(claims)
         for (address, index), mine in self._by_region(claims).items():
-            device, region = self.inventory.find(address, index)
-            self._see_handles(device, region, mine)
-            image, function = mine[0].bitstream_id, mine[0].function_uuid
-            if image and (region.bitstream_id, region.function_uuid) != (
-                    image, function):
-                self._programming.put_back(context, mine, device, region)
-                self.store.update(mine, state=model.ClaimState.BOUND, error='')
-            elif function and not image and region.function_uuid != function \
-                    and mine[0].group in asked:
-                self._programming.provision(context, asked[mine[0].group], mine)
-                self._bind(mine)
-            elif function and not self.is_bound(instance_uuid):
-                # where it is None the preparation may not have come so far
-                self.store.update(mine, state=model.ClaimState.BOUND, error='')
+            try:
+                self._restore_function(context, address, index, mine, asked)
+            except Exception as error:
+                # the next start tries again
+                self.store.update(mine, state=model.ClaimState.UNKNOWN,
+                                  error=str(error))
+                raise
+
+    def _restore_function(self, context, address, index, mine, asked):
+        device, region = self.inventory.find(address, index)
+        self._see_handles(device, region, mine)
+        image, function = mine[0].bitstream_id, mine[0].function_uuid
+        if image and (region.bitstream_id, region.function_uuid) != (
+                image, function):
+            self._programming.put_back(context, mine, device, region)
+        elif (function and not image and region.function_uuid != function
+                and mine[0].group in asked):
+            self._programming.provision(context, asked[mine[0].group], mine)
+            return self._bind(mine)
+        elif not function or self.is_bound(mine[0].instance_uuid):
+            # where it is None the preparation may not have come so far
+            return None
+        self.store.update(mine, state=model.ClaimState.BOUND, error='')
 
     @staticmethod
     def _see_handles(device, region, claims):

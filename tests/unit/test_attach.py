@@ -145,7 +145,7 @@ class VgpuTest(AttachTestCase):
             error = self.assertRaises(
                 exception.DeviceUnavailable, self.give, 'nvidia-557',
                 self.other)
-            self.assertIn('do not fit (any more)', str(error))
+            self.assertIn('does not fit (any more)', str(error))
             self.give('nvidia-558', self.other)
             self.assertEqual((2, set()), (self.total(), self.offered()))
             self.assertEqual(1, self.accelerators.unplug(None, self.other))
