@@ -2,6 +2,7 @@
 # make test   everything that needs no root
 # make style  flake8 and the import floors
 # make bench  figures with counts
+# make lab    the same on a real kernel, in a virtual machine; as root
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,8 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test style unit functional bench clean
+.PHONY: demo test style unit functional bench clean lab lab-up lab-test \
+	lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
@@ -31,6 +33,22 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
+
+# docs/source/lab.rst; TRIALS="boot shelve" for some of them
+lab:
+	@$(PYTHON) -m tests.lab prove $(TRIALS)
+
+lab-up:
+	@$(PYTHON) -m tests.lab up
+
+lab-test:
+	@$(PYTHON) -m tests.lab test $(TRIALS)
+
+lab-shell:
+	@$(PYTHON) -m tests.lab shell
+
+lab-down:
+	@$(PYTHON) -m tests.lab down
 
 # the sources are used where they lie; the wheel is a test's business
 $(STAMP): setup.cfg pyproject.toml constraints.txt

@@ -467,8 +467,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         except Exception as error:
             self._hostdevs.attach(guest, handles)
             if isinstance(error, exception.AcceleratorError):
-                # nothing has changed: the server is no case of ERROR
-                raise nova_exception.InstanceFaultRollback(error) from error
+                # nothing has changed: the server is no case of ERROR. Of
+                # exceptions that are not its own Nova tells only the class
+                raise nova_exception.InstanceFaultRollback(
+                    nova_exception.NovaException(str(error))) from error
             raise
 
     def resume(self, context, instance, *args, **kwargs):

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The DFL driver on a real kernel: one step of the trial, as a transcript.
 
-Runs as root on a machine whose DFL card may be programmed at will. See
-dfl_on_kernel.sh beside it for the steps in order, and for the faults that the
-emulated card is given between them.
+Runs as root on a machine whose DFL card may be programmed at will.
+trials/dfl.py has the steps in order, and the faults that the emulated card is
+given between them.
 
     dfl_on_kernel.py discover
     dfl_on_kernel.py program REGION FUNCTION [--interface UUID]

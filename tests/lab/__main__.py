@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""python3 -m tests.lab COMMAND
+
+    build           make what the lab runs in, once
+    up              start it
+    test [NAME...]  what is proven, in a lab that is up
+    prove [NAME...] build, up, test, down; --within MINUTES before: no trial
+                    is begun later
+    shell [COMMAND] in the room; openstack and lab-vm are at hand
+    status          which processes run
+    down            end it
+"""
+
+import signal
+import sys
+import time
+
+from tests import lab
+from tests.lab import build
+from tests.lab import room
+
+
+def start(home):
+    if room.keeper(home):
+        raise lab.Failed(
+            f'The lab is up already (process {room.keeper(home)}): make '
+            f'lab-down ends it, make lab-test uses it.')
+    build.build(home)
+    room.begin(home)
+
+
+def test(home, names, **environment):
+    return room.enter(home, ['/opt/openstack/bin/python', '-m',
+                             'tests.lab.trials', *names], **environment)
+
+
+def prove(home, names):
+    environment = {}
+    if names[:1] == ['--within']:
+        end = time.time() + 60 * int(names[1])
+        names, environment = names[2:], {'LAB_END': str(end)}
+    start(home)
+    try:
+        return test(home, names, **environment)
+    finally:
+        room.end(home)
+
+
+def down(home):
+    build.check_host(home)
+    print('The lab is down.' if room.end(home) else 'The lab was not up.')
+
+
+def main(arguments):
+    home = lab.home()
+    command, rest = (arguments or ['help'])[0], arguments[1:]
+    if command == 'build':
+        if room.keeper(home) and not build.ready(home):
+            raise lab.Failed('The lab is up, and its files have changed: make '
+                             'lab-down before building.')
+        build.build(home)
+    elif command == 'up':
+        start(home)
+        print('The lab is up: make lab-shell enters it, make lab-down ends '
+              'it.')
+    elif command == 'test':
+        return test(home, rest)
+    elif command == 'prove':
+        return prove(home, rest)
+    elif command == 'shell':
+        return room.enter(home, rest and ['/bin/sh', '-c', ' '.join(rest)] or [
+            '/bin/bash', '--rcfile', '/src/tests/lab/shellrc'])
+    elif command == 'status':
+        print(f'{home}: {"up" if room.keeper(home) else "down"}')
+        if room.keeper(home):
+            return room.enter(home, ['ps', 'f', '-eo', 'pid,etime,rss,args'])
+    elif command == 'down':
+        down(home)
+    else:
+        print(__doc__)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    # what was started is ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (lab.Unfit, lab.Failed) as e:
+        print(e, file=sys.stderr)
+        sys.exit(lab.UNFIT if isinstance(e, lab.Unfit) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

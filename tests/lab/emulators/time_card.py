@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""An OCP time card (1d9b:0400), as the kernel's ptp_ocp sees it.
+
+    time_card.py SOCKET
+
+BAR0 is 32 MiB, registers of 32 bits (drivers/ptp/ptp_ocp.c of Linux):
+  0x00020000  image version; with bit 15 set the low bits are the loader's
+  0x01000000  clock control: 1 adjust time, 30 read time, 31 read done
+  0x01000004  clock status: 0 in sync          0x0100000c  clock version
+  0x01000010  time read: ns, s                 0x01000020  time to set: ns, s
+One MSI vector only: the driver then skips the blocks whose vector is out of
+range (serial ports, signal generators, i2c, flash) and keeps the PTP clock,
+which follows the host's clock plus what the machine sets. The frequency cannot
+be adjusted.
+"""
+
+import struct
+import sys
+import time
+
+import vfio_user
+
+IMAGE_VERSION, CLOCK, MSI, PCIE = 0x20000, 0x1000000, 0x40, 0x50
+CONTROL, STATUS, VERSION = CLOCK, CLOCK + 4, CLOCK + 0xc
+TIME, SET = CLOCK + 0x10, CLOCK + 0x20
+ADJUST_TIME, READ_TIME, READ_DONE = 1 << 1, 1 << 30, 1 << 31
+
+
+class Ocp(vfio_user.Device):
+
+    bar_size = 32 << 20
+    vectors = {1: 1}
+
+    def __init__(self):
+        # class: system peripheral
+        super().__init__(0x1d9b, 0x0400, 0x0880, (0x1d9b, 0x0400))
+        self.offset = 0
+        self.config[0x34] = MSI
+        # 64-bit, 1 vector
+        struct.pack_into('<BBHIIH', self.config, MSI, 0x05, PCIE, 0x0080,
+                         0, 0, 0)
+        self.pcie_capability(PCIE)
+        self.put(IMAGE_VERSION, 0x8003)
+        self.put(VERSION, 0x01020000)
+        self.put(STATUS, 1)
+
+    def put(self, at, value):
+        struct.pack_into('<I', self.bar, at, value & 0xffffffff)
+
+    def config_writable(self, at):
+        return (super().config_writable(at) or MSI + 4 <= at < MSI + 14
+                or at == MSI + 2
+                or at in (PCIE + 8, PCIE + 9, PCIE + 16, PCIE + 17))
+
+    def config_write(self, offset, data):
+        super().config_write(offset, data)
+        # only "enable" is writable
+        self.config[MSI + 2] = self.config[MSI + 2] & 1 | 0x80
+
+    def bar_write(self, offset, data):
+        super().bar_write(offset, data)
+        if offset != CONTROL:
+            return
+        v = struct.unpack('<I', data[:4])[0]
+        if v & ADJUST_TIME:
+            ns, s = struct.unpack_from('<II', self.bar, SET)
+            self.offset = s * 10**9 + ns - time.time_ns()
+        if v & READ_TIME:
+            now = time.time_ns() + self.offset
+            self.put(TIME, now % 10**9)
+            self.put(TIME + 4, now // 10**9)
+            v |= READ_DONE
+        self.put(CONTROL, v & ~READ_TIME)
+
+
+if __name__ == '__main__':
+    vfio_user.serve(sys.argv[1], Ocp)

@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The first process in the room: starts everything, then waits."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+
+from tests import lab
+from tests.lab import databases
+from tests.lab import machine
+from tests.lab import processes
+from tests.lab.processes import RUN
+
+CONF = databases.CONF
+BIN = databases.BIN
+ENVIRONMENT = {
+    'OS_KEYSTONE_CONFIG_DIR': f'{CONF}', 'OS_GLANCE_CONFIG_DIR': f'{CONF}',
+    'OS_PLACEMENT_CONFIG_DIR': f'{CONF}', 'OS_NOVA_CONFIG_DIR': f'{CONF}',
+    # the first is loaded as the paste file as well
+    'OS_NOVA_CONFIG_FILES': ';'.join((
+        '/opt/openstack/etc/nova/api-paste.ini', f'{CONF}/nova.conf',
+        f'{CONF}/nova-controller.conf'))}
+CONTROLLER = databases.CONTROLLER
+BEGAN = time.monotonic()
+
+
+def say(text):
+    print(f'{time.monotonic() - BEGAN:6.1f} s  {text}', flush=True)
+
+
+# the services
+
+def start_rabbit():
+    home = RUN / 'rabbit'
+    home.mkdir()
+    processes.start('epmd', 'epmd')
+    processes.wait('epmd', lambda: processes.listens(4369))
+    (home / 'plugins').write_text('[].\n')
+    processes.start(
+        'rabbit', '/usr/lib/rabbitmq/bin/rabbitmq-server', HOME=f'{home}',
+        RABBITMQ_NODENAME='lab@localhost', RABBITMQ_CONF_ENV_FILE='/dev/null',
+        RABBITMQ_CONFIG_FILE=f'{CONF}/rabbitmq.conf',
+        RABBITMQ_MNESIA_BASE=f'{home}/mnesia', RABBITMQ_LOG_BASE=f'{home}',
+        RABBITMQ_PID_FILE=f'{home}/pid',
+        RABBITMQ_ENABLED_PLUGINS_FILE=f'{home}/plugins',
+        RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+sbwt none +S 2:2')
+
+
+def plugin():
+    """A wheel of the working tree, installed here and put beside the machine.
+
+    pip writes into the directory that it builds from, hence the copy.
+    """
+    source = RUN / 'source'
+    shutil.copytree(
+        lab.SOURCE, source, ignore=lambda top, names: [
+            n for n in names if top == str(lab.SOURCE) and n not in (
+                'nova_accel', 'etc', 'setup.cfg', 'pyproject.toml',
+                'README.rst', 'LICENSE')])
+    pip = (BIN / 'pip', '--disable-pip-version-check')
+    processes.call('plugin', *pip, 'wheel', '-q', '--no-deps', '--no-index',
+                   '--no-build-isolation', '-w', RUN / 'wheel', source)
+    wheel, = (RUN / 'wheel').glob('*.whl')
+    # pip cannot undo an installation that was cut short
+    packages = pathlib.Path(sysconfig.get_path('purelib'))
+    for path in (*packages.glob('nova_accel*'), packages / 'nova/virt/accel'):
+        shutil.rmtree(path, ignore_errors=True)
+    processes.call('plugin', *pip, 'install', '-q', '--no-deps', '--no-index',
+                   '--root-user-action', 'ignore', wheel)
+    shutil.copy(wheel, machine.SHARE)
+
+
+def start():
+    for command in ('ip link set lo up', 'ip addr add 10.0.2.2/32 dev lo',
+                    'hostname controller'):
+        subprocess.run(command.split(), check=True)
+    for name in ('glance/images', 'glance/staging', 'glance/tasks', 'nova',
+                 'device_profiles'):
+        (RUN / name).mkdir(parents=True)
+    os.environ.update(ENVIRONMENT)
+    machine.power_on()
+    start_rabbit()
+    plugin()
+    say('nova_accel installed')
+    if databases.seeded():
+        databases.restore()
+    else:
+        say('databases are made, once')
+        databases.seed()
+    databases.start()
+    databases.keystone()
+    processes.serve('glance', 'glance.wsgi.api:application', 9292)
+    processes.serve('placement', 'placement.wsgi.api:application', 8778)
+    processes.start('network', sys.executable, lab.LAB / 'no_network.py', 9696)
+    # nova-scheduler looks for placement when it starts, and gives up
+    for name, port in (('keystone', 5000), ('placement', 8778)):
+        processes.wait(name, lambda: processes.answers(port))
+    processes.wait('rabbit', lambda: processes.listens(5672))
+    say('MariaDB, RabbitMQ, keystone, placement')
+    processes.start('nova-conductor', BIN / 'nova-conductor', *CONTROLLER)
+    processes.start('nova-scheduler', BIN / 'nova-scheduler', *CONTROLLER)
+    processes.serve('nova-api', 'nova.wsgi.osapi_compute:application', 8774)
+    for name, port in (('glance', 9292), ('network', 9696),
+                       ('nova-api', 8774)):
+        processes.wait(name, lambda: processes.answers(port))
+    say('glance, nova-api, nova-scheduler, nova-conductor')
+    machine.wait_booted()
+    say(f'the virtual machine: {machine.check("uname -sr")}, all drivers')
+    machine.check('/mnt/lab/compute', 900)
+    say('nova_accel installed in it; nova-compute starts')
+    from tests.lab import cloud
+    cloud.Cloud().wait_ready()
+    say('nova-compute is up, its accelerators are in Placement')
+
+
+def main():
+    try:
+        start()
+    except (lab.Failed, subprocess.CalledProcessError) as e:
+        sys.exit(f'{e}')
+    (RUN / 'ready').touch()
+    while True:
+        # services are our children, and so are orphans of the room
+        try:
+            os.wait()
+        except ChildProcessError:
+            time.sleep(1)
+
+
+if __name__ == '__main__':
+    main()

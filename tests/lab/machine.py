@@ -1,0 +1,228 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The virtual machine whose devices are emulated: the compute host "vm".
+
+    00:0c.0  Intel PAC with Arria 10, 8086:09c4  emulators/dfl_card.py  dfl-pci
+    00:0d.0  OCP time card, 1d9b:0400            emulators/time_card.py ptp_ocp
+    01:00.0  network card, 8086:10c9, 7 VFs      QEMU                   igb
+    02:00.0  NVMe, 1b36:0010, 4 VFs              QEMU                   nvme
+    03:00.0  a network card that says it is a    QEMU, modules/idshift  stub
+             QAT, 8086:37c8, VFs 8086:37c9
+    00:0a.0, 00:0b.0  edu, 1234:11e8             QEMU                   none
+    mtty, mdpy  mediated devices, samples of the kernel
+
+All are behind an emulated IOMMU. No KVM: everything is interpreted.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+from tests import lab
+from tests.lab import processes
+
+SHARE = processes.RUN / 'share'
+CARD = processes.RUN / 'card.json'
+DEVICES = ('fpga', 'timecard', 'igb', 'nvme', 'mdev', 'qat', 'edu')
+NAME = 'vm'
+_numbers = itertools.count(1)
+
+
+def qemu():
+    """QEMU's command line.
+
+    The root ports are always there, so that bus numbers never move.
+    """
+    def emulated(name, slot):
+        return ['-device', json.dumps({
+            'driver': 'vfio-user-pci', 'addr': slot, 'id': name,
+            'socket': {'type': 'unix', 'path': f'/lab/{name}.sock'}})]
+    command = [
+        'qemu-system-x86_64', '-name', NAME,
+        '-accel', 'tcg,thread=multi,tb-size=512',
+        '-machine', 'q35', '-cpu', 'max', '-smp', '2', '-m', '3G',
+        '-device', 'intel-iommu,intremap=on,caching-mode=on',
+        '-nodefaults', '-no-user-config', '-display', 'none',
+        '-chardev', 'socket,id=con,path=/lab/serial.sock,server=on,wait=off,'
+                    'logfile=/lab/log/console.log',
+        '-serial', 'chardev:con',
+        '-kernel', '/image/vmlinuz', '-initrd', '/image/initrd',
+        '-append', 'console=ttyS0 root=/dev/vda rw intel_iommu=on iommu=nopt '
+                   'mitigations=off quiet systemd.show_status=0 audit=0 '
+                   'net.ifnames=0',
+        '-drive', 'if=none,id=d0,file=/lab/disk.qcow2,format=qcow2,'
+                  'cache=unsafe',
+        '-device', 'virtio-blk-pci,drive=d0,addr=0x3',
+        '-fsdev', f'local,id=f0,path={SHARE},security_model=none',
+        '-device', 'virtio-9p-pci,fsdev=f0,mount_tag=lab,addr=0x4',
+        '-object', 'rng-builtin,id=r0',
+        '-device', 'virtio-rng-pci,rng=r0,addr=0x5',
+        '-netdev', 'user,id=net0',
+        '-device', 'virtio-net-pci,netdev=net0,addr=0x6']
+    for i, slot in enumerate(('0x8', '0x9', '0xe'), 1):
+        command += ['-device', f'pcie-root-port,id=rp{i},chassis={i},'
+                               f'slot={i},addr={slot}']
+    return command + [
+        '-device', 'igb,bus=rp1,id=igb0',
+        # VFs need a subsystem, and queues and vectors set aside for them
+        '-device', 'nvme-subsys,id=ss0,nqn=lab0',
+        '-device', 'nvme,id=nvme0,serial=lab0,bus=rp2,subsys=ss0,'
+                   'sriov_max_vfs=4,max_ioqpairs=26,msix_qsize=27,'
+                   'sriov_vq_flexible=16,sriov_vi_flexible=12,'
+                   'sriov_max_vq_per_vf=4,sriov_max_vi_per_vf=3',
+        '-drive', 'if=none,id=n0,file=/lab/nvme.raw,format=raw,cache=unsafe',
+        '-device', 'nvme-ns,drive=n0,nsid=1,shared=on',
+        '-device', 'igb,bus=rp3,id=qat0',
+        '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
+        *emulated('fpga', '0xc'), *emulated('timecard', '0xd')]
+
+
+def power_on() -> None:
+    """Start QEMU and the emulators, on a disk as it was built."""
+    shutil.rmtree(SHARE, ignore_errors=True)
+    shutil.copytree(lab.LAB / 'vm', SHARE)
+    (SHARE / 'queue').mkdir()
+    shutil.copytree(lab.LAB / 'conf', SHARE / 'conf')
+    card()
+    (processes.RUN / 'disk.qcow2').unlink(missing_ok=True)
+    processes.call('vm', 'qemu-img', 'create', '-q', '-f', 'qcow2', '-F',
+                   'raw', '-b', '/image/disk.ext4', '/lab/disk.qcow2')
+    with open(processes.RUN / 'nvme.raw', 'wb') as disk:
+        disk.truncate(64 << 20)
+    connect()
+
+
+def connect() -> None:
+    """Start QEMU on the disk as it is; cards lose what they carried."""
+    (SHARE / 'booted').unlink(missing_ok=True)
+    for name, emulator in (('fpga', 'dfl_card'), ('timecard', 'time_card')):
+        if not processes.running(name):
+            processes.start(
+                name, sys.executable, lab.LAB / f'emulators/{emulator}.py',
+                f'/lab/{name}.sock', *([CARD] if name == 'fpga' else []))
+        processes.wait(name, (processes.RUN / f'{name}.sock').exists)
+    processes.start('vm', *qemu())
+
+
+def card(**faults) -> None:
+    """Tell the FPGA card what to do wrong; emulators/dfl_card.py has the keys.
+
+    Without any it works.
+    """
+    new = CARD.with_suffix('.new')
+    new.write_text(json.dumps(faults))
+    new.rename(CARD)
+
+
+def wait_booted() -> None:
+    booted = SHARE / 'booted'
+    processes.wait('vm', lambda: booted.exists() and booted.read_text(),
+                   900)
+    if booted.read_text().strip() != 'ok':
+        raise lab.Failed(f'Drivers of the virtual machine did not come up: '
+                         f'{booted.read_text()}')
+
+
+def run(script, seconds=600, show=False):
+    """Run a bash script in the machine.
+
+    :returns: (exit status, standard output and error); 124: it ran out of
+        time, and is left running.
+    """
+    name = f'{time.time_ns()}-{os.getpid()}-{next(_numbers)}'
+    base = SHARE / 'queue' / name
+    base.with_suffix('.new').write_text(script + '\n')
+    base.with_suffix('.new').rename(base.with_suffix('.sh'))
+    out, result = base.with_suffix('.out'), base.with_suffix('.rc')
+    end = time.monotonic() + seconds
+    shown = 0
+    while True:
+        done = result.exists()
+        if show and out.exists():
+            with open(out, 'rb') as file:
+                file.seek(shown)
+                data = file.read()
+            shown += len(data)
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+        if done:
+            break
+        if not processes.running('vm'):
+            raise lab.Failed(f'The virtual machine ended:\n'
+                             f'{processes.tail("vm")}')
+        if time.monotonic() > end:
+            return 124, f'no end after {seconds} s'
+        time.sleep(0.05)
+    code, text = int(result.read_text()), out.read_text(errors='replace')
+    for path in (base.with_suffix('.sh'), out, result):
+        path.unlink(missing_ok=True)
+    return code, text.strip()
+
+
+def check(script, seconds=600) -> str:
+    """Like run(), for scripts that must succeed."""
+    code, text = run(script, seconds)
+    if code:
+        raise lab.Failed(f'In the virtual machine, exit status {code} of\n'
+                         f'{script}\n{text}')
+    return text
+
+
+def check_compute() -> None:
+    """:raises Failed: nova-compute in the machine has ended by itself."""
+    if not run('systemctl -q is-failed nova-compute', 300)[0]:
+        raise lab.Failed('nova-compute ended: ' + run(
+            'tail -n 20 /var/log/nova-compute.log', 300)[1])
+
+
+def put(source, target) -> None:
+    box = SHARE / f'put-{time.time_ns()}'
+    shutil.copy(source, box)
+    try:
+        check(f'mkdir -p $(dirname {shlex.quote(str(target))}); '
+              f'cp /mnt/lab/{box.name} {shlex.quote(str(target))}')
+    finally:
+        box.unlink()
+
+
+def reboot() -> None:
+    """Ask the system to reboot; cards keep what they carry."""
+    (SHARE / 'booted').unlink()
+    run('sync; (sleep 0.5; systemctl reboot) > /dev/null 2>&1 &', 60)
+    wait_booted()
+
+
+def serial(command, seconds=60) -> str:
+    """One command on the serial line, for when the runner does not answer."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect('/lab/serial.sock')
+        line.settimeout(1)
+        line.sendall(f"\n{command}; echo END''MARK $?\n".encode())
+        data, end = b'', time.monotonic() + seconds
+        while (time.monotonic() < end
+               and not re.search(rb'ENDMARK \d+\r?\n', data)):
+            with contextlib.suppress(TimeoutError):
+                data += line.recv(65536)
+    return re.sub(r'\x1b\[[?0-9;]*[a-zA-Z]|\r', '',
+                  data.decode(errors='replace'))
+
+
+def main():
+    """lab-vm [COMMAND]: a command in the machine, or its serial line."""
+    if len(sys.argv) > 1:
+        sys.exit(run(' '.join(sys.argv[1:]), 86400, show=True)[0])
+    print('the serial line of the virtual machine; Ctrl-] leaves it')
+    sys.exit(subprocess.run(
+        ['socat', '-,raw,echo=0,escape=0x1d',
+         'UNIX-CONNECT:/lab/serial.sock']).returncode)
+
+
+if __name__ == '__main__':
+    main()

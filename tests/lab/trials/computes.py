@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+
+import sys
+
+import yaml
+
+from tests.lab import cloud
+from tests.lab import databases
+from tests.lab import machine
+from tests.lab import processes
+from tests.lab.trials import base
+
+SIM = processes.RUN / 'sim'
+EDU = '0000:00:0a.0'
+
+
+class TwoComputes(base.Trial):
+
+    def setUp(self):
+        super().setUp()
+        (SIM / 'locks').mkdir(parents=True, exist_ok=True)
+        (SIM / 'instances').mkdir(exist_ok=True)
+        (SIM / 'host.yaml').write_text(yaml.safe_dump({'cards': [{
+            'address': '0000:5e:00.0', 'product': 'PAC_ARRIA10',
+            'interface': cloud.INTERFACE, 'programming_seconds': 1,
+            'functions': ['f7df405c-bd7a-cf72-22f1-44b0b93acd18']}]}))
+        processes.start(
+            'nova-compute-sim', 'sh', '-c', 'cd /src; exec "$@"', 'sh',
+            sys.executable, '-m', 'tests.lab.simulated_compute',
+            '--config-file', databases.CONF / 'nova.conf',
+            '--config-file', databases.CONF / 'nova-compute-sim.conf')
+        self.addCleanup(self.forget)
+        self.cloud.wait_ready('sim', '0000:5e:00.0_region0')
+
+    def forget(self):
+        """End the second nova-compute, and remove it from the cloud."""
+        self.cloud.clear()
+        processes.stop('nova-compute-sim')
+        for service in self.cloud.compute.services(
+                binary='nova-compute', host='sim'):
+            self.cloud.compute.delete_service(service)
+
+    def host_of(self, server):
+        return self.cloud.compute.get_server(server.id).compute_host
+
+    def test_1_scheduling_by_function(self):
+        """Servers go where their function is loaded, one of two hosts."""
+        places = {}
+        for host in ('vm', 'sim'):
+            function = self.cloud.bitstream()
+            places[host] = self.cloud.fpga(function), function
+            self.cloud.delete(self.cloud.boot(places[host][0], host=host))
+        before = len(self.programmings())
+        servers = {}
+        for host, (flavor, function) in places.items():
+            servers[host] = self.cloud.boot(flavor, host=None)
+            self.assertEqual(host, self.host_of(servers[host]))
+        self.assertGuestHas(servers['vm'], places['vm'][1])
+        self.assertEqual(before, len(self.programmings()))
+
+
+class OwnPci(base.Trial):
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.usual)
+
+    def usual(self):
+        self.compute.stop()
+        self.compute.configure('')
+        self.compute.start()
+
+    def test_1_beside_ours(self):
+        """A device of Nova's [pci] device_spec and one of ours in one server.
+
+        A device that is in both is refused when nova-compute starts.
+        """
+        self.compute.stop()
+        self.compute.configure(
+            f'[pci]\ndevice_spec = {{"address": "{EDU}"}}\n')
+        self.compute.start()
+        function = self.cloud.bitstream()
+        flavor = self.cloud.fpga(function)
+        self.cloud.compute.create_flavor_extra_specs(
+            flavor, {'pci_passthrough:alias': 'edu:1'})
+        server = self.cloud.boot(flavor)
+        self.assertGuestHas(server, function)
+        self.assertIn('EDU id=010000ed inv=edcba987',
+                      self.cloud.console(server))
+        self.cloud.delete(server)
+
+        self.compute.stop()
+        self.compute.configure(
+            f'[pci]\ndevice_spec = {{"address": "{base.CARD}"}}\n')
+        machine.check('systemctl --no-block start nova-compute')
+        self.cloud.wait('an end of nova-compute', lambda: machine.run(
+            'systemctl is-active nova-compute')[1] in ('failed', 'inactive'))
+        said = machine.check('grep "CRITICAL\\|ERROR" '
+                             '/var/log/nova-compute.log | tail -n 40')
+        self.assertIn(base.CARD, said)
+        self.assertIn('device_spec', said)
+        machine.run('systemctl reset-failed nova-compute')
