@@ -21,11 +21,9 @@ from tests.lab import room
 
 
 def start(home):
-    if room.keeper(home):
-        raise lab.Failed(
-            f'The lab is up already (process {room.keeper(home)}): make '
-            f'lab-down ends it, make lab-test uses it.')
-    build.build(home)
+    # a lab that is up is not to be rebuilt under its feet
+    if not room.keeper(home):
+        build.build(home)
     room.begin(home)
 
 
@@ -56,8 +54,8 @@ def main(arguments):
     command, rest = (arguments or ['help'])[0], arguments[1:]
     if command == 'build':
         if room.keeper(home) and not build.ready(home):
-            raise lab.Failed('The lab is up, and its files have changed: make '
-                             'lab-down before building.')
+            raise lab.Unfit('The lab is up, and its files have changed: make '
+                            'lab-down before building.')
         build.build(home)
     elif command == 'up':
         start(home)

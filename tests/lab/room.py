@@ -15,6 +15,7 @@ import sys
 import time
 
 from tests import lab
+from tests.lab import build
 
 ENVIRONMENT = {
     'PATH': '/opt/openstack/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:'
@@ -76,27 +77,30 @@ def first(home) -> int | None:
     return None
 
 
-def begin(home, *arguments) -> None:
+def begin(home) -> None:
     """Start everything and show how it goes, until it is up.
 
-    :raises Failed: when it does not come up, or is up already.
+    :raises Unfit: it is up already.
+    :raises Failed: it does not come up.
     """
-    if keeper(home):
-        raise lab.Failed(f'The lab is up already (process {keeper(home)}): '
-                         f'make lab-down ends it.')
     run = home / 'run'
-    shutil.rmtree(run, ignore_errors=True)
-    (run / 'log').mkdir(parents=True)
-    (home / 'seed').mkdir(exist_ok=True)
-    with open(run / 'log/first.log', 'wb') as log:
-        process = subprocess.Popen(
-            ['unshare', '--mount', '--uts', '--net', '--pid', '--fork',
-             '--kill-child', '--propagation', 'private', 'sh', '-ec', ENTER,
-             home / 'tree', home, lab.SOURCE, '/opt/openstack/bin/python',
-             '-m', 'tests.lab.first', *arguments],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd='/',
-            env=ENVIRONMENT, start_new_session=True)
-    (run / 'keeper').write_text(f'{process.pid} {_stat(process.pid)[2]}')
+    with build.alone(home):
+        if keeper(home):
+            raise lab.Unfit(
+                f'The lab is up already (process {keeper(home)}): make '
+                f'lab-down ends it, make lab-test uses it.')
+        shutil.rmtree(run, ignore_errors=True)
+        (run / 'log').mkdir(parents=True)
+        (home / 'seed').mkdir(exist_ok=True)
+        with open(run / 'log/first.log', 'wb') as log:
+            process = subprocess.Popen(
+                ['unshare', '--mount', '--uts', '--net', '--pid', '--fork',
+                 '--kill-child', '--propagation', 'private', 'sh', '-ec',
+                 ENTER, home / 'tree', home, lab.SOURCE,
+                 '/opt/openstack/bin/python', '-m', 'tests.lab.first'],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd='/',
+                env=ENVIRONMENT, start_new_session=True)
+        (run / 'keeper').write_text(f'{process.pid} {_stat(process.pid)[2]}')
     try:
         with open(run / 'log/first.log') as log:
             while True:
