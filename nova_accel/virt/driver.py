@@ -483,6 +483,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._hostdevs.attach(self._host.get_guest(instance),
                               self.accelerators.handles(instance.uuid))
 
+    def unrescue(self, context, instance, *args, **kwargs):
+        """At unrescue, which starts the guest XML from before the rescue:
+        the host may have lost its power meanwhile."""
+        with self._novas_words(instance):
+            self._handles(context, instance)
+        super().unrescue(context, instance, *args, **kwargs)
+
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
             guest):
