@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the lab says on a machine that it does not fit, and after accidents."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from unittest import mock
+
+import fixtures
+from oslotest import base
+
+from tests import lab
+from tests.lab import __main__ as command
+from tests.lab import build
+from tests.lab import room
+
+#: enough for everything, as root
+ROOMY = {'SC_PAGE_SIZE': 4096, 'SC_PHYS_PAGES': 16 << 18}
+
+
+class LabTestBase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.home = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        self.useFixture(fixtures.EnvironmentVariable(
+            'NOVA_ACCEL_LAB', str(self.home)))
+
+    def replace(self, name, value):
+        self.useFixture(fixtures.MonkeyPatch(name, value))
+
+    def run_lab(self, *arguments):
+        """(exit status, what it says) of the command, as make calls it."""
+        done = subprocess.run(
+            [sys.executable, '-m', 'tests.lab', *arguments], text=True,
+            capture_output=True, cwd=lab.SOURCE)
+        return done.returncode, done.stdout + done.stderr
+
+
+class Machine(LabTestBase):
+    """A machine that all would fit; then one thing is missing."""
+
+    def setUp(self):
+        super().setUp()
+        self.replace('os.geteuid', lambda: 0)
+        self.replace('os.sysconf', ROOMY.get)
+        self.replace('shutil.which', lambda name: f'/usr/bin/{name}')
+        self.replace('shutil.disk_usage',
+                     lambda path: mock.Mock(free=100 << 30))
+        self.replace('subprocess.run', lambda *a, **k: mock.Mock(
+            returncode=0))
+
+    def assertUnfit(self, *words):
+        error = self.assertRaises(lab.Unfit, build.check_host, self.home)
+        for word in words:
+            self.assertIn(word, str(error))
+
+    def test_all_there(self):
+        self.assertIsNone(build.check_host(self.home))
+
+    def test_no_root(self):
+        self.replace('os.geteuid', lambda: 1000)
+        self.assertUnfit('not root: run it as root')
+
+    def test_other_architecture(self):
+        self.replace('os.uname', lambda: mock.Mock(machine='aarch64'))
+        self.assertUnfit('aarch64: run it on amd64')
+
+    def test_not_debian(self):
+        self.replace('shutil.which', lambda name: None)
+        self.assertUnfit('no apt-get: run it on Debian')
+
+    def test_little_memory(self):
+        self.replace('os.sysconf', {**ROOMY, 'SC_PHYS_PAGES': 1 << 19}.get)
+        self.assertUnfit('needs 8 GiB', '2048 MiB')
+
+    def test_no_namespaces(self):
+        self.replace('subprocess.run', lambda *a, **k: mock.Mock(
+            returncode=1))
+        self.assertUnfit('namespaces')
+
+    def test_no_disk(self):
+        self.replace('shutil.disk_usage',
+                     lambda path: mock.Mock(free=3 << 30))
+        self.assertUnfit('needs 8 GiB of disk', '3 free', 'NOVA_ACCEL_LAB')
+
+    def test_no_disk_is_needed_once_it_is_built(self):
+        self.replace('shutil.disk_usage', lambda path: mock.Mock(free=0))
+        for name, digest in (('tree', build.tree_digest()),
+                             ('image', build.image_digest())):
+            (self.home / name).mkdir()
+            (self.home / name / 'complete').write_text(digest)
+        self.assertIsNone(build.check_host(self.home))
+
+    def test_nothing_is_begun(self):
+        self.replace('os.geteuid', lambda: 1000)
+        for name in ('build', 'up', 'prove', 'down'):
+            self.assertRaises(lab.Unfit, command.main, [name])
+        self.assertEqual([], os.listdir(self.home))
+
+
+class Sources(LabTestBase):
+
+    def sources(self, name, text):
+        top = self.home / 'apt'
+        (top / 'sources.list.d').mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+        with mock.patch.object(pathlib, 'Path',
+                               lambda path: top if path == '/etc/apt'
+                               else pathlib.PosixPath(path)):
+            return build.apt_sources()
+
+    def test_one_line_each(self):
+        self.assertEqual(
+            ('http://mirror/debian', 'http://mirror/security'),
+            self.sources('sources.list', (
+                '# deb http://old/debian buster main\n'
+                'deb [signed-by=/k] http://mirror/debian bookworm main\n'
+                'deb-src http://mirror/src bookworm main\n'
+                'deb http://mirror/security bookworm-security main\n')))
+
+    def test_stanzas(self):
+        self.assertEqual(
+            ('http://mirror/debian', None),
+            self.sources('sources.list.d/debian.sources', (
+                'Types: deb\nURIs: http://mirror/debian/\n'
+                'Suites: trixie trixie-updates\nComponents: main\n')))
+
+    def test_none(self):
+        self.assertRaises(lab.Unfit, self.sources, 'sources.list',
+                          'deb http://elsewhere/ubuntu noble main\n')
+
+
+class Leftovers(LabTestBase):
+
+    def keeper(self, text):
+        (self.home / 'run').mkdir(exist_ok=True)
+        (self.home / 'run/keeper').write_text(text)
+
+    def test_process_that_has_ended(self):
+        process = subprocess.Popen(['true'])
+        began = room._stat(process.pid)[2]
+        process.wait()
+        self.keeper(f'{process.pid} {began}')
+        self.assertIsNone(room.keeper(self.home))
+        self.assertFalse(room.end(self.home))
+
+    def test_number_that_another_process_has_by_now(self):
+        self.keeper(f'{os.getpid()} 1')
+        self.assertIsNone(room.keeper(self.home))
+        # we go on
+        self.assertFalse(room.end(self.home))
+
+    def test_file_that_was_cut_short(self):
+        self.keeper('')
+        self.assertIsNone(room.keeper(self.home))
+
+    def test_end_of_what_runs(self):
+        process = subprocess.Popen(['sleep', '600'])
+        self.addCleanup(process.wait)
+        self.keeper(f'{process.pid} {room._stat(process.pid)[2]}')
+        self.assertTrue(room.end(self.home))
+        self.assertEqual('Z', room._stat(process.pid)[0])
+
+    def test_build_that_was_cut_short(self):
+        (self.home / 'tree').mkdir()
+        self.assertFalse(build.ready(self.home))
+        (self.home / 'tree/complete').write_text('of other ingredients')
+        self.assertFalse(build.ready(self.home))
+
+
+class Command(LabTestBase):
+
+    def test_help(self):
+        code, said = self.run_lab()
+        self.assertEqual(2, code)
+        self.assertIn('python3 -m tests.lab COMMAND', said)
+
+    def test_status_of_none(self):
+        self.assertEqual((0, f'{self.home}: down\n'), self.run_lab('status'))
+
+    def test_shell_without_a_lab(self):
+        self.assertEqual(
+            (1, 'The lab is not up: make lab-up starts it.\n'),
+            self.run_lab('shell'))
