@@ -13,13 +13,16 @@ roles separated by commas, see tests.glance_app. For a whole Nova set
 functional test harness such a token.
 """
 
+import atexit
 import contextlib
 import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import fixtures
@@ -183,6 +186,41 @@ class GlanceService(fixtures.Fixture):
             return self._read('requests').splitlines()
         except FileNotFoundError:
             return []
+
+    def forget_requests(self):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.directory, 'requests'))
+
+
+class SharedGlance(fixtures.Fixture):
+    """One Glance for all tests of this process, without images for each.
+
+    Starting one takes as long as several requests of Nova.
+    """
+
+    #: the one that runs
+    _running = None
+    #: of this process; during a test tempfile makes what ends with the test
+    _top = tempfile.gettempdir()
+
+    def _setUp(self):
+        if not SharedGlance._running:
+            directory = tempfile.mkdtemp(dir=self._top)
+            atexit.register(shutil.rmtree, directory, ignore_errors=True)
+            service = GlanceService(directory)
+            service.setUp()
+            atexit.register(service.cleanUp)
+            SharedGlance._running = service
+        self.service = self._running
+        self.addDetail('glance', self.service.getDetails()['glance'])
+        self.addCleanup(self._empty)
+
+    def _empty(self):
+        admin = self.service.client('operator', 'operators',
+                                    'admin,member,reader')
+        for image in admin.images.list():
+            admin.images.delete(image.id)
+        self.service.forget_requests()
 
 
 class NovaTokens(fixtures.Fixture):

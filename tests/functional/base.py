@@ -61,7 +61,7 @@ class RealGlance(fixtures.Fixture):
         super().__init__()
 
     def _setUp(self):
-        self.service = self.useFixture(glance_service.GlanceService())
+        self.service = self.useFixture(glance_service.SharedGlance()).service
         self.client = self.service.client(
             'operator', 'operators', 'admin,member,reader')
         self.guest_image = self.service.upload(
