@@ -245,7 +245,11 @@ class GuestTest(operations.OperationsTestBase):
         self.flags(device_detach_timeout=1, device_detach_attempts=1,
                    group='libvirt')
         volume = self.cinder.IMAGE_BACKED_VOL
-        self._attach_volume(self.server, volume)
+        # Nova 31's harness has no more than this
+        self.api.post_server_volume(
+            self.server['id'], {'volumeAttachment': {'volumeId': volume}})
+        self.notifier.wait_for_versioned_notifications(
+            'instance.volume_attach.end')
         self.assertIn(volume, self.guest_xml(self.server))
         self.assertKept()
         self.api.delete_server_volume(self.server['id'], volume)
