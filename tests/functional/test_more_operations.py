@@ -250,7 +250,7 @@ class GuestTest(operations.OperationsTestBase):
             self.server['id'], {'volumeAttachment': {'volumeId': volume}})
         self.notifier.wait_for_versioned_notifications(
             'instance.volume_attach.end')
-        self.assertIn(volume, self.guest_xml(self.server))
+        self.assertIn("dev='vdc'", self.guest_xml(self.server))
         self.assertKept()
         self.api.delete_server_volume(self.server['id'], volume)
         self._wait_for_volume_detach(self.server['id'], volume)
