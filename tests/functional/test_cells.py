@@ -129,5 +129,7 @@ class CrossCellTest(operations.OperationsTestBase):
         self.break_cards('compute2')
         self.api.post_server_action(self.server['id'], {'migrate': None})
         server = self._wait_for_state_change(self.server, 'ERROR')
+        # the conductor is done with it
+        self._wait_for_migration_status(server, ['error'])
         self.assertEqual('compute1', self.host_of(server))
         self.assertIn('CRC', self.fault(server))
