@@ -197,13 +197,15 @@ class Accelerators:
             claims = held or self._claim(instance_uuid, pairs)
             bound = held and self.is_bound(instance_uuid)
             for wanted, offer in pairs:
+                mine = [c for c in claims if c.group == wanted.group
+                        and c.provider_uuid == offer.provider_uuid]
                 if bound and wanted in by_flavor:
-                    # a rebuild: the devices stay as they are, unless the
+                    # a rebuild: the devices stay as they were, unless the
                     # image wants otherwise
-                    continue
-                self._programming.provision(context, wanted, [
-                    c for c in claims if c.group == wanted.group
-                    and c.provider_uuid == offer.provider_uuid])
+                    self._restore_functions(context, mine,
+                                            {wanted.group: wanted})
+                else:
+                    self._programming.provision(context, wanted, mine)
             self._handles.prepare(claims, fresh=not held)
             self._bind(claims)
             self._see_made(claims)
@@ -316,6 +318,9 @@ class Accelerators:
         if self.is_bound(instance_uuid):
             self._handles.prepare(claims, fresh=False)
             self._see_made(claims)
+        self._restore_functions(context, claims, asked)
+
+    def _restore_functions(self, context, claims, asked):
         for (address, index), mine in self._by_region(claims).items():
             try:
                 self._restore_function(context, address, index, mine, asked)

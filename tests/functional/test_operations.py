@@ -443,6 +443,17 @@ class HostBootTest(operations.OperationsTestBase):
         self.assertFunction(held, self.function)
         self.delete_all()
 
+    def test_power_cut_before_a_rebuild(self):
+        """Rebuild after the host lost its power: the function is put back
+        before the guest starts."""
+        server = self.boot(self.specs)
+        held = self.assertHas(server)
+        self.host_reboots(self.host_of(server), 'power_cycle')
+        self._rebuild_server(server, self.glance.guest_image)
+        self.assertEqual(held, self.assertHas(server))
+        self.assertFunction(held, self.function)
+        self.delete_all()
+
     def test_power_cut_of_a_function_that_was_found(self):
         """The host loses its power, and the card a function that it had from
         before: programmed as the flavor says, before the guest starts."""
