@@ -68,11 +68,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At start, before anything else: find devices, read claims.
 
         Before Nova's own: Nova 31 makes the mediated devices of guests again,
-        and has to know which are ours.
+        and has to know which are ours; and what refuses to start after it
+        stays there for ever, for its thread of libvirt's events (Nova 34 with
+        native threads).
         """
         self.accelerators.initialize(host, CONF.state_path)
-        super().init_host(host)
         self._refuse_shared_devices()
+        super().init_host(host)
         self._watch_last_hosts()
         self._watch_metadata()
 
