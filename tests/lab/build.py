@@ -34,14 +34,15 @@ TREE_PACKAGES = [
     # (vfio-user-pci) is 10.1
     'qemu-system-x86', 'qemu-utils',
     'mariadb-server-core', 'mariadb-client-core', 'rabbitmq-server',
-    'python3-venv', 'iproute2', 'procps', 'socat', 'e2fsprogs', 'cpio', 'zstd']
+    'python3-venv', 'iproute2', 'procps', 'socat', 'e2fsprogs', 'cpio', 'zstd',
+    'openssh-server', 'openssh-client']
 MACHINE_PACKAGES = [
     'linux-image-amd64', 'systemd-sysv', 'udev', 'kmod', 'dbus', 'pciutils',
     'iproute2', 'procps', 'libvirt-daemon', 'libvirt-daemon-driver-qemu',
     'libvirt-daemon-driver-nodedev', 'libvirt-daemon-log',
     'libvirt-daemon-lock', 'libvirt-clients', 'qemu-system-x86', 'qemu-utils',
     'mdevctl', 'python3-minimal', 'python3-venv', 'python3-libvirt',
-    'busybox-static', 'uuid-runtime']
+    'busybox-static', 'uuid-runtime', 'openssh-server', 'openssh-client']
 KERNEL_PACKAGES = [
     'linux-headers-amd64', 'linux-source-6.12', 'xz-utils', 'make', 'gcc',
     'libc6-dev', 'bc', 'bison', 'flex', 'libelf-dev', 'libssl-dev',
@@ -65,6 +66,10 @@ DISK = 8
 #: what ends with us, and with it all that it started
 OURS = ['setpriv', '--pdeathsig', 'KILL', 'unshare', '--pid', '--fork',
         '--kill-child', '--mount-proc']
+#: Nova copies disks between hosts by ssh; both have the same pair of keys
+SSH = 'IdentityFile /lab/ssh/key\nStrictHostKeyChecking no\n' \
+      'UserKnownHostsFile /dev/null\nLogLevel ERROR\n'
+SSHD = 'AuthorizedKeysFile /lab/ssh/key.pub\nUsePAM no\n'
 CONSTRAINTS = [lab.SOURCE / 'constraints.txt', lab.LAB / 'constraints.txt']
 
 
@@ -265,7 +270,13 @@ class Build:
         (self.tree / 'etc/hostname').write_text('controller\n')
         for name in ('lab', 'src'):
             (self.tree / name).mkdir(exist_ok=True)
+        self.configure_ssh(self.tree, 'ListenAddress 127.0.0.1\n')
         self.say('keystone, glance, placement, nova')
+
+    @staticmethod
+    def configure_ssh(root, more=''):
+        (root / 'etc/ssh/ssh_config.d/lab.conf').write_text(SSH)
+        (root / 'etc/ssh/sshd_config.d/lab.conf').write_text(SSHD + more)
 
     # the machine
 
@@ -330,6 +341,7 @@ class Build:
         # udev's rule of mdevctl 1.4.0-2 names a file that is in /usr/bin
         if not (root / 'usr/sbin/mdevctl').exists():
             (root / 'usr/sbin/mdevctl').symlink_to('../bin/mdevctl')
+        self.configure_ssh(root)
         (root / 'etc/hostname').write_text('vm\n')
         # QEMU's user-mode network shows the lab's loopback as 10.0.2.2
         (root / 'etc/hosts').write_text(

@@ -52,21 +52,27 @@ class Cloud:
                 'usages': self.placement(f'{uri}/usages')['usages']}
         return found
 
-    def functions(self, provider):
+    def functions(self, provider, host='vm'):
         """Functions that Placement shows on a region."""
         prefix = 'CUSTOM_FPGA_FUNCTION_INTEL_'
         return {trait.removeprefix(prefix).lower().replace('_', '-')
-                for trait in self.providers()[provider]['traits']
+                for trait in self.providers(host)[provider]['traits']
                 if trait.startswith(prefix)}
+
+    def room(self, provider):
+        """How many mediated devices Placement offers of it, used or not."""
+        inventory = self.providers()[provider]['inventories'][
+            'CUSTOM_ACCELERATOR_VGPU']
+        return inventory['total'] - inventory['reserved']
 
     def in_use(self, host='vm'):
         """Accelerators of which somebody has something."""
         return {name: p['usages'] for name, p in self.providers(host).items()
                 if any(p['usages'].values())}
 
-    def allocations(self, server):
-        """{provider: resources} of a server, accelerators only."""
-        names = {p['uuid']: n for n, p in self.providers().items()}
+    def allocations(self, server, host='vm'):
+        """{provider: resources} of a server, accelerators of a host only."""
+        names = {p['uuid']: n for n, p in self.providers(host).items()}
         held = self.placement(f'/allocations/{server.id}')['allocations']
         return {names[rp]: a['resources'] for rp, a in held.items()
                 if rp in names}
@@ -95,6 +101,9 @@ class Cloud:
         def up():
             if host == machine.NAME:
                 machine.check_compute()
+            elif not processes.running(f'nova-compute-{host}'):
+                raise AssertionError(f'nova-compute of {host} ended:\n' +
+                                     processes.tail(f'nova-compute-{host}'))
             return self.services().get(host) == 'up'
         self.wait(f'nova-compute of {host}', up)
         self.wait(f'a hypervisor of {host}', lambda: any(

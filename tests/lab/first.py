@@ -76,12 +76,16 @@ def plugin():
 
 def start():
     for command in ('ip link set lo up', 'ip addr add 10.0.2.2/32 dev lo',
-                    'hostname controller'):
+                    'ip addr add 10.0.2.15/32 dev lo', 'hostname controller'):
         subprocess.run(command.split(), check=True)
     for name in ('glance/images', 'glance/staging', 'glance/tasks', 'nova',
-                 'device_profiles'):
+                 'device_profiles', 'ssh', 'instances'):
         (RUN / name).mkdir(parents=True)
     os.environ.update(ENVIRONMENT)
+    processes.call('ssh', 'ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f',
+                   '/lab/ssh/key')
+    pathlib.Path('/run/sshd').mkdir(exist_ok=True)
+    processes.start('ssh', '/usr/sbin/sshd', '-D', '-e')
     machine.power_on()
     start_rabbit()
     plugin()

@@ -5,17 +5,17 @@ Nova's own imitation of libvirt is in the place of libvirt; all else is real.
 """
 
 import io
-import os
 import sys
 from unittest import mock
 
 import fixtures
+# first: it decides about threads
+from tests.functional import base
 from nova.cmd import compute
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_accel import sim
-from tests.functional import base
 
 HOST = 'sim'
 DESCRIPTION = '/lab/sim/host.yaml'
@@ -38,7 +38,7 @@ def main():
                                return_value=True),
             fixtures.MockPatch('nova.virt.libvirt.host.Host.get_online_cpus',
                                return_value=set(range(16))),
-            base.ManagedHostdevs(lambda _name: sim.SimulatedKernel(
+            base.Hostdevs(lambda _name: sim.SimulatedKernel(
                 DESCRIPTION))):
         fixture.setUp()
     connection = fakelibvirt.Connection(
@@ -53,5 +53,4 @@ def main():
 
 if __name__ == '__main__':
     sys.argv[0] = 'nova-compute'
-    os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING', 'true')
     main()

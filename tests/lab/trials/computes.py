@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+import os
+import signal
 import sys
 
 import yaml
@@ -12,6 +14,8 @@ from tests.lab.trials import base
 
 SIM = processes.RUN / 'sim'
 EDU = '0000:00:0a.0'
+OTHER = '0000:5e:00.0_region0'
+ONE = {'CUSTOM_ACCELERATOR_FPGA': 1}
 
 
 class TwoComputes(base.Trial):
@@ -24,13 +28,16 @@ class TwoComputes(base.Trial):
             'address': '0000:5e:00.0', 'product': 'PAC_ARRIA10',
             'interface': cloud.INTERFACE, 'programming_seconds': 1,
             'functions': ['f7df405c-bd7a-cf72-22f1-44b0b93acd18']}]}))
+        self.start()
+        self.addCleanup(self.forget)
+        self.cloud.wait_ready('sim', OTHER)
+
+    def start(self):
         processes.start(
             'nova-compute-sim', 'sh', '-c', 'cd /src; exec "$@"', 'sh',
             sys.executable, '-m', 'tests.lab.simulated_compute',
             '--config-file', databases.CONF / 'nova.conf',
             '--config-file', databases.CONF / 'nova-compute-sim.conf')
-        self.addCleanup(self.forget)
-        self.cloud.wait_ready('sim', '0000:5e:00.0_region0')
 
     def forget(self):
         """End the second nova-compute, and remove it from the cloud."""
@@ -57,6 +64,61 @@ class TwoComputes(base.Trial):
             self.assertEqual(host, self.host_of(servers[host]))
         self.assertGuestHas(servers['vm'], places['vm'][1])
         self.assertEqual(before, len(self.programmings()))
+
+    def assertHas(self, server, host, region, status='ACTIVE'):
+        """The server is there, with that region in Placement."""
+        self.cloud.settled(server, status)
+        self.assertEqual(host, self.host_of(server))
+        self.assertEqual({region: ONE}, self.cloud.allocations(server, host))
+
+    def test_2_cold_migration(self):
+        """Cold migration to another host: back again, and for good."""
+        api, function = self.cloud.compute, self.cloud.bitstream()
+        server = self.cloud.boot(self.cloud.fpga(function))
+        self.assertGuestHas(server, function)
+        before = len(self.programmings())
+        api.migrate_server(server, host='sim')
+        self.assertHas(server, 'sim', OTHER, 'VERIFY_RESIZE')
+        self.assertEqual({base.REGION: ONE}, self.cloud.in_use())
+        self.assertEqual({function}, self.cloud.functions(OTHER, 'sim'))
+        api.revert_server_resize(server)
+        self.assertHas(server, 'vm', base.REGION)
+        self.assertEqual({}, self.cloud.in_use('sim'))
+        self.assertGuestHas(server, function)
+        self.assertEqual(before, len(self.programmings()))
+
+        api.migrate_server(server, host='sim')
+        self.assertHas(server, 'sim', OTHER, 'VERIFY_RESIZE')
+        api.confirm_server_resize(server)
+        self.assertHas(server, 'sim', OTHER)
+        self.cloud.wait('release', lambda: not self.cloud.in_use())
+        # and from there, where the next one left it free
+        api.migrate_server(server, host='vm')
+        self.assertHas(server, 'vm', base.REGION, 'VERIFY_RESIZE')
+        self.assertGuestHas(server, function)
+        api.confirm_server_resize(server)
+        self.assertHas(server, 'vm', base.REGION)
+        self.cloud.wait('release', lambda: not self.cloud.in_use('sim'))
+
+    def test_3_evacuation(self):
+        """The other host dies: its server goes on here, with its function.
+
+        When the host comes back it gives up what it had.
+        """
+        api, function = self.cloud.compute, self.cloud.bitstream()
+        server = self.cloud.boot(self.cloud.fpga(function), host='sim')
+        self.assertHas(server, 'sim', OTHER)
+        os.kill(processes.running('nova-compute-sim'), signal.SIGKILL)
+        service, = api.services(binary='nova-compute', host='sim')
+        api.update_service_forced_down(service, forced=True)
+        api.evacuate_server(server, host='vm')
+        self.assertHas(server, 'vm', base.REGION)
+        self.assertGuestHas(server, function)
+        self.assertEqual({OTHER: ONE}, self.cloud.in_use('sim'))
+        self.start()
+        self.cloud.wait('release', lambda: not self.cloud.in_use('sim'))
+        api.update_service_forced_down(service, forced=False)
+        self.assertHas(server, 'vm', base.REGION)
 
 
 class OwnPci(base.Trial):

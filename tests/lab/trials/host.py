@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+from tests import lab
 from tests.lab import machine
 from tests.lab.trials import base
+from tests.lab.trials import kinds
 
 
 class Host(base.Trial):
@@ -47,3 +49,37 @@ class Host(base.Trial):
         self.wait_guest()
         self.compute.kill()
         self.assertNothingLeaked(server)
+
+    def test_4_guest_that_keeps_its_device(self):
+        """A device stays open when its guest has ended: nova-compute goes on.
+
+        The device is released when it is let go of.
+        """
+        def group(kind, **more):
+            return {f'resources:CUSTOM_ACCELERATOR_{kind}': 1, **more}
+
+        def made():
+            # the bus forgets it before it is gone
+            return machine.check('ls /sys/class/mdev_bus/mtty | '
+                                 'grep -E "^[0-9a-f]{8}-"; true')
+
+        room = self.cloud.room('mtty')
+        server = self.cloud.boot(self.cloud.of_profile(group(
+            'VGPU', **{f'trait:{kinds.DUAL}': 'required'})))
+        self.assertNotEqual('', made())
+        machine.put(lab.LAB / 'keep_open.py', '/var/tmp/keep_open.py')
+        machine.check('systemd-run -q --unit keep python3 '
+                      '/var/tmp/keep_open.py; '
+                      'until [ -e /run/kept ]; do sleep 0.2; done', 120)
+        self.addCleanup(machine.run, 'systemctl stop keep')
+        self.cloud.delete(server)
+        self.assertNotEqual('', made())
+        # meanwhile it does what it is asked for, and offers that no more
+        other = self.cloud.boot(self.cloud.of_profile(group('SSD')))
+        self.assertEqual({kinds.NVME: {'CUSTOM_ACCELERATOR_SSD': 1}},
+                         self.cloud.allocations(other))
+        self.cloud.wait('less room', lambda: self.cloud.room('mtty') < room)
+        machine.check('systemctl stop keep')
+        self.cloud.wait('a release', lambda: not made())
+        self.cloud.wait('all the room',
+                        lambda: self.cloud.room('mtty') == room)

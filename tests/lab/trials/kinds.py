@@ -55,8 +55,7 @@ class Kinds(base.Trial):
     def test_4_mediated_devices(self):
         """Mediated devices, whose types share the room of their parent."""
         def room():
-            inventories = self.cloud.providers()['mtty']['inventories']
-            return inventories['CUSTOM_ACCELERATOR_VGPU']['total']
+            return self.cloud.room('mtty')
         # ports of mtty: a type "single" takes one, a type "dual" two
         ports = room()
         dual = self.assertServerHas(
