@@ -71,6 +71,13 @@ class TwoComputes(base.Trial):
         self.assertEqual(host, self.host_of(server))
         self.assertEqual({region: ONE}, self.cloud.allocations(server, host))
 
+    def confirm(self, server):
+        api = self.cloud.compute
+        api.confirm_server_resize(server)
+        # no task is shown meanwhile
+        self.cloud.wait('a confirmed server', lambda: api.get_server(
+            server.id).status == 'ACTIVE')
+
     def test_2_cold_migration(self):
         """Cold migration to another host: back again, and for good."""
         api, function = self.cloud.compute, self.cloud.bitstream()
@@ -89,14 +96,14 @@ class TwoComputes(base.Trial):
 
         api.migrate_server(server, host='sim')
         self.assertHas(server, 'sim', OTHER, 'VERIFY_RESIZE')
-        api.confirm_server_resize(server)
+        self.confirm(server)
         self.assertHas(server, 'sim', OTHER)
         self.cloud.wait('release', lambda: not self.cloud.in_use())
         # and from there, where the next one left it free
         api.migrate_server(server, host='vm')
         self.assertHas(server, 'vm', base.REGION, 'VERIFY_RESIZE')
         self.assertGuestHas(server, function)
-        api.confirm_server_resize(server)
+        self.confirm(server)
         self.assertHas(server, 'vm', base.REGION)
         self.cloud.wait('release', lambda: not self.cloud.in_use('sim'))
 
