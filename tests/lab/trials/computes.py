@@ -41,8 +41,10 @@ class TwoComputes(base.Trial):
 
     def forget(self):
         """End the second nova-compute, and remove it from the cloud."""
-        self.cloud.clear()
-        processes.stop('nova-compute-sim')
+        try:
+            self.cloud.clear()
+        finally:
+            processes.stop('nova-compute-sim')
         for service in self.cloud.compute.services(
                 binary='nova-compute', host='sim'):
             self.cloud.compute.delete_service(service)
