@@ -87,6 +87,11 @@ class Hostdevs(fixtures.Fixture):
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'managedSaveRemove',
             lambda domain, flags=0: remove(domain, flags)))
+        # after a shelve whose snapshot failed Nova believes it paused
+        resume = fakelibvirt.Domain.resume
+        self.useFixture(fixtures.MockPatchObject(
+            fakelibvirt.Domain, 'resume',
+            lambda domain: self._resume(domain, resume)))
         # to libvirt a paused guest is active
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'isActive', lambda domain: int(
@@ -133,6 +138,12 @@ class Hostdevs(fixtures.Fixture):
         else:
             there[:] = [d for d in there if d.get('address_uuid') != uuid]
             self._give_back(kernel, uuid, False)
+
+    def _resume(self, domain, resume):
+        if not domain.isActive():
+            raise self._error('Requested operation is not valid: domain is '
+                              'not running')
+        resume(domain)
 
     @staticmethod
     def _taken(domain):
