@@ -195,7 +195,8 @@ class GlanceService(fixtures.Fixture):
 class SharedGlance(fixtures.Fixture):
     """One Glance for all tests of this process, without images for each.
 
-    Starting one takes as long as several requests of Nova.
+    ``service`` is the Glance, ``client`` that of its administrator. Starting
+    one takes as long as several requests of Nova.
     """
 
     #: the one that runs
@@ -212,14 +213,14 @@ class SharedGlance(fixtures.Fixture):
             atexit.register(service.cleanUp)
             SharedGlance._running = service
         self.service = self._running
+        self.client = self.service.client('operator', 'operators',
+                                          'admin,member,reader')
         self.addDetail('glance', self.service.getDetails()['glance'])
         self.addCleanup(self._empty)
 
     def _empty(self):
-        admin = self.service.client('operator', 'operators',
-                                    'admin,member,reader')
-        for image in admin.images.list():
-            admin.images.delete(image.id)
+        for image in self.client.images.list():
+            self.client.images.delete(image.id)
         self.service.forget_requests()
 
 

@@ -61,9 +61,8 @@ class RealGlance(fixtures.Fixture):
         super().__init__()
 
     def _setUp(self):
-        self.service = self.useFixture(glance_service.SharedGlance()).service
-        self.client = self.service.client(
-            'operator', 'operators', 'admin,member,reader')
+        glance = self.useFixture(glance_service.SharedGlance())
+        self.service, self.client = glance.service, glance.client
         self.guest_image = self.service.upload(
             self.client, 'guest', b'a guest', visibility='public')['id']
 

@@ -245,7 +245,8 @@ class GuestTest(operations.OperationsTestBase):
         self.flags(device_detach_timeout=1, device_detach_attempts=1,
                    group='libvirt')
         volume = self.cinder.IMAGE_BACKED_VOL
-        # Nova 31's harness has no more than this
+        # the imitation of Nova 31 does not show which volume it is
+        self.assertNotIn("dev='vdc'", self.guest_xml(self.server))
         self.api.post_server_volume(
             self.server['id'], {'volumeAttachment': {'volumeId': volume}})
         self.notifier.wait_for_versioned_notifications(

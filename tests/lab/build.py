@@ -107,10 +107,9 @@ def ready(home: pathlib.Path) -> bool:
 
 # what the host is configured for
 
-def apt_sources():
+def apt_sources(top=pathlib.Path('/etc/apt')):
     """(archive, security archive or None) of this host's Debian sources."""
     found = []
-    top = pathlib.Path('/etc/apt')
     for file in [top / 'sources.list', *sorted(
             (top / 'sources.list.d').glob('*'))]:
         if not file.is_file():
@@ -270,13 +269,15 @@ class Build:
         (self.tree / 'etc/hostname').write_text('controller\n')
         for name in ('lab', 'src'):
             (self.tree / name).mkdir(exist_ok=True)
-        self.configure_ssh(self.tree, 'ListenAddress 127.0.0.1\n')
+        # QEMU's network lets nobody else into the machine
+        self.configure_ssh(self.tree, client='BindAddress 127.0.0.1\n',
+                           server='ListenAddress 127.0.0.1\n')
         self.say('keystone, glance, placement, nova')
 
     @staticmethod
-    def configure_ssh(root, more=''):
-        (root / 'etc/ssh/ssh_config.d/lab.conf').write_text(SSH)
-        (root / 'etc/ssh/sshd_config.d/lab.conf').write_text(SSHD + more)
+    def configure_ssh(root, client='', server=''):
+        (root / 'etc/ssh/ssh_config.d/lab.conf').write_text(SSH + client)
+        (root / 'etc/ssh/sshd_config.d/lab.conf').write_text(SSHD + server)
 
     # the machine
 

@@ -59,12 +59,6 @@ class Cloud:
                 for trait in self.providers(host)[provider]['traits']
                 if trait.startswith(prefix)}
 
-    def room(self, provider):
-        """How many mediated devices Placement offers of it, used or not."""
-        inventory = self.providers()[provider]['inventories'][
-            'CUSTOM_ACCELERATOR_VGPU']
-        return inventory['total'] - inventory['reserved']
-
     def in_use(self, host='vm'):
         """Accelerators of which somebody has something."""
         return {name: p['usages'] for name, p in self.providers(host).items()

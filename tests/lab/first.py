@@ -84,9 +84,6 @@ def start():
     os.environ.update(ENVIRONMENT)
     processes.call('ssh', 'ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f',
                    '/lab/ssh/key')
-    # QEMU's network takes nobody else for the gateway, who may connect to it
-    pathlib.Path('/etc/ssh/ssh_config.d/room.conf').write_text(
-        'BindAddress 127.0.0.1\n')
     pathlib.Path('/run/sshd').mkdir(exist_ok=True)
     processes.start('ssh', '/usr/sbin/sshd', '-D', '-e')
     machine.power_on()

@@ -7,7 +7,7 @@ As a process that hangs in the kernel does; by pidfd_getfd(2).
 import ctypes
 import os
 import pathlib
-import time
+import signal
 
 PIDFD_GETFD = 438
 
@@ -30,7 +30,8 @@ def main():
     if mine < 0:
         raise OSError(ctypes.get_errno(), 'pidfd_getfd')
     pathlib.Path('/run/kept').touch()
-    time.sleep(86400)
+    # until it is told to end
+    signal.pause()
 
 
 if __name__ == '__main__':

@@ -106,10 +106,7 @@ class Sources(LabTestBase):
         top = self.home / 'apt'
         (top / 'sources.list.d').mkdir(parents=True, exist_ok=True)
         (top / name).write_text(text)
-        with mock.patch.object(pathlib, 'Path',
-                               lambda path: top if path == '/etc/apt'
-                               else pathlib.PosixPath(path)):
-            return build.apt_sources()
+        return build.apt_sources(top)
 
     def test_one_line_each(self):
         self.assertEqual(

@@ -33,6 +33,17 @@ class Trial(unittest.TestCase):
         self.assertEqual([], [s.id for s in self.cloud.compute.servers()])
         self.assertEqual({}, self.cloud.in_use())
 
+    @staticmethod
+    def group(kind, **more):
+        """A group of a device profile: one accelerator of that type."""
+        return {f'resources:CUSTOM_ACCELERATOR_{kind}': 1, **more}
+
+    def room(self):
+        """How many mediated devices of mtty Placement offers, used or not."""
+        inventory = self.cloud.providers()['mtty']['inventories'][
+            'CUSTOM_ACCELERATOR_VGPU']
+        return inventory['total'] - inventory['reserved']
+
     def assertGuestHas(self, server, function):
         """The guest read the function from the card by itself."""
         self.assertEqual([function], self.cloud.guest_function(server))

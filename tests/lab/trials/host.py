@@ -55,16 +55,13 @@ class Host(base.Trial):
 
         The device is released when it is let go of.
         """
-        def group(kind, **more):
-            return {f'resources:CUSTOM_ACCELERATOR_{kind}': 1, **more}
-
         def made():
             # the bus forgets it before it is gone
             return machine.check('ls /sys/class/mdev_bus/mtty | '
                                  'grep -E "^[0-9a-f]{8}-"; true')
 
-        room = self.cloud.room('mtty')
-        server = self.cloud.boot(self.cloud.of_profile(group(
+        room = self.room()
+        server = self.cloud.boot(self.cloud.of_profile(self.group(
             'VGPU', **{f'trait:{kinds.DUAL}': 'required'})))
         self.assertNotEqual('', made())
         machine.put(lab.LAB / 'keep_open.py', '/var/tmp/keep_open.py')
@@ -75,11 +72,10 @@ class Host(base.Trial):
         self.cloud.delete(server)
         self.assertNotEqual('', made())
         # meanwhile it does what it is asked for, and offers that no more
-        other = self.cloud.boot(self.cloud.of_profile(group('SSD')))
+        other = self.cloud.boot(self.cloud.of_profile(self.group('SSD')))
         self.assertEqual({kinds.NVME: {'CUSTOM_ACCELERATOR_SSD': 1}},
                          self.cloud.allocations(other))
-        self.cloud.wait('less room', lambda: self.cloud.room('mtty') < room)
+        self.cloud.wait('less room', lambda: self.room() < room)
         machine.check('systemctl stop keep')
         self.cloud.wait('a release', lambda: not made())
-        self.cloud.wait('all the room',
-                        lambda: self.cloud.room('mtty') == room)
+        self.cloud.wait('all the room', lambda: self.room() == room)

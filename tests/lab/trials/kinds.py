@@ -11,9 +11,6 @@ DUAL = 'CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL'
 
 class Kinds(base.Trial):
 
-    def group(self, kind, **more):
-        return {f'resources:CUSTOM_ACCELERATOR_{kind}': 1, **more}
-
     def assertServerHas(self, groups, expected, *guest):
         """Boot with a device profile of these groups; the server.
 
@@ -54,22 +51,20 @@ class Kinds(base.Trial):
 
     def test_4_mediated_devices(self):
         """Mediated devices, whose types share the room of their parent."""
-        def room():
-            return self.cloud.room('mtty')
         # ports of mtty: a type "single" takes one, a type "dual" two
-        ports = room()
+        ports = self.room()
         dual = self.assertServerHas(
             [self.group('VGPU', **{f'trait:{DUAL}': 'required'})],
             {'mtty': {'CUSTOM_ACCELERATOR_VGPU': 1}},
             ' 4348:3253 ', 'MTTY scratch=5a')
-        self.cloud.wait('less room', lambda: room() == ports - 1)
+        self.cloud.wait('less room', lambda: self.room() == ports - 1)
         single = self.assertServerHas(
             [self.group('VGPU', **{f'trait:{SINGLE}': 'required'})],
             {'mtty': {'CUSTOM_ACCELERATOR_VGPU': 1}}, 'MTTY scratch=5a')
         self.assertEqual(['mtty-1', 'mtty-2'], sorted(self.made().split()))
         self.cloud.delete(dual, single)
         self.assertEqual('', self.made())
-        self.cloud.wait('all the room', lambda: room() == ports)
+        self.cloud.wait('all the room', lambda: self.room() == ports)
 
     def made(self):
         """Types of the mediated devices that the kernel has."""
