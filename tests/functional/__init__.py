@@ -2,6 +2,7 @@
 """Real Nova, Placement and Glance; libvirt is Nova's own imitation of it."""
 
 from importlib import metadata
+import logging
 import os
 import sys
 
@@ -16,6 +17,12 @@ API_PASTE = os.path.join(sys.prefix, 'etc', 'nova', 'api-paste.ini')
 
 # before any other part of Nova: it decides about threads as it is imported
 import nova.tests.functional  # noqa: E402,F401
+# this one sends the log to standard output
+import nova.test  # noqa: E402,F401
+
+# a worker of stestr writes its results there, and a thread that outlives its
+# test would write into the midst of one
+logging.getLogger().handlers[:] = [logging.NullHandler()]
 
 if NOVA == 33:
     import contextlib
