@@ -129,7 +129,8 @@ class CrossCellTest(operations.OperationsTestBase):
         self.break_cards('compute2')
         self.api.post_server_action(self.server['id'], {'migrate': None})
         server = self._wait_for_state_change(self.server, 'ERROR')
-        # the conductor is done with it
-        self._wait_for_migration_status(server, ['error'])
+        # the conductor, which says ERROR once more, is done with it
+        self.notifier.wait_for_versioned_notifications(
+            'compute_task.migrate_server.error')
         self.assertEqual('compute1', self.host_of(server))
         self.assertIn('CRC', self.fault(server))
