@@ -66,8 +66,10 @@ def main(arguments):
     elif command == 'prove':
         return prove(home, rest)
     elif command == 'shell':
-        return room.enter(home, rest and ['/bin/sh', '-c', ' '.join(rest)] or [
-            '/bin/bash', '--rcfile', '/src/tests/lab/shellrc'])
+        rc = '/src/tests/lab/shellrc'
+        return room.enter(home, ['/bin/bash', *(
+            ['-c', f'. {rc} > /dev/null\n{" ".join(rest)}'] if rest
+            else ['--rcfile', rc])])
     elif command == 'status':
         print(f'{home}: {"up" if room.keeper(home) else "down"}')
         if room.keeper(home):

@@ -42,7 +42,8 @@ MACHINE_PACKAGES = [
     'libvirt-daemon-driver-nodedev', 'libvirt-daemon-log',
     'libvirt-daemon-lock', 'libvirt-clients', 'qemu-system-x86', 'qemu-utils',
     'mdevctl', 'python3-minimal', 'python3-venv', 'python3-libvirt',
-    'busybox-static', 'uuid-runtime', 'openssh-server', 'openssh-client']
+    'busybox-static', 'e2fsprogs', 'uuid-runtime', 'openssh-server',
+    'openssh-client']
 KERNEL_PACKAGES = [
     'linux-headers-amd64', 'linux-source-6.12', 'xz-utils', 'make', 'gcc',
     'libc6-dev', 'bc', 'bison', 'flex', 'libelf-dev', 'libssl-dev',

@@ -63,24 +63,30 @@ def run(*command):
 def swap(node):
     run('mkswap', node)
     run('swapon', node)
-    yield
-    run('swapoff', node)
+    try:
+        yield
+    finally:
+        run('swapoff', node)
 
 
 @contextlib.contextmanager
 def mounted(node):
     run('mkfs.ext4', '-q', '-F', node)
     run('mount', node, '/mnt')
-    yield
-    run('umount', '/mnt')
+    try:
+        yield
+    finally:
+        run('umount', '/mnt')
 
 
 @contextlib.contextmanager
 def held(node):
     """As ZFS does."""
     fd = os.open(node, os.O_RDONLY | os.O_EXCL)
-    yield
-    os.close(fd)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def main(address):
@@ -97,24 +103,21 @@ def main(address):
                        (held, '')):
         before = driver.fingerprint()
         node = head(kernel, address)
-        try:
-            with use(node):
-                check(f'{use.__name__}: reason', shown in
-                      driver.discover()[address].reason, True)
-                check(f'{use.__name__}: fingerprint',
-                      driver.fingerprint() != before, bool(shown))
-                check(f'{use.__name__}: check_disks',
-                      number(privileged.check_disks, address), 'EBUSY')
-                check(f'{use.__name__}: format_nvme',
-                      number(privileged.format_nvme, address), 'EBUSY')
-                try:
-                    driver.prepare(device, handle, None)
-                    check(f'{use.__name__}: prepare', 'given', 'refused')
-                except exception.DeviceUnavailable as error:
-                    print('     ', error)
-        except FileNotFoundError as error:
-            print(f'      {use.__name__}: not tried ({error})')
-        driver.prepare(device, handle, None)
+        with use(node):
+            check(f'{use.__name__}: reason', shown in
+                  driver.discover()[address].reason, True)
+            check(f'{use.__name__}: fingerprint',
+                  driver.fingerprint() != before, bool(shown))
+            check(f'{use.__name__}: check_disks',
+                  number(privileged.check_disks, address), 'EBUSY')
+            check(f'{use.__name__}: format_nvme',
+                  number(privileged.format_nvme, address), 'EBUSY')
+            try:
+                driver.prepare(device, handle, None, True)
+                check(f'{use.__name__}: prepare', 'given', 'refused')
+            except exception.DeviceUnavailable as error:
+                print('     ', error)
+        driver.prepare(device, handle, None, True)
     for bound in ('nvme', 'vfio-pci'):
         kernel.rebind(address, 'nvme')
         with open(head(kernel, address), 'r+b', buffering=0) as disk:
@@ -124,7 +127,7 @@ def main(address):
         if bound != 'nvme':
             kernel.rebind(address, bound)
         begun = time.monotonic()
-        driver.release(device, handle)
+        driver.release(device, handle, None)
         print(f'      erased in {time.monotonic() - begun:.1f} s')
         check('driver afterwards', pci.driver(kernel, address), bound)
         kernel.rebind(address, 'nvme')
