@@ -2,8 +2,8 @@
 """The DFL driver on a real kernel: one step of the trial, as a transcript.
 
 Runs as root on a machine whose DFL card may be programmed at will.
-trials/drivers.py has the steps in order, and the faults that the emulated card is
-given between them.
+trials/drivers.py has the steps in order, and the faults that the emulated
+card is given between them.
 
     dfl_on_kernel.py discover
     dfl_on_kernel.py program REGION FUNCTION [--interface UUID]
