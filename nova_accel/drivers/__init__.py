@@ -26,8 +26,7 @@ def _load(name, kernel):
     try:
         return stevedore_driver.DriverManager(
             NAMESPACE, name, invoke_on_load=True, invoke_args=(kernel,),
-            on_load_failure_callback=_failed,
-            warn_on_missing_entrypoint=False).driver
+            on_load_failure_callback=_failed).driver
     except stevedore_exception.NoMatches:
         installed = sorted({point.name for point in
                             importlib.metadata.entry_points(group=NAMESPACE)})
