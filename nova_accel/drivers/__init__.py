@@ -3,8 +3,7 @@
 
 import importlib.metadata
 
-from stevedore import driver as stevedore_driver
-from stevedore import exception as stevedore_exception
+from stevedore import named
 
 from nova_accel import exception
 
@@ -16,24 +15,34 @@ def load(names, kernel) -> dict:
 
     :param names: entry point names in NAMESPACE.
     :param kernel: a nova_accel.host.kernel.Kernel, or a simulated one.
-    :raises ConfigurationError: when a name is not installed or its module
-        cannot be imported.
+    :raises ConfigurationError: when a name is not installed or is twice, or
+        its module cannot be imported.
     """
     return {name: _load(name, kernel) for name in names}
 
 
 def _load(name, kernel):
-    try:
-        return stevedore_driver.DriverManager(
-            NAMESPACE, name, invoke_on_load=True, invoke_args=(kernel,),
-            on_load_failure_callback=_failed).driver
-    except stevedore_exception.NoMatches:
-        installed = sorted({point.name for point in
-                            importlib.metadata.entry_points(group=NAMESPACE)})
+    # DriverManager of stevedore 5.4 has no callback for a missing one, and
+    # logs a line beside ours
+    found = named.NamedExtensionManager(
+        NAMESPACE, [name], invoke_on_load=True, invoke_args=(kernel,),
+        on_load_failure_callback=_failed,
+        on_missing_entrypoints_callback=_missing).extensions
+    if len(found) > 1:
         raise exception.ConfigurationError(
-            f'[accel] enabled_drivers names {name!r}, and installed are '
-            f'{", ".join(installed) or "none"}: correct the name or install '
-            f'the package that has it.') from None
+            f'The driver {name!r} of [accel] enabled_drivers is installed '
+            f'twice, as {" and ".join(e.entry_point.value for e in found)}: '
+            f'uninstall one of the packages.')
+    return found[0].obj
+
+
+def _missing(names):
+    installed = sorted({point.name for point in
+                        importlib.metadata.entry_points(group=NAMESPACE)})
+    raise exception.ConfigurationError(
+        f'[accel] enabled_drivers names {", ".join(map(repr, names))}, and '
+        f'installed are {", ".join(installed) or "none"}: correct the name or '
+        f'install the package that has it.')
 
 
 def _failed(manager, point, error):

@@ -3,9 +3,11 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
+import fixtures
 import testtools
 
 from nova_accel.drivers import dfl
@@ -85,6 +87,23 @@ class Discover(testtools.TestCase):
         line, = result.stderr.splitlines()
         self.assertIn("'absent'", line)
         self.assertIn('installed are dfl', line)
+
+    def test_driver_that_is_installed_twice(self):
+        twin = pathlib.Path(self.host.directory, 'twin-1.dist-info')
+        twin.mkdir()
+        (twin / 'METADATA').write_text('Name: twin\nVersion: 1\n')
+        (twin / 'entry_points.txt').write_text(
+            '[nova_accel.drivers]\ndfl = twin.dfl:Driver\n')
+        (twin.parent / 'twin').mkdir()
+        (twin.parent / 'twin/dfl.py').write_text('Driver = id\n')
+        self.useFixture(fixtures.EnvironmentVariable(
+            'PYTHONPATH', self.host.directory))
+        result = self.discover()
+        self.assertEqual(1, result.returncode)
+        line, = result.stderr.splitlines()
+        self.assertIn("The driver 'dfl'", line)
+        for place in ('twin.dfl:Driver', 'nova_accel.drivers.dfl:DflDriver'):
+            self.assertIn(place, line)
 
     def test_configurations_that_cannot_be(self):
         for accel, said in (
