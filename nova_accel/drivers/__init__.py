@@ -15,8 +15,8 @@ def load(names, kernel) -> dict:
 
     :param names: entry point names in NAMESPACE.
     :param kernel: a nova_accel.host.kernel.Kernel, or a simulated one.
-    :raises ConfigurationError: when a name is not installed or is twice, or
-        its module cannot be imported.
+    :raises ConfigurationError: when a name is not installed, is installed
+        twice, or its module cannot be imported.
     """
     return {name: _load(name, kernel) for name in names}
 

@@ -67,9 +67,9 @@ def main(arguments):
         return prove(home, rest)
     elif command == 'shell':
         rc = '/src/tests/lab/shellrc'
-        return room.enter(home, ['/bin/bash', *(
-            ['-c', f'. {rc} > /dev/null\n{" ".join(rest)}'] if rest
-            else ['--rcfile', rc])])
+        options = (['-c', f'. {rc} > /dev/null\n{" ".join(rest)}'] if rest
+                   else ['--rcfile', rc])
+        return room.enter(home, ['/bin/bash', *options])
     elif command == 'status':
         print(f'{home}: {"up" if room.keeper(home) else "down"}')
         if room.keeper(home):

@@ -14,7 +14,8 @@ from tests.lab.trials import base
 
 SIM = processes.RUN / 'sim'
 EDU = '0000:00:0a.0'
-OTHER = '0000:5e:00.0_region0'
+CARD = '0000:5e:00.0'
+OTHER = f'{CARD}_region0'
 ONE = {'CUSTOM_ACCELERATOR_FPGA': 1}
 
 
@@ -23,9 +24,8 @@ class TwoComputes(base.Trial):
     def setUp(self):
         super().setUp()
         (SIM / 'locks').mkdir(parents=True, exist_ok=True)
-        (SIM / 'instances').mkdir(exist_ok=True)
         (SIM / 'host.yaml').write_text(yaml.safe_dump({'cards': [{
-            'address': '0000:5e:00.0', 'product': 'PAC_ARRIA10',
+            'address': CARD, 'product': 'PAC_ARRIA10',
             'interface': cloud.INTERFACE, 'programming_seconds': 1,
             'functions': ['f7df405c-bd7a-cf72-22f1-44b0b93acd18']}]}))
         self.start()
