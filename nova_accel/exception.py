@@ -80,3 +80,8 @@ class AcceleratorsUnavailable(AcceleratorError):
 
 class ConfigurationError(AcceleratorError):
     """nova.conf asks for something that cannot be."""
+
+
+class IllegalTransition(AcceleratorError):
+    """A state was to be left by a way that its table does not have; a defect
+    of nova_accel, never of the request."""
