@@ -10,6 +10,7 @@ number or ``_NAME``.
 import collections
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 import re
 import textwrap
 
@@ -144,8 +145,8 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     return requests
 
 
-def wish(extra_specs: Mapping[str, str], properties: Mapping[str, str],
-         ) -> dict[str, str]:
+def with_image_overrides(extra_specs: Mapping[str, str],
+                         properties: Mapping[str, str]) -> dict[str, str]:
     """Extra specs with the bitstreams that the image of a server asks for.
 
     Counts only for groups with accel<g>:runtime_programming=true, so that who
@@ -178,6 +179,36 @@ def wish(extra_specs: Mapping[str, str], properties: Mapping[str, str],
                 result.pop(f'accel{group}:{key}', None)
             result[f'accel{group}:bitstream_id'] = image
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A server, as far as its accelerators are concerned."""
+
+    uuid: str
+    project_id: str
+    #: of the flavor, expanded
+    extra_specs: Mapping[str, str]
+    #: of the image that the server was made or rebuilt of
+    image_properties: Mapping[str, str] = dataclasses.field(
+        default_factory=dict)
+
+    @functools.cached_property
+    def requests(self) -> list[AcceleratorRequest]:
+        """What the flavor asks for, in the order of parse().
+
+        :raises InvalidRequest: in one sentence that names the extra spec.
+        """
+        return parse(self.extra_specs)
+
+    @functools.cached_property
+    def wanted(self) -> list[AcceleratorRequest]:
+        """What flavor and image ask for.
+
+        :raises InvalidRequest: in one sentence that names the key.
+        """
+        return parse(with_image_overrides(
+            self.extra_specs, self.image_properties))
 
 
 def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:

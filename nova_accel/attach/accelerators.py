@@ -1,0 +1,647 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Accelerators for servers: initialize, plug, resume, unplug.
+
+The calls of the os-acc specification, inside nova-compute:
+
+plug    a server gets devices: plan, release what is surplus, claim, program,
+        prepare, bind, publish. What fails undoes what this call did.
+resume  a server that had devices starts again: it gets the same ones, as they
+        were, or an error that keeps its guest down.
+unplug  a server loses just these claims; each ends once its device is clean.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import dataclasses
+import os
+import threading
+import typing
+
+from oslo_concurrency import lockutils
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
+from nova_accel.attach import claims as claim_store
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import handles
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import plan
+from nova_accel.attach import programming
+from nova_accel import conf
+from nova_accel import drivers
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+Allocations = Callable[[], plan.Allocations]
+
+
+def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
+               taken_elsewhere: Callable[[model.Device], str],
+               ) -> 'Accelerators':
+    """Find the devices and read the claims; ends when both are known.
+
+    :param host: name of this compute host.
+    :param state_path: directory for the claim store.
+    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+    :param taken_elsewhere: which of Nova's own options has a device, too.
+    :raises AcceleratorsUnavailable: the claim store cannot be used.
+    :raises ConfigurationError: [accel] names what is not there.
+    """
+    loaded = drivers.load(CONF.accel.enabled_drivers, kernel)
+    os.makedirs(state_path, exist_ok=True)
+    store = claim_store.ClaimStore(
+        os.path.join(state_path, f'accel_claims_{host}.sqlite'))
+    accelerators = Accelerators(
+        cloud, store, host_inventory.Inventory(
+            loaded, store, taken_elsewhere), kernel)
+    accelerators.start()
+    return accelerators
+
+
+def none(cloud: novas.Cloud) -> 'Accelerators':
+    """Those of a nova-compute that is not initialized: there are none."""
+    store = claim_store.ClaimStore(':memory:')
+    return Accelerators(cloud, store, host_inventory.Inventory({}, store))
+
+
+@dataclasses.dataclass
+class _Plugging:
+    """A plug() that has begun, until the operation that needs it ends."""
+
+    future: typing.Any = None
+    #: what it has claimed so far
+    claimed: list[model.Claim] = dataclasses.field(default_factory=list)
+
+
+class Accelerators:
+    """Every accelerator of one compute host."""
+
+    def __init__(self, cloud: novas.Cloud, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory, kernel=None):
+        """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
+        self.store = store
+        self.inventory = inventory
+        self.kernel = kernel
+        self.holdings = server_holdings.Holdings(store)
+        self._cloud = cloud
+        self._handles = handles.Handles(inventory, self.holdings)
+        self._programming = programming.Programming(
+            inventory, self.holdings, cloud,
+            lambda context, claims: self._publish(
+                context, {c.provider_uuid for c in claims}))
+        self._plugging: dict[str, _Plugging] = {}
+
+    # The service
+
+    def start(self) -> None:
+        """Find devices, and put right what a crash or a host boot left.
+
+        :raises ConfigurationError: [accel] names what is not there.
+        """
+        self.inventory.configure()
+        self.inventory.scan()
+        self.inventory.check_configuration()
+        self.inventory.watch(self.kernel)
+        # what a process that is gone was doing when it went
+        self.holdings.doubt(
+            [c for c in self.holdings.all() if c.state in (
+                model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
+            'nova-compute stopped while the device was prepared')
+        self._make_again()
+
+    def _make_again(self):
+        """Make the vGPUs of servers again, which the kernel has forgotten if
+        the host booted, before their room goes to others."""
+        by_device = collections.defaultdict(list)
+        for claim in self.holdings.all():
+            if claim.created_type and claim.state is model.ClaimState.BOUND:
+                by_device[claim.device_address].append(claim)
+
+        def make(claims):
+            for claim in claims:
+                try:
+                    self._handles.prepare([claim], fresh=False)
+                except Exception as error:
+                    LOG.error('A vGPU of server %s could not be made again: '
+                              '%s', claim.instance_uuid, error)
+                    if isinstance(error, exception.DeviceTimeout):
+                        return
+        for future in [limited.start(make, claims)
+                       for claims in by_device.values()]:
+            future.result()
+        self._rescan_drivers_of(
+            [c for claims in by_device.values() for c in claims])
+
+    def close(self) -> None:
+        """Stop looking at devices; plugs that run are left to their end."""
+        self._plugging.clear()
+        self.inventory.close()
+
+    # Plug
+
+    def start_plug(self, context, server: request.Server,
+                   allocations: Allocations, rebuilt: bool = False) -> None:
+        """Begin plug() in the background; once, however often it is called.
+
+        Costs nothing for a server without accelerators.
+
+        :param allocations: gives what Placement has allocated to the server;
+            called in the background.
+        :param rebuilt: the server had its devices here before, and keeps
+            them: resume() in place of plug().
+        """
+        if server.uuid in self._plugging or not server.requests:
+            return
+        self.wait_until_idle(server.uuid)
+        plugging = _Plugging()
+
+        def plug():
+            context.update_store()
+            if rebuilt:
+                self.resume(context, server, server.wanted, plugging.claimed)
+            else:
+                self.plug(context, server, allocations(), plugging.claimed)
+        plugging.future = limited.start(plug)
+        self._plugging[server.uuid] = plugging
+
+    def is_plugging(self, server_uuid: str) -> bool:
+        return server_uuid in self._plugging
+
+    @contextlib.contextmanager
+    def plugged(self, context, server: request.Server,
+                allocations: Allocations, rebuilt: bool = False,
+                ) -> Iterator[None]:
+        """While Nova builds a guest: its devices are plugged meanwhile.
+
+        When it fails, the server loses what it got for this guest, unless the
+        guest runs: then a device under it would be given to another one.
+        """
+        self.start_plug(context, server, allocations, rebuilt)
+        try:
+            yield
+        except Exception as error:
+            self._give_up(context, server.uuid, error)
+            raise
+        finally:
+            self._plugging.pop(server.uuid, None)
+
+    def abandon(self, context, server_uuid: str) -> None:
+        """The build failed before its guest was to be made."""
+        self._give_up(context, server_uuid, None)
+        self._plugging.pop(server_uuid, None)
+
+    def _give_up(self, context, server_uuid, error):
+        plugging = self._plugging.get(server_uuid)
+        if plugging is None:
+            return
+        with contextlib.suppress(Exception):
+            # its failure was told where it was joined
+            plugging.future.result()
+        claimed = self.holdings.now(plugging.claimed)
+        if not claimed:
+            return
+        if self._runs_with(server_uuid, claimed):
+            LOG.error('Server %s failed after its guest had started (%s); it '
+                      'keeps its accelerators until the guest is gone',
+                      server_uuid, error)
+            return
+        self.release(context, claimed)
+
+    def _runs_with(self, server_uuid, claims):
+        try:
+            there = self._cloud.running().get(server_uuid, frozenset())
+        except Exception as error:
+            LOG.warning('It is not known whether the guest of server %s runs '
+                        '(%s); it keeps its accelerators', server_uuid, error)
+            return True
+        return bool(there & {c.handle.address for c in claims})
+
+    def plug(self, context, server: request.Server,
+             allocations: plan.Allocations | None,
+             claimed: list[model.Claim] | None = None) -> list[model.Claim]:
+        """Claim and prepare what was allocated to a server.
+
+        Idempotent: devices that the server holds and that are allocated to it
+        stay as they are. After an error it holds what it held before.
+
+        :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
+        :param claimed: receives what this call claims.
+        :returns: all that the server holds.
+        :raises AcceleratorError: of many kinds, each in one sentence.
+        """
+        requests = server.wanted
+        if allocations is None:
+            raise exception.PlacementUnavailable(
+                f'Server {server.uuid} was to get its accelerators, and '
+                f'Placement did not say which: see that it answers '
+                f'nova-compute.')
+        with self.exclusive(server.uuid):
+            held = self.holdings.of(server.uuid)
+            steps = plan.to_plug(server.uuid, requests, allocations,
+                                 self._ours(allocations, held), held)
+            if steps.surplus:
+                LOG.warning('Server %s holds devices that are not allocated '
+                            'to it; they are released', server.uuid)
+                self.holdings.releasing(steps.surplus)
+        if steps.surplus:
+            self._clean(context, steps.surplus)
+        return self._carry_out(context, server, steps, claimed)
+
+    def _ours(self, allocations, held):
+        return self.inventory.allocated(
+            allocations, mine={(c.device_address, c.region_index)
+                               for c in held})
+
+    def _carry_out(self, context, server, steps, claimed=None):
+        """Claim, program, prepare, bind and publish, as planned."""
+        taken = [] if claimed is None else claimed
+        try:
+            todo = self._claim(server.uuid, steps.take, taken)
+            for keep in steps.keep:
+                with self.holdings.doubted_on_error(keep.claims):
+                    self._make_ready(context, server, keep)
+            for wanted, mine in todo:
+                self._programming.provision(context, wanted, mine)
+            for _, mine in todo:
+                self._handles.prepare(mine, fresh=True)
+                self._bind(mine)
+        except Exception as error:
+            if taken:
+                self.holdings.failed(
+                    [c for c in self.holdings.now(taken) if c.state in
+                     server_holdings.TRANSITIONS['failed']], str(error))
+                self.release(context, self.holdings.now(taken))
+                taken.clear()
+            raise
+        claims = self.holdings.of(server.uuid)
+        self._rescan_drivers_of(claims)
+        self._publish(context, self._still_open(claims))
+        return claims
+
+    def _make_ready(self, context, server, keep):
+        """Devices that the server had before: as they were, unless its image
+        wants another bitstream."""
+        if (keep.wanted in server.requests
+                and any(c.restore_function or c.restore_bitstream
+                        for c in keep.claims)):
+            self._programming.restore(
+                context, keep.claims, {keep.wanted.group: keep.wanted})
+        else:
+            self._programming.provision(context, keep.wanted, keep.claims)
+        self._handles.prepare(keep.claims, fresh=False)
+        if any(c.state is not model.ClaimState.BOUND
+               for c in self.holdings.now(keep.claims)):
+            self._bind(keep.claims)
+
+    def _bind(self, claims):
+        for mine in programming.by_region(claims).values():
+            self.holdings.bound(mine, self._programming.region_of(mine))
+
+    def _claim(self, server_uuid, takes, taken):
+        """Claim free handles of the allocated providers, all or none.
+
+        :param taken: receives the claims.
+        :returns: each request with its claims.
+        """
+        if not takes:
+            return []
+        with self.inventory.claiming:
+            held = {claim.handle for claim in self.holdings.all()}
+            todo = []
+            for take in takes:
+                chosen = self._chosen(server_uuid, take, held)
+                held |= {claim.handle for claim in chosen}
+                todo.append((take.wanted, chosen))
+            claims = [claim for _, chosen in todo for claim in chosen]
+            self.holdings.claim(claims)
+            taken += claims
+        return todo
+
+    def _chosen(self, server_uuid, take, held):
+        wanted = take.wanted
+        provider = self.inventory.providers()[take.provider_uuid]
+        device, region = self.inventory.find(
+            provider.address, provider.region_index)
+        free = [h for h in (region or device).handles if h not in held]
+        if len(free) < wanted.amount:
+            raise exception.DeviceUnavailable(
+                f'Server {server_uuid} was allocated {wanted.amount} of '
+                f'{provider.name}, and {len(free)} of it are free on this '
+                f'host: the build is retried on another host.')
+        created_type = self._handles.type_for(wanted, device)
+        return [model.Claim(
+            uuid=uuidutils.generate_uuid(), instance_uuid=server_uuid,
+            consumer_uuid=server_uuid, role=model.Role.CURRENT,
+            provider_uuid=take.provider_uuid,
+            resource_class=wanted.resource_class, group=wanted.group,
+            device_address=device.address,
+            region_index=region and region.index, handle=handle,
+            created_type=created_type) for handle in free[:wanted.amount]]
+
+    # Resume
+
+    def handles_to_start(self, context, server: request.Server,
+                         ) -> list[model.AttachHandle]:
+        """What the guest that is about to start is to have, ready for it.
+
+        A server whose devices are being plugged waits for that; every other
+        one had its devices before.
+
+        :raises AcceleratorError: the guest must not start.
+        """
+        if not server.requests:
+            return []
+        plugging = self._plugging.get(server.uuid)
+        if plugging is not None:
+            plugging.future.result()
+        else:
+            self.wait_until_idle(server.uuid)
+            self.resume(context, server)
+        return self.handles(server.uuid)
+
+    def resume(self, context, server: request.Server,
+               requests: plan.Requests | None = None,
+               claimed: list[model.Claim] | None = None) -> None:
+        """Make the devices of a server as they were, before it starts again.
+
+        Releases nothing that the server held, and asks Placement only where a
+        claim is missing or half done.
+
+        :param requests: those of the flavor, by default, or of the flavor and
+            a new image.
+        :param claimed: receives what this call claims.
+        :raises AcceleratorError: the guest must not start.
+        """
+        requests = server.requests if requests is None else requests
+        held = self.holdings.of(server.uuid)
+        if not held:
+            held = self._back_from_a_failed_move(context, server)
+        self._rescan_returned_cards(held)
+        if plan.is_complete(server.requests, held):
+            steps = plan.Plan(keep=tuple(
+                plan.Keep(wanted, tuple(claims)) for wanted, claims
+                in _by_request(requests, held)))
+        else:
+            allocations = self._cloud.allocations(context, server.uuid)
+            steps = plan.to_start(
+                server.uuid, server.wanted, allocations,
+                self._ours(allocations, held), held)
+        self._carry_out(context, server, steps, claimed)
+
+    def _back_from_a_failed_move(self, context, server):
+        """What was set aside for a move is the server's again, where the move
+        failed and Placement has allocated it to the server."""
+        old = self.holdings.of(server.uuid, model.Role.OLD)
+        if not old or {c.provider_uuid for c in old} - set(
+                self._cloud.allocations(context, server.uuid)):
+            return []
+        self.holdings.restore_after_revert(server.uuid)
+        return self.holdings.of(server.uuid)
+
+    def restore(self, context, server: request.Server,
+                claims: Iterable[model.Claim] | None = None) -> None:
+        """Make devices as they were, which are in no running guest.
+
+        :param claims: by default all that the server holds.
+        :raises AcceleratorError: one is not.
+        """
+        claims = (self.holdings.of(server.uuid) if claims is None
+                  else list(claims))
+        self._rescan_returned_cards(claims)
+        self._programming.restore(
+            context, claims, {r.group: r for r in server.requests})
+        self._handles.prepare(claims, fresh=False)
+        self.holdings.bound_as_before(
+            [c for c in self.holdings.now(claims)
+             if c.state is not model.ClaimState.BOUND])
+
+    def _rescan_returned_cards(self, claims):
+        """Look again at cards that a guest could change, or had whole."""
+        again = set()
+        for claim in claims:
+            address, index = claim.device_address, claim.region_index
+            if self.inventory.guest_can_reprogram(address, index):
+                # only the guest knew what it loaded
+                self.inventory.forget(address, index)
+                again.add(address)
+            elif claim.handle.address == address:
+                again.add(address)
+        if again:
+            self.inventory.scan(addresses=again)
+
+    def _rescan_drivers_of(self, claims):
+        """Creating or removing a vGPU changes what its siblings offer."""
+        created = {c.device_address for c in claims if c.created_type}
+        if created:
+            self.inventory.scan(addresses=created)
+
+    # Programming at run time
+
+    def reprogram(self, context, server: request.Server,
+                  wanted: request.AcceleratorRequest) -> None:
+        """Program a region of a running server with another bitstream.
+
+        After a failure the server has its device back with the function that
+        it had; where that cannot be, the device stays out of the guest.
+
+        :raises AcceleratorError: the server has what it had.
+        :raises DeviceDetached: the guest is without its device.
+        """
+        claims = [c for c in self.holdings.of(server.uuid)
+                  if c.group == wanted.group]
+        if not claims:
+            raise exception.DeviceUnavailable(
+                f'Server {server.uuid} was to have {wanted} programmed, and '
+                f'has no accelerator there: hard reboot it.')
+        try:
+            self._cloud.detach(server.uuid, [c.handle for c in claims])
+        except Exception:
+            # nothing was touched; what is out already goes back
+            self._cloud.attach(server.uuid, [c.handle for c in claims])
+            raise
+        function, failure = None, None
+        try:
+            self._rescan_returned_cards(claims)
+            region = self._programming.region_of(claims)
+            function = region and region.function_uuid
+            self._programming.provision(context, wanted, claims)
+            self._bind(claims)
+        except Exception as error:
+            failure = error
+        try:
+            if failure:
+                self._as_before(context, claims, function)
+            self._cloud.attach(server.uuid, [c.handle for c in claims])
+        except Exception as error:
+            self.holdings.doubt(claims, str(error))
+            raise exception.DeviceDetached(str(failure or error)) from error
+        if failure:
+            raise failure
+
+    def _as_before(self, context, claims, function):
+        """Put back what a failed programming took from a server."""
+        now = self.holdings.now(claims)
+        self._rescan_returned_cards(now)
+        self._programming.restore(context, now)
+        region = self._programming.region_of(now)
+        if function and not (region and region.function_uuid):
+            raise exception.DeviceUnavailable(
+                f'Function {function} is lost, and it is not known from which '
+                f'image it came: rebuild the server.')
+        self.holdings.bound_as_before(now)
+
+    # Unplug
+
+    def unplug(self, context, server_uuid: str,
+               role: model.Role = model.Role.CURRENT,
+               wait: bool = True) -> int:
+        """Release what a server holds, when its guest is gone.
+
+        :param wait: for the devices to be clean, at most [accel]
+            device_timeout; what takes longer goes on.
+        :returns: how many accelerators the server lost.
+        """
+        if role is model.Role.CURRENT:
+            self._settle(server_uuid)
+        if not self.holdings.of(server_uuid, role):
+            return 0
+        with self.exclusive(server_uuid):
+            claims = self.holdings.releasing(
+                self.holdings.of(server_uuid, role))
+        self._clean(context, claims, wait)
+        return len(claims)
+
+    def _settle(self, server_uuid):
+        """Wait for a plug of this server that nothing waits for any more."""
+        plugging = self._plugging.pop(server_uuid, None)
+        if plugging is not None:
+            with contextlib.suppress(Exception):
+                plugging.future.result()
+
+    def release(self, context, claims: Iterable[model.Claim]) -> int:
+        """Release just these claims; the caller has judged them.
+
+        :returns: how many the server lost.
+        """
+        claims = self.holdings.releasing(claims)
+        self._clean(context, claims)
+        return len(claims)
+
+    def _clean(self, context, claims, wait=True):
+        claims = self.holdings.now(claims)
+        self._handles.release(
+            claims, lambda claim: self._freed(context, claim),
+            CONF.accel.device_timeout if wait else 0)
+        # what is not clean yet must not be offered
+        left = self.holdings.now(claims)
+        self._publish(context, {c.provider_uuid for c in left})
+
+    def _freed(self, context, claim):
+        self._rescan_returned_cards([claim])
+        self._rescan_drivers_of([claim])
+        self.holdings.released([claim])
+        self._publish(context, {claim.provider_uuid})
+
+    def retry_releases(self, context) -> int:
+        """Try again what could not be cleaned.
+
+        :returns: how many accelerators are free now.
+        """
+        left = self.holdings.being_released()
+        if left:
+            self._clean(context, left)
+        return len(left) - len(self.holdings.now(left))
+
+    # What is held
+
+    def mediated_devices(self) -> set[str]:
+        """UUIDs that are ours, whether there is such a device now or not."""
+        found = [c.handle for c in self.holdings.all()]
+        for device in self.inventory.devices.values():
+            found += device.handles
+        return {h.address for h in found if h.type is model.HandleType.MDEV}
+
+    def handles(self, server_uuid: str) -> list[model.AttachHandle]:
+        """What the guest of a server has to have, in a stable order."""
+        return [claim.handle for claim in self.holdings.of(server_uuid)]
+
+    @staticmethod
+    def exclusive(server_uuid: str) -> contextlib.AbstractContextManager:
+        """While the claims, or the devices in a running guest, are changed.
+
+        A caller that begins under it sees by the server's task_state whether
+        Nova is at it; Nova's operations wait_until_idle() before they touch
+        devices. Not Nova's own lock: calls that may not be late wait for that.
+        """
+        return lockutils.lock(f'accel-{server_uuid}')
+
+    def wait_until_idle(self, server_uuid: str) -> None:
+        """Wait until the server is in no exclusive() section."""
+        with self.exclusive(server_uuid):
+            pass
+
+    def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
+        """The server moves away; what it has is kept for its return."""
+        self.holdings.set_aside(server_uuid, migration_uuid)
+
+    def restore_after_revert(self, server_uuid: str) -> None:
+        """The server is back from where it moved."""
+        self.holdings.restore_after_revert(server_uuid)
+
+    # What Placement shows
+
+    def _still_open(self, claims):
+        """Providers with free inventory left. The scheduler may pick them for
+        reprogramming, or give what is used up; full ones can wait for the
+        periodic report."""
+        held = {c.handle for c in self.holdings.all()}
+        result = set()
+        for (address, index), mine in programming.by_region(claims).items():
+            if mine[0].created_type:
+                result.add(mine[0].provider_uuid)
+            elif index is not None:
+                region = self._programming.region_of(mine)
+                if region and not held.issuperset(region.handles):
+                    result.add(mine[0].provider_uuid)
+        return result
+
+    def _publish(self, context, provider_uuids: Iterable[str]) -> None:
+        """Show providers now; a failure is made good by the next report."""
+        for provider_uuid in sorted(provider_uuids):
+            def change(inventory, traits, provider_uuid=provider_uuid):
+                return self.inventory.to_publish(
+                    provider_uuid, inventory, traits, self.in_use)
+            try:
+                with self._cloud.reporting():
+                    self._cloud.show(context, provider_uuid, change)
+            except KeyError:
+                LOG.debug('Provider %s is not reported any more',
+                          provider_uuid)
+            except Exception as error:
+                LOG.warning('Provider %s is not shown before the next report: '
+                            '%s', provider_uuid, error)
+
+    def in_use(self, provider_uuid: str) -> bool:
+        """Whether anything is allocated from a provider, or may be."""
+        try:
+            return bool(self._cloud.consumers(provider_uuid))
+        except exception.PlacementUnavailable:
+            return True
+
+
+def _by_request(requests, held):
+    """What a server holds, by what it was asked for."""
+    asked = {(r.group, r.resource_class): r for r in requests}
+    groups: dict = collections.defaultdict(list)
+    for claim in held:
+        groups[claim.group, claim.resource_class].append(claim)
+    for (group, resource_class), claims in groups.items():
+        yield asked.get((group, resource_class)) or request.AcceleratorRequest(
+            group, resource_class, len(claims)), claims

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the rooms below virt/ ask of Nova, Placement, Glance and libvirt.
+
+The only door: nova_accel.virt.cloud answers for a real nova-compute, and tests
+put a small cloud of their own in its place.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import typing
+
+from nova_accel import model
+from nova_accel import request
+
+Change = Callable[[Mapping[str, Mapping], set[str]],
+                  tuple[dict[str, dict] | None, set[str]]]
+
+
+class Cloud(typing.Protocol):
+
+    def admin_context(self) -> typing.Any:
+        """A request context of nova-compute itself, without a user's token."""
+
+    # Placement
+
+    def allocations(self, context, consumer_uuid: str) -> Mapping[str, Mapping]:
+        """What Placement has allocated to a consumer.
+
+        :returns: ``{provider uuid: {'resources': {class: amount}}}``, empty
+            only when Placement said so.
+        :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
+    def consumers(self, provider_uuid: str) -> set[str]:
+        """The consumers that have allocations from a provider.
+
+        :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
+    def reporting(self) -> contextlib.AbstractContextManager:
+        """While inside, Nova's own report to Placement is not under way."""
+
+    def show(self, context, provider_uuid: str, change: Change) -> None:
+        """Change a provider in Placement now; inside reporting().
+
+        :param change: the inventory and the traits that the provider has ->
+            those that it is to have, None for an inventory that stays.
+            Called again where another writer was faster.
+        :raises PlacementUnavailable: the next report has to do it.
+        """
+
+    # Glance
+
+    def images(self, context) -> typing.Any:
+        """A glanceclient (version 2) with the credentials of a context."""
+
+    def check_image(self, context, image_id: str, project_id: str) -> None:
+        """See that servers of a project may use an image.
+
+        :raises BitstreamError: they may not, or there is no such image.
+        """
+
+    # Servers
+
+    def servers(self, uuids: Iterable[str]) -> list['Instance']:
+        """Nova's records of those servers that are on this host, read now."""
+
+    def say(self, instance_uuid: str, key: str, text: str) -> None:
+        """Set one key of a server's metadata and leave the others alone."""
+
+    # Guests
+
+    def guests(self) -> set[str]:
+        """The servers whose guests libvirt knows, running or not."""
+
+    def running(self) -> dict[str, frozenset[str]]:
+        """The servers whose guests run, each with the addresses (as in
+        model.AttachHandle) of the host devices that its guest has."""
+
+    def detach(self, instance_uuid: str,
+               handles: Iterable[model.AttachHandle]) -> None:
+        """Take devices out of a running guest; ends when they are out.
+
+        :raises DeviceError: the guest did not let go of one.
+        """
+
+    def attach(self, instance_uuid: str,
+               handles: Iterable[model.AttachHandle]) -> None:
+        """Put devices into a guest, where it runs and has not got them."""
+
+
+class Instance(typing.Protocol):
+    """The part of Nova's record of a server that these rooms read."""
+
+    uuid: str
+    project_id: str
+    vm_state: str
+    task_state: str | None
+    metadata: Mapping[str, str]
+    accelerators: request.Server

@@ -1,0 +1,158 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Handles that are made ready for a server and cleaned after it.
+
+vGPUs, which are made on demand, and the handles of drivers that prepare every
+one of theirs. Calls of a driver go through inventory.cards: one at a time for
+a handle, each with a time limit.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent import futures
+
+from oslo_log import log as logging
+
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+class Handles:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings):
+        self._inventory = inventory
+        self._holdings = holdings
+
+    def type_for(self, wanted: request.AcceleratorRequest,
+                 device: model.Device) -> str | None:
+        """Which of the device's creatable types a request is for.
+
+        :returns: the first type that has the traits asked for and can be made
+            now; None for a device without creatable types.
+        :raises DeviceUnavailable: none can be made.
+        """
+        if not device.creatable:
+            return None
+        # traits of the unnumbered group may be those of another device
+        asked = wanted.required & {
+            t.trait for d in self._inventory.devices.values()
+            for t in d.creatable}
+        for type_ in device.creatable:
+            if (type_.available >= wanted.amount and asked <= {type_.trait}
+                    and type_.trait not in wanted.forbidden):
+                return type_.name
+        what = ' and '.join(sorted(asked)) or 'any type'
+        raise exception.DeviceUnavailable(
+            f'{wanted} was allocated {device.address}, which cannot make '
+            f'{what[:99]} of that now: the build is retried on another host.')
+
+    def prepare(self, claims: Iterable[model.Claim], fresh: bool) -> None:
+        """Make handles ready for the guest of the server that holds them.
+
+        :param fresh: the server has just got them; whatever is on a handle
+            is not its own.
+        :raises AcceleratorError: one could not be made ready.
+        """
+        for claim in claims:
+            find = self._inventory.find if fresh else self._inventory.find_held
+            device, _ = find(claim.device_address, None)
+            if claim.created_type:
+                self._make(device, claim, fresh)
+            elif self._inventory.prepares_every_handle(device):
+                self._prepare(device, claim, fresh,
+                              f'Preparing {claim.handle.address}')
+                if not claim.prepared:
+                    self._holdings.mark_prepared(claim, True)
+
+    def _make(self, device, claim, fresh):
+        if not claim.prepared:
+            # first, because a crash may leave the vGPU without its mark
+            self._holdings.mark_prepared(claim, True)
+        try:
+            self._prepare(device, claim, fresh,
+                          f'Making {claim.handle.address} a '
+                          f'{claim.created_type} of {device.address}')
+        except exception.DeviceUnavailable:
+            if not claim.prepared:
+                # nothing was made: what is on the handle is not this server's
+                self._holdings.mark_prepared(claim, False)
+            raise
+
+    def _prepare(self, device, claim, fresh, what):
+        driver = self._inventory.driver_of(device)
+        self._on_handle(device, claim, what, driver.prepare, fresh)
+
+    def release(self, claims: Iterable[model.Claim],
+                freed: Callable[[model.Claim], None], seconds: float) -> None:
+        """Clean handles, all side by side.
+
+        :param freed: called for each handle once it is clean, at once or long
+            after this call has ended.
+        :param seconds: how long to wait for them; none waits for another.
+        """
+        started = [limited.start(self._release, claim, freed)
+                   for claim in claims]
+        futures.wait(started, seconds)
+
+    def _release(self, claim, freed):
+        try:
+            if self._clean(claim, late=lambda: freed(claim)):
+                freed(claim)
+        except Exception:
+            LOG.exception('%s, which server %s had, could not be released; '
+                          'the next comparison tries again',
+                          claim.handle.address, claim.instance_uuid)
+
+    def _clean(self, claim, late):
+        """Return True once the handle is clean. Otherwise the claim stays, and
+        the handle is not given to another server."""
+        device = self._inventory.devices.get(claim.device_address)
+        if device is None or not claim.prepared:
+            return True
+        if claim.created_type and device.health is model.Health.GONE:
+            return True
+        try:
+            self._on_handle(
+                device, claim,
+                f'Releasing {claim.handle.address} of {device.address}',
+                self._inventory.driver_of(device).release, late=late)
+            return True
+        except exception.AcceleratorError as error:
+            if str(error) != claim.error:
+                LOG.error('%s, which server %s had, is not given to another '
+                          'server: %s', claim.handle.address,
+                          claim.instance_uuid, error)
+            self._holdings.keep_error(claim, str(error))
+            return False
+
+    def _on_handle(self, device, claim, what, method, *args, late=None):
+        """Call a method of the driver for the handle of a claim, unless the
+        claim has ended.
+
+        :param late: called when it has ended well after the limit.
+        :raises DeviceTimeout: it goes on.
+        """
+        def run():
+            try:
+                # a caller that waited may come when another server has it
+                if self._holdings.now([claim]):
+                    method(device, claim.handle, claim.created_type, *args)
+            finally:
+                self._inventory.invalidate_scan(device.address)
+        key = claim.handle.key if claim.created_type else device.address
+        try:
+            self._inventory.cards.call(
+                key, what, run, seconds=CONF.accel.device_timeout, late=late)
+        except exception.AcceleratorError:
+            raise
+        except Exception as error:
+            raise exception.DeviceError(
+                f'{what} failed ({type(error).__name__}: {error}): look at '
+                f'the device and the kernel log.') from error

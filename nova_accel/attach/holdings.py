@@ -1,0 +1,175 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What servers hold: their claims, and the only ways to change one.
+
+A claim is an accelerator request of the Cyborg specifications, with its
+states. It is written before hardware is touched and removed after everything
+is undone; after a crash it therefore says what may be half done.
+
+============ ============================================ ===============
+Transition   From                                         To
+============ ============================================ ===============
+claim                                                     INITIAL
+provisioning INITIAL, PROVISIONING, BOUND, UNKNOWN        PROVISIONING
+bound        INITIAL, PROVISIONING, BOUND, UNKNOWN        BOUND
+failed       INITIAL, PROVISIONING                        BIND_FAILED
+doubt        INITIAL, PROVISIONING, BOUND, UNKNOWN        UNKNOWN
+releasing    any                                          DELETING
+released     DELETING                                     the claim ends
+============ ============================================ ===============
+
+A claim that is DELETING belongs to its server no more, yet its device is not
+free. Every other transition raises IllegalTransition.
+"""
+
+from collections.abc import Iterable
+import contextlib
+import threading
+from typing import Any
+
+from nova_accel.attach import claims as claim_store
+from nova_accel import exception
+from nova_accel import model
+
+_State = model.ClaimState
+_IN_HAND = frozenset((_State.INITIAL, _State.PROVISIONING, _State.BOUND,
+                      _State.UNKNOWN))
+#: name of the transition -> the states that it leaves
+TRANSITIONS = {
+    'provisioning': _IN_HAND,
+    'bound': _IN_HAND,
+    'failed': frozenset((_State.INITIAL, _State.PROVISIONING)),
+    'doubt': _IN_HAND,
+    'releasing': frozenset(_State),
+    'released': frozenset((_State.DELETING,)),
+}
+
+
+class Holdings:
+
+    def __init__(self, store: claim_store.ClaimStore):
+        self._store = store
+        #: a state is compared and changed by one thread at a time
+        self._lock = threading.Lock()
+
+    # What there is
+
+    def of(self, server_uuid: str, role: model.Role = model.Role.CURRENT,
+           ) -> list[model.Claim]:
+        """What a server holds, in a stable order, without what it lost."""
+        return [claim for claim in self._store.claims(server_uuid, role)
+                if claim.state is not _State.DELETING]
+
+    def all(self) -> list[model.Claim]:
+        """Every claim of this host, those that are being released too."""
+        return self._store.claims()
+
+    def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
+        """The claims as they are now, without those that have ended."""
+        return self._store.by_uuid([claim.uuid for claim in claims])
+
+    def being_released(self) -> list[model.Claim]:
+        return [c for c in self.all() if c.state is _State.DELETING]
+
+    # What changes
+
+    def claim(self, claims: Iterable[model.Claim]) -> None:
+        """Write new claims, all or none.
+
+        :raises ClaimConflict: another server holds one of the handles.
+        """
+        self._store.add(claims)
+
+    def provisioning(self, claims: Iterable[model.Claim]) -> None:
+        """Work on the devices begins."""
+        self._go('provisioning', claims, state=_State.PROVISIONING)
+
+    def bound(self, claims: Iterable[model.Claim],
+              region: model.Region | None) -> None:
+        """The devices are ready for the guest.
+
+        :param region: the one of all of them, whose content is put back where
+            the card forgets it; None for devices without regions.
+        """
+        self._go('bound', claims, state=_State.BOUND, error='',
+                 restore_function=region and region.function_uuid,
+                 restore_bitstream=region and region.bitstream_id)
+
+    def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
+        """The devices are ready, with what they are to carry unchanged."""
+        self._go('bound', claims, state=_State.BOUND, error='')
+
+    def failed(self, claims: Iterable[model.Claim], error: str) -> None:
+        """New claims came to nothing."""
+        self._go('failed', claims, state=_State.BIND_FAILED, error=error)
+
+    def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
+        """It is not known what is on the devices; the next start finds out."""
+        self._go('doubt', claims, state=_State.UNKNOWN, error=error)
+
+    @contextlib.contextmanager
+    def doubted_on_error(self, claims: Iterable[model.Claim]):
+        """When an exception passes, what is on the devices is not known."""
+        claims = list(claims)
+        try:
+            yield
+        except Exception as error:
+            self.doubt([claim for claim in self.now(claims)
+                        if claim.state in _IN_HAND], str(error))
+            raise
+
+    def releasing(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
+        """The server has lost them; they are not free yet.
+
+        :returns: those that have not ended already.
+        """
+        return self._go('releasing', claims, gone_is_fine=True,
+                        state=_State.DELETING)
+
+    def released(self, claims: Iterable[model.Claim]) -> None:
+        """The devices are clean and free."""
+        with self._lock:
+            self._store.remove(
+                self._checked('released', claims, gone_is_fine=True))
+
+    def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
+        """Record whether the driver may have left something in a handle."""
+        self._store.update([claim], prepared=prepared)
+
+    def keep_error(self, claim: model.Claim, error: str) -> None:
+        """Record why a release has not come to its end."""
+        self._store.update([claim], error=error)
+
+    # Servers that move
+
+    def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
+        """The server moves away; its devices here are its old ones, which the
+        migration holds in Placement."""
+        self._store.update(self.of(server_uuid), role=model.Role.OLD,
+                           consumer_uuid=migration_uuid)
+
+    def restore_after_revert(self, server_uuid: str) -> None:
+        """The server is back; its old devices are its own again."""
+        self._store.update(self.of(server_uuid, model.Role.OLD),
+                           role=model.Role.CURRENT, consumer_uuid=server_uuid)
+
+    def _go(self, name: str, claims: Iterable[model.Claim],
+            gone_is_fine: bool = False, **changes: Any) -> list[model.Claim]:
+        with self._lock:
+            return self._store.update(
+                self._checked(name, claims, gone_is_fine), **changes)
+
+    def _checked(self, name, claims, gone_is_fine):
+        """The claims as they are now, if the transition may begin there."""
+        claims = list(claims)
+        now = {claim.uuid: claim for claim in self.now(claims)}
+        for claim in claims:
+            state = now[claim.uuid].state if claim.uuid in now else None
+            if state is None and gone_is_fine:
+                continue
+            if state not in TRANSITIONS[name]:
+                raise exception.IllegalTransition(
+                    f'The claim of server {claim.instance_uuid} on '
+                    f'{claim.handle.address} was to go through {name!r}, and '
+                    f'it is {state.value if state else "released"}: report '
+                    f'this as a defect of nova_accel.')
+        return [now[claim.uuid] for claim in claims if claim.uuid in now]

@@ -1,0 +1,199 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What an operation is to do for a server; pure decisions, no I/O.
+
+A request, what Placement allocated, and what the server holds go in; a Plan
+comes out, or an error that says why there is none:
+
+=========== ============ ============= =====================================
+Asked       Allocated    Held          Plan
+=========== ============ ============= =====================================
+anything    the same     the same      keep
+anything    the same     nothing       take
+anything    another one  other devices plug: take, and release what is held;
+                                       start: refuse
+anything    nothing      anything      refuse
+another one something    anything      plug: refuse; start: as allocated
+=========== ============ ============= =====================================
+
+The last row is a resize that failed on its destination: Nova has put the old
+flavor back and left the allocation of the new one.
+"""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+
+from nova_accel import exception
+from nova_accel import matching
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import request
+
+Requests = Sequence[request.AcceleratorRequest]
+#: as Placement answers: {provider uuid: {'resources': {class: amount}}}
+Allocations = Mapping[str, Mapping]
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Devices that the server holds already, for one request."""
+
+    wanted: request.AcceleratorRequest
+    claims: tuple[model.Claim, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Take:
+    """Devices to be claimed of one provider, for one request."""
+
+    wanted: request.AcceleratorRequest
+    provider_uuid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    keep: tuple[Keep, ...] = ()
+    take: tuple[Take, ...] = ()
+    #: held, and not allocated
+    surplus: tuple[model.Claim, ...] = ()
+
+
+def is_complete(requests: Requests, held: Iterable[model.Claim]) -> bool:
+    """Whether a server has all that its flavor asks for, ready to be used.
+
+    Where standard resource classes are in force a request may be one for a
+    vGPU of Nova's own, which no claim of ours answers: then the answer is
+    False, and Placement knows more.
+    """
+    held = list(held)
+    asked, has = _amounts(requests), collections.Counter(
+        claim.resource_class for claim in held)
+    return (all(has[name] >= amount for name, amount in asked.items())
+            and all(c.state is model.ClaimState.BOUND for c in held))
+
+
+def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
+            ours: Sequence[request.Allocation],
+            held: Sequence[model.Claim]) -> Plan:
+    """For a server that gets devices on this host.
+
+    :param requests: of its flavor and image.
+    :param allocations: all of the server's.
+    :param ours: the part of them that is of our providers.
+    :param held: its current claims, from an earlier try.
+    :raises DeviceUnavailable: the allocation does not answer the requests.
+    """
+    if _missing(requests, allocations) and not ours:
+        raise exception.DeviceUnavailable(
+            f'Server {server_uuid} was to get {_said(requests, ())}, and the '
+            f'allocation has none of ours: schedule the build again.')
+    requests = _for_us(requests, ours)
+    keep, left = _kept(requests, ours, held)
+    kept = {claim.uuid for step in keep for claim in step.claims}
+    return Plan(
+        keep, _taken(requests, keep, left),
+        tuple(claim for claim in held if claim.uuid not in kept))
+
+
+def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
+             ours: Sequence[request.Allocation],
+             held: Sequence[model.Claim]) -> Plan:
+    """For a server that had its devices and starts again, and whose claims
+    are missing or half done; it loses nothing, whatever is allocated.
+
+    :raises DeviceUnavailable: Placement does not stand behind its devices.
+    """
+    if (held or _missing(requests, allocations)) and not ours:
+        raise exception.DeviceUnavailable(
+            f'Server {server_uuid} is to start with {_said(requests, held)}, '
+            f'and Placement has none allocated to it, as after a rebuild or '
+            f'resize that failed: resize, shelve or delete the server.')
+    own = _amounts(_for_us(requests, ours))
+    if own != _total(allocation.resources for allocation in ours):
+        requests = [request.AcceleratorRequest('', name, amount)
+                    for allocation in ours
+                    for name, amount in allocation.resources.items()]
+    else:
+        requests = _for_us(requests, ours)
+    keep, left = _kept(requests, ours, held)
+    kept = {claim.uuid for step in keep for claim in step.claims}
+    lost = [claim for claim in held if claim.uuid not in kept]
+    if lost:
+        raise exception.DeviceUnavailable(
+            f'Server {server_uuid} holds '
+            f'{", ".join(c.handle.address for c in lost)[:80]}, which '
+            f'Placement has not allocated to it: shelve or delete the server, '
+            f'or allocate it again.')
+    return Plan(keep, _taken(requests, keep, left))
+
+
+def _for_us(requests, ours):
+    """Without those for vGPUs of Nova's own, in classes that both have."""
+    offered = {name for allocation in ours for name in allocation.resources}
+    return [wanted for wanted in requests if wanted.resource_class in offered
+            or naming.is_custom(wanted.resource_class)]
+
+
+def _missing(requests, allocations) -> bool:
+    """Whether less is allocated than asked for, from whatever provider."""
+    given = _total(a['resources'] for a in allocations.values())
+    return any(given[name] < amount
+               for name, amount in _amounts(requests).items())
+
+
+def _kept(requests, ours, held):
+    """The requests that held devices answer, and what is allocated beside."""
+    left = {a.provider_uuid: dict(a.resources) for a in ours}
+    by_request: dict = collections.defaultdict(list)
+    for claim in held:
+        by_request[claim.group, claim.resource_class,
+                   claim.provider_uuid].append(claim)
+    keep = []
+    for wanted in requests:
+        name = wanted.resource_class
+        for provider_uuid in sorted(left):
+            claims = by_request[wanted.group, name, provider_uuid]
+            if (len(claims) == wanted.amount
+                    and left[provider_uuid].get(name, 0) >= wanted.amount):
+                left[provider_uuid][name] -= wanted.amount
+                keep.append(Keep(wanted, tuple(claims)))
+                claims.clear()
+                break
+    return tuple(keep), [
+        dataclasses.replace(a, resources=resources) for a in ours
+        if any((resources := left[a.provider_uuid]).values())]
+
+
+def _taken(requests, keep, left):
+    answered = [step.wanted for step in keep]
+    open_requests = []
+    for wanted in requests:
+        if wanted in answered:
+            answered.remove(wanted)
+        else:
+            open_requests.append(wanted)
+    if not open_requests:
+        return ()
+    return tuple(Take(wanted, allocation.provider_uuid) for wanted, allocation
+                 in matching.match(open_requests, left))
+
+
+def _amounts(requests) -> collections.Counter:
+    amounts: collections.Counter = collections.Counter()
+    for wanted in requests:
+        amounts[wanted.resource_class] += wanted.amount
+    return amounts
+
+
+def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
+    total: collections.Counter = collections.Counter()
+    for amounts in resources:
+        total.update(amounts)
+    return total
+
+
+def _said(requests, held) -> str:
+    """Short: a fault is cut off after 255 characters."""
+    if requests:
+        return ', '.join(map(str, requests))[:85]
+    return ', '.join(claim.handle.address for claim in held)[:85]

@@ -1,0 +1,178 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Compare claims with libvirt's guests and with Placement's allocations.
+
+A server can go without this host hearing of it: deleted while the host was
+down, or before it was built. Its claim is released when it is certain that
+the device is free: no guest of the server is on this host, and Placement
+names no consumer that the server could be. What is released is judged twice,
+the second time while no other operation of ours can begin on the server.
+
+A guest can run without its device: nova-compute was killed between its loss
+and its return, or the guest let go of it after the wait had ended. And a
+device can be in a guest without a claim, after a lost store.
+"""
+
+import time
+
+from oslo_log import log as logging
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel import conf
+from nova_accel.host import limited
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+class Reconciler:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud):
+        self._accelerators = accelerators
+        self._holdings = accelerators.holdings
+        self._cloud = cloud
+        self._ran_at: float | None = None
+        #: whether a run has come to its end since nova-compute started
+        self._has_run = False
+        #: guests of which it was said that they have a device without a claim
+        self._strange: dict[str, str] = {}
+        self._background = limited.Background(self._logged_run)
+
+    def run_if_due(self) -> None:
+        """Compare in the background, at start and then periodically."""
+        now = time.monotonic()
+        if (self._ran_at is None or now - self._ran_at
+                >= CONF.accel.discovery_interval) and self._background.start():
+            self._ran_at = now
+
+    def _logged_run(self):
+        try:
+            self.run(first=not self._has_run)
+            self._has_run = True
+        except Exception as error:
+            LOG.warning('Claims could not be compared with libvirt and '
+                        'Placement, and stay as they are: %s', error)
+
+    def run(self, first: bool = False) -> int:
+        """Compare now; asks Placement only for claims without a guest.
+
+        :param first: nova-compute has just started; what it was doing when it
+            ended may be half done.
+        :returns: how many accelerators were released.
+        """
+        self._accelerators.inventory.recover()
+        released = self._accelerators.retry_releases(
+            self._cloud.admin_context())
+        claims = self._holdings.all()
+        running = self._cloud.running()
+        self._fence_what_has_no_claim(claims, running)
+        if not claims:
+            return released
+        self._reattach_all(claims, running, first)
+        by_server: dict[str, list[model.Claim]] = {}
+        for claim in self._without_a_server(claims):
+            by_server.setdefault(claim.instance_uuid, []).append(claim)
+        for server_uuid, judged in by_server.items():
+            released += self._release(server_uuid, judged)
+        return released
+
+    # Claims without a server
+
+    def _without_a_server(self, claims):
+        """Claims behind which nothing stands; asks Placement once for each
+        provider that may have to be released."""
+        guests = {model.Role.CURRENT: self._cloud.guests(),
+                  # the old self of a server that moved stays defined
+                  model.Role.OLD: set(self._cloud.running())}
+        current = {(c.instance_uuid, c.provider_uuid)
+                   for c in self._holdings.all()
+                   if c.role is model.Role.CURRENT}
+        consumers: dict[str, set[str]] = {}
+        for claim in claims:
+            if (claim.state is model.ClaimState.DELETING
+                    or claim.instance_uuid in guests[claim.role]
+                    or self._accelerators.is_plugging(claim.instance_uuid)):
+                continue
+            if claim.provider_uuid not in consumers:
+                consumers[claim.provider_uuid] = self._cloud.consumers(
+                    claim.provider_uuid)
+            owners = {claim.consumer_uuid}
+            if (claim.instance_uuid, claim.provider_uuid) not in current:
+                # Placement hears first of a move that is reverted or failed
+                owners.add(claim.instance_uuid)
+            if not owners & consumers[claim.provider_uuid]:
+                yield claim
+
+    def _release(self, server_uuid, judged):
+        """Release the claims of a server that still have nothing behind them,
+        now that no plug of the server can begin."""
+        with self._accelerators.exclusive(server_uuid):
+            stale = list(self._without_a_server(self._holdings.now(judged)))
+            if not stale:
+                return 0
+            LOG.warning('Server %s has no guest here and no allocation: its '
+                        'accelerators are released', server_uuid)
+            return self._accelerators.release(
+                self._cloud.admin_context(), stale)
+
+    # Guests without their devices, and devices without their claims
+
+    def _reattach_all(self, claims, running, first):
+        for server_uuid in {c.instance_uuid for c in claims} & set(running):
+            lacking = _lacking(claims, server_uuid, running, first)
+            if not lacking:
+                continue
+            try:
+                self._reattach(server_uuid, first)
+            except Exception as error:
+                LOG.error('Server %s runs and may be without its '
+                          'accelerators (virsh dumpxml %s): %s',
+                          server_uuid, server_uuid, error)
+
+    def _reattach(self, server_uuid, first):
+        """Give a running guest back what it lost, and touch nothing else."""
+        with self._accelerators.exclusive(server_uuid):
+            lacking = _lacking(self._holdings.of(server_uuid), server_uuid,
+                               self._cloud.running(), first)
+            for server in self._cloud.servers([server_uuid]):
+                if not lacking or server.task_state is not None:
+                    continue
+                LOG.warning('Server %s runs without its accelerators, which '
+                            'it gets back now', server_uuid)
+                self._accelerators.restore(
+                    self._cloud.admin_context(), server.accelerators, lacking)
+                self._cloud.attach(server_uuid, [c.handle for c in lacking])
+
+    def _fence_what_has_no_claim(self, claims, running):
+        """A device of ours that a guest has without a claim is offered to no
+        other server until the guest is gone."""
+        claimed = {c.handle.address for c in claims}
+        strange = {}
+        for server_uuid, addresses in running.items():
+            for address in addresses - claimed:
+                strange[address] = server_uuid
+        found = self._accelerators.inventory.fence_handles(strange)
+        for address, server_uuid in found.items():
+            if self._strange.get(address) != server_uuid:
+                LOG.error(
+                    'The guest of server %s has %s, for which there is no '
+                    'claim; it is offered to no other server. See virsh '
+                    'dumpxml %s, and stop or delete the server.',
+                    server_uuid, address, server_uuid)
+        self._strange = found
+
+
+def _lacking(claims, server_uuid, running, first):
+    """Claims whose devices the running guest of their server has not got.
+
+    Of those that were left without their function, which are not bound, the
+    owner has been told; a crash may have left others so.
+    """
+    return [c for c in claims
+            if c.instance_uuid == server_uuid
+            and c.role is model.Role.CURRENT
+            and c.state is not model.ClaimState.DELETING
+            and (first or c.state is model.ClaimState.BOUND)
+            and c.handle.address not in running.get(server_uuid, ())]

@@ -1,0 +1,196 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Programming at run time: the owner of a server sets its metadata.
+
+``accel<g>:bitstream_id=<image>`` asks for it (<g> is the group of the flavor;
+it may be left out where one group only allows it), and ``accel<g>:status``
+says what became of it: one word, the image, and after a colon why. Nova does
+not tell a compute host about metadata; they are read periodically.
+"""
+
+import collections
+import dataclasses
+import re
+import threading
+import time
+import uuid
+
+from oslo_log import log as logging
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel import model
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+#: Nova's limit for a value of metadata, in characters
+_MAX = 255
+_ASKS = re.compile(f'accel({request.GROUP}):bitstream_id')
+
+
+class RuntimeProgramming:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud):
+        self._accelerators = accelerators
+        self._cloud = cloud
+        self._background = limited.Background(self._logged_run)
+        self._lock = threading.Lock()
+        #: servers that are being looked after, each by a thread of its own
+        self._at_work: dict[str, object] = {}
+        #: (device address, region index) -> when it was last programmed here
+        self._programmed_at: dict = collections.defaultdict(
+            lambda: float('-inf'))
+
+    def start_run(self) -> None:
+        """Look through the servers in the background, and work on each that
+        asks; one that takes long does not delay another."""
+        self._background.start()
+
+    def _logged_run(self):
+        try:
+            self._start_all()
+        except Exception:
+            LOG.exception('The metadata of servers could not be searched for '
+                          'bitstreams')
+
+    def run(self) -> int:
+        """Look through the servers now, and wait for all of them.
+
+        :returns: how many regions were programmed.
+        """
+        return sum(future.result() for future in self._start_all())
+
+    def _start_all(self):
+        held = {c.instance_uuid for c in self._accelerators.holdings.all()
+                if c.role is model.Role.CURRENT}
+        return [self._start(server.uuid)
+                for server in (self._cloud.servers(held) if held else ())
+                if self._asked(server)]
+
+    def _start(self, server_uuid):
+        with self._lock:
+            running = self._at_work.get(server_uuid)
+            if running is None or running.done():
+                running = limited.start(self._logged_server, server_uuid)
+                self._at_work = {
+                    uuid_: future for uuid_, future in self._at_work.items()
+                    if not future.done()}
+                self._at_work[server_uuid] = running
+            return running
+
+    def _logged_server(self, server_uuid):
+        try:
+            # operations that Nova began before wait for us; those that begin
+            # now show in task_state
+            with self._accelerators.exclusive(server_uuid):
+                return sum(
+                    self._program(server, group, image)
+                    for server in self._cloud.servers([server_uuid])
+                    if server.vm_state == 'active' and not server.task_state
+                    for group, image in self._asked(server).items())
+        except Exception:
+            LOG.exception('Server %s asks for a bitstream, and its request '
+                          'could not be carried out', server_uuid)
+            return 0
+
+    def _asked(self, server):
+        """What is asked for and not answered yet: group -> image."""
+        asked = {}
+        for key, image in server.metadata.items():
+            found = _ASKS.fullmatch(key)
+            if not found or not image:
+                continue
+            group = found[1]
+            said = server.metadata.get(f'accel{group}:status', '')
+            word, _, about = said.partition(':')[0].partition(' ')
+            if (about != _shown(image)
+                    # of a process that is gone
+                    or word == 'programming'
+                    # the server moved, and its device came as in the flavor
+                    or word == 'programmed'
+                    and not self._carries(server, group, image)):
+                asked[group] = image
+        return asked
+
+    def _carries(self, server, group, image):
+        wanted = _request(server, group, image)
+        return all(c.restore_bitstream == wanted.bitstream_id
+                   for c in self._claims_of(server, wanted.group))
+
+    def _claims_of(self, server, group):
+        return [c for c in self._accelerators.holdings.of(server.uuid)
+                if c.group == group]
+
+    def _is_too_soon(self, server, wanted):
+        """Whether the regions were programmed less than
+        runtime_programming_pause ago; a later look does it then."""
+        regions = {(c.device_address, c.region_index)
+                   for c in self._claims_of(server, wanted.group)}
+        now = time.monotonic()
+        if any(now - self._programmed_at[region]
+               < CONF.accel.runtime_programming_pause for region in regions):
+            return True
+        self._programmed_at.update(dict.fromkeys(regions, now))
+        return False
+
+    def _program(self, server, group, image):
+        def say(word, reason=''):
+            text = f'{word} {_shown(image)}{reason and f": {reason}"}'
+            LOG.info('Server %s, accel%s: %s', server.uuid, group, text)
+            self._cloud.say(server.uuid, f'accel{group}:status', text[:_MAX])
+
+        context = self._cloud.admin_context()
+        try:
+            wanted = _request(server, group, image)
+            self._cloud.check_image(
+                context, wanted.bitstream_id, server.project_id)
+            if self._is_too_soon(server, wanted):
+                return 0
+            say('programming')
+            self._accelerators.reprogram(context, server.accelerators, wanted)
+        except exception.DeviceDetached as error:
+            say('detached', error)
+        except Exception as error:
+            if not isinstance(error, exception.AcceleratorError):
+                LOG.exception('Programming at run time failed')
+            say('failed', error)
+        else:
+            say('programmed')
+            return 1
+        return 0
+
+
+def _shown(image):
+    """The owner's text as a part of a status: short and without spaces."""
+    return re.sub('[^0-9A-Za-z_.-]', '?', image)[:40]
+
+
+def _request(server, group, image):
+    """What is asked for, as if the flavor said so.
+
+    :raises InvalidRequest: not in this flavor, or not an image id.
+    """
+    free = {r.group: r for r in server.accelerators.requests
+            if r.runtime_programming}
+    if not group and len(free) == 1:
+        group, = free
+    if group not in free:
+        raise exception.InvalidRequest(
+            f'accel{group}:bitstream_id does not belong to a group of the '
+            f'flavor that may be programmed at run time, which are '
+            f'{", ".join(map(repr, free)) or "none"}: the operator allows it '
+            f'by accel<group>:{request.RUNTIME}=true.')
+    try:
+        bitstream_id = str(uuid.UUID(image))
+    except ValueError:
+        raise exception.InvalidRequest(
+            f'accel{group}:bitstream_id is not an image id: give a UUID.'
+        ) from None
+    return dataclasses.replace(
+        free[group], function_id=None, function_name=None,
+        bitstream_id=bitstream_id)

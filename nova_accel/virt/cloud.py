@@ -1,0 +1,244 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The one door from the rooms below to Nova, and to whom Nova talks.
+
+attach.cloud.Cloud says what each call means. The private parts of Nova that
+we use on the compute side are all here; tests/unit/test_nova_signatures.py
+compares them between releases.
+"""
+
+import contextlib
+
+from keystoneauth1 import exceptions as ks_exc
+from nova.compute import resource_tracker
+from nova import context as nova_context
+from nova import exception as nova_exception
+from nova.image import glance as nova_glance
+from nova import objects
+from nova import utils
+
+from nova_accel.bitstream import glance
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import request
+from nova_accel.virt import guest as guest_devices
+
+CONF = conf.CONF
+#: how often a write to Placement is tried where others write as well
+_TRIES = 5
+#: beginnings of the extra specs that request.parse() looks at
+_OURS = ('resources', 'accel', 'function', 'bitstream')
+
+
+class NovaCloud:
+    """See attach.cloud.Cloud."""
+
+    def __init__(self, driver):
+        """:param driver: nova.virt.libvirt.driver.LibvirtDriver"""
+        self._driver = driver
+        #: devices in guest XML and in running guests
+        self.hostdevs = guest_devices.Hostdevs(driver._set_managed_mode)
+
+    def admin_context(self):
+        return nova_context.get_admin_context()
+
+    # Placement
+
+    @property
+    def _placement(self):
+        """Nova's report client."""
+        return self._driver.virtapi.reportclient
+
+    def allocations(self, context, consumer_uuid):
+        try:
+            return self._placement.get_allocs_for_consumer(
+                context, consumer_uuid)['allocations']
+        except (nova_exception.ConsumerAllocationRetrievalFailed,
+                ks_exc.ClientException) as error:
+            raise exception.PlacementUnavailable(
+                f'Placement was asked what is allocated to {consumer_uuid}, '
+                f'and did not say ({_short(error)}): see that it answers '
+                f'nova-compute, and try again.') from error
+
+    def consumers(self, provider_uuid):
+        try:
+            return set(self._placement.get_allocations_for_resource_provider(
+                self.admin_context(), provider_uuid).allocations)
+        except (nova_exception.ResourceProviderAllocationRetrievalFailed,
+                ks_exc.ClientException) as error:
+            raise exception.PlacementUnavailable(
+                f'Placement was asked who uses provider {provider_uuid}, and '
+                f'did not say ({_short(error)}): see that it answers '
+                f'nova-compute.') from error
+
+    def reporting(self):
+        # a report under way would overwrite ours with what it copied before
+        return utils.synchronized(
+            resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)(
+                contextlib.nullcontext)()
+
+    def show(self, context, provider_uuid, change):
+        client = self._placement
+        url = f'/resource_providers/{provider_uuid}'
+        for _ in range(_TRIES):
+            found = self._answer(client.get(
+                f'{url}/inventories', version='1.26'))
+            there = self._answer(client.get(f'{url}/traits', version='1.6'))
+            generation = there['resource_provider_generation']
+            inventory, traits = change(
+                found['inventories'], set(there['traits']))
+            if inventory is not None:
+                generation = self._put(
+                    f'{url}/inventories', '1.26', generation, 'inventories',
+                    inventory, client._provider_tree.update_inventory,
+                    provider_uuid)
+            if generation is not None and traits != set(there['traits']):
+                client._ensure_traits(context, traits)
+                generation = self._put(
+                    f'{url}/traits', '1.6', generation, 'traits',
+                    sorted(traits), client._provider_tree.update_traits,
+                    provider_uuid)
+            if generation is not None:
+                return
+        raise exception.PlacementUnavailable(
+            f'Provider {provider_uuid} was to be shown in Placement, and '
+            f'others changed it {_TRIES} times meanwhile: the next report '
+            f'shows it.')
+
+    def _put(self, url, version, generation, name, value, remember,
+             provider_uuid):
+        """Write a part of a provider, into Nova's copy too.
+
+        Not by the report client's own methods: those log an ERROR where a
+        server was scheduled to the provider in this moment.
+
+        :returns: the generation then; None where another writer was faster.
+        """
+        response = self._placement.put(
+            url, {'resource_provider_generation': generation, name: value},
+            version=version)
+        if response is not None and response.status_code == 409:
+            return None
+        body = self._answer(response)
+        generation = body['resource_provider_generation']
+        with contextlib.suppress(ValueError):
+            # Nova has not read the provider yet
+            remember(provider_uuid, value, generation=generation)
+        return generation
+
+    @staticmethod
+    def _answer(response):
+        if response is None or response.status_code != 200:
+            said = ('no answer' if response is None
+                    else f'{response.status_code} {response.text[:200]}')
+            raise exception.PlacementUnavailable(
+                f'Placement was asked for a provider of this host, and gave '
+                f'{said}: see that it answers nova-compute.')
+        return response.json()
+
+    # Glance
+
+    def images(self, context):
+        if context.user_id:
+            return nova_glance.GlanceClientWrapper(
+                context,
+                endpoint=nova_glance.generate_glance_url(context)).client
+        # at run time and at host boot no user is there to ask for
+        servers = CONF.glance.api_servers
+        return glance.service_client(servers[0] if servers else None)
+
+    def check_image(self, context, image_id, project_id):
+        glance.check_use(self.images(context), image_id, project_id)
+
+    # Servers
+
+    def servers(self, uuids):
+        instances = objects.InstanceList.get_by_filters(
+            self.admin_context(),
+            {'uuid': list(uuids), 'deleted': False,
+             'host': self._driver.virtapi._compute.host},
+            expected_attrs=['metadata', 'flavor', 'system_metadata'],
+            use_slave=False)
+        return [NovaServer(instance) for instance in instances]
+
+    def say(self, instance_uuid, key, text):
+        context = self.admin_context()
+        for _ in range(_TRIES):
+            # read at the last moment: Nova writes all keys or none
+            instance = objects.Instance.get_by_uuid(
+                context, instance_uuid, expected_attrs=['metadata'])
+            instance.metadata = {**instance.metadata, key: text}
+            instance.save()
+            instance.refresh()
+            if instance.metadata.get(key) == text:
+                return
+
+    # Guests
+
+    def guests(self):
+        return set(self._driver.list_instance_uuids())
+
+    def running(self):
+        return {guest.uuid: frozenset(self.hostdevs.addresses(guest))
+                for guest in self._driver._host.list_guests(
+                    only_running=True)}
+
+    def detach(self, instance_uuid, handles):
+        self.hostdevs.detach(self._guest(instance_uuid), handles)
+
+    def attach(self, instance_uuid, handles):
+        # a guest that was shut down meanwhile gets them when it starts
+        with contextlib.suppress(nova_exception.InstanceNotFound):
+            guest = self._guest(instance_uuid)
+            if guest.is_active():
+                self.hostdevs.attach(guest, handles)
+
+    def _guest(self, instance_uuid):
+        return self._driver._host.get_guest(
+            objects.Instance(uuid=instance_uuid))
+
+
+class NovaServer:
+    """See attach.cloud.Instance."""
+
+    def __init__(self, instance):
+        """:param instance: nova.objects.Instance"""
+        self.uuid = instance.uuid
+        self.project_id = instance.project_id
+        self.vm_state = instance.vm_state
+        self.task_state = instance.task_state
+        self.metadata = instance.metadata
+        self.accelerators = server_of(instance)
+
+
+def server_of(instance) -> request.Server:
+    """What concerns accelerators of Nova's record of a server.
+
+    :param instance: nova.objects.Instance
+    """
+    specs = instance.flavor.extra_specs
+    if not any(key.startswith(_OURS) for key in specs):
+        # nothing that is not loaded is asked of Nova for the sake of a server
+        # without accelerators
+        return request.Server(instance.uuid, instance.project_id, {})
+    return request.Server(
+        instance.uuid, instance.project_id, specs,
+        {key.removeprefix('image_'): value
+         for key, value in instance.system_metadata.items()
+         if key.startswith('image_accel')})
+
+
+def migration_of(context, instance):
+    """The move that a server is in, on its source.
+
+    :returns: nova.objects.Migration
+    """
+    if instance.migration_context is not None:
+        return objects.Migration.get_by_id_and_instance(
+            context, instance.migration_context.migration_id, instance.uuid)
+    # a resize to another cell
+    return objects.Migration.get_by_instance_and_status(
+        context, instance.uuid, 'migrating')
+
+
+def _short(error) -> str:
+    return str(error).partition('\n')[0][:120]

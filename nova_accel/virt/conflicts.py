@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices that Nova's own options claim too: given out twice, if at all."""
+
+import dataclasses
+
+from nova.pci import whitelist
+from oslo_log import log as logging
+
+from nova_accel import conf
+from nova_accel.drivers import rules
+from nova_accel.host import pci
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+class Conflicts:
+
+    def __init__(self, kernel, type_of_parent, default_type):
+        """
+        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+        :param type_of_parent: of Nova's vGPUs, by the name of the parent:
+            LibvirtDriver.pgpu_type_mapping.
+        :param default_type: Nova's first type without addresses:
+            LibvirtDriver.pgpu_type_default.
+        :raises PciConfigInvalidSpec: [pci] device_spec cannot be read.
+        """
+        self._kernel = kernel
+        self._type_of_parent = type_of_parent
+        self._default_type = default_type
+        self._rules = rules.DeviceRules()
+        self._specs = (whitelist.Whitelist(CONF.pci.device_spec)
+                       if CONF.pci.device_spec else None)
+
+    def taken_elsewhere(self, device: model.Device) -> str:
+        """Which of Nova's options has a device, or a part of it, as well.
+
+        :returns: a clause, '' where none has it or the device cannot be read.
+        """
+        try:
+            return self._matched(device)
+        except (OSError, ValueError) as error:
+            LOG.warning('Device %s is not compared with what Nova has: %s',
+                        device.address, error)
+            return ''
+
+    def _matched(self, device):
+        for address in sorted(device.functions() | self._future(device)):
+            option = (self._option_of_pci(address)
+                      or self._option_of_vgpus(address))
+            if option:
+                return f'{address} is matched by {option}'
+        return ''
+
+    def _future(self, device):
+        """VFs of a GPU on which its vGPUs may come to be."""
+        if device.type != 'VGPU' or not pci.ADDRESS.fullmatch(device.address):
+            return set()
+        left = self._rules.applied(dataclasses.replace(device, handles=tuple(
+            model.AttachHandle(model.HandleType.PCI, vf) for vf
+            in pci.virtual_functions(self._kernel, device.address))))
+        return {h.address for h in left.handles} if left else set()
+
+    def _option_of_pci(self, address):
+        if not self._specs or not pci.ADDRESS.fullmatch(address):
+            return None
+        seen = {'address': address,
+                'vendor_id': pci.identifier(self._kernel, address, 'vendor'),
+                'product_id': pci.identifier(self._kernel, address, 'device'),
+                'parent_addr': pci.physical_function(self._kernel, address)}
+        return ('[pci] device_spec' if self._specs.device_assignable(seen)
+                else None)
+
+    def _option_of_vgpus(self, address):
+        """The option by which Nova makes vGPUs on a function, if any.
+
+        Nova applies its first type without addresses to every PCI function
+        that supports it and that no other type lists. A parent that is not a
+        PCI device goes by libvirt's name of its place in sysfs, and only
+        where a type lists it.
+        """
+        option = '[devices] enabled_mdev_types'
+        name, place = address, pci.path(address)
+        if not pci.ADDRESS.fullmatch(address):
+            place = f'class/mdev_bus/{address}'
+            name = self._kernel.readlink(place).rpartition(
+                'devices/virtual/')[2].replace('/', '_')
+        if name in self._type_of_parent:
+            return (f'{option} (device_addresses of '
+                    f'[mdev_{self._type_of_parent[name]}])')
+        if (name == address and self._default_type and self._kernel.exists(
+                f'{place}/mdev_supported_types/{self._default_type}')):
+            return option
+        return None

@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Our errors in Nova's words: where to build next, and what the user reads."""
+
+import contextlib
+import functools
+import inspect
+import textwrap
+
+from nova.compute import task_states
+from nova import exception as nova_exception
+from nova.virt.libvirt import driver as libvirt_driver
+from oslo_log import log as logging
+
+from nova_accel import exception
+
+LOG = logging.getLogger(__name__)
+
+
+class BuildRefused(nova_exception.BuildAbortException):
+    """Ends a build. Its fault is our sentence alone, because Nova cuts faults
+    off after 255 characters."""
+
+    msg_fmt = '%(reason)s'
+
+
+class Builds:
+    """The builds that this nova-compute works on.
+
+    The manager knows with which context a build came and whether a further
+    host may be tried; it does not tell the driver.
+    """
+
+    def __init__(self):
+        #: uuid of a server -> context of the request that builds it
+        self._contexts = {}
+        #: servers for which the scheduler gave no further host
+        self._last_hosts = set()
+
+    def watch(self, manager) -> None:
+        """Listen to the builds of a nova.compute.manager.ComputeManager."""
+        build = getattr(manager, '_do_build_and_run_instance', None)
+        if build is None:
+            LOG.warning('This release of Nova does not tell which build is '
+                        'on its last host, nor for whom a build is: bitstreams '
+                        'are fetched later, and the reason why a build failed '
+                        'on its last host is only in the log of nova-compute')
+            return
+        parameters = inspect.signature(build)
+
+        @functools.wraps(build)
+        def watched(*args, **kwargs):
+            try:
+                given = parameters.bind(*args, **kwargs).arguments
+            except TypeError:
+                # of a release that we do not know; it raises what it must
+                return build(*args, **kwargs)
+            uuid = given['instance'].uuid
+            self._contexts[uuid] = given.get('context')
+            if given.get('host_list') == []:
+                self._last_hosts.add(uuid)
+            try:
+                return build(*args, **kwargs)
+            finally:
+                self._contexts.pop(uuid, None)
+                self._last_hosts.discard(uuid)
+        manager._do_build_and_run_instance = watched
+
+    def context_of(self, instance):
+        """The context of the request that builds a server, or None.
+
+        Not the thread's current one, which each notification replaces by one
+        without token (oslo_messaging.notify.notifier).
+        """
+        return self._contexts.get(instance.uuid)
+
+    def may_go_elsewhere(self, instance) -> bool:
+        """Only a boot goes elsewhere: a rebuild that is told to is left
+        ACTIVE without a guest."""
+        return (instance.task_state == task_states.SPAWNING
+                and instance.uuid not in self._last_hosts)
+
+    @contextlib.contextmanager
+    def translated(self, instance, has_accelerators=lambda: False):
+        """Translate our errors: reschedule if another host may succeed, else
+        abort with our sentence as the fault. On the last host, translate
+        libvirt's errors too.
+
+        :param has_accelerators: whether the server holds any.
+        """
+        try:
+            yield
+        except exception.AcceleratorError as error:
+            if error.elsewhere and self.may_go_elsewhere(instance):
+                raise nova_exception.ComputeResourcesUnavailable(
+                    reason=str(error)) from error
+            raise BuildRefused(instance_uuid=instance.uuid,
+                               reason=str(error)) from error
+        except libvirt_driver.libvirt.libvirtError as error:
+            if not (instance.uuid in self._last_hosts
+                    and has_accelerators()):
+                raise
+            said = textwrap.shorten(str(error), 100, placeholder=' ...')
+            raise BuildRefused(instance_uuid=instance.uuid, reason=(
+                f'Server {instance.uuid} was to start with its accelerators, '
+                f'and libvirt refuses ({said}): see the logs of nova-compute '
+                f'and libvirt.')) from error
