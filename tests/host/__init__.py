@@ -1,0 +1,7 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The middle tier: what a compute host decides, without Nova.
+
+Real accelerators, a real claim store and the simulated kernel; Nova, Placement,
+Glance and libvirt are tests.host.cloud, which has just what attach.cloud
+names. A test takes tenths of a second.
+"""

@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A compute host for tests, and the order in which Nova calls it."""
+
+import os
+import tempfile
+import uuid
+
+import fixtures
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel.attach import accelerators
+from nova_accel.attach import reconcile
+from nova_accel.attach import runtime
+from nova_accel import conf
+from nova_accel import model
+from nova_accel import sim
+from tests.host import cloud as clouds
+from tests.unit import host as simulated
+
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+#: a flavor with one FPGA, as it is
+ONE = {f'resources1:{FPGA}': '1'}
+
+
+class Host:
+    """nova-compute on a simulated host, as far as accelerators go."""
+
+    def __init__(self, directory, path, taken_elsewhere=lambda device: ''):
+        """
+        :param directory: of the claim store and of the cloud.
+        :param path: description of the simulated host.
+        """
+        self.directory = directory
+        self.kernel = sim.SimulatedKernel(path)
+        self.cloud = clouds.Cloud(directory, self.kernel)
+        self._taken_elsewhere = taken_elsewhere
+
+    def start(self):
+        """nova-compute starts, for the first time or again."""
+        self.accelerators = accelerators.initialize(
+            clouds.NODE, self.directory, self.kernel, self.cloud,
+            self._taken_elsewhere)
+        self.inventory = self.accelerators.inventory
+        self.holdings = self.accelerators.holdings
+        self.reconciler = reconcile.Reconciler(self.accelerators, self.cloud)
+        self.runtime = runtime.RuntimeProgramming(
+            self.accelerators, self.cloud)
+        self.report()
+        return self
+
+    def report(self):
+        self.cloud.report(self.inventory)
+
+    def allocation(self, address=None, resource_class=FPGA, amount=1):
+        """Of one provider: the only one, or that of a device."""
+        uuid_, = [p.uuid for p in self.inventory.providers().values()
+                  if resource_class in p.inventory
+                  and address in (None, p.address)]
+        return {uuid_: {'resources': {resource_class: amount}}}
+
+    # The order of Nova's calls
+
+    def boot(self, specs, allocation, image_properties=None, uuid_=None):
+        """A server is built; its uuid."""
+        uuid_ = self.cloud.add_server(specs, image_properties, uuid_)
+        self.cloud.allocate(uuid_, allocation)
+        self.spawn(uuid_)
+        return uuid_
+
+    def spawn(self, uuid_, rebuilt=False, fails_after_start=None):
+        context = self.cloud.admin_context()
+        with self.accelerators.plugged(
+                context, self.cloud.server(uuid_),
+                lambda: self.cloud.allocations(context, uuid_), rebuilt):
+            self.start_guest(uuid_)
+            if fails_after_start:
+                raise fails_after_start
+
+    def start_guest(self, uuid_):
+        self.cloud.start_guest(uuid_, self.accelerators.handles_to_start(
+            self.cloud.admin_context(), self.cloud.server(uuid_)))
+
+    def reboot(self, uuid_):
+        """A hard reboot, a start, and what else begins a guest again."""
+        self.cloud.stop_guest(uuid_, undefine=True)
+        self.start_guest(uuid_)
+
+    def rebuild(self, uuid_, image_properties=None):
+        self.cloud.stop_guest(uuid_, undefine=True)
+        self.cloud.set_server(uuid_, image_properties=image_properties or {})
+        self.spawn(uuid_, rebuilt=True)
+
+    def delete(self, uuid_, wait=True):
+        self.cloud.stop_guest(uuid_, undefine=True)
+        self.accelerators.unplug(
+            self.cloud.admin_context(), uuid_, wait=wait)
+        self.cloud.allocate(uuid_, None)
+
+    def migrate_away(self, uuid_):
+        """The source of a cold migration; the migration's uuid."""
+        migration = str(uuid.uuid4())
+        self.cloud.move_allocation(uuid_, migration)
+        self.cloud.stop_guest(uuid_)
+        self.accelerators.set_aside(uuid_, migration)
+        return migration
+
+    def confirm(self, uuid_, migration):
+        self.cloud.stop_guest(uuid_, undefine=True)
+        self.accelerators.unplug(self.cloud.admin_context(), uuid_,
+                                 model.Role.OLD)
+        self.cloud.allocate(migration, None)
+
+    def revert(self, uuid_, migration):
+        self.cloud.move_allocation(migration, uuid_)
+        self.accelerators.restore_after_revert(uuid_)
+        self.start_guest(uuid_)
+
+    # What can be seen
+
+    def devices_of(self, uuid_):
+        """In the guest of a server; None where it does not run."""
+        running = self.cloud.running()
+        return sorted(running[uuid_]) if uuid_ in running else None
+
+    def states(self, uuid_):
+        return [c.state for c in self.accelerators.store.claims(uuid_)]
+
+    def carries(self, address, index=0):
+        return self.inventory.devices[address].region(index).function_uuid
+
+    def upload(self, function, **gbs):
+        """A bitstream with its function as a property; the image's id."""
+        with tempfile.NamedTemporaryFile() as file:
+            sim.make_gbs(file.name, function, simulated.INTERFACE, **gbs)
+            return self.cloud.upload(file.read(), **{
+                'accel:function_id': str(uuid.UUID(function))})
+
+
+class HostTestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.directory = self.useFixture(fixtures.TempDir()).path
+
+    def start_host(self, *cards, drivers=('dfl',), **more):
+        """A host with these devices, and nova-compute on it."""
+        self.simulated = self.useFixture(
+            simulated.SimulatedHost(*cards, **more))
+        self.config.config(
+            enabled_drivers=list(drivers),
+            simulated_host=self.simulated.path,
+            bitstream_cache=os.path.join(self.directory, 'cache'),
+            group='accel')
+        self.host = Host(self.directory, self.simulated.path)
+        return self.restart()
+
+    def restart(self):
+        """nova-compute ends in order and starts again."""
+        if hasattr(self.host, 'accelerators'):
+            self.host.accelerators.close()
+        self.host.start()
+        self.addCleanup(self.host.accelerators.close)
+        return self.host
+
+    def assertHas(self, server, *addresses):
+        """The guest has these devices, and the claims say so."""
+        self.assertEqual(sorted(addresses), self.host.devices_of(server))
+        self.assertEqual(sorted(addresses), sorted(
+            h.address for h in self.host.accelerators.handles(server)))
+
+
+def asks(function=None, **more):
+    """A flavor with one FPGA that carries a function."""
+    return {**ONE, **({'accel1:function_id': function} if function else {}),
+            **{f'accel1:{key}': value for key, value in more.items()}}
+
+

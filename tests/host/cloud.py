@@ -1,0 +1,362 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A cloud around one compute host: the other side of attach.cloud.Cloud.
+
+Its state lies in a file; it outlives a process that is killed, as Placement,
+libvirt and Glance outlive nova-compute.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import io
+import json
+import os
+import threading
+from urllib import parse
+import uuid
+
+from glanceclient import exc as glance_exc
+from oslo_context import context as oslo_context
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import request
+
+NODE = 'host'
+ROOT = str(uuid.uuid5(uuid.NAMESPACE_DNS, NODE))
+PROJECT = 'demo'
+
+
+@dataclasses.dataclass
+class Server:
+    """See attach.cloud.Instance."""
+
+    uuid: str
+    project_id: str
+    vm_state: str
+    task_state: str | None
+    metadata: dict
+    accelerators: request.Server
+
+
+class Cloud:
+    """One compute host of a cloud. Faults are attributes."""
+
+    def __init__(self, directory: str, kernel):
+        """
+        :param directory: for the state; the same one, the same cloud.
+        :param kernel: of the simulated host.
+        """
+        self._path = os.path.join(directory, 'cloud.json')
+        self._images_path = os.path.join(directory, 'images')
+        os.makedirs(self._images_path, exist_ok=True)
+        self.kernel = kernel
+        self._lock = threading.RLock()
+        #: what Placement answers instead of allocations: an exception
+        self.placement_error = None
+        #: raised instead of letting go of, or taking, a device
+        self.detach_error = self.attach_error = None
+        #: how many times Placement was asked for allocations, written to
+        self.asked = self.shown = 0
+
+    @contextlib.contextmanager
+    def state(self):
+        """The state as a dict; what was changed in it is kept."""
+        with self._lock, open(f'{self._path}.lock', 'w') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                with open(self._path) as file:
+                    state = json.load(file)
+            except FileNotFoundError:
+                state = {kind: {} for kind in (
+                    'servers', 'allocations', 'guests', 'providers')}
+            before = json.dumps(state)
+            yield state
+            after = json.dumps(state)
+            if after != before:
+                with open(f'{self._path}.new', 'w') as file:
+                    file.write(after)
+                os.rename(f'{self._path}.new', self._path)
+
+    def read(self):
+        with self.state() as state:
+            return state
+
+    # attach.cloud.Cloud
+
+    def admin_context(self):
+        return oslo_context.RequestContext(is_admin=True)
+
+    def allocations(self, context, consumer_uuid):
+        self.asked += 1
+        if self.placement_error:
+            raise self.placement_error
+        return self.read()['allocations'].get(consumer_uuid, {})
+
+    def consumers(self, provider_uuid):
+        if self.placement_error:
+            raise self.placement_error
+        return {consumer for consumer, allocation
+                in self.read()['allocations'].items()
+                if provider_uuid in allocation}
+
+    def reporting(self):
+        return self._lock
+
+    def show(self, context, provider_uuid, change):
+        with self.state() as state:
+            there = state['providers'].get(provider_uuid)
+            if there is None:
+                return
+            inventory, traits = change(
+                there['inventory'], set(there['traits']))
+            if inventory is not None:
+                there['inventory'] = inventory
+            there['traits'] = sorted(traits)
+            self.shown += 1
+
+    def images(self, context):
+        return Glance(self._images_path)
+
+    def check_image(self, context, image_id, project_id):
+        if not os.path.exists(os.path.join(self._images_path, image_id)):
+            raise exception.BitstreamError(f'There is no image {image_id}.')
+
+    def servers(self, uuids):
+        servers = self.read()['servers']
+        return [Server(
+            uuid_, s['project_id'], s['vm_state'], s['task_state'],
+            s['metadata'], self.server(uuid_)) for uuid_, s in servers.items()
+            if uuid_ in uuids]
+
+    def say(self, instance_uuid, key, text):
+        with self.state() as state:
+            state['servers'][instance_uuid]['metadata'][key] = text
+
+    def guests(self):
+        return set(self.read()['guests'])
+
+    def running(self):
+        return {uuid_: frozenset(guest['devices'])
+                for uuid_, guest in self.read()['guests'].items()
+                if guest['running']}
+
+    def detach(self, instance_uuid, handles):
+        if self.detach_error:
+            raise self.detach_error
+        for handle in handles:
+            if self._change_devices(instance_uuid, handle, 'remove'):
+                self._returns(handle)
+
+    def attach(self, instance_uuid, handles):
+        if self.attach_error:
+            raise self.attach_error
+        if instance_uuid in self.running():
+            for handle in handles:
+                if self._change_devices(instance_uuid, handle, 'append'):
+                    self._takes(handle)
+
+    def _change_devices(self, instance_uuid, handle, what):
+        with self.state() as state:
+            devices = state['guests'][instance_uuid]['devices']
+            changes = (handle.address in devices) == (what == 'remove')
+            if changes:
+                getattr(devices, what)(handle.address)
+            return changes
+
+    def _takes(self, handle):
+        if handle.type is model.HandleType.PCI and handle.managed:
+            self.kernel.guest_takes(handle.address, *handle.companions)
+        else:
+            self.kernel.guest_opens(handle.address)
+
+    def _returns(self, handle):
+        with contextlib.suppress(OSError):
+            if handle.type is model.HandleType.PCI and handle.managed:
+                self.kernel.guest_returns(handle.address)
+            else:
+                self.kernel.guest_closes(handle.address)
+
+    # What users and Nova do
+
+    def add_server(self, extra_specs, image_properties=None, uuid_=None):
+        """A server of that flavor; its uuid."""
+        uuid_ = uuid_ or str(uuid.uuid4())
+        with self.state() as state:
+            state['servers'][uuid_] = {
+                'project_id': PROJECT, 'vm_state': 'active',
+                'task_state': None, 'metadata': {},
+                'extra_specs': extra_specs,
+                'image_properties': image_properties or {}}
+        return uuid_
+
+    def server(self, uuid_) -> request.Server:
+        server = self.read()['servers'][uuid_]
+        return request.Server(uuid_, server['project_id'],
+                              server['extra_specs'],
+                              server['image_properties'])
+
+    def set_server(self, uuid_, **fields):
+        with self.state() as state:
+            state['servers'][uuid_].update(fields)
+
+    def allocate(self, consumer, allocation):
+        """:param allocation: None takes it away."""
+        with self.state() as state:
+            if allocation is None:
+                state['allocations'].pop(consumer, None)
+            else:
+                state['allocations'][consumer] = allocation
+
+    def move_allocation(self, consumer, other):
+        with self.state() as state:
+            state['allocations'][other] = state['allocations'].pop(consumer)
+
+    def start_guest(self, uuid_, handles):
+        """libvirt starts a guest with these devices."""
+        for handle in handles:
+            self._takes(handle)
+        with self.state() as state:
+            state['guests'][uuid_] = {
+                'running': True, 'devices': [h.address for h in handles]}
+
+    def stop_guest(self, uuid_, undefine=False):
+        with self.state() as state:
+            guest = state['guests'].get(uuid_)
+            if guest is None:
+                return
+            devices = guest['devices'] if guest['running'] else []
+            guest['running'] = False
+            if undefine:
+                del state['guests'][uuid_]
+        for address in devices:
+            with contextlib.suppress(OSError):
+                self.kernel.guest_returns(address)
+            with contextlib.suppress(OSError):
+                self.kernel.guest_closes(address)
+
+    def lose_power(self):
+        """Guests end without being undefined."""
+        with self.state() as state:
+            for guest in state['guests'].values():
+                guest['running'] = False
+
+    def upload(self, data: bytes, **properties) -> str:
+        image_id = str(uuid.uuid4())
+        record = {
+            'id': image_id, 'name': 'bitstream', 'status': 'active',
+            'size': len(data), 'owner': PROJECT, 'visibility': 'public',
+            'os_hash_algo': 'sha512',
+            'os_hash_value': hashlib.sha512(data).hexdigest(), **properties}
+        with open(os.path.join(self._images_path, image_id), 'wb') as file:
+            file.write(json.dumps(record).encode() + b'\n' + data)
+        return image_id
+
+    def report(self, inventory) -> None:
+        """One pass of Nova's report of our providers."""
+        tree = Tree(self)
+        inventory.update_tree(
+            tree, NODE, lambda uuid_: bool(self.consumers(uuid_)))
+        with self.state() as state:
+            state['providers'] = tree.providers
+
+
+class Glance:
+    """As much of a glanceclient as bitstream.glance uses."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self.http_client = self
+
+    def get(self, path, timeout=None, **kwargs):
+        path, _, query = path.partition('?')
+        parts = path.removeprefix('/v2/images').strip('/').split('/')
+        if not parts[0]:
+            wanted = dict(parse.parse_qsl(query))
+            return Response(), {'images': [
+                record for record in map(self._record, self._names())
+                if wanted.items() <= record.items()]}
+        if parts[0] not in self._names():
+            raise glance_exc.HTTPNotFound(f'No image {parts[0]}')
+        if parts[1:] == ['file']:
+            return Response(), iter([self._read(parts[0])[1]])
+        if parts[1:] == ['members']:
+            return Response(), {'members': []}
+        return Response(), self._record(parts[0])
+
+    def _names(self):
+        return os.listdir(self._directory)
+
+    def _record(self, name):
+        return json.loads(self._read(name)[0])
+
+    def _read(self, name):
+        with open(os.path.join(self._directory, name), 'rb') as file:
+            return file.readline(), file.read()
+
+
+class Response(io.BytesIO):
+    status_code = 200
+    headers = {'Content-Type': 'application/octet-stream'}
+
+
+class Data:
+    """As nova.compute.provider_tree.ProviderData."""
+
+    def __init__(self, uuid_, name, parent_uuid, inventory, traits):
+        self.uuid, self.name, self.parent_uuid = uuid_, name, parent_uuid
+        self.inventory, self.traits = inventory, set(traits)
+
+
+class Tree:
+    """As much of nova.compute.provider_tree.ProviderTree as we use."""
+
+    def __init__(self, cloud):
+        self.providers = {
+            ROOT: {'name': NODE, 'parent': None, 'inventory': {},
+                   'traits': []}, **cloud.read()['providers']}
+
+    def _uuid(self, name):
+        if name in self.providers:
+            return name
+        for uuid_, provider in self.providers.items():
+            if provider['name'] == name:
+                return uuid_
+        raise ValueError(f'No such provider {name}')
+
+    def exists(self, name):
+        try:
+            return bool(self._uuid(name))
+        except ValueError:
+            return False
+
+    def data(self, name):
+        uuid_ = self._uuid(name)
+        p = self.providers[uuid_]
+        return Data(uuid_, p['name'], p['parent'],
+                    json.loads(json.dumps(p['inventory'])), p['traits'])
+
+    def get_provider_uuids(self, name=None):
+        return list(self.providers)
+
+    def new_child(self, name, parent, uuid=None, **kwargs):
+        self.providers[uuid] = {
+            'name': name, 'parent': self._uuid(parent), 'inventory': {},
+            'traits': []}
+        return uuid
+
+    def remove(self, name):
+        del self.providers[self._uuid(name)]
+
+    def update_inventory(self, name, inventory):
+        self.providers[self._uuid(name)]['inventory'] = inventory
+
+    def update_traits(self, name, traits):
+        self.providers[self._uuid(name)]['traits'] = sorted(traits)
+
+    def add_traits(self, name, *traits):
+        self.update_traits(name, self.data(name).traits | set(traits))
+
+    def remove_traits(self, name, *traits):
+        self.update_traits(name, self.data(name).traits - set(traits))

@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""No region is programmed under a guest, and nothing is said of what one
+carries that was not read back."""
+
+import threading
+import time
+import uuid
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain
+
+State = model.ClaimState
+
+
+class Base(base.HostTestCase):
+
+    CARDS = ({'address': A}, {'address': B})
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(programming_timeout=2, device_timeout=2,
+                           discovery_timeout=2, group='accel')
+        self.start_host(*self.CARDS)
+        self.image = self.host.upload(FUNCTION)
+        self.other = self.host.upload(OTHER)
+
+    def boot(self, specs, address):
+        return self.host.boot(specs, self.host.allocation(address))
+
+
+class RuntimeTest(Base):
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(
+            base.asks(FUNCTION, runtime_programming='true'), A)
+
+    def ask(self, image):
+        with self.host.cloud.state() as state:
+            metadata = state['servers'][self.server]['metadata']
+            metadata['accel1:bitstream_id'] = image
+        done = self.host.runtime.run()
+        return done, self.metadata()['accel1:status']
+
+    def metadata(self):
+        return self.host.cloud.read()['servers'][self.server]['metadata']
+
+    def test_programmed(self):
+        self.assertEqual((1, f'programmed {self.other}'),
+                         self.ask(self.other))
+        self.assertHas(self.server, A)
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+        # and again after a power cut
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        self.host.start_guest(self.server)
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+
+    def test_guest_does_not_let_go(self):
+        self.host.cloud.detach_error = exception.DeviceError('It is used.')
+        done, status = self.ask(self.other)
+        self.assertEqual((0, f'failed {self.other}: It is used.'),
+                         (done, status))
+        self.assertHas(self.server, A)
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+        self.assertEqual(
+            1, self.simulated.kernel.count_of_programmings(A))
+
+    def test_card_refuses(self):
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        done, status = self.ask(self.other)
+        self.assertEqual(0, done)
+        self.assertIn('failed', status)
+        self.assertHas(self.server, A)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_pause_between_programmings(self):
+        self.config.config(runtime_programming_pause=3600, group='accel')
+        self.assertEqual(1, self.ask(self.other)[0])
+        self.assertEqual((0, f'programmed {self.other}'),
+                         self.ask(self.image))
+        self.config.config(runtime_programming_pause=0, group='accel')
+        self.assertEqual(1, self.host.runtime.run())
+
+    def test_one_does_not_delay_another(self):
+        slow, self.server = self.server, self.boot(
+            base.asks(FUNCTION, runtime_programming='true'), B)
+        self.host.kernel.set_fault(A, hang='program')
+        with self.host.cloud.state() as state:
+            for server in (slow, self.server):
+                state['servers'][server]['metadata'][
+                    'accel1:bitstream_id'] = self.other
+        began = time.monotonic()
+        self.host.runtime.start_run()
+        while self.metadata().get('accel1:status') != (
+                f'programmed {self.other}'):
+            self.assertLess(time.monotonic() - began, 2)
+            time.sleep(0.01)
+        self.host.kernel.set_fault(A, hang=None)
+
+
+class GuardTest(Base):
+
+    def test_reattach_does_not_touch_what_is_in_the_guest(self):
+        """A guest has lost one of two cards; the other one stays."""
+        specs = {**base.asks(FUNCTION), 'group_policy': 'isolate',
+                 'resources2:CUSTOM_ACCELERATOR_FPGA': '1',
+                 'accel2:function_id': OTHER}
+        server = self.host.boot(specs, {
+            **self.host.allocation(A), **self.host.allocation(B)})
+        lost, = [h for h in self.host.accelerators.handles(server)
+                 if h.address == B]
+        self.host.cloud.detach(server, [lost])
+        # what the host believes of the card in the guest is wrong
+        self.host.inventory.forget(A, 0)
+        self.host.reconciler.run(first=True)
+        self.assertHas(server, A, B)
+        self.assertEqual(
+            1, self.simulated.kernel.count_of_programmings(A))
+
+    def test_where_programming_happens(self):
+        """Whatever claims say, a region in a guest is not programmed."""
+        stranger = str(uuid.uuid4())
+        handle, = self.host.inventory.devices[A].region(0).handles
+        self.host.cloud.start_guest(stranger, [])
+        with self.host.cloud.state() as state:
+            state['guests'][stranger]['devices'] = [handle.address]
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.boot, base.asks(FUNCTION), A)
+        self.assertIn(stranger, str(error))
+        self.assertEqual(plain(FIRST), self.host.carries(A))
+        self.assertEqual([], self.host.holdings.all())
+
+
+class KnownTest(Base):
+
+    def assertUnknown(self, address):
+        region = self.host.inventory.devices[address].region(0)
+        self.assertEqual((None, None, None), (
+            region.function_uuid, region.bitstream_id, region.function_name))
+
+    def traits(self, address):
+        self.host.report()
+        provider, = [p for p in self.host.inventory.providers().values()
+                     if p.address == address and p.region_index == 0]
+        return {t for t in provider.traits if 'FUNCTION' in t}
+
+    def test_timeout(self):
+        self.host.kernel.set_fault(A, hang='program')
+        error = self.assertRaises(
+            exception.DeviceTimeout, self.boot, base.asks(FUNCTION), A)
+        self.assertIn('did not end within 2 s', str(error))
+        self.assertUnknown(A)
+        # after it has ended, too
+        self.host.kernel.set_fault(A, hang=None)
+        while self.host.inventory.cards.hanging(A):
+            time.sleep(0.01)
+        self.host.inventory.scan()
+        self.assertUnknown(A)
+        self.assertEqual(set(), self.traits(A))
+        server = self.boot(base.asks(FUNCTION), A)
+        self.assertHas(server, A)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_hanging_card_holds_nobody_up(self):
+        self.host.kernel.set_fault(A, hang='program')
+        self.assertRaises(
+            exception.DeviceTimeout, self.boot, base.asks(FUNCTION), A)
+        began = time.monotonic()
+        self.assertRaises(
+            exception.DeviceUnavailable, self.boot, base.asks(FUNCTION), A)
+        self.assertHas(self.boot(base.asks(FUNCTION), B), B)
+        self.assertLess(time.monotonic() - began, 1)
+        self.host.kernel.set_fault(A, hang=None)
+
+    def test_failure_is_read_back(self):
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.assertRaises(
+            exception.ProgrammingFailed, self.boot, base.asks(FUNCTION), A)
+        self.assertEqual(self.simulated.kernel.function_of(A),
+                         self.host.carries(A))
+
+    def test_unknown_while_it_is_programmed(self):
+        self.host.kernel.set_fault(A, hang='program')
+        booting = threading.Thread(
+            target=lambda: self.assertRaises(
+                exception.AcceleratorError, self.boot,
+                base.asks(FUNCTION), A))
+        booting.start()
+        while not self.host.accelerators.store.loaded():
+            time.sleep(0.01)
+        self.assertUnknown(A)
+        self.host.kernel.set_fault(A, hang=None)
+        booting.join()

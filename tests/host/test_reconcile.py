@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What is released is what was judged, twice."""
+
+import logging
+import uuid
+
+import fixtures
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.unit.host import A, B
+
+State = model.ClaimState
+
+
+class ReconcileTest(base.HostTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+        self.start_host({'address': A}, {'address': B})
+        self.server = self.host.boot(base.ONE, self.host.allocation(A))
+
+    def leave(self):
+        """The server is gone, and this host was not told."""
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.cloud.allocate(self.server, None)
+
+    def test_released(self):
+        self.assertEqual(0, self.host.reconciler.run())
+        self.leave()
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertEqual([], self.host.holdings.all())
+
+    def test_guest_or_allocation_is_enough(self):
+        self.host.cloud.allocate(self.server, None)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.allocate(self.server, self.host.allocation(A))
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.assertEqual(0, self.host.reconciler.run())
+
+    def test_placement_does_not_answer(self):
+        self.leave()
+        self.host.cloud.placement_error = exception.PlacementUnavailable('No')
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.reconciler.run)
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+
+    def test_server_comes_back_in_between(self):
+        """Between the two looks the server is evacuated to this host again."""
+        self.leave()
+        allocation = self.host.allocation(A)
+        consumers, calls = self.host.cloud.consumers, []
+
+        def first_then_back(provider_uuid):
+            found = consumers(provider_uuid)
+            if not calls:
+                calls.append(provider_uuid)
+                self.host.cloud.allocate(self.server, allocation)
+                self.host.spawn(self.server)
+            return found
+        self.host.cloud.consumers = first_then_back
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertHas(self.server, A)
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+
+    def test_first_look_is_repeated_until_it_ran(self):
+        """A guest that nova-compute left without its device, by a crash."""
+        claim, = self.host.holdings.all()
+        self.host.accelerators.store.update([claim], state=State.PROVISIONING)
+        self.host.cloud.detach(self.server, [claim.handle])
+        self.restart()
+        self.config.config(discovery_interval=1, group='accel')
+        running = self.host.cloud.running
+        self.host.cloud.running = lambda: {}[self.server]
+        self.host.reconciler._logged_run()
+        self.assertIn('Claims could not be compared', self.log.output)
+        self.host.cloud.running = running
+        self.host.reconciler._logged_run()
+        self.assertHas(self.server, A)
+
+    def test_device_in_a_guest_without_a_claim(self):
+        """It is said once, and fenced until the guest is gone."""
+        stranger = str(uuid.uuid4())
+        handle, = self.host.inventory.devices[B].region(0).handles
+        self.host.cloud.start_guest(stranger, [handle])
+        for _ in range(2):
+            self.host.reconciler.run()
+        self.assertEqual(1, self.log.output.count(
+            f'virsh dumpxml {stranger}'))
+        self.assertRaises(exception.DeviceUnavailable, self.host.boot,
+                          base.ONE, self.host.allocation(B))
+        self.host.cloud.stop_guest(stranger, undefine=True)
+        self.host.reconciler.run()
+        self.assertHas(self.host.boot(base.ONE, self.host.allocation(B)), B)
+
+    def test_old_claim_of_a_confirmed_move(self):
+        """Nova confirmed it while this host was down."""
+        migration = self.host.migrate_away(self.server)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.allocate(migration, None)
+        self.assertEqual(1, self.host.reconciler.run())

@@ -1,0 +1,199 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A server that had devices starts with them, or not at all."""
+
+import ddt
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain
+
+State = model.ClaimState
+DISK = '0000:02:00.0'
+SSD = 'CUSTOM_ACCELERATOR_SSD'
+NO_ANSWER = exception.PlacementUnavailable('Placement answered 500.')
+
+
+@ddt.ddt
+class StartTest(base.HostTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        self.host.upload(FUNCTION)
+        self.specs = base.asks(FUNCTION)
+        self.server = self.host.boot(
+            self.specs, self.host.allocation(A))
+        self.claim, = self.host.holdings.all()
+
+    def left_by_a_crash(self, state):
+        self.host.accelerators.store.update([self.claim], state=state)
+
+    def test_placement_is_not_asked(self):
+        asked = self.host.cloud.asked
+        self.host.cloud.placement_error = NO_ANSWER
+        self.host.reboot(self.server)
+        self.assertHas(self.server, A)
+        self.assertEqual(asked, self.host.cloud.asked)
+
+    @ddt.data(State.INITIAL, State.PROVISIONING, State.UNKNOWN)
+    def test_half_done_and_placement_does_not_answer(self, state):
+        self.left_by_a_crash(state)
+        self.host.cloud.placement_error = NO_ANSWER
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.reboot, self.server)
+        self.assertIsNone(self.host.devices_of(self.server))
+        self.assertEqual([state], self.host.states(self.server))
+        self.host.cloud.placement_error = None
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+
+    @ddt.data(State.INITIAL, State.PROVISIONING, State.UNKNOWN)
+    def test_half_done_and_nothing_is_allocated(self, state):
+        self.left_by_a_crash(state)
+        self.host.cloud.allocate(self.server, None)
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.reboot, self.server)
+        self.assertIn('Placement has none allocated to it', str(error))
+        self.assertIsNone(self.host.devices_of(self.server))
+        self.assertEqual([state], self.host.states(self.server))
+
+    def test_bound_and_nothing_is_allocated(self):
+        """As after a rebuild that failed: Nova took the allocation away."""
+        self.host.cloud.allocate(self.server, None)
+        self.host.reboot(self.server)
+        self.assertHas(self.server, A)
+
+    def test_without_a_claim(self):
+        """As after a store that was lost."""
+        self.host.accelerators.store.remove([self.claim])
+        self.host.cloud.placement_error = NO_ANSWER
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.reboot, self.server)
+        self.host.cloud.placement_error = None
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+
+    def test_killed_at_each_state_then_restarted(self):
+        for state in (State.INITIAL, State.PROVISIONING, State.BOUND):
+            self.left_by_a_crash(state)
+            self.restart()
+            self.host.reboot(self.server)
+            self.assertHas(self.server, A)
+            self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_host_boot(self):
+        """The card has its first function again, and the guest gets its own
+        back: from the cache, without Placement and without Glance."""
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        self.assertEqual(plain(FIRST), self.host.carries(A))
+        self.host.cloud.placement_error = NO_ANSWER
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_rebuild_keeps(self):
+        self.host.rebuild(self.server)
+        self.assertHas(self.server, A)
+        claim, = self.host.holdings.all()
+        self.assertEqual(self.claim.uuid, claim.uuid)
+
+    def test_rebuild_that_fails_keeps(self):
+        """Nothing was claimed for it, so nothing is undone."""
+        self.assertRaises(
+            RuntimeError, self.host.spawn, self.server, rebuilt=True,
+            fails_after_start=RuntimeError('the network is down'))
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.cloud.allocate(self.server, None)
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+
+    def test_rebuild_and_placement_says_nothing(self):
+        self.left_by_a_crash(State.UNKNOWN)
+        self.host.cloud.allocate(self.server, {})
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.rebuild, self.server)
+        self.assertEqual(1, len(self.host.holdings.all()))
+
+    def test_quarantine_does_not_stop_a_restart(self):
+        self.host.kernel.set_fault(B, pr_error='crc')
+        self.host.upload(OTHER)
+        self.assertRaises(
+            exception.ProgrammingFailed, self.host.boot, base.asks(OTHER),
+            self.host.allocation(B))
+        self.host.reboot(self.server)
+        self.assertHas(self.server, A)
+
+    def test_revert(self):
+        migration = self.host.migrate_away(self.server)
+        self.assertEqual([], self.host.accelerators.handles(self.server))
+        self.host.revert(self.server, migration)
+        self.assertHas(self.server, A)
+
+    def test_move_that_failed(self):
+        """Nova gave the allocation back and told this host nothing."""
+        migration = self.host.migrate_away(self.server)
+        self.host.cloud.placement_error = NO_ANSWER
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.reboot, self.server)
+        self.host.cloud.placement_error = None
+        self.host.cloud.move_allocation(migration, self.server)
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+
+
+class DiskTest(base.HostTestCase):
+    """What is on a disk tells whether its claim stayed."""
+
+    SPECS = {f'resources1:{SSD}': '1'}
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(nvmes=[{'address': DISK}], drivers=('nvme',))
+        self.server = self.host.boot(
+            self.SPECS, self.host.allocation(resource_class=SSD))
+        self.simulated.kernel.write_disk(DISK, 'a secret')
+        self.claim, = self.host.holdings.all()
+
+    def test_failed_start_erases_nothing(self):
+        self.host.accelerators.store.update([self.claim], state=State.UNKNOWN)
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.simulated.kernel.set_fault(DISK, vanish=True)
+        self.host.inventory.scan()
+        self.assertRaises(exception.AcceleratorError,
+                          self.host.start_guest, self.server)
+        now, = self.host.holdings.all()
+        self.assertEqual(self.claim.uuid, now.uuid)
+        self.assertIsNot(State.DELETING, now.state)
+        self.simulated.kernel.set_fault(DISK, vanish=None)
+        self.host.inventory.scan()
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, DISK)
+        self.assertEqual('a secret',
+                         self.simulated.kernel.data_of_disk(DISK))
+
+    def test_delete_erases(self):
+        self.host.delete(self.server)
+        self.assertEqual('', self.simulated.kernel.data_of_disk(DISK))
+        self.assertEqual([], self.host.holdings.all())
+
+    def test_spawn_that_fails_after_the_guest_started(self):
+        """The device is not taken from under the guest, nor erased."""
+        self.host.delete(self.server)
+        server = self.host.cloud.add_server(self.SPECS)
+        self.host.cloud.allocate(
+            server, self.host.allocation(resource_class=SSD))
+        self.assertRaises(
+            RuntimeError, self.host.spawn, server,
+            fails_after_start=RuntimeError('no event from Neutron'))
+        self.assertHas(server, DISK)
+        self.assertEqual([State.BOUND], self.host.states(server))
+        # reconciliation frees it once the guest is gone
+        self.host.cloud.allocate(server, None)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertEqual([], self.host.holdings.all())

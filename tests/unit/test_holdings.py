@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Claims go through their states by name, and by no other way."""
+
+import itertools
+
+import testtools
+
+from nova_accel.attach import claims
+from nova_accel.attach import holdings
+from nova_accel import exception
+from nova_accel import model
+from tests.unit.test_claims import claim
+
+State = model.ClaimState
+#: transition -> (how it is called, the states that it leaves, where it leads)
+TABLE = {
+    'provisioning': (
+        lambda h, c: h.provisioning([c]),
+        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
+        State.PROVISIONING),
+    'bound': (
+        lambda h, c: h.bound([c], None),
+        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
+        State.BOUND),
+    'bound as before': (
+        lambda h, c: h.bound_as_before([c]),
+        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
+        State.BOUND),
+    'failed': (
+        lambda h, c: h.failed([c], 'why'),
+        {State.INITIAL, State.PROVISIONING}, State.BIND_FAILED),
+    'doubt': (
+        lambda h, c: h.doubt([c], 'why'),
+        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
+        State.UNKNOWN),
+    'releasing': (
+        lambda h, c: h.releasing([c]), set(State), State.DELETING),
+    'released': (
+        lambda h, c: h.released([c]), {State.DELETING}, None),
+}
+
+
+class HoldingsTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.store = claims.ClaimStore(':memory:')
+        self.holdings = holdings.Holdings(self.store)
+
+    def test_transitions(self):
+        for name, state in itertools.product(TABLE, State):
+            go, leaves, leads = TABLE[name]
+            one = claim(state=state)
+            self.store.add([one])
+            if state in leaves:
+                go(self.holdings, one)
+                self.assertEqual(
+                    [] if leads is None else [leads],
+                    [c.state for c in self.store.claims()])
+            else:
+                error = self.assertRaises(
+                    exception.IllegalTransition, go, self.holdings, one)
+                self.assertIn(state.value, str(error))
+                self.assertEqual([one], self.store.claims())
+            self.store.remove([one])
+
+    def test_state_is_that_of_now(self):
+        """What a caller read before does not count."""
+        one = claim(state=State.BOUND)
+        self.store.add([one])
+        self.holdings.releasing([one])
+        self.assertRaises(exception.IllegalTransition,
+                          self.holdings.bound, [one], None)
+
+    def test_claim_that_has_ended(self):
+        one = claim()
+        self.assertRaises(exception.IllegalTransition,
+                          self.holdings.bound, [one], None)
+        self.assertEqual([], self.holdings.releasing([one]))
+        self.holdings.released([one])
+
+    def test_all_or_none(self):
+        two = [claim(state=State.BOUND), claim(
+            state=State.DELETING, handle=model.AttachHandle(
+                model.HandleType.PCI, '0000:af:00.0'))]
+        self.store.add(two)
+        self.assertRaises(exception.IllegalTransition,
+                          self.holdings.doubt, two, 'why')
+        self.assertEqual({State.BOUND, State.DELETING},
+                         {c.state for c in self.store.claims()})
+
+    def test_what_is_lost_is_not_held(self):
+        one = claim(state=State.BOUND)
+        self.store.add([one])
+        self.assertEqual([one], self.holdings.of(one.instance_uuid))
+        self.holdings.releasing([one])
+        self.assertEqual([], self.holdings.of(one.instance_uuid))
+        self.assertEqual(
+            [one.uuid], [c.uuid for c in self.holdings.being_released()])
+
+    def test_moves(self):
+        one = claim(state=State.BOUND)
+        server = one.instance_uuid
+        self.store.add([one])
+        self.holdings.set_aside(server, 'migration')
+        self.assertEqual([], self.holdings.of(server))
+        old, = self.holdings.of(server, model.Role.OLD)
+        self.assertEqual('migration', old.consumer_uuid)
+        self.holdings.restore_after_revert(server)
+        self.assertEqual([one], self.holdings.of(server))
+
+    def test_doubted_on_error(self):
+        one = claim(state=State.PROVISIONING)
+        self.store.add([one])
+
+        def fail():
+            with self.holdings.doubted_on_error([one]):
+                raise ValueError('the card is on fire')
+        self.assertRaises(ValueError, fail)
+        now, = self.store.claims()
+        self.assertEqual((State.UNKNOWN, 'the card is on fire'),
+                         (now.state, now.error))
