@@ -1,19 +1,20 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Bitstreams on the local disk, by the hash of their content.
 
-The directory holds, and nothing else is needed to know its state:
+The directory is the whole state of the cache:
 
 ``<algorithm>-<digest>``
-    the data of an image, complete and verified. Its time of modification is
-    when it was used last. Who uses it holds a shared lock (flock) on it, and
-    it is removed only under an exclusive one.
+    the data of an image, complete and verified. Its modification time is the
+    time of the last use. A reader holds a shared lock (flock) on it; removal
+    needs an exclusive one.
 ``<algorithm>-<digest>.part``
-    a download; who downloads holds an exclusive lock on it.
+    a download; the downloading thread holds an exclusive lock on it.
 ``image-<uuid>``
     a symbolic link to the content that a Glance image had last.
 
-The locks vanish with their process, and threads lock each other out as
-processes do. Waiting for one is polling, so that it blocks no eventlet hub.
+A lock ends with its process. Locks exclude threads of one process as well as
+other processes. Waiting for a lock polls, which does not block the eventlet
+hub.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ _fsync = limited.blocking(os.fsync)
 
 @dataclasses.dataclass(frozen=True)
 class CachedFile:
-    """A file that stays where it is while it is leased."""
+    """A file that is not removed while it is leased."""
 
     path: str
     #: '<algorithm>-<hex digest>', which is also its name
@@ -55,9 +56,9 @@ class BitstreamCache:
     def __init__(self, directory: str):
         """Remove what a killed process left.
 
-        :param directory: made when missing; [accel] bitstream_cache of
-            nova-compute.
-        :raises ConfigurationError: when it cannot be written.
+        :param directory: [accel] bitstream_cache of nova-compute; created if
+            missing.
+        :raises ConfigurationError: the directory cannot be written.
         """
         self.directory = directory
         with self._writing():
@@ -72,11 +73,11 @@ class BitstreamCache:
 
     @contextlib.contextmanager
     def fetch(self, client, image: glance.Image) -> Iterator[CachedFile]:
-        """Lease the data of an image, downloading them where needed.
+        """Lease the data of an image; download them if they are not cached.
 
-        Whoever has the record of the image may use what is cached of it: the
-        record has just been read from Glance with the user's own token. Of
-        several who ask for the same data at a time one downloads.
+        The record of the image is the permission to use cached data: it was
+        just read from Glance with the user's own token. One of several
+        concurrent callers downloads, the others wait.
 
         :param client: a glanceclient for the user, see glance.
         :param image: as found by glance.find.
@@ -97,12 +98,12 @@ class BitstreamCache:
 
     @contextlib.contextmanager
     def by_image(self, image_id: str) -> Iterator[CachedFile]:
-        """Lease what an image held when this host used it last.
+        """Lease the content that an image had when this host used it last.
 
-        For when there is no user's token to ask Glance with, as when a host
-        boots and puts back what a server already had.
+        Needs no token. A host that boots uses it to restore the bitstreams of
+        its servers.
 
-        :raises BitstreamError: it is not in the cache.
+        :raises BitstreamError: the content is not in the cache.
         """
         name = _LINK + _checked(image_id)
         file = content = None
@@ -111,9 +112,9 @@ class BitstreamCache:
             file = self._open(content)
         if file is None:
             raise exception.BitstreamError(
-                f'Image {image_id} would be taken from the bitstream cache '
-                f'{self.directory}, and is not there: it has to be fetched '
-                f'from Glance.')
+                f'Image {image_id} was looked up in the bitstream cache '
+                f'{self.directory} and was not found: repeat the operation as '
+                f'the user of the server, to fetch the image from Glance.')
         with self._leased(file, content) as cached:
             yield cached
 
@@ -125,7 +126,7 @@ class BitstreamCache:
                     os.utime(file.fileno())
                 yield CachedFile(self._path(content), content)
         finally:
-            # what cannot be removed is no reason to fail now
+            # a file that cannot be removed must not fail the caller
             with contextlib.suppress(OSError):
                 self._trim()
 
@@ -139,13 +140,13 @@ class BitstreamCache:
         except OSError as e:
             raise exception.ConfigurationError(
                 f'[accel] bitstream_cache = {self.directory} cannot be '
-                f'written ({e.strerror}): correct its permissions, or make '
-                f'room on its file system.') from e
+                f'written ({e.strerror}): correct its permissions, or free '
+                f'space on its file system.') from e
 
     # Files and locks
 
     def _lock(self, name, mode, flag) -> typing.BinaryIO | None:
-        """The file, opened and locked; None when missing or not to be had."""
+        """Open and lock a file; None if it is missing or locked."""
         path = self._path(name)
         try:
             file = open(path, mode, opener=_private)
@@ -153,7 +154,7 @@ class BitstreamCache:
             return None
         try:
             fcntl.flock(file, flag | fcntl.LOCK_NB)
-            # it may have been removed or renamed before we had the lock
+            # another process may remove or rename it before we have the lock
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 return file
         except (BlockingIOError, FileNotFoundError):
@@ -165,12 +166,12 @@ class BitstreamCache:
         return None
 
     def _open(self, content) -> typing.BinaryIO | None:
-        """The complete file under a shared lock, None when there is none."""
+        """Open the complete file under a shared lock; None if missing."""
         while True:
             file = self._lock(content, 'rb', fcntl.LOCK_SH)
             if file or not os.path.exists(self._path(content)):
                 return file
-            # somebody is about to remove it
+            # another process is removing it
             time.sleep(_POLL)
 
     def _unlink(self, name) -> None:
@@ -178,7 +179,7 @@ class BitstreamCache:
             os.unlink(self._path(name))
 
     def _remove(self, name) -> bool:
-        """Remove a file that nobody uses; whether it is gone."""
+        """Remove a file unless it is in use; return whether it is removed."""
         file = self._lock(name, 'rb', fcntl.LOCK_EX)
         if file:
             with file:
@@ -197,7 +198,7 @@ class BitstreamCache:
     # Filling and emptying
 
     def _download(self, client, image) -> None:
-        """Make the complete file appear, unless somebody else is at it."""
+        """Download the file, or wait a moment if another thread does."""
         name = image.content + _PART
         with self._writing():
             file = self._lock(name, 'ab', fcntl.LOCK_EX)
@@ -229,11 +230,11 @@ class BitstreamCache:
             os.close(directory)
 
     def _trim(self, room: int = 0) -> None:
-        """Remove what was not used for longest until the rest has its size.
+        """Remove the least recently used files down to the size limit.
 
-        What is leased stays, whatever its size.
+        Leased files stay, even above the limit.
 
-        :param room: bytes that are about to be added.
+        :param room: bytes that will be added next.
         """
         limit = CONF.accel.bitstream_cache_size << 20
         files = []
@@ -257,9 +258,10 @@ def _private(path, flags):
 
 
 def _checked(image_id) -> str:
-    """An image id as a part of a file name."""
+    """Return an image id in the form that file names use."""
     try:
         return model.uuid_hex(image_id)
     except ValueError:
         raise exception.BitstreamError(
-            f'{image_id!r} is no id of a Glance image: give a UUID.') from None
+            f'{image_id!r} is not the id of a Glance image: give a '
+            f'UUID.') from None

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""How files of the known formats begin, to tell them apart."""
+"""First bytes of the known bitstream formats."""
 
 from nova_accel import exception
 
@@ -11,15 +11,16 @@ _NAMES = {GBS: 'a GBS file, for FPGAs of Intel',
 
 
 def check(head: bytes, wanted: bytes, name: str) -> None:
-    """See that a file is not a good one of another format.
+    """Check that a file does not have another known format.
 
-    :param head: its first bytes.
-    :param wanted: what it is to begin with.
-    :param name: what to call it in the error.
-    :raises IncompatibleBitstream: another host may have the FPGA for it.
+    :param head: the first bytes of the file.
+    :param wanted: GBS or XCLBIN, the format that the region takes.
+    :param name: the name of the file in the error.
+    :raises IncompatibleBitstream: the format belongs to another vendor's
+        FPGAs, which another host may have.
     """
     for magic, what in _NAMES.items():
         if magic != wanted and head.startswith(magic):
             raise exception.IncompatibleBitstream(
-                f'{name} is {what}, and the allocated region is of another '
+                f'{name} is {what}, and the allocated region is from another '
                 f'vendor: require a vendor trait in the flavor.')

@@ -14,6 +14,7 @@ import struct
 from nova_accel.bitstream import formats
 from nova_accel import exception
 from nova_accel import model
+from nova_accel import text
 
 GUID = formats.GBS
 #: first four bytes of the form without metadata, little-endian
@@ -27,16 +28,16 @@ VERSIONS = (1, 640, 650)
 
 
 def parse(path: str, name: str | None = None) -> model.Bitstream:
-    """Read what a GBS file says of itself; the payload is never read.
+    """Read the header and the metadata of a GBS file, not its payload.
 
     The function UUID is None for the form without metadata.
 
     :param path: the file.
-    :param name: what to call it in errors, as 'image <uuid>'; by default its
-        path.
-    :raises BitstreamError: when it is no usable GBS, with the offset and the
-        reason.
-    :raises IncompatibleBitstream: it is a file for other FPGAs.
+    :param name: its name in errors, for example 'image <uuid>'; by default
+        the path.
+    :raises BitstreamError: the file is not a usable GBS; the error has the
+        offset and the reason.
+    :raises IncompatibleBitstream: the file is for FPGAs of another vendor.
     """
     name = name or path
     try:
@@ -68,12 +69,12 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
 
 def _refusal(name, offset, reason) -> exception.BitstreamError:
     return exception.BitstreamError(
-        f'{name} is no usable GBS file: at offset {offset} {reason}; upload '
-        f'the file that the packager of OPAE wrote.')
+        f'{name} is not a usable GBS file: at offset {offset} {reason}; '
+        f'upload the file that the packager of OPAE wrote.')
 
 
 def _metadata(head, size, name) -> tuple[int, str, str]:
-    """(offset of the payload, region type, function) from the JSON."""
+    """Return (offset of the payload, region type, function)."""
     length, = struct.unpack_from('<I', head, len(GUID))
     end = HEADER_SIZE + length
     if not 0 < length < METADATA_LIMIT:
@@ -83,25 +84,25 @@ def _metadata(head, size, name) -> tuple[int, str, str]:
         raise _refusal(name, size, f'the file ends within the metadata of '
                                    f'{length} bytes')
     try:
-        text = head[HEADER_SIZE:end].decode()
-        metadata = json.loads(text)
+        decoded = head[HEADER_SIZE:end].decode()
+        metadata = json.loads(decoded)
     except UnicodeDecodeError as e:
         raise _refusal(name, HEADER_SIZE + e.start,
                        'the metadata is not UTF-8') from None
     except json.JSONDecodeError as e:
-        offset = HEADER_SIZE + len(text[:e.pos].encode())
+        offset = HEADER_SIZE + len(decoded[:e.pos].encode())
         raise _refusal(name, offset,
                        f'the metadata is not JSON ({e.msg})') from None
     except (RecursionError, ValueError):
         # nested too deeply, or a number of too many digits
         raise _refusal(name, HEADER_SIZE,
-                       'the metadata is JSON beyond all limits') from None
+                       'the metadata exceeds the limits of JSON') from None
 
     version = _item(metadata, 'version', object, '', name)
     if version not in VERSIONS:
         raise _refusal(name, HEADER_SIZE, f'the metadata has version '
-                       f'{_shown(version)}, and known are '
-                       f'{", ".join(map(str, VERSIONS))}')
+                       f'{text.printable(version)}, and the known versions '
+                       f'are {", ".join(map(str, VERSIONS))}')
     image = _item(metadata, 'afu-image', dict, '', name)
     clusters = _item(image, 'accelerator-clusters', list, 'afu-image.', name)
     if len(clusters) != 1:
@@ -126,11 +127,5 @@ def _uuid(of, key, where, name) -> str:
     try:
         return model.uuid_hex(value)
     except ValueError:
-        raise _refusal(name, HEADER_SIZE, f'{where}{key} is {_shown(value)}, '
-                                          f'which is no UUID') from None
-
-
-def _shown(value) -> str:
-    """Part of an error: short, printable whatever the file has."""
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:60] + '...'
+        raise _refusal(name, HEADER_SIZE, f'{where}{key} is '
+                       f'{text.printable(value)} and not a UUID') from None

@@ -1,17 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Bitstreams in Glance: find, download, verify.
 
-A bitstream is an image whose owner sets, as far as they are wanted, the
-properties below. They are spelled as the extra specs of flavors are, and
-``accel:function_id`` as Cyborg spells it. UUIDs are best written as uuidgen
-writes them, in lower case with dashes; the spellings without dashes and in
-upper case are found too. (Glance compares properties only for equality: its
-``in:`` is for built-in attributes alone.)
+A bitstream is an image with one or more of the properties below, which its
+owner sets. Their names are those of the extra specs of flavors;
+``accel:function_id`` is Cyborg's spelling. Write UUIDs as uuidgen does, in
+lower case with dashes; the spellings without dashes and in upper case are
+found too. (Glance compares properties only for equality: its ``in:`` works for
+built-in attributes alone.)
 
-Every client here is a glanceclient (version 2) that was made with a session;
-it carries the token of the user for whom we ask, so that what the user may not
-see is not found. The time limit of each request, [accel] glance_timeout, is
-ours and not the session's.
+Every client here is a glanceclient (version 2) made with a session. It carries
+the token of the user, so an image that the user may not see is not found. Each
+request has a time limit of its own, [accel] glance_timeout; the session's
+limit does not apply.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,49 +35,51 @@ from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request as accel_request
+from nova_accel import text
 
 CONF = conf.CONF
 
-#: the function that the bitstream brings (DFL: afu_id)
+#: UUID of the function in the bitstream (DFL: afu_id)
 FUNCTION_ID = 'accel:function_id'
-#: its name; any string that can become a trait
+#: name of the function; any string that can become a trait
 FUNCTION_NAME = 'accel:function_name'
-#: the type of region that it fits (DFL: compat_id)
+#: UUID of the type of region that the bitstream fits (DFL: compat_id)
 REGION_TYPE_ID = 'accel:region_type_id'
 
-#: how many images an error names
+#: number of images that an error names
 _NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """What we use of Glance's record of an active image."""
+    """The used part of Glance's record of an active image."""
 
     id: str
     name: str
-    #: bytes; None where Glance does not know
+    #: bytes; None if the record has no size
     size: int | None
-    #: '<algorithm>-<hex digest>' of the data, by Glance
+    #: '<algorithm>-<hex digest>' of the data, from the record
     content: str
     #: the whole record, properties included
     record: Mapping[str, typing.Any]
 
     def __str__(self) -> str:
-        return f'image {self.id} ({_shown(self.name)})'
+        return f'image {self.id} ({text.printable(self.name)})'
 
 
 def find(client, request: accel_request.AcceleratorRequest,
          region_type: str | None) -> Image:
-    """The one image that a request asks for and that fits a type of region.
+    """Find the image that a request asks for and that fits a type of region.
 
-    An image whose REGION_TYPE_ID is another type does not fit; one without
-    that property may.
+    An image without REGION_TYPE_ID may fit; an image with another one does
+    not.
 
-    :param request: one that programs.
-    :param region_type: in the form of model.uuid_hex.
-    :raises BitstreamError: there is none, there are several, or it cannot be
-        used, on any host.
-    :raises IncompatibleBitstream: there are some, for other types of region.
+    :param request: a request with an image, a function or a function's name.
+    :param region_type: UUID in the form of model.uuid_hex.
+    :raises BitstreamError: no image matches, several match, or the image
+        cannot be used on any host.
+    :raises IncompatibleBitstream: the images that match are for other types
+        of region.
     :raises GlanceUnavailable: Glance did not answer.
     """
     if request.bitstream_id:
@@ -106,35 +108,37 @@ def find(client, request: accel_request.AcceleratorRequest,
         return _image(fitting[0])
     if fitting:
         raise exception.BitstreamError(
-            f'{_named(fitting)} have {key}={_shown(wanted)}: keep one, or '
-            f'name it with accel:bitstream_id.')
+            f'{_named(fitting)} have {key}={text.printable(wanted)}, and the '
+            f'request needs one image: keep one, or name it with '
+            f'accel:bitstream_id.')
     if active:
         raise _unfit(active, region_type)
     if records:
         raise exception.BitstreamError(
-            f'{_named(records)} would have {key}={_shown(wanted)}, and none '
-            f'is active: upload data, or reactivate one.')
+            f'{_named(records)} have {key}={text.printable(wanted)}, and '
+            f'none is active: upload data, or reactivate one.')
     raise exception.BitstreamError(
-        f'No image that the user can see has {key}={_shown(wanted)}: upload '
-        f'the bitstream with that property, or share it with the project.')
+        f'No image with {key}={text.printable(wanted)} is visible to the '
+        f'user: upload the bitstream with that property, or share it with '
+        f'the project.')
 
 
 def service_client(endpoint: str | None):
-    """Glance for nova-compute itself, where no user is there to ask.
+    """Return a client for nova-compute itself, for work without a user.
 
-    With the credentials of [service_user] and the session of [glance], which
-    Nova has registered.
+    Uses the credentials of [service_user] and the session of [glance], both
+    registered by Nova.
 
-    :param endpoint: without version; None takes the catalog's.
+    :param endpoint: URL without version; None takes it from the catalog.
     :raises GlanceUnavailable: [service_user] has no credentials, or Keystone
-        does not take them.
+        rejects them.
     """
     try:
         return _service_client(endpoint)
     except ks_exc.ClientException as error:
         raise exception.GlanceUnavailable(
-            f'A bitstream is wanted, and the credentials of [service_user] '
-            f'in nova.conf of this host do not open Glance '
+            f'Glance was asked for a bitstream, and Keystone rejects the '
+            f'credentials of [service_user] in nova.conf of this host '
             f'({_reason(error)}): correct them.') from None
 
 
@@ -142,7 +146,7 @@ def _service_client(endpoint):
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:
         raise exception.GlanceUnavailable(
-            'A bitstream is wanted without a user to fetch it for, and '
+            'A bitstream is needed without a request of a user, and '
             '[service_user] of nova.conf has no credentials: set them on this '
             'host.')
     session = ks_loading.load_session_from_conf_options(CONF, 'glance')
@@ -156,17 +160,18 @@ def _service_client(endpoint):
 
 
 def check_use(client, image_id: str, project_id: str) -> None:
-    """See that servers of a project may use an image that we can see.
+    """Check that the servers of a project may use an image.
 
-    :param client: of the service, which may see everything.
-    :raises BitstreamError: there is no such image, or it is not the
-        project's own, nor public, nor shared with it.
+    :param client: the service's client, which sees every image.
+    :raises BitstreamError: the image does not exist, or the project does not
+        own it and it is neither public nor shared with the project.
     """
     try:
         image_id = str(uuid.UUID(image_id))
     except ValueError:
         raise exception.BitstreamError(
-            f'{_shown(image_id)} is no id of an image: give a UUID.') from None
+            f'{text.printable(image_id)} is not the id of an image: give a '
+            f'UUID.') from None
     record = _record(client, image_id)
     if record.get('owner') == project_id or record.get('visibility') in (
             'public', 'community'):
@@ -177,35 +182,35 @@ def check_use(client, image_id: str, project_id: str) -> None:
         if any(m['member_id'] == project_id and m['status'] == 'accepted'
                for m in body['members']):
             return
-    # the same words as for an image that is not there
+    # the same text as for a missing image, which must not be told apart
     raise exception.BitstreamError(
-        f'Glance was asked for the record of image {image_id}, and there is '
-        f'none or the project of the server cannot see it: correct the image '
-        f'id, or share the image with the project.')
+        f'Glance was asked for the record of image {image_id}, which does not '
+        f'exist or is not visible to the project of the server: correct the '
+        f'image id, or share the image with the project.')
 
 
 def function_name(image: Image) -> str | None:
-    """The name of the function that the image brings, where it has one."""
+    """Return the name of the function in the image, None without one."""
     return image.record.get(FUNCTION_NAME) or None
 
 
 def verify(bitstream: model.Bitstream,
            request: accel_request.AcceleratorRequest, image: Image,
            region: model.Region) -> None:
-    """Check that the file is what was asked for and fits the region.
+    """Check that the file has the requested function and fits the region.
 
-    The kernel checks neither, so that nothing may be programmed before. A
-    file that does not tell its function (legacy GBS) passes here: what it
-    brought is known when it is read back.
+    Call this before programming: the kernel checks neither. A file without a
+    function UUID (legacy GBS) passes; its function is read back after
+    programming.
 
-    :raises IncompatibleBitstream: it is for another type of region.
-    :raises BitstreamError: it is another function, or not what the properties
-        of its image say.
+    :raises IncompatibleBitstream: the file is for another type of region.
+    :raises BitstreamError: the file has another function, or contradicts the
+        properties of its image.
     """
     if not region.region_type_uuid:
         raise exception.IncompatibleBitstream(
-            f'{image} cannot be programmed, as {region.name} does not tell '
-            f'which bitstreams fit: use a device whose driver reports it.')
+            f'{image} cannot be programmed because {region.name} does not '
+            f'report its region type: use a device whose driver reports it.')
     if bitstream.region_type_uuid != region.region_type_uuid:
         raise exception.IncompatibleBitstream(
             f'{image} is for regions of type {_dashed(bitstream)}, and '
@@ -216,14 +221,14 @@ def verify(bitstream: model.Bitstream,
         value = image.record.get(key)
         if value and found and _hex(value) != found:
             raise exception.BitstreamError(
-                f'{image} has the property {key}={_shown(value)}, and its '
-                f'file says {uuid.UUID(found)}: correct the property, or '
+                f'{image} has the property {key}={text.printable(value)}, and '
+                f'its file has {uuid.UUID(found)}: correct the property, or '
                 f'upload the right file.')
     if (request.function_id and bitstream.function_uuid
             and bitstream.function_uuid != request.function_id):
         raise exception.BitstreamError(
             f'{image} was found for function '
-            f'{uuid.UUID(request.function_id)}, and its file brings '
+            f'{uuid.UUID(request.function_id)}, and its file has '
             f'{uuid.UUID(bitstream.function_uuid)}: upload the right file.')
     if function_name(image):
         try:
@@ -231,17 +236,18 @@ def verify(bitstream: model.Bitstream,
         except exception.InvalidName:
             raise exception.BitstreamError(
                 f'{image} has the property {FUNCTION_NAME}='
-                f'{_shown(function_name(image))}, which cannot become a '
-                f'trait: use letters, digits, "-", "_" and spaces.') from None
+                f'{text.printable(function_name(image))}, which cannot become '
+                f'a trait: use letters, digits, "-", "_" and '
+                f'spaces.') from None
 
 
 def download(client, image: Image, file: typing.BinaryIO) -> None:
-    """Write the data of an image into a file, verified by size and hash.
+    """Write the data of an image into a file and verify size and hash.
 
-    Memory is bounded by glanceclient's chunks of 1 MiB.
+    Memory use is bounded by glanceclient's chunks of 1 MiB.
 
-    :raises BitstreamError: too large, or not what the record says.
-    :raises GlanceUnavailable: Glance did not answer or broke off.
+    :raises BitstreamError: the data are too large, or differ from the record.
+    :raises GlanceUnavailable: Glance did not answer, or stopped sending.
     :raises OSError: the file could not be written.
     """
     limit = CONF.accel.bitstream_max_size << 20
@@ -256,17 +262,17 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
             raise _too_large(image, received)
         hasher.update(chunk)
         file.write(chunk)
-        # data that come fast would let no other green thread run
+        # let other green threads run, however fast the data arrive
         time.sleep(0)
     if image.size is not None and received != image.size:
         raise exception.BitstreamError(
-            f'{image} has {image.size} bytes by its record, and Glance sent '
-            f'{received}: upload the bitstream again.')
+            f'{image} has {image.size} bytes according to its record, and '
+            f'Glance sent {received}: upload the bitstream again.')
     if hasher.hexdigest() != digest:
         raise exception.BitstreamError(
-            f'{image} has the {algorithm} {digest[:16]}... by its record, and '
-            f'its data have {hasher.hexdigest()[:16]}...: upload the '
-            f'bitstream again.')
+            f'{image} has the {algorithm} {digest[:16]}... according to its '
+            f'record, and its data have {hasher.hexdigest()[:16]}...: upload '
+            f'the bitstream again.')
 
 
 # Records
@@ -277,25 +283,25 @@ def _image(record) -> Image:
         algorithm, digest = 'md5', record.get('checksum')
     if not digest:
         raise exception.BitstreamError(
-            f'{_named([record])} has no checksum in Glance to verify its data '
-            f'by: upload it again.')
+            f'{_named([record])} has no checksum in Glance, and its data '
+            f'cannot be verified: upload it again.')
     try:
         length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
     except (TypeError, ValueError):
         length = 0
-    # the cache makes a file name of it
+    # the digest becomes a file name in the cache
     if not length or not re.fullmatch(f'[0-9a-f]{{{length}}}', digest):
         raise exception.BitstreamError(
-            f'{_named([record])} has the {_shown(algorithm)} '
-            f'{_shown(digest)} in Glance, which this host cannot verify: use '
-            f'another hashing_algorithm in glance-api.conf.')
+            f'{_named([record])} has the {text.printable(algorithm)} '
+            f'{text.printable(digest)} in Glance, which this host cannot '
+            f'verify: use another hashing_algorithm in glance-api.conf.')
     return Image(id=record['id'], name=record.get('name') or '',
                  size=record.get('size'), content=f'{algorithm}-{digest}',
                  record=record)
 
 
 def _hex(value) -> str:
-    """A UUID in the form of model.uuid_hex, anything else unchanged."""
+    """Return a UUID as model.uuid_hex does, any other value unchanged."""
     try:
         return model.uuid_hex(value)
     except ValueError:
@@ -308,12 +314,12 @@ def _fits(record, region_type) -> bool:
 
 
 def _unfit(records, region_type) -> exception.IncompatibleBitstream:
-    types = ', '.join(sorted({_shown(r[REGION_TYPE_ID]) for r in records}))
+    types = ', '.join(sorted(
+        {text.printable(r[REGION_TYPE_ID]) for r in records}))
     region = uuid.UUID(region_type) if region_type else 'unknown'
     return exception.IncompatibleBitstream(
-        f'{_named(records)} is for regions of type {types} by its '
-        f'{REGION_TYPE_ID}, and the allocated region has type {region}: '
-        f'upload one for that type.')
+        f'{_named(records)} has the {REGION_TYPE_ID} {types}, and the '
+        f'allocated region has type {region}: upload one for that type.')
 
 
 def _too_large(image, size) -> exception.BitstreamError:
@@ -328,19 +334,13 @@ def _dashed(bitstream) -> uuid.UUID:
 
 
 def _named(records) -> str:
-    """Short, as Nova cuts faults off after 255 characters."""
+    """Name images in an error; short, since Nova cuts faults at 255."""
     if len(records) == 1:
         record, = records
-        return f'Image {record["id"]} ({_shown(record.get("name"))})'
+        return f'Image {record["id"]} ({text.printable(record.get("name"))})'
     ids = ', '.join(r['id'] for r in list(records)[:_NAMED])
     more = len(records) - _NAMED
     return f'Images {ids}' + f' and {more} more' * (more > 0)
-
-
-def _shown(text) -> str:
-    """A user's text as a part of an error: short and printable."""
-    text = ascii(text or '')
-    return text if len(text) <= 60 else text[:60] + "...'"
 
 
 # Requests
@@ -355,7 +355,7 @@ def _record(client, image_id) -> dict:
 
 def _list(client, filters) -> Iterator[dict]:
     what = 'the images with ' + ', '.join(
-        f'{k}={_shown(v)}' for k, v in filters.items())
+        f'{k}={text.printable(v)}' for k, v in filters.items())
     path = '/v2/images?' + parse.urlencode(filters)
     while path:
         response, body = _get(client, path, what)
@@ -382,7 +382,7 @@ def _data(client, image) -> Iterator[bytes]:
                 chunk = next(chunks, None)
             except (requests.RequestException, OSError) as e:
                 raise exception.GlanceUnavailable(
-                    f'Glance at {_where(client)} broke off {what} after '
+                    f'Glance at {_where(client)} stopped sending {what} after '
                     f'{received} of {image.size} bytes ({_reason(e)}): look '
                     f'at its log, then try again.') from None
             if chunk is None:
@@ -392,8 +392,12 @@ def _data(client, image) -> Iterator[bytes]:
 
 
 def _get(client, path, what):
-    """(response, body) of a GET, where Glance answered well."""
-    # glanceclient's own methods take no timeout, and ask for the schema first
+    """Return (response, body) of a successful GET.
+
+    :raises BitstreamError: Glance refused the request.
+    :raises GlanceUnavailable: Glance did not answer.
+    """
+    # glanceclient's own methods take no timeout and fetch the schema first
     try:
         return client.http_client.get(
             path, timeout=CONF.accel.glance_timeout)
@@ -401,45 +405,46 @@ def _get(client, path, what):
         raise _refusal(client, what, e) from None
     except (ks_exc.AuthorizationFailure, ks_exc.MissingAuthPlugin):
         raise exception.BitstreamError(
-            f'Glance would be asked for {what}, and there is no token of a '
-            f'user to ask with: repeat the operation as the user of the '
+            f'Glance cannot be asked for {what} because the request has no '
+            f'token of a user: repeat the operation as the user of the '
             f'server.') from None
     except glance_exc.InvalidEndpoint:
-        # glanceclient's word for a timeout
+        # what glanceclient raises for a timeout
         raise exception.GlanceUnavailable(
             f'Glance at {_where(client)} was asked for {what} and did not '
             f'answer within {CONF.accel.glance_timeout} s ([accel] '
-            f'glance_timeout): look whether it runs.') from None
+            f'glance_timeout): check that it runs.') from None
     except (glance_exc.BaseException, ks_exc.ClientException,
             requests.RequestException, OSError) as e:
         raise exception.GlanceUnavailable(
             f'Glance at {_where(client)} was asked for {what} and cannot be '
-            f'reached ({_reason(e)}): look at Glance, and at its endpoint in '
+            f'reached ({_reason(e)}): check Glance, and its endpoint in '
             f'[glance] of nova.conf.') from None
     except (KeyError, ValueError):
-        # glanceclient stumbles over errors that a proxy makes
+        # glanceclient cannot parse the errors of some proxies
         raise exception.GlanceUnavailable(
-            f'Glance at {_where(client)} was asked for {what}, and what '
-            f'answered was not Glance: look at the proxy before it.') from None
+            f'Glance at {_where(client)} was asked for {what}, and the answer '
+            f'is not from Glance: check the proxy in front of it.') from None
 
 
 def _refusal(client, what, error) -> exception.AcceleratorError:
     code = error.code
     if code == 401:
         return exception.BitstreamError(
-            f'Glance was asked for {what} and does not accept the token of '
-            f'the user (401), which has expired or been revoked: log in '
-            f'again and repeat the operation.')
+            f'Glance was asked for {what} and rejects the token of the user '
+            f'(401), which has expired or been revoked: log in again and '
+            f'repeat the operation.')
     if code == 403:
         return exception.BitstreamError(
-            f'Glance was asked for {what} and does not let the user have it '
+            f'Glance was asked for {what} and does not permit it to the user '
             f'(403): ask the owner of the image or the operator.')
     if code == 404:
         return exception.BitstreamError(
-            f'Glance was asked for {what}, and there is none or the user '
-            f'cannot see it (404): correct the image id, or share the image '
-            f'with the project.')
-    # glanceclient has no number for what it does not know, as 429 and 504
+            f'Glance was asked for {what}, which does not exist or is not '
+            f'visible to the user (404): correct the image id, or share the '
+            f'image with the project.')
+    # for a code without a class of its own, such as 429 and 504, glanceclient
+    # gives no number
     if isinstance(code, int) and 400 <= code < 500:
         return exception.BitstreamError(
             f'Glance was asked for {what} and refuses '
@@ -453,8 +458,8 @@ def _refusal(client, what, error) -> exception.AcceleratorError:
 def _no_glance(client, what, response) -> exception.GlanceUnavailable:
     return exception.GlanceUnavailable(
         f'Glance at {_where(client)} was asked for {what}, and the answer is '
-        f'{_shown(response.headers.get("Content-Type"))}, which is not from '
-        f'Glance: look at the endpoint in the catalog or [glance] of '
+        f'{text.printable(response.headers.get("Content-Type"))}, which is '
+        f'not from Glance: check the endpoint in the catalog or [glance] of '
         f'nova.conf.')
 
 
@@ -463,9 +468,9 @@ def _where(client) -> str:
 
 
 def _reason(error) -> str:
-    """The innermost cause of an error in one printable line."""
+    """Return the innermost cause of an error as one printable line."""
     while error.__context__ is not None:
         error = error.__context__
-    text = ' '.join(str(error).split())
-    text = text.encode('ascii', 'replace').decode()
-    return text[:160] or type(error).__name__
+    line = ' '.join(str(error).split())
+    line = line.encode('ascii', 'replace').decode()
+    return line[:160] or type(error).__name__

@@ -3,9 +3,9 @@
 
 Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf), as many
 section headers of 40 bytes as it says, and the sections; little-endian, UUIDs
-in the order in which they are printed. The driver xclmgmt takes the file as a
-whole and follows offsets in it without comparing them with its length, so that
-all of them are checked here.
+in the order in which they are printed. This module checks every offset,
+because the driver xclmgmt takes the whole file and follows the offsets in it
+without comparing them with its length.
 """
 
 import os
@@ -44,34 +44,35 @@ _KERNEL = 1
 
 
 def parse(path: str, name: str | None = None) -> model.Bitstream:
-    """Read what an xclbin file says of itself; bitstreams are never read.
+    """Read the header and the section list of an xclbin file.
 
-    The payload is the whole file.
+    The payload is the whole file; the bitstream in it is not read.
 
     :param path: the file.
-    :param name: what to call it in errors, as 'image <uuid>'; by default its
-        path.
-    :raises BitstreamError: when it is no xclbin that can be programmed, with
-        the offset and the reason.
-    :raises IncompatibleBitstream: it is a file for other FPGAs.
+    :param name: its name in errors, for example 'image <uuid>'; by default
+        the path.
+    :raises BitstreamError: the file is not an xclbin that can be programmed;
+        the error has the offset and the reason.
+    :raises IncompatibleBitstream: the file is for FPGAs of another vendor.
     """
     name = name or path
     return _parse(path, name)[0]
 
 
 def layout(path: str, name: str | None = None) -> bytes:
-    """The IP_LAYOUT section of a file, b'' where it has none; see parse().
+    """Return the IP_LAYOUT section of a file, b'' if it has none.
 
-    The driver shows it while the function is loaded.
+    The driver shows this section while the function is loaded. Parameters and
+    errors are those of parse().
     """
     name = name or path
     return _parse(path, name)[1]
 
 
 def kernels(ip_layout: bytes) -> tuple[str, ...]:
-    """Names of the kernels in an IP_LAYOUT, as 'vadd:vadd_1'.
+    """Return the names of the kernels in an IP_LAYOUT, such as 'vadd:vadd_1'.
 
-    What is cut off at its end is left out: sysfs shows a page at a time.
+    An entry cut off at the end is left out: sysfs shows one page.
     """
     names = []
     for at in range(8, len(ip_layout) - _IP.size + 1, _IP.size):
@@ -121,9 +122,9 @@ def _read(file, path, name):
         raise _refusal(name, 332, f'the mode is '
                        f'{_OTHER_MODES.get(mode, mode)}, and a region is '
                        f'programmed in mode PR')
-    interface = _uuid(head, 336, name, 'interface UUID, so that it is for an '
-                                       'older shell')
-    function = _uuid(head, 416, name, 'UUID of its own')
+    interface = _uuid(head, 336, name, 'the interface UUID is zero, as in '
+                                       'files for older shells')
+    function = _uuid(head, 416, name, 'the UUID of the file is zero')
     sections = _sections(file, count, start, length, name)
     for kind, what in _SHELL.items():
         if kind in sections:
@@ -131,22 +132,25 @@ def _read(file, path, name):
                            f'{what}, which only shells and flash images have')
     if not any(sections.get(kind, (0, 0))[1] for kind in _PAYLOADS):
         raise _refusal(name, HEADER_SIZE, 'it has neither BITSTREAM nor PDI, '
-                                          'as one that was stripped')
+                                          'like a stripped file')
     return (model.Bitstream(path=path, region_type_uuid=interface.hex(),
                             function_uuid=function.hex(), payload_offset=0,
                             payload_size=length),
             _layout(file, sections, name))
 
 
-def _uuid(head, offset, name, what) -> bytes:
+def _uuid(head, offset, name, problem) -> bytes:
     value = head[offset:offset + 16]
     if value == _NULL:
-        raise _refusal(name, offset, f'it has no {what}')
+        raise _refusal(name, offset, problem)
     return value
 
 
 def _sections(file, count, start, length, name):
-    """kind -> (offset, size, offset of its header); of several the first."""
+    """Return kind -> (offset, size, offset of the section header).
+
+    The first section counts where several have the same kind.
+    """
     found = {}
     headers = file.read(SECTION_SIZE * count)
     for number in range(count):
@@ -179,5 +183,5 @@ def _layout(file, sections, name) -> bytes:
 
 def _refusal(name, offset, reason) -> exception.BitstreamError:
     return exception.BitstreamError(
-        f'{name} is no xclbin to be programmed: at offset {offset} {reason}; '
-        f'upload the file that v++ linked.')
+        f'{name} is not an xclbin that can be programmed: at offset {offset} '
+        f'{reason}; upload the file that v++ linked.')

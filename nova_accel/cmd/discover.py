@@ -11,9 +11,9 @@ from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import rules
 from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
 from nova_accel import model
 from nova_accel import naming
-from nova_accel import sim
 
 CONF = conf.CONF
 
@@ -66,7 +66,7 @@ class Discover(lister.Lister):
 
     def _discover(self, parsed_args):
         _configure(parsed_args)
-        kernel = sim.open_kernel(CONF.host)
+        kernel = host_kernel.open_kernel(CONF.host)
         names = CONF.accel.enabled_drivers
         if not names:
             raise exception.ConfigurationError(

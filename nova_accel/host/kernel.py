@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """This machine's kernel, as the drivers see it.
 
-Whatever a driver needs of the host goes through here, so that a simulated host
-(nova_accel.sim) can take its place. Reads happen in this process; the
-operations go to the privileged one. Both raise OSError as the kernel does.
+Drivers reach the host through the class Kernel only, which lets a simulated
+host (nova_accel.sim) replace it. Reads run in this process, operations in the
+privileged one. Both raise OSError as the kernel does.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,40 @@ import errno
 import os
 import socket
 import stat
+import typing
 
+from nova_accel import conf
 from nova_accel.host import limited
 from nova_accel.host import privileged
 
+if typing.TYPE_CHECKING:
+    from nova_accel import sim
+
+CONF = conf.CONF
+
 #: include/uapi/linux/netlink.h
 _NETLINK_KOBJECT_UEVENT = 15
-#: of messages from the kernel itself; udev repeats them in another one
+#: multicast group of the kernel's messages; udev repeats them in another one
 _KERNEL_GROUP = 1
+
+
+def open_kernel(host: str) -> 'Kernel | sim.SimulatedKernel':
+    """Return the kernel that the drivers of this host work with.
+
+    :param host: [DEFAULT] host, which chooses the file if [accel]
+        simulated_host is a directory.
+    :returns: a SimulatedKernel if [accel] simulated_host is set, otherwise
+        the machine's own Kernel.
+    :raises InvalidSimulation: the description cannot be used.
+    """
+    path = CONF.accel.simulated_host
+    if not path:
+        return Kernel()
+    # the simulator stands above this module and is loaded only on demand
+    from nova_accel import sim
+    if os.path.isdir(path):
+        path = os.path.join(path, f'{host}.yaml')
+    return sim.SimulatedKernel(path)
 
 
 class Kernel:

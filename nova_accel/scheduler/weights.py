@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Prefers hosts whose FPGA regions already carry the wanted functions."""
+"""A weigher that prefers hosts with the wanted functions already loaded."""
 
 from nova.scheduler import utils
 from nova.scheduler import weights
@@ -12,9 +12,9 @@ CONF = conf.CONF
 
 
 class AcceleratorWeigher(weights.BaseHostWeigher):
-    """Scores a host by the best of its candidates.
+    """Scores a host by its best candidate.
 
-    The scale is absolute (minval, maxval): otherwise Nova would blow up the
+    The scale is absolute (minval, maxval). Without it Nova would stretch the
     smallest difference between two hosts to a whole point.
     """
 
@@ -22,19 +22,19 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
     maxval = 1.0
 
     def weight_multiplier(self, host_state):
-        """[accel] weight_multiplier, or that of the host's aggregate."""
+        """Return the aggregate's multiplier or [accel] weight_multiplier."""
         return utils.get_weight_multiplier(
             host_state, 'accel_weight_multiplier',
             CONF.accel.weight_multiplier)
 
     def _weigh_object(self, host_state, weight_properties):
-        """0 to 1; 0 too for hosts without candidates (rebuild)."""
-        known = filters.PLACEMENT.scheduling(weight_properties)
+        """Return 0 to 1; 0 also for hosts without candidates (rebuild)."""
+        snapshot = filters.PLACEMENT.snapshot(weight_properties)
         candidates = host_state.allocation_candidates
-        if not known.requests or not candidates:
+        if not snapshot.requests or not candidates:
             return 0.0
-        if host_state.uuid in known.instances:
+        if host_state.uuid in snapshot.instances:
             # the filter has put the best one first
             candidates = candidates[:1]
-        best = ranking.ranked(known.requests, candidates, known)[0][0]
-        return ranking.score(known.requests, best)
+        best = ranking.ranked(snapshot.requests, candidates, snapshot)[0][0]
+        return ranking.score(snapshot.requests, best)

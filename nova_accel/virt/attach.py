@@ -18,11 +18,11 @@ from oslo_utils import uuidutils
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
 from nova_accel.host import limited
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
-from nova_accel import sim
 from nova_accel.virt import claims as claim_store
 from nova_accel.virt import handles
 from nova_accel.virt import inventory as host_inventory
@@ -54,7 +54,7 @@ class Accelerators:
         :raises AcceleratorsUnavailable: the claim store cannot be used.
         :raises ConfigurationError: [accel] names what is not there.
         """
-        self.kernel = sim.open_kernel(host)
+        self.kernel = host_kernel.open_kernel(host)
         loaded_drivers = drivers.load(CONF.accel.enabled_drivers, self.kernel)
         os.makedirs(state_path, exist_ok=True)
         self.store = claim_store.ClaimStore(

@@ -46,7 +46,7 @@ from nova.scheduler.client import report
 
 from nova_accel.api import expansion
 from nova_accel.scheduler import filters
-from nova_accel.scheduler import functions
+from nova_accel.scheduler import placement_cache
 from nova_accel.scheduler import weights
 from nova_accel.virt.accel import AccelLibvirtDriver
 from nova_accel.virt import attach
@@ -224,7 +224,7 @@ class Boots(Metered, base.AcceleratorTestBase):
         kinds = {'stock': (plain, 'stock', 0), 'ours': (plain, 'ours', 0),
                  'accelerator': (profile, 'ours', 3600),
                  'not cached': (profile, 'ours', 0)}
-        caches = {seconds: functions.Functions(filters._get)
+        caches = {seconds: placement_cache.PlacementCache(filters._get)
                   for _, _, seconds in kinds.values()}
         results = {kind: [] for kind in kinds}
         for number in range(boots + 2):

@@ -29,7 +29,7 @@ import sqlalchemy as sa  # noqa: E402
 from nova_accel import conf  # noqa: E402
 from nova_accel import naming  # noqa: E402
 from nova_accel.scheduler import filters  # noqa: E402
-from nova_accel.scheduler import functions  # noqa: E402
+from nova_accel.scheduler import placement_cache  # noqa: E402
 from nova_accel.scheduler import weights  # noqa: E402
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -191,7 +191,7 @@ def main():
                     return get(url, version)
                 finally:
                     spent.append(time.perf_counter() - start)
-            filters.PLACEMENT = functions.Functions(timed_get)
+            filters.PLACEMENT = placement_cache.PlacementCache(timed_get)
             # the first one warms up Python, too
             with_ours(function, states(hosts))
             times = {without: [], with_ours: []}

@@ -391,7 +391,7 @@ class FetchTest(GlanceTestBase):
         id = self.upload(b'x' * 3 * MIB)['id']
         with self.glance.fault('close'):
             self.fails(exception.GlanceUnavailable, id, self.glance.url,
-                       'broke off', f'of {3 * MIB} bytes', id=id)
+                       'stopped sending', f'of {3 * MIB} bytes', id=id)
         with self.glance.fault('reset'):
             self.fails(exception.GlanceUnavailable, id, self.glance.url,
                        id=id)
@@ -406,8 +406,8 @@ class FetchTest(GlanceTestBase):
         self.config(glance_timeout=1, group='accel')
         id = self.upload(b'x' * 4 * MIB)['id']
         with self.glance.fault('stall'):
-            self.fails(exception.GlanceUnavailable, 'broke off', 'timed out',
-                       id=id)
+            self.fails(exception.GlanceUnavailable, 'stopped sending',
+                       'timed out', id=id)
         with self.glance.fault('hang'):
             self.fails(exception.GlanceUnavailable, 'within 1 s', id=id)
 
@@ -491,7 +491,8 @@ class VerifyTest(testtools.TestCase):
                      to=A10_12)
 
     def test_region_that_does_not_tell(self):
-        self.refused(exception.IncompatibleBitstream, 'does not tell', to=None)
+        self.refused(exception.IncompatibleBitstream,
+                     'does not report its region type', to=None)
 
     def test_another_function(self):
         self.refused(exception.BitstreamError, NLB0, NLB3,

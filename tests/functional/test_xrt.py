@@ -156,7 +156,7 @@ class XrtTest(XrtTestBase):
                  'is for regions of type'),
                 ({'payload_interface': str(uuid.uuid4())},
                  "it is not for the card's shell"),
-                ({'stripped': True}, 'as one that was stripped')):
+                ({'stripped': True}, 'like a stripped file')):
             function = str(uuid.uuid4())
             self.upload_xclbin(function, **xclbin)
             server = self.boot(self.flavor(function_id=function),

@@ -311,7 +311,7 @@ class CacheTest(testtools.TestCase):
             error = self.assertRaises(
                 exception.BitstreamError, self.cache.by_image(id).__enter__)
             self.assertIn(id, str(error))
-            self.assertIn('fetched from Glance', str(error))
+            self.assertIn('fetch the image from Glance', str(error))
         # and the link to nothing goes at the next start
         cache.BitstreamCache(self.directory)
         self.assertEqual([], os.listdir(self.directory))

@@ -147,7 +147,7 @@ class GbsTest(testtools.TestCase):
                 (manifest(accelerator_clusters='x'), 'has a wrong'),
                 (manifest(accelerator_clusters=['x']), 'clusters[0].acc'),
                 (manifest(interface_uuid=17), 'has a wrong'),
-                (manifest(interface_uuid='\ud800' * 500), 'no UUID'),
+                (manifest(interface_uuid='\ud800' * 500), 'not a UUID'),
                 (manifest(interface_uuid=INTERFACE[:-1]), INTERFACE[:-1])):
             self.assertIn(part, self.refused(make(metadata)))
 

@@ -16,7 +16,7 @@ from oslo_config import fixture as config_fixture
 
 from nova_accel import conf
 from nova_accel import naming
-from nova_accel.scheduler import functions
+from nova_accel.scheduler import placement_cache
 from nova_accel.scheduler import ranking
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -124,53 +124,53 @@ class RankingTest(unittest.TestCase):
 
     def look(self, regions, **specs):
         self.table = Table(regions)
-        self.functions = functions.Functions(self.table)
-        return self.functions.scheduling(Spec(**specs))
+        self.cache = placement_cache.PlacementCache(self.table)
+        return self.cache.snapshot(Spec(**specs))
 
-    def order(self, known, *candidates):
+    def order(self, snapshot, *candidates):
         return [c for _, c in ranking.ranked(
-            known.requests, candidates, known)]
+            snapshot.requests, candidates, snapshot)]
 
-    def assertBestFirst(self, known, *expected):
-        self.assertEqual(list(expected), self.order(known, *expected))
+    def assertBestFirst(self, snapshot, *expected):
+        self.assertEqual(list(expected), self.order(snapshot, *expected))
         self.assertEqual(list(expected),
-                         self.order(known, *reversed(expected)))
+                         self.order(snapshot, *reversed(expected)))
 
-    def scores(self, known, *candidates):
-        return [ranking.score(known.requests, ranking.ranked(
-            known.requests, [c], known)[0][0]) for c in candidates]
+    def scores(self, snapshot, *candidates):
+        return [ranking.score(snapshot.requests, ranking.ranked(
+            snapshot.requests, [c], snapshot)[0][0]) for c in candidates]
 
     def test_order(self):
-        known = self.look({
+        snapshot = self.look({
             'has': region(WANTED), 'used': region(WANTED, programmable=False),
             'empty': region(), 'common': region(OTHER),
             'common2': region(OTHER), 'scarce': region(THIRD),
             'stuck': region(programmable=False)}, **ONE)
-        self.assertBestFirst(known, *map(candidate, (
+        self.assertBestFirst(snapshot, *map(candidate, (
             'empty', 'common', 'scarce', 'stuck')))
         for other in ('empty', 'common', 'scarce', 'stuck'):
-            self.assertBestFirst(known, candidate('has'), candidate(other))
+            self.assertBestFirst(snapshot, candidate('has'), candidate(other))
         # a function that is there needs no programming
         self.assertEqual(
             [candidate('used'), candidate('empty')],
-            self.order(known, candidate('empty'), candidate('used')))
+            self.order(snapshot, candidate('empty'), candidate('used')))
 
     def test_most_groups(self):
-        known = self.look({
+        snapshot = self.look({
             'w': region(WANTED), 'o': region(OTHER), 'x': region(THIRD),
             'y': region(THIRD), 'stuck': region(THIRD, False)}, **TWO)
         self.assertBestFirst(
-            known, candidate('w', 'o'), candidate('w', 'x'),
+            snapshot, candidate('w', 'o'), candidate('w', 'x'),
             candidate('x', 'y'), candidate('w', 'stuck'))
 
     def test_groups_are_tied_by_mappings(self):
-        known = self.look({'w': region(WANTED), 'o': region(OTHER)}, **TWO)
+        snapshot = self.look({'w': region(WANTED), 'o': region(OTHER)}, **TWO)
         right = candidate(_ACCEL0='w', _ACCEL1='o')
         swapped = candidate(_ACCEL0='o', _ACCEL1='w')
-        self.assertEqual([right, swapped], self.order(known, swapped, right))
+        self.assertEqual([right, swapped], self.order(snapshot, swapped, right))
 
     def test_unnumbered_group(self):
-        known = self.look(
+        snapshot = self.look(
             {'w': region(WANTED), 'e': region(), 'root': set()},
             **{f'resources__{FPGA}': '1', 'accel__function_id': WANTED})
 
@@ -178,51 +178,51 @@ class RankingTest(unittest.TestCase):
             made = candidate(rp)
             made['mappings'] = {'': ['root', rp]}
             return made
-        self.assertBestFirst(known, unnumbered('w'), unnumbered('e'))
+        self.assertBestFirst(snapshot, unnumbered('w'), unnumbered('e'))
 
     def test_by_name_and_bitstream(self):
         name = naming.function_name_trait('nlb')
         image = naming.bitstream_trait(WANTED)
         for key, value, trait in (('function_name', 'nlb', name),
                                   ('bitstream_id', WANTED, image)):
-            known = self.look(
+            snapshot = self.look(
                 {'has': region(OTHER) | {trait}, 'not': region(OTHER)},
                 **{f'resources1__{FPGA}': '1', f'accel1__{key}': value})
             self.assertEqual(
                 [self.as_group_1('has'), self.as_group_1('not')],
-                self.order(known, *map(self.as_group_1, ('not', 'has'))))
+                self.order(snapshot, *map(self.as_group_1, ('not', 'has'))))
 
     @staticmethod
     def as_group_1(rp):
         return candidate(**{'1': rp})
 
     def test_stable(self):
-        known = self.look({'a': region(WANTED), 'b': region(WANTED)}, **ONE)
+        snapshot = self.look({'a': region(WANTED), 'b': region(WANTED)}, **ONE)
         for pair in (['a', 'b'], ['b', 'a']):
             pair = list(map(candidate, pair))
-            self.assertEqual(pair, self.order(known, *pair))
+            self.assertEqual(pair, self.order(snapshot, *pair))
 
     def test_taken_is_last(self):
-        known = self.look({'w': region(WANTED), 's': region(OTHER, False)},
-                          **ONE)
-        known.full = {('w', FPGA, 1)}
-        self.assertBestFirst(known, candidate('s'), candidate('w'))
+        snapshot = self.look({'w': region(WANTED), 's': region(OTHER, False)},
+                             **ONE)
+        snapshot.full = {('w', FPGA, 1)}
+        self.assertBestFirst(snapshot, candidate('s'), candidate('w'))
         self.assertEqual([0.0, 0.0],
-                         self.scores(known, candidate('s'), candidate('w')))
+                         self.scores(snapshot, candidate('s'), candidate('w')))
 
     def test_without_wish_all_are_the_same(self):
-        known = self.look({'a': region(OTHER), 'b': region()},
-                          **{f'resources_ACCEL0__{FPGA}': '1'})
+        snapshot = self.look({'a': region(OTHER), 'b': region()},
+                             **{f'resources_ACCEL0__{FPGA}': '1'})
         both = [candidate('a'), candidate('b')]
-        self.assertEqual(both, self.order(known, *both))
-        self.assertEqual([0.0, 0.0], self.scores(known, *both))
+        self.assertEqual(both, self.order(snapshot, *both))
+        self.assertEqual([0.0, 0.0], self.scores(snapshot, *both))
         self.assertEqual([], self.table.urls)
 
     def test_score_is_absolute(self):
-        known = self.look({
+        snapshot = self.look({
             'has': region(WANTED), 'empty': region(), 'scarce': region(THIRD),
             'stuck': region(THIRD, False)}, **ONE)
-        has, empty, scarce, stuck = self.scores(known, *map(candidate, (
+        has, empty, scarce, stuck = self.scores(snapshot, *map(candidate, (
             'has', 'empty', 'scarce', 'stuck')))
         self.assertEqual((1.0, 0.0), (has, stuck))
         self.assertTrue(1 > empty > scarce > 0)
@@ -236,18 +236,18 @@ class RankingTest(unittest.TestCase):
         st.sampled_from([None, WANTED, OTHER, THIRD]), st.booleans(),
         st.booleans()), min_size=2, max_size=6), st.data())
     def test_score_agrees_with_order(self, drawn, data):
-        known = self.look({f'r{n}': region(f, p)
-                           for n, (f, p, _) in enumerate(drawn)}, **TWO)
-        known.full = {(f'r{n}', FPGA, 1)
-                      for n, (_, _, full) in enumerate(drawn) if full}
+        snapshot = self.look({f'r{n}': region(f, p)
+                              for n, (f, p, _) in enumerate(drawn)}, **TWO)
+        snapshot.full = {(f'r{n}', FPGA, 1)
+                         for n, (_, _, full) in enumerate(drawn) if full}
         names = st.sampled_from([f'r{n}' for n in range(len(drawn))])
         candidates = [candidate(data.draw(names), data.draw(names))
                       for _ in range(4)]
         # the loss is compared where the best has to be programmed only
         ranks = sorted(
-            (ranking.ranked(known.requests, [c], known)[0][0]
+            (ranking.ranked(snapshot.requests, [c], snapshot)[0][0]
              for c in candidates))
-        scores = [ranking.score(known.requests, r) for r in ranks]
+        scores = [ranking.score(snapshot.requests, r) for r in ranks]
         self.assertEqual(sorted(scores, reverse=True), scores)
         self.assertTrue(all(0 <= s <= 1 for s in scores))
         usable = [(r, s) for r, s in zip(ranks, scores)
@@ -268,14 +268,14 @@ class RequestsTest(unittest.TestCase):
         self.regions = {'has': region(WANTED), 'other': region(OTHER),
                         'third': region(THIRD)}
         self.table = Table(self.regions)
-        self.functions = functions.Functions(self.table)
+        self.cache = placement_cache.PlacementCache(self.table)
 
     def set(self, **options):
         self.config.config(group='accel', **options)
 
     def schedule(self, *candidates, spec=None):
-        known = self.functions.scheduling(spec or Spec(**ONE))
-        return [ranking.ranked(known.requests, [c], known)
+        snapshot = self.cache.snapshot(spec or Spec(**ONE))
+        return [ranking.ranked(snapshot.requests, [c], snapshot)
                 for c in candidates]
 
     def test_function_that_is_there_costs_one_request(self):
@@ -313,9 +313,10 @@ class RequestsTest(unittest.TestCase):
                        [Answer('<html>')], [Answer({})], [Answer([])]):
             with self.subTest(broken):
                 table = Table(self.regions)
-                self.functions = functions.Functions(table)
+                self.cache = placement_cache.PlacementCache(table)
                 table.broken = broken
-                with self.assertLogs(functions.LOG.logger, 'WARNING') as logs:
+                with self.assertLogs(placement_cache.LOG.logger,
+                                     'WARNING') as logs:
                     for _ in range(3):
                         ranks = self.schedule(candidate('has'),
                                               candidate('other'))
@@ -327,25 +328,25 @@ class RequestsTest(unittest.TestCase):
                 ranks = self.schedule(candidate('has'), candidate('other'))
                 self.assertLess(ranks[0][0][0], ranks[1][0][0])
                 table.broken = broken
-                with self.assertLogs(functions.LOG.logger, 'WARNING'):
+                with self.assertLogs(placement_cache.LOG.logger, 'WARNING'):
                     self.schedule(candidate('has'))
 
     def test_flavor_without_accelerators_asks_nothing(self):
         plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
         del unloaded.flavor.extra_specs
         for spec in (plain, unloaded):
-            self.assertEqual([], self.functions.scheduling(spec).requests)
+            self.assertEqual([], self.cache.snapshot(spec).requests)
         self.assertEqual([], self.table.urls)
 
     def test_malformed_flavor_fails_no_scheduling(self):
-        with self.assertLogs(functions.LOG.logger, 'WARNING'):
-            known = self.functions.scheduling(
+        with self.assertLogs(placement_cache.LOG.logger, 'WARNING'):
+            snapshot = self.cache.snapshot(
                 Spec(**{**ONE, 'accel_ACCEL0__function_id': 'nlb'}))
-        self.assertEqual([], known.requests)
+        self.assertEqual([], snapshot.requests)
 
-    def test_schedulings_are_forgotten(self):
+    def test_snapshots_are_forgotten(self):
         spec = Spec(**ONE)
         self.schedule(candidate('has'), spec=spec)
-        self.assertEqual(1, len(self.functions._schedulings))
+        self.assertEqual(1, len(self.cache._snapshots))
         del spec
-        self.assertEqual(0, len(self.functions._schedulings))
+        self.assertEqual(0, len(self.cache._snapshots))

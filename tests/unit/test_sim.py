@@ -593,15 +593,16 @@ class Description(testtools.TestCase):
 
     def test_open_kernel(self):
         config = self.useFixture(config_fixture.Config(conf.CONF))
-        self.assertIsInstance(sim.open_kernel('compute1'), host_kernel.Kernel)
+        self.assertIsInstance(host_kernel.open_kernel('compute1'),
+                              host_kernel.Kernel)
         host = self.useFixture(SimulatedHost({'address': A}))
         config.config(group='accel', simulated_host=host.path)
         self.assertEqual(
-            [A], sim.open_kernel('any').listdir('bus/pci/devices'))
+            [A], host_kernel.open_kernel('any').listdir('bus/pci/devices'))
         config.config(group='accel', simulated_host=host.directory)
         self.assertEqual(
-            [A], sim.open_kernel('host').listdir('bus/pci/devices'))
-        self.assertRaises(exception.InvalidSimulation, sim.open_kernel,
+            [A], host_kernel.open_kernel('host').listdir('bus/pci/devices'))
+        self.assertRaises(exception.InvalidSimulation, host_kernel.open_kernel,
                           'compute1')
 
     def test_make_gbs(self):

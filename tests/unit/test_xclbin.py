@@ -162,7 +162,7 @@ class XclbinTest(testtools.TestCase):
 
     def test_missing_uuids(self):
         self.assertIn('older shell', self.refused(make(interface=bytes(16))))
-        self.assertIn('UUID of its own',
+        self.assertIn('the UUID of the file is zero',
                       self.refused(make(function=bytes(16))))
 
     @ddt.data(0, 0x10001, 0xffffffff)

@@ -1,0 +1,30 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Parts of errors."""
+
+import ddt
+import testtools
+
+from nova_accel import text
+
+
+@ddt.ddt
+class PrintableTest(testtools.TestCase):
+
+    @ddt.data(
+        ('a name', "'a name'"),
+        ('', "''"),
+        (None, "''"),
+        (7, '7'),
+        ('line\nbreak\x1b[2J', r"'line\nbreak\x1b[2J'"),
+        ('Gerät', r"'Ger\xe4t'"),
+        ("it's", '"it\'s"'))
+    @ddt.unpack
+    def test_in_quotes_and_ascii(self, value, expected):
+        self.assertEqual(expected, text.printable(value))
+
+    @ddt.data(('x' * 58, "'" + 'x' * 58 + "'"),
+              ('x' * 59, "'" + 'x' * 59 + "...'"),
+              (int('9' * 61), '9' * 60 + '...'))
+    @ddt.unpack
+    def test_long_values_are_cut_off(self, value, expected):
+        self.assertEqual(expected, text.printable(value))
