@@ -62,6 +62,10 @@ class DeviceTimeout(DeviceError):
     """A hardware call did not return in time and may still be running."""
 
 
+class DeviceBusy(DeviceTimeout):
+    """A hardware call could not begin in time, as another one goes on."""
+
+
 class DeviceUnavailable(AcceleratorError):
     """The allocated device is gone, taken or quarantined on this host."""
 

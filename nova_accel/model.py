@@ -92,7 +92,7 @@ class Region:
     programmable: bool = True
     #: whether the guest that has it can load another function, which the host
     #: does not see (XRT: through the mailbox)
-    open_to_guest: bool = False
+    guest_can_reprogram: bool = False
     health: Health = Health.OK
     #: why health is not OK, or why there is no handle; one clause
     reason: str = ''
@@ -132,7 +132,7 @@ class Device:
     #: further traits that the driver knows, full names
     traits: tuple[str, ...] = ()
     #: traits that come and go: those that are not in traits now are taken away
-    volatile_traits: tuple[str, ...] = ()
+    state_traits: tuple[str, ...] = ()
     health: Health = Health.OK
     reason: str = ''
 

@@ -303,12 +303,15 @@ def _wanted(group, key, value) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class Allocation:
     """What Placement allocated to an instance from one of our providers."""
 
     provider_uuid: str
     resources: Mapping[str, int]
     traits: frozenset[str]
+
+
+Offer = Allocation
 
 
 def match(requests: list[AcceleratorRequest], offers: list[Offer],

@@ -3,15 +3,16 @@
 
 A driver is a class behind an entry point in ``nova_accel.drivers``. Its
 methods may block and may raise anything: each call runs in a thread of its own
-with a time limit, and what it raises costs only the device in question. A
-driver keeps no state of its own: what has to survive comes back to it as
-``known``.
+with a time limit, one at a time for each card, and what it raises costs only
+the device in question. A driver keeps no state of its own: what has to survive
+comes back to it as ``before``.
 """
 
 import abc
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 import dataclasses
 import errno
+import functools
 import time
 
 from nova_accel import conf
@@ -29,9 +30,9 @@ VFIO = 'vfio-pci'
 
 class AcceleratorDriver(abc.ABC):
 
-    #: whether prepare() and release() are called for every handle, and not
-    #: only for those that are made on demand
-    ATTENDS = False
+    #: True: call prepare() and release() for every handle. False: only for
+    #: those that are made on demand
+    PREPARES_EVERY_HANDLE = False
 
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
@@ -40,36 +41,79 @@ class AcceleratorDriver(abc.ABC):
     def configure(self) -> None:
         """Bring the host's devices into the state that nova.conf asks for.
 
-        Called at each start of nova-compute, before the first discover(): what
+        Called at each start of nova-compute, before the first find(): what
         the kernel forgot when the host booted (VFs, services) is made again.
         Does nothing where all is as it is to be, and never touches what a
         guest may have.
 
-        :raises AcceleratorError: it cannot be; discover() is called all the
-            same.
+        :raises AcceleratorError: it cannot be; find() is called all the same.
         """
 
     @abc.abstractmethod
+    def find(self) -> Iterable[str]:
+        """Keys of the devices that are, or may be, this driver's.
+
+        PCI addresses, or names of what is no PCI device. Reads only what the
+        kernel keeps in memory (links, listings, ids and classes of PCI
+        functions) and touches no device: one that hangs must not hide the
+        others.
+
+        :raises DeviceError: nothing can be said of any device.
+        """
+
+    @abc.abstractmethod
+    def examine(self, address: str, before: model.Device | None,
+                ) -> model.Device | None:
+        """One device as it is now; None when it is not this driver's.
+
+        May block for ever: that costs this device only. A device with a
+        defect is returned with health QUARANTINED and the reason. One that
+        the host cannot look into because a guest has it (bound to vfio-pci)
+        is returned as it is in before.
+
+        :param before: the device as it was last returned, None when it is
+            new.
+        """
+
     def discover(self, known: Mapping[str, model.Device] | None = None,
                  ) -> dict[str, model.Device]:
-        """The devices of this driver on the host, by PCI address.
+        """The devices of this driver by address: all that find() tells,
+        examined one after the other.
 
-        A device that the host cannot look into now because a guest has it
-        (bound to vfio-pci) is returned as it is in ``known``. A device with a
-        defect is returned with health QUARANTINED and the reason: an exception
-        is for what concerns all devices.
+        For tests and trials; nova-compute examines each by itself.
 
-        :param known: the devices as they were last reported.
-        :raises DeviceError: when nothing can be said of any device.
+        :param known: the devices as they were last returned.
+        :raises DeviceError: see find().
         """
+        found = {}
+        for address in self.find():
+            device = self.examine(address, (known or {}).get(address))
+            if device is not None:
+                found[address] = device
+        return found
 
     @abc.abstractmethod
     def fingerprint(self) -> Hashable:
-        """Cheap to make, and different when discover() would find another set.
+        """Cheap to make, and different when find() would tell others, or when
+        examine() would tell something else of those.
 
-        No subprocess, a handful of directory listings. Where the devices
-        change without a sign there the time belongs to it as well.
+        No subprocess, a handful of directory listings, no attributes of
+        devices.
         """
+
+    def state(self, address: str) -> Hashable:
+        """Cheap to make, and different when examine() would tell something
+        else of one device without a sign in fingerprint().
+
+        Called for each device every [accel] discovery_interval. May block:
+        that costs this device only.
+        """
+        return None
+
+    def answers(self, device: model.Device) -> bool:
+        """Whether a device that is not well still does what a server that
+        holds it needs to start."""
+        return True
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None, fresh: bool) -> None:
@@ -81,7 +125,7 @@ class AcceleratorDriver(abc.ABC):
         forgot it. Several handles of a device are made at once.
 
         :param created_type: name of one of the device's creatable types, None
-            where it has none and the driver ATTENDS.
+            where it has none and the driver PREPARES_EVERY_HANDLE.
         :param fresh: the server has just been given it, so that whatever is
             there is not this server's.
         :raises DeviceUnavailable: the device does not offer it any more, or
@@ -125,16 +169,16 @@ class AcceleratorDriver(abc.ABC):
         a handle of the region. The region types have been compared already.
 
         :raises ProgrammingFailed: when the card refused; the region is then
-            in the state that the next discover() reports.
+            in the state that the next examine() reports.
         """
         raise exception.ProgrammingFailed(
             f'{type(self).__name__} cannot program {device.address}.')
 
     def recover(self, address: str) -> None:
-        """Try to bring back regions that discover() found quarantined.
+        """Try to bring back regions that examine() found quarantined.
 
         Called when no server has anything of the device, and once for each
-        reason. What came of it the next discover() says.
+        reason. What came of it the next examine() says.
 
         :raises DeviceError: it cannot be done.
         """
@@ -161,15 +205,24 @@ class PciDriver(AcceleratorDriver):
     #: of the entry point
     NAME: str
     #: whether its devices change without a sign in any directory, so that
-    #: discover() is called each [accel] discovery_interval
+    #: each is examined every [accel] discovery_interval
     POLLED = False
 
     @abc.abstractmethod
     def identify(self, address: str) -> model.Device | None:
         """What a function is, whatever state it is in; None for others'.
 
+        Part of find(): reads only what the kernel keeps in memory.
+
         :raises OSError: it cannot be read.
         """
+
+    def may_be_mine(self, address: str) -> bool:
+        """Whether recognize() may know the function, with some before.
+
+        :raises OSError: it cannot be read.
+        """
+        return self.identify(address) is not None
 
     def recognize(self, address: str, before: model.Device | None,
                   ) -> model.Device | None:
@@ -188,43 +241,83 @@ class PciDriver(AcceleratorDriver):
             makes no sense. Both are defects as well.
         """
 
-    def discover(self, known=None):
+    def find(self):
         """See the base class."""
-        known = {address: device for address, device in (known or {}).items()
-                 if device.driver == self.NAME}
         try:
             functions = self.kernel.listdir(pci.DEVICES)
         except OSError as e:
             raise exception.DeviceError(
                 f'Driver {self.NAME} cannot list the PCI devices of this host '
                 f'({e.strerror}): look whether sysfs is mounted.') from e
-        found = {}
-        for address in functions:
-            before = known.get(address)
-            try:
-                device = (None if pci.physical_function(self.kernel, address)
-                          else self.recognize(address, before))
-                lost = pci.reads_as_ones(self.kernel, address)
-            except (OSError, ValueError):
-                device, lost = None, True
-            if device is None and not (before and lost):
-                continue
-            try:
-                if device is None:
-                    device = dataclasses.replace(
-                        before, health=model.Health.OK, reason='')
-                    raise Defect('its PCI ids cannot be read any more, which '
-                                 'is how a dead card looks: power-cycle it')
-                if not pci.answers(self.kernel, address):
-                    raise Defect('it does not answer on the PCI bus: '
-                                 'power-cycle it')
-                found[address] = self.look(device, before)
-            except Defect as e:
-                found[address] = self._quarantined(device, before, str(e))
-            except (OSError, ValueError) as e:
-                found[address] = self._quarantined(
-                    device, before, f'sysfs cannot be read ({e})')
-        return found
+        return tuple(filter(self._is_candidate, functions))
+
+    def _is_candidate(self, address: str) -> bool:
+        try:
+            return not pci.physical_function(self.kernel, address) and (
+                self.may_be_mine(address)
+                or pci.reads_as_ones(self.kernel, address))
+        except (OSError, ValueError):
+            # what it is, only examine() may know from before
+            return True
+
+    def examine(self, address, before):
+        """See the base class."""
+        if before is not None and before.driver != self.NAME:
+            before = None
+        if not self.kernel.exists(pci.path(address)):
+            return None
+        try:
+            device = (None if pci.physical_function(self.kernel, address)
+                      else self.recognize(address, before))
+            lost = pci.reads_as_ones(self.kernel, address)
+        except (OSError, ValueError):
+            device, lost = None, True
+        if device is None:
+            return self._lost(before) if before and lost else None
+        return self._looked_at(device, before, functools.partial(
+            self._check_answers, address))
+
+    def _lost(self, before: model.Device) -> model.Device:
+        return self._quarantined(
+            dataclasses.replace(before, health=model.Health.OK, reason=''),
+            before, 'its PCI ids cannot be read any more, which is how a dead '
+            'card looks: power-cycle it')
+
+    def _check_answers(self, address: str) -> None:
+        if not pci.answers(self.kernel, address):
+            raise Defect('it does not answer on the PCI bus: power-cycle it')
+
+    def _looked_at(self, device: model.Device, before: model.Device | None,
+                   check: Callable[[], None] = lambda: None) -> model.Device:
+        """look(), with what it raises as a defect of the device.
+
+        :param check: called before; raises as look() does.
+        """
+        try:
+            check()
+            return self.look(device, before)
+        except Defect as e:
+            return self._quarantined(device, before, str(e))
+        except (OSError, ValueError) as e:
+            return self._quarantined(device, before,
+                                     f'sysfs cannot be read ({e})')
+
+    def state(self, address):
+        """See the base class; whether the function answers."""
+        interval = (time.monotonic() // CONF.accel.discovery_interval
+                    if self.POLLED else None)
+        try:
+            return (interval, pci.answers(self.kernel, address),
+                    pci.reads_as_ones(self.kernel, address))
+        except OSError as error:
+            return interval, error.errno
+
+    def answers(self, device):
+        """See the base class."""
+        try:
+            return pci.answers(self.kernel, device.address)
+        except OSError:
+            return False
 
     @staticmethod
     def _quarantined(device, before, reason) -> model.Device:
@@ -239,10 +332,8 @@ class PciDriver(AcceleratorDriver):
 
     def fingerprint(self):
         """See the base class; VFs and what guests have change it as well."""
-        interval = (time.monotonic() // CONF.accel.discovery_interval
-                    if self.POLLED else None)
-        return (interval, *(self.names(path) for path in (
-            pci.DEVICES, f'bus/pci/drivers/{VFIO}')))
+        return tuple(self.names(path) for path in (
+            pci.DEVICES, f'bus/pci/drivers/{VFIO}'))
 
     def make_virtual_functions(self) -> None:
         """Make the VFs that nova.conf asks for of this driver's functions.

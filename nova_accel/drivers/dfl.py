@@ -263,8 +263,7 @@ class DflDriver(base.PciDriver):
                 regions[port.id], port, address, vfs, port.id == lowest)
         self._add_hidden(address, regions, fme, before, common,
                          hidden=set(vfs) - {p.function for p in ports})
-        return tuple(_with_memory(regions[index], before)
-                     for index in sorted(regions))
+        return tuple(regions[index] for index in sorted(regions))
 
     def _function(self, port, fme) -> str | None:
         try:
@@ -516,13 +515,3 @@ def _stuck(function) -> str:
     return (f'its port is disabled since a programming that failed: unbind '
             f'{function} from {KERNEL_DRIVER} and bind it again when no server '
             f'uses the card')
-
-
-def _with_memory(region, before) -> model.Region:
-    """The region with what only the one who programmed it can know."""
-    for old in before.regions if before else ():
-        if (old.index == region.index and old.function_uuid
-                and old.function_uuid == region.function_uuid):
-            return dataclasses.replace(region, bitstream_id=old.bitstream_id,
-                                       function_name=old.function_name)
-    return region

@@ -90,8 +90,14 @@ class GpuDriver(base.PciDriver):
         """
         chosen = rules.DeviceRules()
         failed = []
-        for device in self.discover().values():
-            device = chosen.applied(device)
+        for address in self.find():
+            # not by examine(), which reads from the card, and may hang
+            try:
+                device = self.identify(address)
+            except (OSError, ValueError):
+                continue
+            if device is not None:
+                device = chosen.applied(self._looked_at(device, None))
             for handle in device.handles if device else ():
                 for function in handle.companions:
                     if pci.driver(self.kernel, function) in (None, base.VFIO):

@@ -59,7 +59,7 @@ class NvmeDriver(base.PciDriver):
 
     # What servers get
 
-    ATTENDS = True
+    PREPARES_EVERY_HANDLE = True
 
     def prepare(self, device, handle, created_type, fresh):
         """See the base class; nothing is made."""

@@ -41,7 +41,7 @@ _VENDORS = {
 class PciRuleDriver(base.PciDriver):
 
     NAME = 'pci'
-    ATTENDS = True
+    PREPARES_EVERY_HANDLE = True
 
     def configure(self):
         """See the base class; tells which rules do not work, makes VFs."""
@@ -87,6 +87,14 @@ class PciRuleDriver(base.PciDriver):
 
     def identify(self, address):
         return self.recognize(address, None)
+
+    def may_be_mine(self, address):
+        values = self._values(address)
+        if values['driver'] == base.VFIO:
+            # see recognize()
+            del values['driver']
+        return not _is_bridge(values) and any(
+            rule.matches(values) for rule in _rules())
 
     def recognize(self, address, before):
         """See the base class.

@@ -190,7 +190,7 @@ class QatDriver(base.PciDriver):
         return product and model.Device(
             address=address, type='QAT', vendor='INTEL', product=product.name,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=product.family, volatile_traits=tuple(sorted(_TRAITS)),
+            family=product.family, state_traits=tuple(sorted(_TRAITS)),
             numa_node=pci.numa_node(self.kernel, address))
 
     def look(self, device, before):
@@ -233,9 +233,9 @@ class QatDriver(base.PciDriver):
         traits = {_trait(service) for service in text.split(';')}
         # also those of services that only a newer kernel has
         volatile = {*_TRAITS, *traits,
-                    *(before.volatile_traits if before else ())}
+                    *(before.state_traits if before else ())}
         return dataclasses.replace(device, traits=tuple(sorted(traits)),
-                                   volatile_traits=tuple(sorted(volatile)))
+                                   state_traits=tuple(sorted(volatile)))
 
     def _attribute(self, address, name) -> str | None:
         """None for one that its driver does not have."""

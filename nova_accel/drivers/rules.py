@@ -129,6 +129,15 @@ class DeviceRules:
                 dataclasses.replace(region, handles=left(region.handles))
                 for region in device.regions))
 
+    def excludes(self, address: str) -> bool:
+        """Whether a rule excludes the address, whatever the device is: it
+        need not even be looked at."""
+        found = [str(rule) for rule in self._exclude
+                 if rule.pairs.keys() == {'address'}
+                 and rule.matches({'address': address})]
+        self._matched.update(found)
+        return bool(found) and not self._include
+
     def _matching(self, rules, device, address):
         found = [str(rule) for rule in rules if rule.matches(dict(
             address=address, vendor=device.vendor_id,

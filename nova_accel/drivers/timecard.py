@@ -92,7 +92,7 @@ class TimecardDriver(base.PciDriver):
         return model.Device(
             address=address, type='TIMECARD', vendor=vendor, product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            volatile_traits=tuple(sorted(_STATES)),
+            state_traits=tuple(sorted(_STATES)),
             numa_node=pci.numa_node(self.kernel, address))
 
     def _is_network(self, address) -> bool:
@@ -131,9 +131,9 @@ class TimecardDriver(base.PciDriver):
         serial = self._serial(card)
         traits = {*serial, *self._gnss(card), *self._clock(card)}
         # what another card had in this slot, or this one under another kernel
-        old = {*before.traits, *before.volatile_traits} if before else set()
+        old = {*before.traits, *before.state_traits} if before else set()
         return dataclasses.replace(
-            device, traits=tuple(sorted(traits)), volatile_traits=tuple(sorted(
+            device, traits=tuple(sorted(traits)), state_traits=tuple(sorted(
                 _STATES.union(traits, old).difference(serial))))
 
     def _attribute(self, card, name) -> str | None:
@@ -190,9 +190,9 @@ def _unseen(device, before):
     if before is None:
         return device
     return dataclasses.replace(
-        device, volatile_traits=before.volatile_traits, traits=tuple(
+        device, state_traits=before.state_traits, traits=tuple(
             trait for trait in before.traits
-            if trait not in before.volatile_traits))
+            if trait not in before.state_traits))
 
 
 def _named() -> set[str]:

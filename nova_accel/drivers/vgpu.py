@@ -142,22 +142,28 @@ class VgpuDriver(base.PciDriver):
         return (*super().fingerprint(), *(self.names(path) for path in (
             MDEV_BUS, 'bus/mdev/devices', 'bus/pci/drivers/nvidia')))
 
-    def discover(self, known=None):
-        found = super().discover(known)
-        for parent in self._virtual_parents():
-            name = parent.upper()
-            device = model.Device(
-                address=parent, type='VGPU', vendor='LINUX', product=name,
-                vendor_id='', product_id=parent, driver=self.NAME)
-            before = (known or {}).get(parent)
-            try:
-                found[parent] = self.look(device, before)
-            except base.Defect as e:
-                found[parent] = self._quarantined(device, before, str(e))
-            except (OSError, ValueError) as e:
-                found[parent] = self._quarantined(
-                    device, before, f'sysfs cannot be read ({e})')
-        return found
+    def find(self):
+        return (*super().find(), *self._virtual_parents())
+
+    def examine(self, address, before):
+        if pci.ADDRESS.fullmatch(address):
+            return super().examine(address, before)
+        if address not in self._virtual_parents():
+            return None
+        return self._looked_at(model.Device(
+            address=address, type='VGPU', vendor='LINUX',
+            product=address.upper(), vendor_id='', product_id=address,
+            driver=self.NAME), before)
+
+    def state(self, address):
+        if pci.ADDRESS.fullmatch(address):
+            return super().state(address)
+        return None
+
+    def answers(self, device):
+        if pci.ADDRESS.fullmatch(device.address):
+            return super().answers(device)
+        return device.address in self._virtual_parents()
 
     def _virtual_parents(self) -> list[str]:
         """Parents that are no PCI devices, as those of the kernel's samples.
@@ -224,8 +230,8 @@ class VgpuDriver(base.PciDriver):
         return dataclasses.replace(
             device, handles=(*offer.made, *free[:most]), creatable=creatable,
             traits=tuple(sorted({t.trait for t in creatable if t.available})),
-            volatile_traits=tuple(sorted(
-                {*traits.values(), *(before.volatile_traits if before
+            state_traits=tuple(sorted(
+                {*traits.values(), *(before.state_traits if before
                                      else ())})))
 
     def _ready_vfs(self, address):

@@ -111,7 +111,7 @@ class XrtDriver(base.PciDriver):
             handles=() if obstacle else (
                 model.AttachHandle(model.HandleType.PCI, user),),
             programmable=interface is not None and not base.is_fixed(address),
-            open_to_guest=self._is_open(address), reason=obstacle)
+            guest_can_reprogram=self._is_open(address), reason=obstacle)
         return dataclasses.replace(device, regions=(region,))
 
     def _check_management(self, address):

@@ -217,6 +217,13 @@ def _handles(items) -> tuple[model.AttachHandle, ...]:
 
 
 def _device(fields: dict) -> model.Device:
+    # names of the store of release 0.1
+    fields = dict(fields)
+    fields['state_traits'] = fields.pop(
+        'volatile_traits', fields.get('state_traits', ()))
+    for region in fields['regions']:
+        if 'open_to_guest' in region:
+            region['guest_can_reprogram'] = region.pop('open_to_guest')
     regions = tuple(
         model.Region(**{**region, 'handles': _handles(region['handles']),
                         'health': model.Health(region['health'])})
@@ -226,5 +233,5 @@ def _device(fields: dict) -> model.Device:
         'creatable': tuple(model.CreatableType(**item)
                            for item in fields['creatable']),
         'traits': tuple(fields['traits']),
-        'volatile_traits': tuple(fields['volatile_traits']),
+        'state_traits': tuple(fields['state_traits']),
         'health': model.Health(fields['health'])})

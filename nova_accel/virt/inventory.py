@@ -144,7 +144,8 @@ class Inventory:
 
     def attends(self, device: model.Device) -> bool:
         """Whether a device's driver prepares and releases each handle."""
-        return getattr(self._drivers.get(device.driver), 'ATTENDS', False)
+        return getattr(self._drivers.get(device.driver),
+                       'PREPARES_EVERY_HANDLE', False)
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
@@ -255,7 +256,7 @@ class Inventory:
         future = self._pending.get(name)
         if future is None or future.done():
             def discover():
-                self._fingerprints[name] = driver.fingerprint()
+                self._fingerprints[name] = self._mark(driver)
                 return driver.discover(known)
             future = self._pending[name] = limited.start(discover)
         return future
@@ -346,11 +347,18 @@ class Inventory:
         """Listen no more."""
         self._closed = True
 
+    @staticmethod
+    def _mark(driver):
+        """Different when the driver has to be asked again."""
+        return driver.fingerprint(), (
+            time.monotonic() // CONF.accel.discovery_interval
+            if getattr(driver, 'POLLED', False) else None)
+
     def _scan_if_changed(self):
         """Ask those drivers of which another answer is to be expected."""
         try:
             changed = [name for name, driver in self._drivers.items()
-                       if name in self._pending or driver.fingerprint()
+                       if name in self._pending or self._mark(driver)
                        != self._fingerprints.get(name)]
             if changed:
                 self.scan(changed)
@@ -427,7 +435,7 @@ class Inventory:
     def is_open(self, address: str, index: int | None) -> bool:
         """Whether a guest can change the region without our seeing it."""
         device = self.devices.get(address)
-        return any(r.open_to_guest for r in device.regions
+        return any(r.guest_can_reprogram for r in device.regions
                    if r.index == index) if device else False
 
     def changed(self, address: str) -> None:
@@ -501,7 +509,7 @@ class Inventory:
                        traits=frozenset(traits | (
                            {naming.FENCED} if fenced else set())),
                        fenced=fenced,
-                       lost_traits=frozenset(device.volatile_traits) - traits,
+                       lost_traits=frozenset(device.state_traits) - traits,
                        follows_use=(bool(device.creatable)
                                     or self.attends(device)))
         for region in device.regions:

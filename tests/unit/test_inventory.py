@@ -58,6 +58,11 @@ class Driver(base.AcceleratorDriver):
             raise self.error
         return {d.address: d for d in self.devices}
 
+    def find(self):
+        raise NotImplementedError
+
+    examine = find
+
     def fingerprint(self):
         return self.devices
 
@@ -121,7 +126,7 @@ class InventoryTest(InventoryTestBase):
         card = dataclasses.replace(
             fpga('0000:01:00.0', regions=0), handles=(handle('0000:01:00.0'),),
             traits=('CUSTOM_LOCKED',),
-            volatile_traits=('CUSTOM_LOCKED', 'CUSTOM_LOST'))
+            state_traits=('CUSTOM_LOCKED', 'CUSTOM_LOST'))
         self.driver.devices = (card,)
         name = 'host_accel_0000:01:00.0'
         self.tree.add_traits(self.update()[name].uuid, 'CUSTOM_OF_OTHERS')

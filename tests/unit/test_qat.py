@@ -130,7 +130,7 @@ class Discovery(TestCase):
         self.assertEqual(traits('asym', 'sym'), device.traits)
         # so that the trait of what it does not any more is taken away
         self.assertLessEqual({*traits('kpt2', 'dcc', 'decomp', 'dc')},
-                             {*device.volatile_traits})
+                             {*device.state_traits})
 
     def test_pf_without_vfs_stays_with_the_host(self):
         self.start({'address': A})

@@ -116,7 +116,7 @@ class Discovery(TestCase):
         self.assertTraits(after, SERIAL, 'SOURCE_RTC', 'OFFSET_WITHIN_100NS',
                           'OFFSET_WITHIN_1US', 'OFFSET_WITHIN_10US')
         self.assertLessEqual(traits('GNSS_SYNC', 'SOURCE_PPS'),
-                             {*after.volatile_traits} - {*after.traits})
+                             {*after.state_traits} - {*after.traits})
 
     def test_numbers_of_ocp_and_ptp_mean_nothing(self):
         before = self.start({**CARD, 'faults': {'renumber': True}})
@@ -137,8 +137,8 @@ class Discovery(TestCase):
         second = self.device({A: first})
         new = naming.property_trait('TIMECARD', 'SERIAL_02_00_00_00_00_01')
         self.assertIn(new, second.traits)
-        self.assertNotIn(new, second.volatile_traits)
-        self.assertLessEqual(traits(SERIAL), {*second.volatile_traits}
+        self.assertNotIn(new, second.state_traits)
+        self.assertLessEqual(traits(SERIAL), {*second.state_traits}
                              - {*second.traits})
         # and back again
         self.state()
@@ -158,7 +158,7 @@ class Discovery(TestCase):
             # what is not known now is taken away
             self.assertEqual((), device.traits)
             self.assertLessEqual(traits('GNSS_SYNC'),
-                                 {*device.volatile_traits})
+                                 {*device.state_traits})
         self.state()
         self.assertEqual(known, self.driver.discover(known))
 
@@ -211,7 +211,7 @@ class Guests(TestCase):
         # those are taken away, what it is stays
         self.assertLessEqual(
             traits('GNSS_SYNC', 'SOURCE_PPS', 'OFFSET_WITHIN_1US'),
-            {*device.volatile_traits})
+            {*device.state_traits})
         # and it stays so, however often one looks
         self.assertEqual(device, self.device({A: device}))
         self.kernel.guest_returns(A)

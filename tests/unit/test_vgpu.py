@@ -90,7 +90,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
             (device.type, device.vendor, device.product, device.vendor_id,
              device.product_id, device.numa_node))
         self.assertEqual(tuple(sorted(TRAIT.values())), device.traits)
-        self.assertEqual(device.traits, device.volatile_traits)
+        self.assertEqual(device.traits, device.state_traits)
         self.assertEqual(4, len(device.handles))
         self.assertEqual(TRAIT, {t.name: t.trait for t in device.creatable})
         # in the order of their numbers
@@ -102,7 +102,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         device = self.device()
         self.assertEqual((TRAIT['nvidia-558'],), device.traits)
         self.assertEqual(tuple(sorted(TRAIT.values())),
-                         device.volatile_traits)
+                         device.state_traits)
         self.assertEqual(0, self.available()['nvidia-557'])
         self.assertLess(0, self.available()['nvidia-558'])
         free = [h for h in device.handles if h != first]
@@ -179,7 +179,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
             self.assertEqual(names, [t.name for t in device.creatable])
             self.assertEqual({TRAIT[n] for n in names}, set(device.traits))
             # also those that an earlier configuration left in Placement
-            self.assertEqual(set(TRAIT.values()), set(device.volatile_traits))
+            self.assertEqual(set(TRAIT.values()), set(device.state_traits))
 
     def test_inventory_of_chosen_types(self):
         self.config.config(vgpu_types=['nvidia-1560'], group='accel')

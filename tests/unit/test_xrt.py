@@ -78,7 +78,7 @@ class Discovery(TestCase):
         self.assertEqual((0, SHELL, plain(FUNCTION), True, True, OK, ''),
                          (region.index, region.region_type_uuid,
                           region.function_uuid, region.programmable,
-                          region.open_to_guest, region.health, region.reason))
+                          region.guest_can_reprogram, region.health, region.reason))
         self.assertEqual({A, USER}, device.functions())
 
     def test_shell(self):
@@ -211,7 +211,7 @@ class Discovery(TestCase):
     @ddt.unpack
     def test_mailbox(self, disabled, is_open):
         self.start({'address': A, 'mailbox_disabled': disabled})
-        self.assertEqual(is_open, self.region().open_to_guest)
+        self.assertEqual(is_open, self.region().guest_can_reprogram)
 
     def test_fingerprint(self):
         self.start({'address': A})
@@ -444,7 +444,7 @@ class Mailbox(TestCase):
             OTHER, kernels=('miner',)))
         self.kernel.guest_returns(USER)
         # the driver cannot know, and so says that somebody has to ask
-        self.assertTrue(self.region(known).open_to_guest)
+        self.assertTrue(self.region(known).guest_can_reprogram)
 
     def test_closed(self):
         known = self.program(self.start({'address': A,
@@ -456,4 +456,4 @@ class Mailbox(TestCase):
         self.kernel.guest_returns(USER)
         region = self.region(known)
         self.assertEqual((plain(FUNCTION), False),
-                         (region.function_uuid, region.open_to_guest))
+                         (region.function_uuid, region.guest_can_reprogram))

@@ -1,0 +1,455 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the host has, and what Placement shows of it.
+
+============  ==============================================================
+devices       the only owner of the state of devices: one lock, one table of
+              transitions
+cards         one card, one worker, one time limit
+scanner       asks the drivers, card by card; hears of changes
+recovery      brings back cards that no server has
+providers     pure: devices and claims -> resource providers
+tree          resource providers -> Nova's provider tree
+============  ==============================================================
+
+Nothing here imports Nova. The store of claims is handed in.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import threading
+
+from oslo_log import log as logging
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.inventory import cards
+from nova_accel.inventory import devices
+from nova_accel.inventory import providers
+from nova_accel.inventory import recovery
+from nova_accel.inventory import scanner
+from nova_accel.inventory import tree as provider_tree
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+Provider = providers.Provider
+
+
+class Inventory:
+    """The devices of one compute host.
+
+    Every method is safe to call from any thread. No method waits for a card
+    that hangs, except the first time, and then for one time limit.
+    """
+
+    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver], store,
+                 taken_elsewhere: Callable[[model.Device], str]
+                 = lambda device: ''):
+        """
+        :param drivers: by name, in the order of [accel] enabled_drivers. The
+            first driver that finds a device has it.
+        :param store: attach.claims.ClaimStore.
+        :param taken_elsewhere: says which of Nova's own options has a device
+            as well, as a clause: '0000:3b:00.1 is matched by [pci]
+            device_spec'; '' when none has. It is called by the worker of the
+            card, under its time limit, and may read the host. Such a device
+            is fenced, and logged once as an ERROR.
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        #: held while a handle is chosen and claimed
+        self.claiming = threading.Lock()
+        self._drivers = drivers
+        self._store = store
+        self._table = devices.DeviceTable(store, drivers)
+        #: runs every call of a driver about one card
+        self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
+        self._scanner = scanner.Scanner(drivers, self._table, self.cards,
+                                        taken_elsewhere)
+        self._recovery = recovery.Recovery(self._table, self.cards, store,
+                                           self.claiming, drivers)
+        self._tree = provider_tree.Tree(store)
+        self._every_handle = frozenset(
+            name for name, driver in drivers.items()
+            if driver.PREPARES_EVERY_HANDLE)
+        # guards the three below
+        self._lock = threading.Lock()
+        #: name and uuid of the node that Nova told last
+        self._root: tuple[str, str] | None = None
+        #: what providers were made of -> those providers
+        self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
+        #: texts that are not to be logged again while nothing else happens
+        self._said: dict[str, str] = {}
+
+    def _hangs(self, key: str, why: str) -> None:
+        """A call for a key of Cards does not return."""
+        self._table.fence(key, devices.Fence.HANGS, why)
+
+    def _ended(self, key: str) -> None:
+        """A call for a key has returned after it hung."""
+        self._table.unfence(key, devices.Fence.HANGS)
+        self._table.invalidate(key)
+        self._scanner.scan(addresses=[key])
+
+    # The devices
+
+    @property
+    def devices(self) -> dict[str, model.Device]:
+        """A snapshot by address. health is what counts: of the driver's word
+        and our fences. Do not change the dict."""
+        return self._table.snapshot()
+
+    def find(self, address: str, index: int | None,
+             ) -> tuple[model.Device, model.Region | None]:
+        """A device for a NEW claim, and its region if index is not None.
+
+        :raises DeviceUnavailable: it is not there, or it or its region is
+            quarantined or gone.
+        """
+        device, region = self._part(address, index)
+        for part in filter(None, (device, region)):
+            if part.health is not model.Health.OK:
+                raise exception.DeviceUnavailable(
+                    f'{_name(address, index)} was allocated, and it is '
+                    f'{part.health.value} ({part.reason}): build the server '
+                    f'elsewhere.')
+        return device, region
+
+    def _part(self, address, index):
+        device = self.devices.get(address)
+        try:
+            region = (None if device is None or index is None
+                      else device.region(index))
+        except KeyError:
+            device = None
+        if device is None:
+            raise exception.DeviceUnavailable(
+                f'{_name(address, index)} was allocated, and the device is '
+                f'not on this host any more: build the server elsewhere.')
+        return device, region
+
+    def find_held(self, address: str, index: int | None,
+                  ) -> tuple[model.Device, model.Region | None]:
+        """A device for a server that holds it, and its region if any.
+
+        Quarantine does not matter while the card answers. A card that is not
+        well is asked, under its time limit ([accel] discovery_timeout).
+
+        :raises DeviceUnavailable: it is gone, its card hangs, or it does not
+            answer.
+        """
+        device, region = self._part(address, index)
+        name = _name(address, index)
+        why = self.cards.hanging(address)
+        if why:
+            raise exception.DeviceUnavailable(
+                f'{name} is held by the server, and does not respond: {why}.')
+        if device.health is model.Health.GONE:
+            raise exception.DeviceUnavailable(
+                f'{name} is held by the server, and is gone '
+                f'({device.reason}): put the card back, or delete the '
+                f'server.')
+        if device.health is not model.Health.OK and not self._answers(device):
+            raise exception.DeviceUnavailable(
+                f'{name} is held by the server, and does not answer '
+                f'({device.reason}): power-cycle the card, or delete the '
+                f'server.')
+        return device, region
+
+    def _answers(self, device: model.Device) -> bool:
+        try:
+            return self.cards.call(
+                device.address, f'Asking {device.address} whether it answers',
+                self.driver_of(device).answers, device,
+                seconds=CONF.accel.discovery_timeout)
+        except exception.DeviceBusy:
+            # something else goes on with it, which is an answer
+            return True
+        except exception.DeviceUnavailable:
+            raise
+        except Exception as error:
+            LOG.warning('Device %s is not known to answer: %s',
+                        device.address, error)
+            return False
+
+    def driver_of(self, device: model.Device) -> base.AcceleratorDriver:
+        """:raises DeviceUnavailable: its driver is not enabled any more."""
+        try:
+            return self._drivers[device.driver]
+        except KeyError:
+            raise exception.DeviceUnavailable(
+                f'{device.address} needs the driver {device.driver}, which '
+                f'[accel] enabled_drivers does not name: enable it.') from None
+
+    def prepares_every_handle(self, device: model.Device) -> bool:
+        """Whether prepare() and release() are called for each handle of it,
+        also for those that are not made on demand."""
+        return device.driver in self._every_handle
+
+    def guest_can_reprogram(self, address: str, index: int | None) -> bool:
+        """Whether a guest can change what the region carries unseen."""
+        device = self.devices.get(address)
+        return any(r.guest_can_reprogram for r in device.regions
+                   if r.index == index) if device else False
+
+    # What regions carry
+
+    def begin_programming(self, address: str, index: int) -> None:
+        """Note durably that nobody knows what the region carries.
+
+        Call it before the hardware is touched. Until programmed() or
+        programming_failed() what scans say of the card is discarded.
+
+        :raises IllegalTransition: the region is being programmed already.
+        :raises DeviceUnavailable: there is no such region.
+        :raises AcceleratorsUnavailable: the store cannot be written; nothing
+            has changed.
+        """
+        self._table.begin(address, index)
+
+    def programmed(self, address: str, index: int,
+                   loaded: model.Loaded) -> None:
+        """Note durably what was programmed and read back.
+
+        :raises IllegalTransition: the region is not being programmed.
+        :raises AcceleratorsUnavailable: the store cannot be written; the
+            region ends as unknown.
+        """
+        self._table.programmed(address, index, loaded)
+
+    def programming_failed(self, address: str, index: int,
+                           report: bool) -> None:
+        """End a programming that did not succeed.
+
+        :param report: True when the call of the driver has ended: the card is
+            scanned, and the driver says what is left in the region. False
+            when it may still run (DeviceTimeout): the content stays unknown
+            until the region is programmed again. The card is fenced by itself
+            as long as the call runs.
+        :raises IllegalTransition: the region is not being programmed.
+        """
+        try:
+            self._table.ended(address, index, report)
+        except exception.AcceleratorsUnavailable as error:
+            LOG.error('What %s carries stays unknown: %s',
+                      _name(address, index), error)
+        if report:
+            self._scanner.scan(addresses=[address])
+
+    def forget(self, address: str, index: int) -> None:
+        """A guest may have changed the region: drop what is known of it.
+
+        The next scan says what it carries; call scan(addresses=[address])
+        once the guest has given the card back.
+        """
+        self._table.drop_loaded(address, index)
+
+    def set_loaded(self, address: str, index: int,
+                   loaded: model.Loaded) -> None:
+        """Note durably what a region turned out to carry without programming:
+        an image whose function is there already.
+
+        :raises IllegalTransition: the region is being programmed.
+        """
+        self._table.set_loaded(address, index, loaded)
+
+    # Scans
+
+    def configure(self) -> None:
+        """Have all drivers configure their devices, side by side.
+
+        Waits for half of [accel] discovery_timeout at most; the first scan()
+        has the rest of it. A driver that takes longer goes on, and is scanned
+        when it has ended.
+
+        :raises ConfigurationError: a driver cannot read its options.
+        """
+        self._scanner.configure()
+
+    def scan(self, names: Iterable[str] | None = None,
+             addresses: Iterable[str] | None = None) -> None:
+        """Ask the drivers, each card by itself, all under one time limit.
+
+        What raises or does not answer in time is fenced with what was known
+        of it; the others are as their drivers say. Errors are logged, never
+        raised.
+
+        :param names: of the drivers to ask which devices they have; by
+            default all.
+        :param addresses: look at these cards only, and not for others.
+        """
+        self._scanner.scan(names, addresses)
+
+    def invalidate_scan(self, address: str) -> None:
+        """Discard results of scans of this card that began before now."""
+        self._table.invalidate(address)
+
+    def check_configuration(self) -> None:
+        """At start, after the first scan. Logs rules without effect.
+
+        :raises ConfigurationError: two drivers find the same device, one of
+            Nova's options has it as well, or an option cannot be read.
+        """
+        self._scanner.check_configuration()
+
+    def watch(self, kernel) -> None:
+        """Look again soon after the kernel says that a device came or went.
+
+        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+        """
+        self._scanner.watch(kernel)
+
+    def scan_if_due(self) -> None:
+        """Look in the background, each [accel] discovery_interval, which
+        drivers and cards have changed, and scan those."""
+        self._scanner.scan_if_due()
+
+    def recover(self, in_use: Callable[[str], bool] = lambda address: False,
+                ) -> None:
+        """Have drivers bring back quarantined regions of unused cards.
+
+        Once for each reason. Cards on which a server has a claim are left
+        alone.
+
+        :param in_use: whether a card is used although no claim says so.
+        """
+        recovered = self._recovery.run(in_use)
+        if recovered:
+            self._scanner.scan(addresses=recovered)
+
+    def close(self) -> None:
+        """Stop listening and looking."""
+        self._scanner.close()
+
+    # What Placement shows
+
+    @property
+    def node(self) -> str | None:
+        """The name of the compute node that Nova told last."""
+        with self._lock:
+            return self._root[0] if self._root else None
+
+    def providers(self) -> dict[str, Provider]:
+        """Our providers by uuid, parents before children, of the node that
+        Nova told last; {} before update_tree() was called."""
+        with self._lock:
+            root = self._root
+        return self.providers_of(*root) if root else {}
+
+    def providers_of(self, node: str, root_uuid: str) -> dict[str, Provider]:
+        """providers() of any node, as nova-accel discover prints them."""
+        generation = (self._table.generation, self._claims_generation(), node,
+                      root_uuid)
+        with self._lock:
+            if self._made[0] == generation and generation[1] is not None:
+                return self._made[1]
+            before = self._made[1]
+        made = providers.providers(
+            self.devices.values(), self._store.claims(), node, root_uuid,
+            self._every_handle, self._unnamable)
+        # what did not change is the same object, so that it costs nothing
+        # when the tree is compared
+        made = {uuid: before[uuid] if before.get(uuid) == new else new
+                for uuid, new in made.items()}
+        with self._lock:
+            self._made = generation, made
+        return made
+
+    def _claims_generation(self):
+        """Another one whenever claims change; None where the store does not
+        say."""
+        return getattr(self._store, 'generation', None)
+
+    def _unnamable(self, address: str, why: str) -> None:
+        self._say_once(address, f'Device {address} is not reported: {why}')
+
+    def _say_once(self, about: str, text: str) -> None:
+        with self._lock:
+            if self._said.get(about) == text:
+                return
+            self._said[about] = text
+        LOG.error('%s', text)
+
+    def update_tree(self, tree, node: str,
+                    in_use: Callable[[str], bool]) -> None:
+        """Make Nova's provider tree show our devices; touch nothing else.
+
+        An error of the store is logged once and leaves the tree as it is.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param in_use: whether anything is allocated from a provider uuid;
+            asked only before something would be taken away.
+        """
+        try:
+            root_uuid = tree.data(node).uuid
+            with self._lock:
+                self._root = node, root_uuid
+            wanted = self.providers_of(node, root_uuid)
+            gone = [a for a, d in self.devices.items()
+                    if d.health is model.Health.GONE]
+            if gone:
+                held = {c.device_address for c in self._store.claims()}
+                gone = [a for a in gone if a not in held]
+            for address in self._tree.update(tree, node, wanted, gone,
+                                             in_use):
+                self._table.remove(address)
+        except exception.AcceleratorError as error:
+            self._say_once('', f'The providers of accelerators stay as they '
+                               f'are: {error}')
+        except Exception:
+            LOG.exception('The providers of accelerators stay as they are')
+        else:
+            with self._lock:
+                self._said.pop('', None)
+
+    def to_publish(self, provider_uuid: str, inventory: Mapping[str, Mapping],
+                   traits: Iterable[str], in_use: Callable[[str], bool],
+                   ) -> tuple[dict[str, dict] | None, set[str]]:
+        """What to write to Placement at once, beside Nova's report.
+
+        Write the inventory first, then the traits, each only where it is not
+        there already.
+
+        :param inventory: of the provider in Placement now, by class.
+        :param traits: of the provider in Placement now.
+        :returns: (inventory or None when it has not to change, traits).
+        :raises KeyError: we have no such provider.
+        :raises AcceleratorsUnavailable: the store cannot be used.
+        """
+        return self._tree.to_publish(self.providers()[provider_uuid],
+                                     inventory, traits, in_use)
+
+    def allocated(self, allocations: Mapping[str, Mapping] | None,
+                  mine: Iterable[tuple[str, int | None]] = (),
+                  ) -> list[request.Allocation]:
+        """The part of an instance's allocations that is ours.
+
+        :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
+        :param mine: (address, region index) that count as unused, because the
+            instance itself has claims on them.
+        """
+        found = []
+        unused = set(mine)
+        own = self.providers()
+        for uuid, allocation in (allocations or {}).items():
+            provider = own.get(uuid)
+            if provider is None:
+                continue
+            resources = {
+                name: amount
+                for name, amount in allocation['resources'].items()
+                if naming.is_accelerator_class(name)}
+            if not resources:
+                continue
+            traits = provider.traits | self._tree.foreign_traits.get(
+                uuid, frozenset())
+            if (provider.address, provider.region_index) in unused:
+                traits |= {naming.PROGRAMMABLE}
+            found.append(request.Allocation(uuid, resources, traits))
+        return found
+
+
+def _name(address: str, index: int | None) -> str:
+    return address if index is None else f'{address} region{index}'

@@ -1,0 +1,275 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""One card, one worker, one time limit.
+
+Every call of a driver that may block in the kernel goes through Cards. A key
+names what can hang: the address of a device, AttachHandle.key of a handle that
+is made on demand, or 'driver:<name>' for what concerns no single card.
+
+A key is in one of three states::
+
+    idle ----call----> running ----limit passed----> hanging
+      ^                   |                             |
+      +------ended--------+---------------ended---------+
+
+While it hangs no further call of the key begins, so that a card costs one
+thread, for ever if need be.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+import threading
+import time
+from typing import Any
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel.host import limited
+
+LOG = logging.getLogger(__name__)
+
+#: how many calls of a batch begin at the same time; those that run for longer
+#: than _SLOW_SECONDS are not counted, as they may hang
+_SIDE_BY_SIDE = 32
+_SLOW_SECONDS = 0.5
+
+
+@dataclasses.dataclass(eq=False)
+class _Call:
+    """One call that runs, or is to run."""
+
+    key: str
+    what: str
+    function: Callable
+    seconds: float
+    #: time.monotonic() after which nobody waits for it
+    deadline: float
+    late: Callable[[], None] | None = None
+    #: anything by which the caller of a batch knows it
+    about: Any = None
+    began: float | None = None
+    ended: bool = False
+    #: why the callers have gone; '' while they have not
+    hangs: str = ''
+    result: Any = None
+    error: BaseException | None = None
+
+    def outcome(self):
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Cards:
+
+    def __init__(self, hangs: Callable[[str, str], None]
+                 = lambda key, why: None,
+                 ended: Callable[[str], None] = lambda key: None):
+        """
+        :param hangs: told of a key that begins to hang, and why.
+        :param ended: told of a key whose call ended after it hung.
+        """
+        self._tell_hangs = hangs
+        self._tell_ended = ended
+        # guards the fields below and those of every call
+        self._changed = threading.Condition()
+        self._running: dict[str, _Call] = {}
+
+    def call(self, key: str, what: str, function: Callable, *args,
+             seconds: float, late: Callable[[], None] | None = None):
+        """Call function(*args) in a thread, one call at a time per key.
+
+        :param what: who does what, for errors: 'Programming 0000:3b:00.0'.
+        :param seconds: for waiting and running together.
+        :param late: called when the call ended without an error after its
+            caller had gone.
+        :returns: what function returns.
+        :raises DeviceTimeout: after seconds, or at once while an earlier call
+            for the key hangs. The call goes on, if it began; its thread stays
+            the only one of the key.
+        """
+        batch = self.batch(seconds)
+        batch.add(key, what, function, *args, late=late)
+        call, = batch
+        return call.outcome()
+
+    def batch(self, seconds: float) -> 'Batch':
+        """Calls for many keys side by side under one common deadline.
+
+        :param seconds: from now until nobody waits for any of them.
+        """
+        return Batch(self, seconds)
+
+    def hanging(self, key: str) -> str:
+        """Why calls for the key fail at once, '' when they do not."""
+        with self._changed:
+            running = self._running.get(key)
+            return running.hangs if running else ''
+
+    def is_busy(self, key: str) -> bool:
+        """Whether a call for the key runs or hangs."""
+        with self._changed:
+            return key in self._running
+
+    # For batches, under the lock
+
+    def _start(self, call: _Call) -> None:
+        call.began = time.monotonic()
+        self._running[call.key] = call
+        try:
+            limited.start(self._run, call)
+        except RuntimeError as error:
+            # the process has no thread left
+            del self._running[call.key]
+            self._fail(call, f'{call.what} could not begin ({error}).')
+
+    def _run(self, call: _Call) -> None:
+        try:
+            call.result = call.function()
+        except BaseException as error:
+            call.error = error
+        with self._changed:
+            hung = call.hangs
+            call.ended = True
+            del self._running[call.key]
+            self._changed.notify_all()
+        if not hung:
+            return
+        LOG.warning('%s has ended after all%s', call.what,
+                    f': {call.error}' if call.error else '')
+        for tell in (functools.partial(self._tell_ended, call.key),
+                     call.late if call.error is None else None):
+            try:
+                if tell:
+                    tell()
+            except Exception:
+                LOG.exception('%s ended late, and what follows failed',
+                              call.what)
+
+    def _give_up(self, call: _Call) -> str:
+        """The limit of a running call has passed; returns why its key hangs,
+        to be told outside of the lock."""
+        call.hangs = (
+            f'{call.what} did not end within {call.seconds:g} s: look at '
+            f'the card and the kernel log, and reset the card')
+        self._changed.notify_all()
+        return call.hangs
+
+    @staticmethod
+    def _fail(call: _Call, text: str,
+              kind: type[Exception] = exception.DeviceTimeout) -> None:
+        call.error = kind(text)
+        call.ended = True
+
+
+class Batch:
+    """Calls for several keys; iterate to have each as it is done.
+
+    Calls may be added while it is iterated. For one key they run one after
+    the other.
+    """
+
+    def __init__(self, cards: Cards, seconds: float):
+        self._cards = cards
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._waiting: list[_Call] = []
+
+    def add(self, key: str, what: str, function: Callable, *args,
+            about: Any = None, seconds: float | None = None,
+            late: Callable[[], None] | None = None) -> None:
+        """Like Cards.call(), which see.
+
+        :param about: comes back as the field about of what iteration gives.
+        :param seconds: a limit before that of the batch.
+        """
+        deadline = self._deadline
+        if seconds is not None:
+            deadline = min(deadline, time.monotonic() + seconds)
+        self._waiting.append(_Call(
+            key, what, functools.partial(function, *args),
+            self._seconds if seconds is None else seconds, deadline,
+            late=late, about=about))
+
+    def __iter__(self) -> Iterator[_Call]:
+        """Each call once it has ended or its limit has passed; outcome() of
+        it returns or raises."""
+        while self._waiting:
+            done, told = self._next()
+            for key, why in told:
+                LOG.error('%s', why)
+                self._cards._tell_hangs(key, why)
+            for call in done:
+                yield call
+
+    def _next(self) -> tuple[list[_Call], list[tuple[str, str]]]:
+        """Wait until something is done; what, and which keys now hang."""
+        changed = self._cards._changed
+        with changed:
+            while True:
+                told: list[tuple[str, str]] = []
+                self._start_those_that_can()
+                now = time.monotonic()
+                for call in self._waiting:
+                    self._check(call, now, told)
+                done = [c for c in self._waiting if c.ended or c.hangs]
+                if done or told:
+                    self._waiting = [c for c in self._waiting
+                                     if not (c.ended or c.hangs)]
+                    return [self._seen(c) for c in done], told
+                changed.wait(self._until(now))
+
+    @staticmethod
+    def _seen(call: _Call) -> _Call:
+        """What its caller is to see, which a late end does not change."""
+        if call.hangs:
+            return dataclasses.replace(
+                call, error=exception.DeviceTimeout(f'{call.hangs}.'))
+        return call
+
+    def _start_those_that_can(self) -> None:
+        running = self._cards._running
+        slow = time.monotonic() - _SLOW_SECONDS
+        left = _SIDE_BY_SIDE - sum(
+            c.began is not None and c.began > slow for c in self._waiting)
+        for call in self._waiting:
+            if left <= 0:
+                return
+            if (call.began is None and not call.ended
+                    and call.key not in running):
+                self._cards._start(call)
+                left -= 1
+
+    def _check(self, call: _Call, now: float, told) -> None:
+        if call.ended:
+            return
+        before = (call if call.began is not None
+                  else self._cards._running.get(call.key))
+        if before and not before.hangs and now >= before.deadline:
+            # of an earlier call the own caller may not have looked yet
+            told.append((before.key, self._cards._give_up(before)))
+        if before is call:
+            return
+        if before and before.hangs:
+            self._cards._fail(call, f'{call.what} cannot begin: '
+                                    f'{before.hangs}.')
+        elif now >= call.deadline:
+            self._cards._fail(
+                call, f'{call.what} could not begin within '
+                f"{call.seconds:g} s"
+                + (f', because of this, which still goes on: {before.what}'
+                   if before else '') + '.', exception.DeviceBusy)
+
+    def _until(self, now: float) -> float:
+        """Seconds until something has to be looked at again."""
+        times = []
+        for call in self._waiting:
+            times.append(call.deadline)
+            before = self._cards._running.get(call.key)
+            if call.began is not None:
+                if call.began + _SLOW_SECONDS > now:
+                    times.append(call.began + _SLOW_SECONDS)
+            elif before:
+                times.append(before.deadline)
+        return max(0.001, min(times) - now)

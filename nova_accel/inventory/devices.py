@@ -1,0 +1,431 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The state of the devices: one owner, one lock.
+
+What a driver says of a device is kept apart from the reasons why we do not
+give it to anybody (fences); health follows from both.
+
+=================  =======================================  ==================
+state of a device  comes by                                 goes by
+=================  =======================================  ==================
+told OK            adopt() of a sound device                adopt(), gone()
+told QUARANTINED   adopt() of one with a defect             adopt(), gone()
+told GONE          gone(): its driver does not find it      adopt(): it is
+                                                            back; remove()
+fence of a cause   fence()                                  unfence()
+=================  =======================================  ==================
+
+GONE is computed as such; any fence makes a device that is told OK
+QUARANTINED. A device may have fences of several causes.
+
+===================  ============================  ===========================
+content of a region  comes by                      goes by
+===================  ============================  ===========================
+as the driver reads  drop_loaded(), ended(report)  begin(), set_loaded()
+being programmed     begin(); durably unknown      programmed(), ended()
+known                programmed(), set_loaded()    begin(), drop_loaded()
+unknown              ended(report=False), or the   begin(), drop_loaded(),
+                     process was killed meanwhile  set_loaded()
+===================  ============================  ===========================
+
+Any other way raises IllegalTransition. While a region is being programmed, or
+where a change came in between, what a scan saw of the device is discarded:
+every look takes a ticket() before it begins.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import enum
+import itertools
+import threading
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+
+
+class Fence(enum.Enum):
+    """Why a device that its driver finds is not given to anybody."""
+
+    #: its driver failed, or looking at it did
+    DISCOVERY = 'discovery'
+    #: a call about it does not return, whatever the call is for
+    HANGS = 'hangs'
+    #: it is being recovered
+    RECOVERY = 'recovery'
+    #: one of Nova's options has it as well
+    CONFLICT = 'conflict'
+    #: another driver has one of its functions
+    SHARED = 'shared'
+
+
+class DeviceTable:
+
+    def __init__(self, store, order: Iterable[str]):
+        """
+        :param store: attach.claims.ClaimStore.
+        :param order: names of the drivers; an earlier one has precedence.
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        self._store = store
+        self._order = {name: number for number, name in enumerate(order)}
+        # guards all that follows
+        self._lock = threading.Lock()
+        # held while the store is written, always taken before _lock
+        self._writing = threading.RLock()
+        self._told: dict[str, model.Device] = dict(store.devices())
+        self._loaded: dict[Key, model.Loaded | None] = dict(store.loaded())
+        self._saved = dict(self._told)
+        self._unsaved_since_error = False
+        self._fences: dict[str, dict[Fence, str]] = {}
+        self._programming: set[Key] = set()
+        #: address -> the two drivers that find it
+        self._shared: dict[str, tuple[str, str]] = {}
+        self._clock = itertools.count(1)
+        #: address -> ticket of the newest look or change that counts
+        self._since: dict[str, int] = {}
+        self._generation = 0
+        self._snapshot: tuple[int, dict[str, model.Device]] = (-1, {})
+
+    # Reading
+
+    @property
+    def generation(self) -> int:
+        """Another number whenever snapshot() would have changed."""
+        with self._lock:
+            return self._generation
+
+    def snapshot(self) -> dict[str, model.Device]:
+        """The devices by address with computed health; not to be changed."""
+        with self._lock:
+            if self._snapshot[0] != self._generation:
+                self._snapshot = self._generation, {
+                    address: self._computed(device)
+                    for address, device in self._told.items()}
+            return self._snapshot[1]
+
+    def told(self, address: str) -> model.Device | None:
+        """What the driver said last, for the driver's next look."""
+        with self._lock:
+            return self._told.get(address)
+
+    def of_driver(self, name: str) -> list[str]:
+        """Addresses of the devices of a driver that are not gone."""
+        with self._lock:
+            return [a for a, d in self._told.items() if d.driver == name
+                    and d.health is not model.Health.GONE]
+
+    def fences(self, address: str) -> dict[Fence, str]:
+        with self._lock:
+            return dict(self._fences.get(address, {}))
+
+    def is_programming(self, address: str) -> bool:
+        with self._lock:
+            return self._is_programming(address)
+
+    @property
+    def shared(self) -> dict[str, tuple[str, str]]:
+        """Address -> the drivers that both find it, the owner first."""
+        with self._lock:
+            return dict(self._shared)
+
+    def _is_programming(self, address):
+        return any(a == address for a, _ in self._programming)
+
+    def _computed(self, device: model.Device) -> model.Device:
+        regions = tuple(self._with_content(device.address, region)
+                        for region in device.regions)
+        if regions != device.regions:
+            device = dataclasses.replace(device, regions=regions)
+        fences = self._fences.get(device.address)
+        if fences and device.health is not model.Health.GONE:
+            reasons = [*([device.reason] if device.health
+                         is not model.Health.OK else []), *fences.values()]
+            device = dataclasses.replace(
+                device, health=model.Health.QUARANTINED,
+                reason='; '.join(reasons))
+        return device
+
+    def _with_content(self, address: str, region: model.Region,
+                      ) -> model.Region:
+        key = (address, region.index)
+        function, image, name = region.function_uuid, None, None
+        if key in self._loaded:
+            loaded = self._loaded[key]
+            if loaded is None:
+                function = None
+            elif loaded.function_uuid == function:
+                image, name = loaded.bitstream_id, loaded.function_name
+        if (function, image, name) == (
+                region.function_uuid, region.bitstream_id,
+                region.function_name):
+            return region
+        return dataclasses.replace(region, function_uuid=function,
+                                   bitstream_id=image, function_name=name)
+
+    # What drivers say
+
+    def ticket(self) -> int:
+        """To be taken before a look at the hardware begins."""
+        with self._lock:
+            return next(self._clock)
+
+    def invalidate(self, address: str) -> None:
+        """Discard looks that began before now."""
+        with self._lock:
+            self._since[address] = next(self._clock)
+
+    def _is_stale(self, address, ticket) -> bool:
+        return (self._is_programming(address)
+                or ticket < self._since.get(address, 0))
+
+    def adopt(self, device: model.Device, ticket: int) -> bool:
+        """Take over what a driver says of a device.
+
+        :returns: False where that does not count: it is older than what is
+            known, or an earlier driver has the device.
+        """
+        address = device.address
+        with self._lock:
+            if self._is_stale(address, ticket):
+                return False
+            before = self._told.get(address)
+            if before and before.driver != device.driver and (
+                    before.health is not model.Health.GONE):
+                drivers = sorted((before.driver, device.driver),
+                                 key=lambda n: self._order.get(n, -1))
+                if self._order.get(before.driver) is None:
+                    # a driver of an earlier configuration
+                    drivers = [device.driver]
+                else:
+                    self._note_shared(address, *drivers)
+                if drivers[0] != device.driver:
+                    return False
+            self._since[address] = ticket
+            if before != device:
+                self._told[address] = device
+                self._generation += 1
+                self._fence_shared()
+            return True
+
+    def gone(self, address: str, driver: str, ticket: int) -> None:
+        """A driver does not find a device any more."""
+        with self._lock:
+            device = self._told.get(address)
+            if (device is None or device.driver != driver
+                    or device.health is model.Health.GONE
+                    or self._is_stale(address, ticket)):
+                return
+            LOG.warning('Device %s is not found any more', address)
+            self._since[address] = ticket
+            self._told[address] = dataclasses.replace(
+                device, health=model.Health.GONE,
+                reason='its driver does not find it any more')
+            self._shared.pop(address, None)
+            self._generation += 1
+            self._fence_shared()
+
+    def remove(self, address: str) -> None:
+        """Nothing of a device that is gone is left anywhere.
+
+        :raises IllegalTransition: it is not gone.
+        """
+        with self._lock:
+            device = self._told.get(address)
+            if device is None:
+                return
+            if device.health is not model.Health.GONE:
+                raise exception.IllegalTransition(
+                    f'{address} was to be removed, and it is '
+                    f'{device.health.value}.')
+            del self._told[address]
+            self._fences.pop(address, None)
+            self._generation += 1
+        self.save()
+
+    def _note_shared(self, address, owner, other):
+        if self._shared.get(address) != (owner, other):
+            self._shared[address] = owner, other
+            LOG.error('Device %s is found by the drivers %s and %s; the first '
+                      'has it', address, owner, other)
+
+    def _fence_shared(self):
+        """The first driver has a function; devices of others with it are
+        fenced."""
+        owners: dict[str, str] = {}
+        present = [d for d in self._told.values()
+                   if d.health is not model.Health.GONE]
+        for device in sorted(present, key=lambda d: self._order.get(
+                d.driver, len(self._order))):
+            functions = device.functions()
+            others = sorted({owners.get(f, device.driver)
+                             for f in functions} - {device.driver})
+            if others:
+                self._note_shared(device.address, others[0], device.driver)
+                self._fence(device.address, Fence.SHARED,
+                            f'the driver {others[0]} has it as well')
+                continue
+            owners.update(dict.fromkeys(functions, device.driver))
+            if Fence.SHARED in self._fences.get(device.address, {}):
+                self._unfence(device.address, Fence.SHARED)
+                self._shared.pop(device.address, None)
+
+    # Fences
+
+    def fence(self, address: str, cause: Fence, reason: str) -> bool:
+        """Give the device to nobody.
+
+        :param reason: one clause.
+        :returns: whether that is new.
+        """
+        with self._lock:
+            return address in self._told and self._fence(
+                address, cause, reason)
+
+    def _fence(self, address, cause, reason) -> bool:
+        fences = self._fences.setdefault(address, {})
+        if fences.get(cause) == reason:
+            return False
+        fences[cause] = reason
+        self._generation += 1
+        return True
+
+    def unfence(self, address: str, cause: Fence) -> None:
+        with self._lock:
+            self._unfence(address, cause)
+
+    def _unfence(self, address, cause):
+        fences = self._fences.get(address, {})
+        if fences.pop(cause, None) is not None:
+            self._generation += 1
+        if not fences:
+            self._fences.pop(address, None)
+
+    # What regions carry
+
+    def _region(self, address: str, index: int) -> None:
+        device = self._told.get(address)
+        if device is None or all(r.index != index for r in device.regions):
+            raise exception.DeviceUnavailable(
+                f'{address} region{index} was to be programmed, and it is not '
+                f'on this host any more: build the server elsewhere.')
+
+    def begin(self, address: str, index: int) -> None:
+        """See Inventory.begin_programming()."""
+        key = (address, index)
+        with self._writing:
+            with self._lock:
+                self._region(address, index)
+                if key in self._programming:
+                    raise exception.IllegalTransition(
+                        f'{address} region{index} was to be programmed while '
+                        f'it is being programmed.')
+            self._store.set_loaded(address, index, None)
+            with self._lock:
+                self._programming.add(key)
+                self._know(key, None)
+        self.save()
+
+    def programmed(self, address: str, index: int,
+                   loaded: model.Loaded) -> None:
+        """See Inventory.programmed()."""
+        with self._writing:
+            self._ends((address, index))
+            # a store that fails leaves the region unknown
+            self._store.set_loaded(address, index, loaded)
+            with self._lock:
+                self._know((address, index), loaded)
+        self.save()
+
+    def ended(self, address: str, index: int, report: bool) -> None:
+        """See Inventory.programming_failed()."""
+        self._ends((address, index))
+        if report:
+            self.drop_loaded(address, index)
+
+    def _ends(self, key: Key) -> None:
+        with self._lock:
+            if key not in self._programming:
+                raise exception.IllegalTransition(
+                    f'The programming of {key[0]} region{key[1]} was to end, '
+                    f'and none had begun.')
+            self._programming.discard(key)
+            self._since[key[0]] = next(self._clock)
+
+    def set_loaded(self, address: str, index: int,
+                   loaded: model.Loaded) -> None:
+        """See Inventory.set_loaded()."""
+        key = (address, index)
+        with self._writing:
+            with self._lock:
+                self._region(address, index)
+                if key in self._programming:
+                    raise exception.IllegalTransition(
+                        f'The content of {address} region{index} was to be '
+                        f'noted while it is being programmed.')
+            self._store.set_loaded(address, index, loaded)
+            with self._lock:
+                self._know(key, loaded)
+                self._since[address] = next(self._clock)
+        self.save()
+
+    def drop_loaded(self, address: str, index: int) -> None:
+        """Nothing is known of a region but what the driver will read.
+
+        :raises IllegalTransition: it is being programmed.
+        """
+        key = (address, index)
+        with self._writing:
+            with self._lock:
+                if key in self._programming:
+                    raise exception.IllegalTransition(
+                        f'The content of {address} region{index} was to be '
+                        f'forgotten while it is being programmed.')
+            self._store.drop_loaded(address, index)
+            with self._lock:
+                self._loaded.pop(key, None)
+                self._function(key, None)
+                self._since[address] = next(self._clock)
+                self._generation += 1
+        self.save()
+
+    def _know(self, key: Key, loaded: model.Loaded | None) -> None:
+        self._loaded[key] = loaded
+        self._function(key, loaded.function_uuid if loaded else None)
+        self._generation += 1
+
+    def _function(self, key: Key, function: str | None) -> None:
+        """For drivers that cannot read it: what they said before counts."""
+        device = self._told.get(key[0])
+        if device is not None:
+            self._told[key[0]] = device.with_region(
+                key[1], function_uuid=function)
+
+    # The store
+
+    def save(self) -> None:
+        """Write what drivers said, where that has changed; an error is
+        logged, and the next call tries again."""
+        with self._writing:
+            with self._lock:
+                told = dict(self._told)
+            if told == self._saved:
+                return
+            try:
+                self._store.set_devices(told)
+            except exception.AcceleratorError as error:
+                if not self._unsaved_since_error:
+                    LOG.error('What the drivers found is not written down: '
+                              '%s', error)
+                self._unsaved_since_error = True
+                return
+            self._saved, self._unsaved_since_error = told, False
+
+
+def clause(error: BaseException) -> str:
+    """An error as a clause of a longer sentence."""
+    return str(error).rstrip('.') or repr(error)

@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices and claims -> resource providers. Pure: no I/O, no state."""
+
+import collections
+from collections.abc import Callable, Collection, Iterable, Mapping
+import dataclasses
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import naming
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """What an inventory is to be in Placement, and what to note for it."""
+
+    #: by resource class, as Placement has it
+    inventory: dict[str, dict]
+    #: resource class -> what the operator had reserved; to be written down
+    #: before we reserve all of it
+    keep: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    #: resource classes of which that is not needed any more
+    done: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Provider:
+    """One resource provider of ours and what stands behind it."""
+
+    uuid: str
+    name: str
+    #: name of the node, or uuid of the device's provider
+    parent: str
+    address: str
+    #: None for the provider of the whole device
+    region_index: int | None
+    #: resource class -> total
+    inventory: Mapping[str, int]
+    #: what we say of it now
+    traits: frozenset[str]
+    #: nothing of it may be given to anybody: reserved = total
+    fenced: bool = False
+    #: ours, of a state that it is not in now
+    retired_traits: frozenset[str] = frozenset()
+    #: its inventory depends on what is in use
+    dynamic_inventory: bool = False
+
+    def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
+        """Ours now, and of those present the ones that others set."""
+        return self.traits | {
+            t for t in set(present) - self.traits - self.retired_traits
+            if not naming.is_volatile(t)}
+
+    def merged_inventory(self, there: Mapping[str, Mapping],
+                         kept: Mapping[str, int], marked: bool,
+                         in_use: Callable[[str], bool]) -> Merged:
+        """Ours, with the reserved and allocation_ratio that others set.
+
+        :param there: the inventory that the provider has now.
+        :param kept: what was noted in Merged.keep, by resource class.
+        :param marked: whether it has the trait FENCED now; counts only for
+            what release 0.1 left, which noted nothing.
+        :param in_use: whether anything is allocated from a provider uuid.
+        """
+        inventory: dict[str, dict] = {}
+        keep: dict[str, int] = {}
+        done: set[str] = set()
+        for name, total in self.inventory.items():
+            item = there.get(name, {})
+            reserved = _reserved(name, item, total, self.fenced, kept, marked,
+                                 keep, done)
+            inventory[name] = {
+                **item, 'total': total, 'reserved': min(reserved, total),
+                'min_unit': 1, 'max_unit': total, 'step_size': 1,
+                'allocation_ratio': item.get('allocation_ratio', 1.0)}
+        for name, item in there.items():
+            if name in inventory:
+                continue
+            # Placement refuses to drop an inventory with allocations, and
+            # Nova's whole report would fail with it
+            if in_use(self.uuid):
+                _reserved(name, item, item['total'], True, kept, marked, keep,
+                          done)
+                inventory[name] = {**item, 'reserved': item['total']}
+        # of classes that are not there any more, and need no value back
+        done |= {name for name in kept
+                 if name not in inventory and name not in there}
+        return Merged(inventory, keep, frozenset(done))
+
+
+def fenced_inventory(there: Mapping[str, Mapping], kept: Mapping[str, int],
+                     marked: bool) -> Merged:
+    """What is there, all of it reserved; for a provider without a device."""
+    keep: dict[str, int] = {}
+    inventory = {}
+    for name, item in there.items():
+        _reserved(name, item, item['total'], True, kept, marked, keep, set())
+        inventory[name] = {**item, 'reserved': item['total']}
+    return Merged(inventory, keep)
+
+
+def _reserved(name: str, item: Mapping, total: int, fenced: bool,
+              kept: Mapping[str, int], marked: bool,
+              keep: dict[str, int], done: set[str]) -> int:
+    """What is to be reserved of one class.
+
+    The operator's value is what is there, unless it is our own: then it is
+    what was kept of before.
+    """
+    there = item.get('reserved', 0)
+    full = bool(item) and there == item.get('total')
+    if name in kept:
+        # another value than ours and the operator's of then is his new one
+        theirs = kept[name] if full or not item else there
+    else:
+        theirs = 0 if full and marked else there
+    if fenced:
+        if kept.get(name) != theirs:
+            keep[name] = theirs
+        return total
+    if name in kept and there == min(theirs, total):
+        done.add(name)
+    return theirs
+
+
+def providers(devices: Iterable[model.Device],
+              claims: Iterable[model.Claim], node: str, root_uuid: str,
+              every_handle: Collection[str] = (),
+              report: Callable[[str, str], None] | None = None,
+              ) -> dict[str, Provider]:
+    """The providers of a node by uuid, parents before children.
+
+    :param devices: with their computed health.
+    :param claims: all of the host.
+    :param root_uuid: of the node's own provider.
+    :param every_handle: names of the drivers that prepare and release each
+        handle.
+    :param report: told the address of a device that cannot be shown, and why.
+    """
+    use = _Use(claims)
+    result = {}
+    for device in devices:
+        try:
+            for provider in _providers_of(device, node, root_uuid, use,
+                                          device.driver in every_handle):
+                result[provider.uuid] = provider
+        except exception.InvalidName as error:
+            if report:
+                report(device.address, str(error))
+    return result
+
+
+class _Use:
+    """What claims say of what is used."""
+
+    def __init__(self, claims: Iterable[model.Claim]):
+        #: (device address, region index)
+        self.used: set[tuple[str, int | None]] = set()
+        #: device address -> handles that were made on demand; a driver tells
+        #: only what could be made now
+        self.made: dict[str, set] = collections.defaultdict(set)
+        #: handles that are free in Placement and not yet in truth
+        self.held_up: set[model.AttachHandle] = set()
+        for claim in claims:
+            self.used.add((claim.device_address, claim.region_index))
+            if claim.state is model.ClaimState.DELETING:
+                self.held_up.add(claim.handle)
+            elif claim.created_type:
+                self.made[claim.device_address].add(claim.handle)
+
+
+def _providers_of(device, node, root_uuid, use, every_handle):
+    name = naming.device_provider_name(node, device.address)
+    uuid = naming.provider_uuid(root_uuid, node, name)
+    resource_class = naming.resource_class(device.type)
+    device_ok = device.health is model.Health.OK
+    inventory = {}
+    if device.memory_mib:
+        inventory[naming.MEMORY_CLASS] = device.memory_mib
+    handles = {*device.handles, *use.made.get(device.address, ())}
+    left = handles - use.held_up
+    # With no handle left, keep the inventory and reserve all of it: an
+    # inventory that is dropped while it is allocated could not come back
+    fenced = not device_ok or not left and bool(handles or device.creatable)
+    if handles:
+        inventory[resource_class] = len(left or handles)
+    traits = naming.device_traits(device)
+    device_traits = traits
+    yield Provider(
+        uuid=uuid, name=name, parent=node, address=device.address,
+        region_index=None, inventory=inventory,
+        traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
+        fenced=fenced,
+        retired_traits=frozenset(device.state_traits) - device_traits,
+        dynamic_inventory=bool(device.creatable) or every_handle)
+    for region in device.regions:
+        traits = naming.region_traits(device, region)
+        key = (device.address, region.index)
+        if region.programmable and key not in use.used:
+            traits.add(naming.PROGRAMMABLE)
+        name = naming.region_provider_name(node, device.address, region.index)
+        ok = device_ok and region.health is model.Health.OK
+        if not ok:
+            traits.add(naming.FENCED)
+        yield Provider(
+            uuid=naming.provider_uuid(root_uuid, node, name), name=name,
+            parent=uuid, address=device.address, region_index=region.index,
+            inventory={resource_class: len(region.handles)}
+            if region.handles else {},
+            traits=frozenset(traits), fenced=not ok)

@@ -1,0 +1,376 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Asking the drivers: which devices they have, and how each card is.
+
+A scan asks every driver for the addresses of its devices, and has each card
+examined by itself; all of that side by side under one time limit. A look, each
+[accel] discovery_interval and when the kernel tells of a change, finds out
+cheaply which drivers and cards have to be scanned. What fails or hangs is
+fenced, and the others go on.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import threading
+import time
+
+from oslo_log import log as logging
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import rules
+from nova_accel.drivers import sriov
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel.inventory import cards as card_calls
+from nova_accel.inventory import devices
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+#: subsystems of the kernel whose devices drivers look for; '' when events were
+#: missed
+_WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
+
+Fence = devices.Fence
+_FIND, _EXAMINE = 'find', 'examine'
+
+
+class Scanner:
+
+    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
+                 table: devices.DeviceTable, cards: card_calls.Cards,
+                 taken_elsewhere: Callable[[model.Device], str]):
+        """:raises ConfigurationError: a rule of the operator cannot be
+        read."""
+        self._drivers = drivers
+        self._table = table
+        self._cards = cards
+        self._taken_elsewhere = taken_elsewhere
+        self.rules = rules.DeviceRules()
+        # guards the fields below
+        self._lock = threading.Lock()
+        #: driver -> its fingerprint at its last find()
+        self._fingerprints: dict[str, object] = {}
+        #: address -> its state at its last examine()
+        self._states: dict[str, object] = {}
+        #: drivers whose last find() failed
+        self._failed: set[str] = set()
+        #: cards that could not be examined, or whose result did not count ->
+        #: the driver to ask, and why
+        self._due: dict[str, tuple[str, str]] = {}
+        #: time.monotonic() until which the start may take
+        self._start_ends: float | None = None
+        self._looked_at: float | None = None
+        #: whether a look runs, and whether another one was asked for
+        self._looking = self._look_again = False
+        self._closed = False
+
+    # Scans
+
+    def configure(self) -> None:
+        """See Inventory.configure()."""
+        limit = CONF.accel.discovery_timeout
+        self._start_ends = time.monotonic() + limit
+        batch = self._cards.batch(limit / 2)
+        for name, driver in self._drivers.items():
+            batch.add(f'configure:{name}',
+                      f'Configuring the devices of the driver {name}',
+                      driver.configure, about=name,
+                      late=lambda name=name: self.scan([name]))
+        refused = None
+        for call in batch:
+            try:
+                call.outcome()
+            except exception.ConfigurationError as error:
+                refused = refused or error
+            except Exception as error:
+                LOG.error('Devices of the driver %s are not as configured: '
+                          '%s', call.about, error)
+        if refused:
+            raise refused
+
+    def scan(self, names: Iterable[str] | None = None,
+             addresses: Iterable[str] | None = None) -> None:
+        """See Inventory.scan()."""
+        if names is None and addresses is None:
+            names = self._drivers
+        batch = self._cards.batch(self._seconds())
+        chosen = [n for n in self._drivers if n in set(names or ())]
+        for name in chosen:
+            batch.add(f'driver:{name}',
+                      f'The driver {name} finding its devices',
+                      self._find, name, about=(_FIND, name, None))
+        for address in dict.fromkeys(addresses or ()):
+            name = self._driver_of(address)
+            if name in self._drivers and name not in chosen:
+                self._add_card(batch, name, address)
+        for call in batch:
+            kind, name, address = call.about
+            try:
+                if kind is _FIND:
+                    self._found(batch, name, call)
+                else:
+                    self._examined(name, address, call)
+            except Exception:
+                LOG.exception('A scan by the driver %s failed', name)
+        self._table.save()
+        with self._lock:
+            self._looked_at = time.monotonic()
+
+    def _driver_of(self, address: str) -> str | None:
+        device = self._table.told(address)
+        with self._lock:
+            return (device.driver if device
+                    else self._due.get(address, (None, ''))[0])
+
+    def _seconds(self) -> float:
+        """The limit of a scan; of the first, what configure() has left."""
+        limit, ends = CONF.accel.discovery_timeout, self._start_ends
+        self._start_ends = None
+        left = ends - time.monotonic() if ends else limit
+        return left if limit / 2 <= left else limit
+
+    def _find(self, name: str) -> tuple:
+        """In the worker of the driver."""
+        driver = self._drivers[name]
+        ticket = self._table.ticket()
+        return ticket, driver.fingerprint(), tuple(driver.find())
+
+    def _found(self, batch, name: str, call) -> None:
+        try:
+            ticket, fingerprint, found = call.outcome()
+        except exception.DeviceBusy:
+            with self._lock:
+                self._fingerprints.pop(name, None)
+            return
+        except Exception as error:
+            self._driver_failed(name, error)
+            return
+        with self._lock:
+            self._failed.discard(name)
+            self._fingerprints[name] = fingerprint
+        for address in set(self._table.of_driver(name)).difference(found):
+            self._gone(address, name, ticket)
+        for address in found:
+            if not self.rules.excludes(address):
+                self._add_card(batch, name, address)
+            else:
+                self._gone(address, name, ticket)
+
+    def _gone(self, address, name, ticket):
+        self._table.gone(address, name, ticket)
+        with self._lock:
+            self._states.pop(address, None)
+            self._due.pop(address, None)
+
+    def _driver_failed(self, name: str, error: Exception) -> None:
+        with self._lock:
+            new = name not in self._failed
+            self._failed.add(name)
+        for address in self._table.of_driver(name):
+            self._table.fence(address, Fence.DISCOVERY,
+                              f'its driver failed: {devices.clause(error)}')
+        if new:
+            LOG.error('Devices of the driver %s are fenced: %s', name,
+                      error or repr(error), exc_info=None if isinstance(
+                          error, exception.AcceleratorError) else error)
+
+    def _add_card(self, batch, name: str, address: str) -> None:
+        if self._table.is_programming(address):
+            self._note_due(address, name)
+            return
+        batch.add(address, f'The driver {name} looking at {address}',
+                  self._examine, name, address,
+                  about=(_EXAMINE, name, address))
+
+    def _note_due(self, address: str, name: str, reason: str = '') -> bool:
+        """Have the next look scan the card; returns whether the reason is
+        new."""
+        with self._lock:
+            before = self._due.get(address, ('', ''))
+            self._due[address] = name, reason
+            return reason != before[1]
+
+    def _examine(self, name: str, address: str) -> tuple:
+        """In the worker of the card."""
+        driver = self._drivers[name]
+        ticket = self._table.ticket()
+        before = self._table.told(address)
+        if before and before.driver != name:
+            before = None
+        state = driver.state(address)
+        device = driver.examine(address, before)
+        if device is not None:
+            device = self.rules.applied(device)
+        return (ticket, state, device,
+                self._conflict(device) if device else '')
+
+    def _conflict(self, device: model.Device) -> str:
+        try:
+            return self._taken_elsewhere(device)
+        except Exception as error:
+            LOG.warning('Device %s is not compared with the options of Nova: '
+                        '%s', device.address, error)
+            return ''
+
+    def _examined(self, name: str, address: str, call) -> None:
+        try:
+            ticket, state, device, conflict = call.outcome()
+        except exception.DeviceTimeout:
+            # fenced as hanging, if it hangs
+            self._note_due(address, name)
+            return
+        except Exception as error:
+            self._card_failed(name, address, error)
+            return
+        if device is None:
+            self._gone(address, name, ticket)
+            return
+        if not self._table.adopt(device, ticket):
+            owner = self._table.told(address)
+            if owner and owner.driver == name:
+                self._note_due(address, name)
+            return
+        with self._lock:
+            self._states[address] = state
+            self._due.pop(address, None)
+        self._table.unfence(address, Fence.DISCOVERY)
+        if not conflict:
+            self._table.unfence(address, Fence.CONFLICT)
+        elif self._table.fence(address, Fence.CONFLICT, conflict):
+            LOG.error('Device %s of the driver %s is fenced, because %s: take '
+                      'it out of one of the two', address, name, conflict)
+
+    def _card_failed(self, name, address, error):
+        known = self._table.told(address)
+        if known is not None and known.driver != name:
+            return
+        reason = f'looking at it failed: {devices.clause(error)}'
+        if self._note_due(address, name, reason):
+            LOG.error('Device %s of the driver %s is fenced: %s', address,
+                      name, error or repr(error), exc_info=None if isinstance(
+                          error, exception.AcceleratorError) else error)
+        self._table.fence(address, Fence.DISCOVERY, reason)
+
+    # Configuration
+
+    def check_configuration(self) -> None:
+        """See Inventory.check_configuration()."""
+        for address, names in self._table.shared.items():
+            raise exception.ConfigurationError(
+                f'{address} is found by the drivers {" and ".join(names)} of '
+                f'[accel] enabled_drivers: disable one of the two, or narrow '
+                f'the rules of [accel] pci_devices.')
+        seen: set[str] = set()
+        for address, device in self._table.snapshot().items():
+            if device.health is not model.Health.GONE:
+                seen |= device.functions()
+            conflict = self._table.fences(address).get(Fence.CONFLICT)
+            if conflict:
+                raise exception.ConfigurationError(
+                    f'{conflict} and found by the driver {device.driver} of '
+                    f'[accel] enabled_drivers: take it out of one of the two.')
+        for text in self.rules.unused() + [
+                f'{sriov.OPTION} names {address}, which no driver of [accel] '
+                f'enabled_drivers finds: correct the address, or enable its '
+                f'driver.' for address in sriov.wanted()
+                if address not in seen]:
+            LOG.warning('%s', text)
+
+    # Looks
+
+    def scan_if_due(self) -> None:
+        """See Inventory.scan_if_due()."""
+        now = time.monotonic()
+        with self._lock:
+            if (self._looked_at is not None and
+                    now - self._looked_at < CONF.accel.discovery_interval):
+                return
+            self._looked_at = now
+        self._start_look()
+
+    def _start_look(self) -> None:
+        """Look in the background; where a look runs already, once more."""
+        with self._lock:
+            if self._looking:
+                self._look_again = True
+                return
+            self._looking = True
+        limited.start(self._looks)
+
+    def _looks(self) -> None:
+        again = True
+        while again and not self._closed:
+            try:
+                self.look()
+            except Exception:
+                LOG.exception('Looking for changed devices failed')
+            with self._lock:
+                again, self._look_again = self._look_again, False
+                self._looking = again
+
+    def look(self) -> None:
+        """Scan those drivers and cards of which another answer is to be
+        expected."""
+        batch = self._cards.batch(CONF.accel.discovery_timeout)
+        with self._lock:
+            names, addresses = set(self._failed), set(self._due)
+        for name, driver in self._drivers.items():
+            if name not in names:
+                batch.add(f'driver:{name}',
+                          f'The driver {name} looking for changes',
+                          driver.fingerprint, about=(_FIND, name))
+        for address, device in self._table.snapshot().items():
+            if Fence.DISCOVERY in self._table.fences(address):
+                addresses.add(address)
+            elif (device.driver in self._drivers and address not in addresses
+                    and device.health is not model.Health.GONE
+                    and not self._table.is_programming(address)
+                    and not self._cards.is_busy(address)):
+                batch.add(address, f'Looking whether {address} has changed',
+                          self._drivers[device.driver].state, address,
+                          about=(_EXAMINE, address))
+        for call in batch:
+            kind, key = call.about
+            known = self._fingerprints if kind is _FIND else self._states
+            try:
+                with self._lock:
+                    before = known.get(key, call)
+                if call.outcome() == before:
+                    continue
+            except exception.DeviceBusy:
+                continue
+            except Exception as error:
+                if kind is _FIND:
+                    self._driver_failed(key, error)
+                    continue
+                if isinstance(error, exception.DeviceTimeout):
+                    continue
+            (names if kind is _FIND else addresses).add(key)
+        addresses = {a for a in addresses if not self._cards.hanging(a)}
+        if names or addresses:
+            self.scan(names, addresses)
+
+    def watch(self, kernel) -> None:
+        """See Inventory.watch()."""
+        def listen():
+            changed = False
+            try:
+                for subsystem in kernel.changes():
+                    if self._closed:
+                        return
+                    if subsystem in _WATCHED:
+                        # as for VFs, many come at a time
+                        changed = True
+                    elif subsystem is None and changed:
+                        changed = False
+                        self._start_look()
+            except Exception as error:
+                LOG.warning('The kernel does not say when devices come and '
+                            'go (%s); they are noticed within %d s', error,
+                            CONF.accel.discovery_interval)
+        limited.start(listen)
+
+    def close(self) -> None:
+        """See Inventory.close()."""
+        self._closed = True

@@ -1,0 +1,321 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Our providers in Nova's provider tree, which Nova reports to Placement.
+
+What is ours is told by the names of the providers, and by nothing that is
+remembered. What we reserved is told by the store: the operator's value is
+written there before all of an inventory is reserved, and it is dropped when a
+later pass sees it restored. So a kill between any two writes heals.
+
+==============================  ============================================
+a provider under our names      what is done
+==============================  ============================================
+of a device that is there       made, and kept as the device is
+of one that is gone             fenced; removed in a later pass when nothing
+                                is allocated from it
+ours without a device           the same
+of somebody else                the same, with an ERROR in the log; ours of
+                                that name is not made meanwhile
+==============================  ============================================
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel.inventory import providers
+from nova_accel import naming
+
+LOG = logging.getLogger(__name__)
+
+InUse = Callable[[str], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """A provider as Nova's tree has it now; not to be changed."""
+
+    uuid: str
+    name: str
+    inventory: Mapping[str, Mapping]
+    traits: frozenset[str] | set[str]
+
+
+@dataclasses.dataclass
+class _Pass:
+    """What one pass is going to do, before it does it."""
+
+    #: (name, parent, uuid) of those to be made, parents first
+    made: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+    #: (uuid, inventory)
+    inventories: list[tuple[str, dict]] = dataclasses.field(
+        default_factory=list)
+    #: (uuid, traits)
+    traits: list[tuple[str, set]] = dataclasses.field(default_factory=list)
+    #: uuids, children first
+    removed: list[str] = dataclasses.field(default_factory=list)
+    #: (uuid, resource class, what the operator had reserved)
+    keep: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
+    #: (uuid, resource class)
+    done: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+class Tree:
+    """Not thread-safe by itself: Nova calls under its resource tracker's
+    lock."""
+
+    def __init__(self, store):
+        """:param store: attach.claims.ClaimStore."""
+        self._store = store
+        #: provider uuid -> resource class -> what the operator had reserved;
+        #: None until it was read
+        self._kept: dict[str, dict[str, int]] | None = None
+        #: provider uuid -> traits on it that others set, as of the last pass
+        self.foreign_traits: dict[str, frozenset[str]] = {}
+        #: provider uuid -> (Provider, its inventory, its traits) for which
+        #: there was nothing to do
+        self._settled: dict[str, tuple] = {}
+        #: providers of somebody else that the log has named
+        self._named: set[str] = set()
+
+    def update(self, tree, node: str,
+               wanted: Mapping[str, providers.Provider],
+               gone: Iterable[str], in_use: InUse) -> list[str]:
+        """Make the tree show what is wanted; touch nothing else.
+
+        :param tree: nova.compute.provider_tree.ProviderTree.
+        :param node: name of the root provider.
+        :param wanted: our providers by uuid, parents before children.
+        :param gone: addresses of devices that may leave the tree.
+        :param in_use: whether anything is allocated from a provider uuid.
+        :returns: those of gone of which nothing is left in the tree.
+        :raises AcceleratorsUnavailable: the store cannot be used; the tree is
+            as it was.
+        """
+        self._read_kept()
+        everything = _walk(tree)
+        there = _walk(tree, node)
+        plan = _Pass()
+        foreign = self._foreign(everything, wanted)
+        self._plan_ours(plan, everything, foreign, wanted, in_use)
+        left = self._plan_stale(plan, tree, node, there, foreign, wanted,
+                                set(gone), in_use)
+        self._forget_unknown(plan, everything, wanted)
+        # what is reserved by us is known before it is reserved
+        for uuid, name, value in plan.keep:
+            self._keep(uuid, name, value)
+        self._apply(plan, tree)
+        for uuid, name in plan.done:
+            self._drop(uuid, name)
+        return [address for address in gone if address not in left]
+
+    @staticmethod
+    def _apply(plan: _Pass, tree) -> None:
+        for name, parent, uuid in plan.made:
+            tree.new_child(name, parent, uuid=uuid)
+        for uuid, inventory in plan.inventories:
+            tree.update_inventory(uuid, inventory)
+        for uuid, traits in plan.traits:
+            tree.update_traits(uuid, traits)
+        for uuid in plan.removed:
+            if tree.exists(uuid):
+                tree.remove(uuid)
+
+    # What is wanted
+
+    def _foreign(self, everything: Mapping[str, _Shown],
+                 wanted: Mapping[str, providers.Provider],
+                 ) -> dict[str, _Shown]:
+        """Providers of somebody else under names that we want, by name."""
+        if wanted.keys() <= everything.keys():
+            return {}
+        names = {p.name for p in wanted.values()
+                 if p.uuid not in everything}
+        return {s.name: s for s in everything.values() if s.name in names}
+
+    def _plan_ours(self, plan, everything, foreign, wanted, in_use) -> None:
+        made = set()
+        for uuid, provider in wanted.items():
+            shown = everything.get(uuid)
+            if shown is None:
+                if provider.name in foreign or not (
+                        provider.region_index is None
+                        or provider.parent in everything
+                        or provider.parent in made):
+                    continue
+                made.add(uuid)
+                plan.made.append((provider.name, provider.parent, uuid))
+                shown = _Shown(uuid, provider.name, {}, frozenset())
+            settled = self._settled.get(uuid)
+            if (settled and settled[0] is provider
+                    and settled[1] == shown.inventory
+                    and settled[2] == shown.traits):
+                continue
+            self._plan_one(plan, provider, shown, in_use)
+
+    def _plan_one(self, plan, provider, shown, in_use) -> None:
+        merged = provider.merged_inventory(
+            shown.inventory, self._kept_of(provider.uuid),
+            naming.FENCED in shown.traits, in_use)
+        traits = provider.merged_traits(shown.traits)
+        self.foreign_traits[provider.uuid] = traits - provider.traits
+        changed = bool(merged.keep or merged.done)
+        if merged.inventory != shown.inventory:
+            plan.inventories.append((provider.uuid, merged.inventory))
+            changed = True
+        if traits != shown.traits:
+            plan.traits.append((provider.uuid, set(traits)))
+            changed = True
+        self._note(plan, provider.uuid, merged)
+        # an inventory of a class that it has not any more may go at any time
+        if changed or merged.inventory.keys() != provider.inventory.keys():
+            self._settled.pop(provider.uuid, None)
+        else:
+            self._settled[provider.uuid] = (
+                provider, merged.inventory, frozenset(traits))
+
+    @staticmethod
+    def _note(plan, uuid, merged) -> None:
+        plan.keep += [(uuid, name, n) for name, n in merged.keep.items()]
+        plan.done += [(uuid, name) for name in merged.done]
+
+    # What is not wanted any more
+
+    def _plan_stale(self, plan, tree, node, there, foreign, wanted, gone,
+                    in_use) -> set[str]:
+        """Fence what has no device, and remove it in a later pass: removing a
+        provider with allocations fails, and Nova's whole report with it.
+
+        :returns: addresses of which something is left.
+        """
+        stale = {s.uuid: s for s in foreign.values()}
+        for uuid, shown in there.items():
+            provider = wanted.get(uuid)
+            if (provider is None and naming.address_of_provider(
+                    node, shown.name)) or (
+                    provider is not None and provider.address in gone):
+                stale[uuid] = shown
+        left = set()
+        # regions before their device
+        for shown in sorted(stale.values(), key=lambda s: s.name,
+                            reverse=True):
+            address = (naming.address_of_provider(node, shown.name)
+                       or shown.name)
+            self._name_foreign(shown, node, there, wanted)
+            if (naming.FENCED in shown.traits and address not in left
+                    and not any(in_use(u) for u in
+                                tree.get_provider_uuids(shown.uuid))):
+                plan.removed.append(shown.uuid)
+                self._settled.pop(shown.uuid, None)
+                self.foreign_traits.pop(shown.uuid, None)
+                continue
+            left.add(address)
+            if shown.uuid not in wanted:
+                self._plan_fence(plan, shown)
+        return left
+
+    def _plan_fence(self, plan, shown) -> None:
+        merged = providers.fenced_inventory(
+            shown.inventory, self._kept_of(shown.uuid),
+            naming.FENCED in shown.traits)
+        if merged.inventory != shown.inventory:
+            plan.inventories.append((shown.uuid, merged.inventory))
+        if naming.FENCED not in shown.traits:
+            plan.traits.append((shown.uuid, {*shown.traits, naming.FENCED}))
+        self._note(plan, shown.uuid, merged)
+
+    def _name_foreign(self, shown, node, there, wanted) -> None:
+        """Say once that a provider under our names is not ours."""
+        root = next((s.uuid for s in there.values() if s.name == node), None)
+        if (shown.uuid in wanted or shown.uuid in self._named
+                or root is None or shown.uuid == naming.provider_uuid(
+                    root, node, shown.name)):
+            return
+        self._named.add(shown.uuid)
+        LOG.error(
+            'Provider %s (%s) has a name that nova_accel gives, and was made '
+            'by somebody else; it is fenced, and removed once nothing is '
+            'allocated from it. Look at it with "openstack resource provider '
+            'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
+
+    # What the operator had reserved
+
+    def _read_kept(self) -> None:
+        if self._kept is not None:
+            return
+        kept: dict[str, dict[str, int]] = {}
+        for (uuid, name), value in self._store.reserved().items():
+            kept.setdefault(uuid, {})[name] = value
+        self._kept = kept
+
+    def _kept_of(self, uuid: str) -> Mapping[str, int]:
+        return (self._kept or {}).get(uuid, {})
+
+    def _keep(self, uuid: str, name: str, value: int) -> None:
+        self._store.set_reserved(uuid, name, value)
+        self._kept.setdefault(uuid, {})[name] = value
+
+    def _drop(self, uuid: str, name: str) -> None:
+        try:
+            self._store.drop_reserved(uuid, name)
+        except exception.AcceleratorError as error:
+            # the next pass tries again
+            LOG.warning('%s', error)
+            self._settled.pop(uuid, None)
+            return
+        values = self._kept.get(uuid, {})
+        values.pop(name, None)
+        if not values:
+            self._kept.pop(uuid, None)
+
+    def _forget_unknown(self, plan, everything, wanted) -> None:
+        """Of providers that are gone."""
+        plan.done += [(uuid, name) for uuid, values in self._kept.items()
+                      if uuid not in everything and uuid not in wanted
+                      for name in values]
+
+    # Beside Nova's report
+
+    def to_publish(self, provider: providers.Provider,
+                   inventory: Mapping[str, Mapping], traits: Iterable[str],
+                   in_use: InUse) -> tuple[dict[str, dict] | None, set[str]]:
+        """See Inventory.to_publish()."""
+        self._read_kept()
+        present = set(traits)
+        merged = provider.merged_inventory(
+            inventory, self._kept_of(provider.uuid),
+            naming.FENCED in present, in_use)
+        for name, value in merged.keep.items():
+            self._keep(provider.uuid, name, value)
+        return (None if merged.inventory == inventory else merged.inventory,
+                set(provider.merged_traits(present)))
+
+
+def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
+    """The providers of the tree, or of the part below node, by uuid.
+
+    In one walk and without copies, where the tree is as Nova 31 to 34 has it:
+    asking it for one provider after the other is quadratic.
+    """
+    try:
+        found: dict[str, _Shown] = {}
+        with tree.lock:
+            todo = [root for root in tree.roots_by_uuid.values()
+                    if node in (None, root.name)]
+            if not todo:
+                raise AttributeError(node)
+            while todo:
+                provider = todo.pop()
+                found[provider.uuid] = _Shown(
+                    provider.uuid, provider.name, provider.inventory,
+                    provider.traits)
+                todo.extend(provider.children.values())
+        return found
+    except AttributeError:
+        found = {}
+        for uuid in (tree.get_provider_uuids(node) if node
+                     else tree.get_provider_uuids()):
+            data = tree.data(uuid)
+            found[uuid] = _Shown(uuid, data.name, data.inventory, data.traits)
+        return found
