@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 
 from nova_accel import exception
-from nova_accel import matching
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -108,13 +107,13 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
             f'Server {server_uuid} is to start with {_said(requests, held)}, '
             f'and Placement has none allocated to it, as after a rebuild or '
             f'resize that failed: resize, shelve or delete the server.')
-    own = _amounts(_for_us(requests, ours))
-    if own != _total(allocation.resources for allocation in ours):
+    requests = _for_us(requests, ours)
+    given = _total(allocation.resources for allocation in ours)
+    if any(given[name] < amount
+           for name, amount in _amounts(requests).items()):
         requests = [request.AcceleratorRequest('', name, amount)
                     for allocation in ours
                     for name, amount in allocation.resources.items()]
-    else:
-        requests = _for_us(requests, ours)
     keep, left = _kept(requests, ours, held)
     kept = {claim.uuid for step in keep for claim in step.claims}
     lost = [claim for claim in held if claim.uuid not in kept]
@@ -175,7 +174,7 @@ def _taken(requests, keep, left):
     if not open_requests:
         return ()
     return tuple(Take(wanted, allocation.provider_uuid) for wanted, allocation
-                 in matching.match(open_requests, left))
+                 in request.match(open_requests, left))
 
 
 def _amounts(requests) -> collections.Counter:
