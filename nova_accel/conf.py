@@ -71,6 +71,10 @@ given to nobody until it has ended."""),
 Seconds after which nova-compute looks again whether the owners of servers ask
 in the metadata ``accel:bitstream_id`` for another bitstream. nova-compute
 reads those images with the credentials of [service_user]."""),
+    cfg.IntOpt('runtime_programming_pause', default=60, min=0, help="""
+Seconds that have to pass between two programmings of the same region at run
+time. An owner who asks sooner waits, and other servers of the host are not
+delayed."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),

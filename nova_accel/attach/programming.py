@@ -202,8 +202,7 @@ class Programming:
         try:
             function = self._inventory.cards.call(
                 address, what, program,
-                seconds=CONF.accel.programming_timeout,
-                late=lambda: self._inventory.scan(addresses=[address]))
+                seconds=CONF.accel.programming_timeout)
         except Exception as error:
             if begun:
                 # after a time-out the call goes on, and the card is fenced

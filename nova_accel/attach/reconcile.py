@@ -153,7 +153,7 @@ class Reconciler:
         for server_uuid, addresses in running.items():
             for address in addresses - claimed:
                 strange[address] = server_uuid
-        found = self._accelerators.inventory.fence_handles(strange)
+        found = self._accelerators.inventory.fence_in_guests(strange)
         for address, server_uuid in found.items():
             if self._strange.get(address) != server_uuid:
                 LOG.error(

@@ -194,6 +194,31 @@ class Inventory:
         return any(r.guest_can_reprogram for r in device.regions
                    if r.index == index) if device else False
 
+    def fence_in_guests(self, in_guests: Mapping[str, str],
+                        ) -> dict[str, str]:
+        """Fence devices of ours that guests have without a claim, and lift
+        the fence from those that no guest has any more.
+
+        :param in_guests: address of a host device in a guest, for which there
+            is no claim -> uuid of the guest's server.
+        :returns: the part of in_guests that is ours.
+        """
+        found = {}
+        for address, device in self.devices.items():
+            parts = [device, *device.regions]
+            mine = {h.address for part in parts for h in part.handles
+                    if h.address in in_guests}
+            found.update({a: in_guests[a] for a in mine})
+            if mine:
+                part = min(mine)
+                self._table.fence(
+                    address, devices.Fence.GUEST,
+                    f'the guest of server {in_guests[part]} has {part} '
+                    f'without a claim')
+            else:
+                self._table.unfence(address, devices.Fence.GUEST)
+        return found
+
     # What regions carry
 
     def begin_programming(self, address: str, index: int) -> None:

@@ -61,6 +61,8 @@ class Fence(enum.Enum):
     CONFLICT = 'conflict'
     #: another driver has one of its functions
     SHARED = 'shared'
+    #: a guest has a part of it for which there is no claim
+    GUEST = 'guest'
 
 
 class DeviceTable:

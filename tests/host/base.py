@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A compute host for tests, and the order in which Nova calls it."""
 
+import logging
 import os
 import tempfile
 import uuid
@@ -143,6 +144,7 @@ class HostTestCase(testtools.TestCase):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.directory = self.useFixture(fixtures.TempDir()).path
+        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
 
     def start_host(self, *cards, drivers=('dfl',), **more):
         """A host with these devices, and nova-compute on it."""

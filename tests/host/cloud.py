@@ -146,37 +146,37 @@ class Cloud:
         if self.detach_error:
             raise self.detach_error
         for handle in handles:
-            if self._change_devices(instance_uuid, handle, 'remove'):
-                self._returns(handle)
+            with self.state() as state:
+                devices = state['guests'][instance_uuid]['devices']
+                managed = devices.pop(handle.address, None)
+            if managed is not None:
+                self._returns(handle.address, managed)
 
     def attach(self, instance_uuid, handles):
         if self.attach_error:
             raise self.attach_error
-        if instance_uuid in self.running():
-            for handle in handles:
-                if self._change_devices(instance_uuid, handle, 'append'):
-                    self._takes(handle)
-
-    def _change_devices(self, instance_uuid, handle, what):
-        with self.state() as state:
-            devices = state['guests'][instance_uuid]['devices']
-            changes = (handle.address in devices) == (what == 'remove')
-            if changes:
-                getattr(devices, what)(handle.address)
-            return changes
+        if instance_uuid not in self.running():
+            return
+        for handle in handles:
+            if handle.address not in self.running()[instance_uuid]:
+                self._takes(handle)
+                with self.state() as state:
+                    state['guests'][instance_uuid]['devices'][
+                        handle.address] = _is_managed(handle)
 
     def _takes(self, handle):
-        if handle.type is model.HandleType.PCI and handle.managed:
+        if _is_managed(handle):
             self.kernel.guest_takes(handle.address, *handle.companions)
         else:
             self.kernel.guest_opens(handle.address)
 
-    def _returns(self, handle):
+    def _returns(self, address, managed):
+        # libvirt logs it when the device is gone
         with contextlib.suppress(OSError):
-            if handle.type is model.HandleType.PCI and handle.managed:
-                self.kernel.guest_returns(handle.address)
+            if managed:
+                self.kernel.guest_returns(address)
             else:
-                self.kernel.guest_closes(handle.address)
+                self.kernel.guest_closes(address)
 
     # What users and Nova do
 
@@ -219,22 +219,20 @@ class Cloud:
             self._takes(handle)
         with self.state() as state:
             state['guests'][uuid_] = {
-                'running': True, 'devices': [h.address for h in handles]}
+                'running': True,
+                'devices': {h.address: _is_managed(h) for h in handles}}
 
     def stop_guest(self, uuid_, undefine=False):
         with self.state() as state:
             guest = state['guests'].get(uuid_)
             if guest is None:
                 return
-            devices = guest['devices'] if guest['running'] else []
+            devices = guest['devices'] if guest['running'] else {}
             guest['running'] = False
             if undefine:
                 del state['guests'][uuid_]
-        for address in devices:
-            with contextlib.suppress(OSError):
-                self.kernel.guest_returns(address)
-            with contextlib.suppress(OSError):
-                self.kernel.guest_closes(address)
+        for address, managed in devices.items():
+            self._returns(address, managed)
 
     def lose_power(self):
         """Guests end without being undefined."""
@@ -260,6 +258,10 @@ class Cloud:
             tree, NODE, lambda uuid_: bool(self.consumers(uuid_)))
         with self.state() as state:
             state['providers'] = tree.providers
+
+
+def _is_managed(handle) -> bool:
+    return handle.type is model.HandleType.PCI and handle.managed
 
 
 class Glance:

@@ -1,10 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What is released is what was judged, twice."""
 
-import logging
 import uuid
-
-import fixtures
 
 from nova_accel import exception
 from nova_accel import model
@@ -18,7 +15,6 @@ class ReconcileTest(base.HostTestCase):
 
     def setUp(self):
         super().setUp()
-        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
         self.start_host({'address': A}, {'address': B})
         self.server = self.host.boot(base.ONE, self.host.allocation(A))
 

@@ -103,6 +103,7 @@ class StartTest(base.HostTestCase):
 
     def test_rebuild_that_fails_keeps(self):
         """Nothing was claimed for it, so nothing is undone."""
+        self.host.cloud.stop_guest(self.server, undefine=True)
         self.assertRaises(
             RuntimeError, self.host.spawn, self.server, rebuilt=True,
             fails_after_start=RuntimeError('the network is down'))
