@@ -8,16 +8,20 @@ number or ``_NAME``.
 """
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import re
 import textwrap
 
+from oslo_log import log as logging
 from oslo_utils import strutils
 
 from nova_accel import exception
+from nova_accel import matching
 from nova_accel import model
 from nova_accel import naming
+
+LOG = logging.getLogger(__name__)
 
 PROFILE_KEY = 'accel:device_profile'
 #: says which profile the groups of an expanded flavor came from
@@ -272,7 +276,7 @@ def _wanted(group, key, value) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class Allocation:
     """What Placement allocated to an instance from one of our providers."""
 
     provider_uuid: str
@@ -280,53 +284,82 @@ class Offer:
     traits: frozenset[str]
 
 
-def match(requests: list[AcceleratorRequest], offers: list[Offer],
-          ) -> list[tuple[AcceleratorRequest, Offer]]:
+def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
+          preferred: Collection[str] = (),
+          ) -> list[tuple[AcceleratorRequest, Allocation]]:
     """Say which provider each request got.
 
     Nova's allocations hold no group names, so that the groups are tied to the
-    providers again by class, amount and traits; among several ways the one
-    that programs least, then the first in the order of groups and provider
-    UUIDs, so that the answer is the same each time.
+    providers again by class, amount and traits. A numbered group has all of
+    its classes from one provider. Among several ways: the most from preferred
+    providers, then the least programming, then the first in the order of
+    requests and provider UUIDs, so that the answer is the same each time.
 
+    What is allocated beyond the requests is logged and left over; Nova leaves
+    such a surplus after a resize whose host was killed.
+
+    :param preferred: UUIDs of providers that the server holds already.
+    :returns: the requests in their order, each with its allocation.
     :raises DeviceUnavailable: when the allocation does not satisfy the
         requests, as when a trait was lost since the scheduling.
     """
-    offers = sorted(offers, key=lambda o: o.provider_uuid)
-    left = {o.provider_uuid: dict(o.resources) for o in offers}
-    ways = list(_ways(requests, offers, left))
-    if not ways:
+    by_uuid = {a.provider_uuid: a
+               for a in sorted(allocations, key=lambda a: a.provider_uuid)}
+    bundles = collections.defaultdict(list)
+    for number, wanted in enumerate(requests):
+        # Placement may take the classes of the unnumbered group from several
+        bundles[wanted.group or number].append(wanted)
+    chosen = matching.assign(
+        [_demand(bundle, by_uuid.values(), preferred, len(requests))
+         for bundle in bundles.values()],
+        {uuid: a.resources for uuid, a in by_uuid.items()})
+    if chosen is None:
         # both may be long, and a fault is cut off after 255 characters
         asked = textwrap.shorten(
             ', '.join(str(r) for r in requests) or 'no accelerator', 85)
         given = textwrap.shorten(', '.join(
-            f'{o.provider_uuid[:8]} {dict(o.resources)}' for o in offers), 60)
+            f'{uuid[:8]} {dict(a.resources)}'
+            for uuid, a in by_uuid.items()), 60)
         raise exception.DeviceUnavailable(
             f'The flavor asks for {asked}, and the allocation has '
             f'{given or "none of ours"}, which does not fit (any more): the '
             f'build has to be scheduled again.')
+    provider = dict(zip(bundles, chosen))
+    pairs = [(wanted, by_uuid[provider[wanted.group or number]])
+             for number, wanted in enumerate(requests)]
+    _log_surplus(pairs, by_uuid)
+    return pairs
 
-    def programmed(way):
-        return sum(r.wanted_trait not in (None, *o.traits) for r, o in way)
-    return min(ways, key=programmed)
 
-
-def _ways(requests, offers, left) -> Iterator[list]:
-    if not requests:
-        if not any(any(amounts.values()) for amounts in left.values()):
-            yield []
-        return
-    first, rest = requests[0], requests[1:]
-    for offer in offers:
-        amounts = left[offer.provider_uuid]
-        if amounts.get(first.resource_class, 0) < first.amount:
-            continue
+def _demand(bundle, allocations, preferred, count) -> matching.Demand:
+    costs = {}
+    for allocation in allocations:
         # traits of the unnumbered group may be those of any provider of the
         # tree (Placement API, 1.29), so that they say nothing of this one
-        if first.group and (not first.required <= offer.traits
-                            or first.forbidden & offer.traits):
-            continue
-        amounts[first.resource_class] -= first.amount
-        for way in _ways(rest, offers, left):
-            yield [(first, offer), *way]
-        amounts[first.resource_class] += first.amount
+        if not bundle[0].group or all(
+                r.required <= allocation.traits
+                and not r.forbidden & allocation.traits for r in bundle):
+            programmed = sum(r.wanted_trait not in (None, *allocation.traits)
+                             for r in bundle)
+            costs[allocation.provider_uuid] = programmed + (
+                allocation.provider_uuid not in preferred) * (count + 1)
+    amounts = collections.Counter()
+    for wanted in bundle:
+        amounts[wanted.resource_class] += wanted.amount
+    return matching.Demand(amounts, costs)
+
+
+def _log_surplus(pairs, by_uuid) -> None:
+    left = {uuid: collections.Counter(a.resources)
+            for uuid, a in by_uuid.items()}
+    for wanted, allocation in pairs:
+        left[allocation.provider_uuid][wanted.resource_class] -= wanted.amount
+    surplus = {uuid: dict(+amounts) for uuid, amounts in left.items()
+               if +amounts}
+    if surplus:
+        LOG.warning(
+            'More accelerators are allocated than the flavor asks for: %s is '
+            'left over. Nova leaves such allocations after a resize whose '
+            'host was killed; compare those of the server with its flavor.',
+            ', '.join(f'{amounts} of provider {uuid}'
+                      for uuid, amounts in surplus.items()))

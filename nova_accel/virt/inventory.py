@@ -628,7 +628,7 @@ class Inventory:
 
     def offers(self, allocations: Mapping[str, Mapping] | None,
                free: Iterable[tuple[str, int | None]] = (),
-               ) -> list[request.Offer]:
+               ) -> list[request.Allocation]:
         """The part of an instance's allocations that is ours.
 
         :param allocations: as Nova hands them to the driver,
@@ -654,5 +654,5 @@ class Inventory:
                 uuid, frozenset())
             if (provider.address, provider.region_index) in free:
                 traits |= {naming.PROGRAMMABLE}
-            offers.append(request.Offer(uuid, resources, traits))
+            offers.append(request.Allocation(uuid, resources, traits))
         return offers
