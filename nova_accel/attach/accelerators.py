@@ -568,6 +568,11 @@ class Accelerators:
             found += device.handles
         return {h.address for h in found if h.type is model.HandleType.MDEV}
 
+    def holds(self, server_uuid: str) -> bool:
+        """Whether a server has, had or is getting anything here."""
+        return (self.is_plugging(server_uuid)
+                or bool(self.store.claims(server_uuid)))
+
     def handles(self, server_uuid: str) -> list[model.AttachHandle]:
         """What the guest of a server has to have, in a stable order."""
         return [claim.handle for claim in self.holdings.of(server_uuid)]

@@ -215,10 +215,9 @@ def server_of(instance) -> request.Server:
 
     :param instance: nova.objects.Instance
     """
-    specs = instance.flavor.extra_specs
+    # a flavor that is not loaded is not asked for: Nova always loads it
+    specs = instance.flavor.extra_specs if 'flavor' in instance else {}
     if not any(key.startswith(_OURS) for key in specs):
-        # nothing that is not loaded is asked of Nova for the sake of a server
-        # without accelerators
         return request.Server(instance.uuid, instance.project_id, {})
     return request.Server(
         instance.uuid, instance.project_id, specs,

@@ -304,6 +304,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         before a rebuild, where nothing is released, and on the source of a
         resize to another cell, where migrate_disk_and_power_off() is not
         called."""
+        if not self.accelerators.holds(instance.uuid):
+            return super().destroy(context, instance, *args, **kwargs)
         leaves = instance.task_state == task_states.RESIZE_MIGRATING
         if leaves:
             # before the guest is gone, which would look as if deleted
@@ -321,13 +323,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             # of a move that failed
             self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
 
-    def cleanup(self, context, instance, network_info, *args,
-                destroy_vifs=True, **kwargs):
+    def cleanup(self, context, instance, network_info, *args, **kwargs):
         """In destroy(), and by itself when a resize to another cell is
         confirmed on the source, which only destroy_vifs tells."""
-        super().cleanup(context, instance, network_info, *args,
-                        destroy_vifs=destroy_vifs, **kwargs)
-        if not destroy_vifs:
+        super().cleanup(context, instance, network_info, *args, **kwargs)
+        if not kwargs.get('destroy_vifs', True):
             self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
 
     def cleanup_lingering_instance_resources(self, instance):

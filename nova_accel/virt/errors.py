@@ -95,12 +95,18 @@ class Builds:
                     reason=str(error)) from error
             raise BuildRefused(instance_uuid=instance.uuid,
                                reason=str(error)) from error
-        except libvirt_driver.libvirt.libvirtError as error:
+        except Exception as error:
             if not (instance.uuid in self._last_hosts
-                    and has_accelerators()):
+                    and _is_of_libvirt(error) and has_accelerators()):
                 raise
             said = textwrap.shorten(str(error), 100, placeholder=' ...')
             raise BuildRefused(instance_uuid=instance.uuid, reason=(
                 f'Server {instance.uuid} was to start with its accelerators, '
                 f'and libvirt refuses ({said}): see the logs of nova-compute '
                 f'and libvirt.')) from error
+
+
+def _is_of_libvirt(error) -> bool:
+    # Nova imports libvirt late, and may have none
+    kind = getattr(libvirt_driver.libvirt, 'libvirtError', None)
+    return isinstance(kind, type) and isinstance(error, kind)

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
 import itertools
+import time
 import unittest
 
 from hypothesis import given
@@ -161,7 +162,7 @@ CLASSES = ['CUSTOM_ACCELERATOR_A', 'CUSTOM_ACCELERATOR_B']
 
 
 @st.composite
-def requests_and_offers(draw):
+def requests_and_allocations(draw):
     """Requests, and an allocation that was made for them."""
     requests, given = [], {}
     for number in range(draw(st.integers(1, 4))):
@@ -179,61 +180,69 @@ def requests_and_offers(draw):
         amounts = given[provider][1]
         amounts[wanted.resource_class] = (
             amounts.get(wanted.resource_class, 0) + wanted.amount)
-    return requests, [request.Offer(uuid, amounts, traits)
+    return requests, [request.Allocation(uuid, amounts, traits)
                       for uuid, (traits, amounts) in given.items()]
+
+
+def wanted(group, amount=1, name=FPGA, **more):
+    return request.AcceleratorRequest(group, name, amount, **more)
+
+
+def allocation(uuid, amount=1, traits=()):
+    return request.Allocation(uuid, {FPGA: amount}, frozenset(traits))
 
 
 class MatchTest(unittest.TestCase):
 
-    @given(requests_and_offers(), st.randoms())
+    @given(requests_and_allocations(), st.randoms())
     def test_complete_and_deterministic(self, case, random):
-        requests, offers = case
-        got = request.match(requests, offers)
+        requests, allocations = case
+        got = request.match(requests, allocations)
         # each request once, and all that was allocated
         self.assertEqual(requests, [r for r, _ in got])
-        for offer in offers:
+        for allocation in allocations:
             for name in CLASSES:
                 self.assertEqual(
-                    offer.resources.get(name, 0),
-                    sum(r.amount for r, o in got
-                        if o is offer and r.resource_class == name))
-        for wanted, offer in got:
-            self.assertLessEqual(wanted.required, offer.traits)
+                    allocation.resources.get(name, 0),
+                    sum(r.amount for r, a in got
+                        if a is allocation and r.resource_class == name))
+        for wanted, allocation in got:
+            self.assertLessEqual(wanted.required, allocation.traits)
         # Placement promises no order
-        random.shuffle(offers)
-        self.assertEqual(got, request.match(requests, offers))
+        random.shuffle(allocations)
+        self.assertEqual(got, request.match(requests, allocations))
 
-    @given(requests_and_offers())
+    @given(requests_and_allocations())
     def test_programs_least(self, case):
-        requests, offers = case
+        requests, allocations = case
 
         def programmed(way):
-            return sum(r.wanted_trait not in (None, *o.traits)
-                       for r, o in way)
+            return sum(r.wanted_trait not in (None, *a.traits)
+                       for r, a in way)
 
         def fits(way):
-            left = {o.provider_uuid: dict(o.resources) for o in offers}
-            for wanted, offer in way:
-                amounts = left[offer.provider_uuid]
+            left = {a.provider_uuid: dict(a.resources) for a in allocations}
+            for wanted, allocation in way:
+                amounts = left[allocation.provider_uuid]
                 amounts[wanted.resource_class] = amounts.get(
                     wanted.resource_class, 0) - wanted.amount
-            return all(wanted.required <= offer.traits
-                       for wanted, offer in way) and not any(
+            return all(wanted.required <= allocation.traits
+                       for wanted, allocation in way) and not any(
                 n for amounts in left.values() for n in amounts.values())
         least = min(
             programmed(way) for way in (
                 list(zip(requests, choice)) for choice in
-                itertools.product(offers, repeat=len(requests)))
+                itertools.product(allocations, repeat=len(requests)))
             if fits(way))
-        self.assertEqual(least, programmed(request.match(requests, offers)))
+        self.assertEqual(
+            least, programmed(request.match(requests, allocations)))
 
     def test_lost_trait_is_for_another_host(self):
         wanted = request.AcceleratorRequest(
             '_A', FPGA, 1, required=frozenset(['CUSTOM_PROGRAMMABLE']))
         with self.assertRaisesRegex(exception.DeviceUnavailable,
                                     'scheduled again') as got:
-            request.match([wanted], [request.Offer('p', {FPGA: 1},
-                                                   frozenset())])
+            request.match([wanted], [allocation('p')])
         self.assertTrue(got.exception.elsewhere)
 
     def test_allocation_without_devices(self):
@@ -246,5 +255,88 @@ class MatchTest(unittest.TestCase):
     def test_traits_of_the_unnumbered_group_may_be_elsewhere(self):
         wanted = request.AcceleratorRequest(
             '', FPGA, 1, required=frozenset(['COMPUTE_NODE']))
-        offer = request.Offer('p', {FPGA: 1}, frozenset())
-        self.assertEqual([(wanted, offer)], request.match([wanted], [offer]))
+        given = request.Allocation('p', {FPGA: 1}, frozenset())
+        self.assertEqual([(wanted, given)], request.match([wanted], [given]))
+
+    def test_groups_and_providers_without_a_difference(self):
+        requests = [wanted(str(n)) for n in range(3)]
+        allocations = [allocation(uuid) for uuid in ('b', 'c', 'a')]
+        self.assertEqual(
+            ['a', 'b', 'c'], self.chosen(requests, allocations))
+
+    def test_the_function_decides_before_the_order(self):
+        requests = [wanted('1', function_id=naming.function_of(TRAITS[0])),
+                    wanted('2')]
+        self.assertEqual(['b', 'a'], self.chosen(requests, [
+            allocation('a'), allocation('b', traits=TRAITS[:1])]))
+
+    def test_one_provider_serves_groups_of_different_amounts(self):
+        requests = [wanted('1', 1), wanted('2', 2), wanted('3', 2)]
+        self.assertEqual(['b', 'a', 'b'], self.chosen(requests, [
+            allocation('a', 2), allocation('b', 3)]))
+
+    def test_all_classes_of_a_numbered_group_come_from_one_provider(self):
+        requests = [wanted('1', name=CLASSES[0]), wanted('1', name=CLASSES[1]),
+                    wanted('2', name=CLASSES[0])]
+        allocations = [
+            request.Allocation('a', {CLASSES[0]: 1}, frozenset()),
+            request.Allocation('b', dict.fromkeys(CLASSES, 1), frozenset())]
+        self.assertEqual(['b', 'b', 'a'], self.chosen(requests, allocations))
+        # those of the unnumbered group need not
+        unnumbered = [wanted('', name=name) for name in CLASSES]
+        self.assertEqual(['a', 'b'], self.chosen(unnumbered, [
+            request.Allocation('a', {CLASSES[0]: 1}, frozenset()),
+            request.Allocation('b', {CLASSES[1]: 1}, frozenset())]))
+
+    def test_forbidden_traits(self):
+        requests = [wanted('1', forbidden=frozenset(TRAITS[:1])), wanted('2')]
+        self.assertEqual(['b', 'a'], self.chosen(requests, [
+            allocation('a', traits=TRAITS[:1]), allocation('b')]))
+
+    def test_a_surplus_is_left_over_and_named(self):
+        requests = [wanted('1', function_id=naming.function_of(TRAITS[0]))]
+        with self.assertLogs('nova_accel.request', 'WARNING') as logs:
+            self.assertEqual(['b'], self.chosen(requests, [
+                allocation('a'), allocation('b', 2, TRAITS[:1]),
+                request.Allocation('c', {CLASSES[0]: 4}, frozenset())]))
+        line, = logs.output
+        for part in (f"{{'{FPGA}': 1}} of provider a",
+                     f"{{'{FPGA}': 1}} of provider b",
+                     f"{{'{CLASSES[0]}': 4}} of provider c"):
+            self.assertIn(part, line)
+
+    def test_an_allocation_without_requests_is_a_surplus(self):
+        with self.assertLogs('nova_accel.request', 'WARNING'):
+            self.assertEqual([], request.match([], [allocation('a')]))
+
+    def test_what_the_server_holds_comes_first(self):
+        requests = [wanted('1', function_id=naming.function_of(TRAITS[0]))]
+        allocations = [allocation('a', traits=TRAITS[:1]), allocation('b')]
+        with self.assertLogs('nova_accel.request', 'WARNING'):
+            self.assertEqual(['a'], self.chosen(requests, allocations))
+            self.assertEqual(
+                ['b'], self.chosen(requests, allocations, preferred=['b']))
+            # as far as it fits
+            self.assertEqual(
+                ['a'], self.chosen([wanted('1', 2)], [
+                    allocation('a', 2), allocation('b')], preferred={'b'}))
+
+    def test_sixteen_groups(self):
+        functions = [naming.function_trait(f'{n:032x}') for n in range(16)]
+        allocations = [allocation(f'{15 - n:x}', traits=[functions[n]])
+                       for n in range(16)]
+        began = time.thread_time()
+        alike = [wanted(f'_{n:x}') for n in range(16)]
+        self.assertEqual([f'{n:x}' for n in range(16)],
+                         self.chosen(alike, allocations))
+        different = [wanted(f'_{n:x}', function_id=naming.function_of(trait))
+                     for n, trait in enumerate(functions)]
+        self.assertEqual([f'{15 - n:x}' for n in range(16)],
+                         self.chosen(different, allocations))
+        self.assertLess(time.thread_time() - began, 0.5)
+
+    @staticmethod
+    def chosen(requests, allocations, **more):
+        got = request.match(requests, allocations, **more)
+        assert [r for r, _ in got] == requests
+        return [a.provider_uuid for _, a in got]
