@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import os
-import threading
 import typing
 
 from oslo_concurrency import lockutils

@@ -22,9 +22,9 @@ from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
 from nova_accel import model
 from nova_accel import request
-from nova_accel import sim
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
 from nova_accel.virt import errors
@@ -62,7 +62,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         threads: the process would stay).
         """
         self._host_name = host
-        kernel = sim.open_kernel(host)
+        kernel = host_kernel.open_kernel(host)
         self._use(accelerators.initialize(
             host, CONF.state_path, kernel, self.cloud, conflicts.Conflicts(
                 kernel, self.pgpu_type_mapping,

@@ -177,5 +177,3 @@ def asks(function=None, **more):
     """A flavor with one FPGA that carries a function."""
     return {**ONE, **({'accel1:function_id': function} if function else {}),
             **{f'accel1:{key}': value for key, value in more.items()}}
-
-
