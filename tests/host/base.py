@@ -117,6 +117,55 @@ class Host:
         self.accelerators.restore_after_revert(uuid_)
         self.start_guest(uuid_)
 
+    # What a test of killed processes does, in a process of its own
+
+    def reconcile(self):
+        self.reconciler.run()
+
+    def reconcile_first(self):
+        self.reconciler.run(first=True)
+
+    def power_cut(self):
+        """The host boots again; nova-compute has not started yet."""
+        self.cloud.lose_power()
+        self.kernel.power_cycle()
+
+    def start_again(self, uuid_):
+        if uuid_ not in self.cloud.running():
+            self.start_guest(uuid_)
+
+    def go_and_come_back(self, uuid_):
+        self.revert(uuid_, self.migrate_away(uuid_))
+
+    def come_back(self, uuid_):
+        """The operator takes a move back, wherever it stands."""
+        for consumer in set(self.cloud.read()['allocations']) - {uuid_}:
+            self.cloud.move_allocation(consumer, uuid_)
+        self.accelerators.restore_after_revert(uuid_)
+        self.start_again(uuid_)
+
+    def ask(self, uuid_, image):
+        with self.cloud.state() as state:
+            state['servers'][uuid_]['metadata'] = {
+                'accel1:bitstream_id': image}
+
+    def run_runtime(self):
+        self.runtime.run()
+
+    def seen(self):
+        """(server, address) of each claim, and the guests that run."""
+        return ([(c.instance_uuid, c.handle.address)
+                 for c in self.accelerators.store.claims()],
+                {uuid_: sorted(devices) for uuid_, devices
+                 in self.cloud.running().items()})
+
+    def fenced(self):
+        return sorted(
+            provider['name'] for provider
+            in self.cloud.read()['providers'].values()
+            if 'CUSTOM_ACCELERATOR_FENCED' in provider['traits']
+            or any(i['reserved'] for i in provider['inventory'].values()))
+
     # What can be seen
 
     def devices_of(self, uuid_):

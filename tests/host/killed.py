@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-compute in a process of its own, which is killed where a test says.
+
+A real SIGKILL: no except, no finally, no thread runs on. ``python -m
+tests.host.killed`` forks a process for each job that it reads, a line of JSON
+each, and answers how it ended: forking saves the second that imports take.
+
+A point is a moment before or after a call that changes something outside of
+the process: a row of the claim store, the card, Placement, a guest. They are
+counted as they come; a point is a number.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+
+from oslo_log import log as logging
+
+from nova_accel.attach import claims
+from nova_accel import conf
+from nova_accel import sim
+from tests.host import base
+from tests.host import cloud as clouds
+
+#: what changes something outside of the process
+CALLS = {
+    claims.ClaimStore: (
+        'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
+        'set_reserved', 'drop_reserved'),
+    sim.SimulatedKernel: (
+        'program_dfl_port', 'create_mdev', 'remove_mdev', 'format_nvme'),
+    clouds.Cloud: ('show', 'attach', 'detach', 'start_guest'),
+}
+
+
+class Killed(Exception):
+    """The process was killed; where, in words."""
+
+
+class Processes:
+    """One nova-compute after another on the same simulated host."""
+
+    def __init__(self, directory: str, path: str, **options):
+        """
+        :param directory: of the claim store and of the cloud.
+        :param path: description of the simulated host.
+        :param options: of [accel].
+        """
+        self._job = {'directory': directory, 'path': path,
+                     'options': options}
+        self._forker = subprocess.Popen(
+            [sys.executable, '-m', 'tests.host.killed'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close(self):
+        self._forker.stdin.close()
+        self._forker.wait()
+        self._forker.stdout.close()
+
+    def run(self, steps, kill_at: int | None = None):
+        """Start nova-compute, and do steps.
+
+        :param steps: [[name of a method of Host, argument ...] ...]
+        :param kill_at: the point at which the process is killed.
+        :returns: (the last step's result, how many points there were).
+        :raises Killed: it was.
+        :raises AssertionError: a step failed.
+        """
+        self._forker.stdin.write(json.dumps(
+            {**self._job, 'steps': steps, 'kill_at': kill_at}) + '\n')
+        self._forker.stdin.flush()
+        answer = json.loads(self._forker.stdout.readline())
+        if 'killed' in answer:
+            raise Killed(answer['killed'])
+        if 'error' in answer:
+            raise AssertionError(answer['error'])
+        return answer['result'], answer['points']
+
+
+class Points:
+    """Counts the points of a process, and ends it at one of them."""
+
+    def __init__(self, kill_at, tell):
+        self._kill_at, self._tell = kill_at, tell
+        self.count = 0
+        self.counts = False
+
+    def watch(self):
+        for kind, names in CALLS.items():
+            for name in names:
+                setattr(kind, name, self._around(name, getattr(kind, name)))
+
+    def _around(self, name, method):
+        def call(*args, **kwargs):
+            self._point(f'before {name}')
+            result = method(*args, **kwargs)
+            self._point(f'after {name}')
+            return result
+        return call
+
+    def _point(self, where):
+        if not self.counts:
+            return
+        if self.count == self._kill_at:
+            self._tell({'killed': f'{where}, at point {self.count}'})
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+
+def _work(job, tell):
+    points = Points(job['kill_at'], tell)
+    points.watch()
+    for name, value in job['options'].items():
+        conf.CONF.set_override(name, value, group='accel')
+    host = base.Host(job['directory'], job['path']).start()
+    points.counts, result = True, None
+    for name, *args in job['steps']:
+        result = getattr(host, name)(*args)
+    tell({'result': result, 'points': points.count})
+
+
+def _main():
+    conf.CONF([], project='nova')
+    logging.getLogger(None).logger.setLevel(logging.CRITICAL)
+    for line in sys.stdin:
+        reader, writer = os.pipe()
+        if not os.fork():
+            def tell(answer):
+                os.write(writer, json.dumps(answer).encode())
+            try:
+                _work(json.loads(line), tell)
+            except BaseException:
+                tell({'error': traceback.format_exc()})
+            os._exit(0)
+        os.close(writer)
+        with open(reader) as file:
+            said = file.read()
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
+        print(said, flush=True)
+
+
+if __name__ == '__main__':
+    _main()

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-compute is killed (SIGKILL) at each point of each operation.
+
+After its next start nothing is lost, nothing is shared, no guest runs without
+its device, and nothing of one server reaches the next one.
+"""
+
+import uuid
+
+import ddt
+
+from tests.host import base
+from tests.host import killed
+from tests.unit import test_vgpu
+from tests.unit.host import A, B, FUNCTION, OTHER, plain
+
+DISK = '0000:02:00.0'
+SSD, VGPU = 'CUSTOM_ACCELERATOR_SSD', 'CUSTOM_ACCELERATOR_VGPU'
+SERVER, NEXT = (str(uuid.UUID(int=n)) for n in (1, 2))
+
+
+class KilledTestCase(base.HostTestCase):
+    """One kind of device, with the operations of one server."""
+
+    DEVICES: dict = {}
+    DRIVER = 'dfl'
+    CLASS = base.FPGA
+    ADDRESS = A
+    SPECS: dict = {}
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(
+            *self.DEVICES.get('cards', ()), drivers=(self.DRIVER,),
+            **{k: v for k, v in self.DEVICES.items() if k != 'cards'})
+        self.host.accelerators.close()
+        self.image = self.host.upload(FUNCTION)
+        self.other = self.host.upload(OTHER)
+        self.allocation = self.host.allocation(self.ADDRESS, self.CLASS)
+        self.compute = killed.Processes(
+            self.directory, self.simulated.path,
+            enabled_drivers=[self.DRIVER],
+            simulated_host=self.simulated.path,
+            bitstream_cache=f'{self.directory}/cache',
+            runtime_programming_pause=0)
+        self.addCleanup(self.compute.close)
+
+    def booted(self, uuid_=SERVER):
+        self.compute.run([['boot', self.SPECS, self.allocation, None, uuid_]])
+
+    def at_each_point(self, begin, steps, after, most=200):
+        """Kill nova-compute at each point of steps, each time from the start.
+
+        :param begin: brings about what steps need.
+        :param after: is called when it was killed; brings all to an end.
+        """
+        point = 0
+        while point < most:
+            begin()
+            try:
+                self.compute.run(steps(), kill_at=point)
+            except killed.Killed as where:
+                try:
+                    after()
+                    self.assertNothingLeft()
+                except Exception as error:
+                    raise AssertionError(f'Killed {where}: {error}') from error
+                point += 1
+                continue
+            # one that came to its end
+            self.assertGreater(point, 1, 'nothing was killed')
+            after()
+            self.assertNothingLeft()
+            return point
+        self.fail(f'More than {most} points')
+
+    def assertHolds(self):
+        """No handle is shared, and guests that run have what is claimed."""
+        claims, running = self.compute.run([['seen']])[0]
+        handles = [handle for _, handle in claims]
+        self.assertEqual(len(set(handles)), len(handles))
+        for server, devices in running.items():
+            self.assertEqual(sorted(devices), sorted(
+                handle for holder, handle in claims if holder == server))
+
+    def delete(self):
+        self.compute.run([['reconcile'], ['delete', SERVER], ['reconcile']])
+
+    def assertNothingLeft(self):
+        """The next server has the device, without a trace of the last."""
+        self.assertHolds()
+        self.compute.run([['reconcile'], ['report'], ['report']])
+        self.assertEqual([[], {}], self.compute.run([['seen']])[0])
+        self.assertEqual([], self.compute.run([['fenced']])[0])
+        self.check_clean()
+        self.booted(NEXT)
+        self.check_next()
+        self.compute.run([['delete', NEXT]])
+
+    def check_clean(self):
+        """What is on the device when no server has it."""
+
+    def check_next(self):
+        """What the next server finds."""
+
+
+class OperationsMixin:
+
+    def test_plug(self):
+        self.at_each_point(
+            lambda: None,
+            lambda: [['boot', self.SPECS, self.allocation, None, SERVER]],
+            self.delete)
+
+    def test_unplug(self):
+        # Nova deletes the server again at its next start
+        self.at_each_point(
+            self.booted, lambda: [['delete', SERVER]], self.delete)
+
+    def test_resume(self):
+        def begin():
+            self.booted()
+            self.compute.run([['power_cut']])
+
+        def after():
+            self.compute.run([['reconcile'], ['start_again', SERVER]])
+            self.assertHolds()
+            self.delete()
+        self.at_each_point(begin, lambda: [['start_again', SERVER]], after)
+
+
+class FpgaTest(KilledTestCase, OperationsMixin):
+
+    DEVICES = {'cards': [{'address': A}, {'address': B}]}
+    SPECS = base.asks(FUNCTION, runtime_programming='true')
+
+    def check_next(self):
+        self.assertEqual(plain(FUNCTION), self.compute.run(
+            [['carries', A]])[0])
+
+    def test_move(self):
+        """A move away, which is reverted."""
+        def after():
+            self.compute.run([['reconcile'], ['come_back', SERVER]])
+            self.assertHolds()
+            self.delete()
+        self.at_each_point(
+            self.booted, lambda: [['go_and_come_back', SERVER]], after)
+
+    def test_runtime_programming(self):
+        def begin():
+            self.booted()
+            self.compute.run([['ask', SERVER, self.other]])
+
+        def after():
+            self.compute.run([['reconcile_first'], ['run_runtime']])
+            self.assertHolds()
+            self.assertEqual(plain(OTHER), self.compute.run(
+                [['carries', A]])[0])
+            self.delete()
+        self.at_each_point(begin, lambda: [['run_runtime']], after)
+
+
+class DiskTest(KilledTestCase, OperationsMixin):
+
+    DEVICES = {'nvmes': [{'address': DISK}]}
+    DRIVER, CLASS, ADDRESS = 'nvme', SSD, DISK
+    SPECS = {f'resources1:{SSD}': '1'}
+
+    def booted(self, uuid_=SERVER):
+        super().booted(uuid_)
+        self.simulated.kernel.write_disk(DISK, f'secret of {uuid_}')
+
+    def check_clean(self):
+        self.assertNotIn('secret', self.simulated.kernel.data_of_disk(DISK))
+
+
+@ddt.ddt
+class VgpuTest(KilledTestCase, OperationsMixin):
+
+    DEVICES = {'vgpus': [test_vgpu.gpu('mdev')]}
+    DRIVER, CLASS, ADDRESS = 'vgpu', VGPU, test_vgpu.GPU
+    SPECS = {f'resources1:{VGPU}': '1'}
+
+    def check_clean(self):
+        self.assertEqual(
+            [], self.simulated.kernel.listdir('bus/mdev/devices'))

@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices of one server are cleaned side by side, and Nova does not wait."""
+
+import time
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+
+DISKS = [f'0000:0{n}:00.0' for n in (1, 2, 3)]
+SSD = 'CUSTOM_ACCELERATOR_SSD'
+SPECS = {f'resources{n}:{SSD}': '1' for n in (1, 2, 3)}
+
+
+class ReleaseTest(base.HostTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(device_timeout=1, discovery_timeout=2,
+                           group='accel')
+        self.start_host(nvmes=[{'address': d} for d in DISKS],
+                        drivers=('nvme',))
+        self.server = self.host.boot(SPECS, self.all_disks())
+        for disk in DISKS:
+            self.simulated.kernel.write_disk(disk, 'a secret')
+
+    def all_disks(self):
+        allocation = {}
+        for disk in DISKS:
+            allocation.update(self.host.allocation(disk, SSD))
+        return allocation
+
+    def hang(self, *disks, until=None):
+        for disk in disks:
+            self.simulated.kernel.set_fault(disk, hang='format')
+
+    def release(self, *disks):
+        for disk in disks:
+            self.simulated.kernel.set_fault(disk, hang=None)
+
+    def secrets(self):
+        return [d for d in DISKS if self.simulated.kernel.data_of_disk(d)]
+
+    def seconds(self, *args, **kwargs):
+        began = time.monotonic()
+        self.host.delete(self.server, *args, **kwargs)
+        return time.monotonic() - began
+
+    def wait_for(self, condition):
+        end = time.monotonic() + 10
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+
+    def test_side_by_side(self):
+        self.hang(*DISKS)
+        # one limit, not one for each
+        self.assertLess(self.seconds(), 2)
+        self.assertEqual({model.ClaimState.DELETING},
+                         set(self.host.states(self.server)))
+        # none is offered before it is clean, then all are
+        self.host.report()
+        self.assertEqual(3, len(self.host.fenced()))
+        self.release(*DISKS)
+        self.wait_for(lambda: not self.host.holdings.all())
+        self.assertEqual([], self.secrets())
+        self.host.report()
+        self.host.report()
+        self.assertEqual([], self.host.fenced())
+
+    def test_nobody_waits_where_nova_must_not(self):
+        """As in Nova's periodic tasks."""
+        self.hang(*DISKS)
+        self.assertLess(self.seconds(wait=False), 0.5)
+        self.assertEqual(3, len(self.host.holdings.all()))
+        self.release(*DISKS)
+        self.wait_for(lambda: not self.host.holdings.all())
+
+    def test_one_that_hangs_costs_itself(self):
+        self.hang(DISKS[0])
+        self.seconds()
+        self.assertEqual(DISKS[:1], self.secrets())
+        claim, = self.host.holdings.all()
+        self.assertEqual(DISKS[0], claim.device_address)
+        self.assertIn('did not end within 1 s', claim.error)
+        one = {f'resources1:{SSD}': '1'}
+        server = self.host.boot(one, self.host.allocation(DISKS[1], SSD))
+        self.assertHas(server, DISKS[1])
+        self.assertRaises(
+            exception.AcceleratorError, self.host.boot, one,
+            self.host.allocation(DISKS[0], SSD))
+        self.release(DISKS[0])
+        self.wait_for(lambda: not self.host.inventory.cards.hanging(DISKS[0]))
+        self.host.reconciler.run()
+        self.wait_for(lambda: len(self.host.holdings.all()) == 1)
+
+    def test_what_fails_is_tried_again(self):
+        self.simulated.kernel.set_fault(DISKS[0], format='refused')
+        self.host.delete(self.server)
+        claim, = self.host.holdings.all()
+        self.assertIn(DISKS[0], claim.error)
+        self.host.reconciler.run()
+        self.assertEqual(1, len(self.host.holdings.all()))
+        self.simulated.kernel.set_fault(DISKS[0], format=None)
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual([], self.secrets())
