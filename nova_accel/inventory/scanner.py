@@ -127,8 +127,8 @@ class Scanner:
         """The limit of a scan; of the first, what configure() has left."""
         limit, ends = CONF.accel.discovery_timeout, self._start_ends
         self._start_ends = None
-        left = ends - time.monotonic() if ends else limit
-        return left if limit / 2 <= left else limit
+        left = ends - time.monotonic() if ends else 0
+        return max(left, limit / 2) if left > 0 else limit
 
     def _find(self, name: str) -> tuple:
         """In the worker of the driver."""
