@@ -294,6 +294,10 @@ class Inventory:
         """
         self._scanner.check_configuration()
 
+    def failures(self) -> dict[str, str]:
+        """What could not be asked, 'driver <name>' or an address -> why."""
+        return self._scanner.failures()
+
     def watch(self, kernel) -> None:
         """Look again soon after the kernel says that a device came or went.
 
