@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel discover: what nova-compute would report of this host."""
 
+import collections
 import json
 import socket
 
@@ -9,13 +10,16 @@ from oslo_config import cfg
 
 from nova_accel import conf
 from nova_accel import drivers
-from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
+from nova_accel import inventory
 from nova_accel import model
 from nova_accel import naming
 
 CONF = conf.CONF
+
+#: in place of the uuid of the compute node, which only nova-compute knows
+_ROOT = '00000000-0000-0000-0000-000000000000'
 
 
 class Discover(lister.Lister):
@@ -47,11 +51,15 @@ class Discover(lister.Lister):
         return 1 if self._failed else 0
 
     def take_action(self, parsed_args):
-        devices = self._discover(parsed_args)
-        self._devices = devices
+        found = self._discover(parsed_args)
+        self._devices = found.devices
+        providers = collections.defaultdict(list)
+        for provider in found.providers_of(CONF.host, _ROOT).values():
+            providers[provider.address].append(provider)
         rows = []
-        for address in sorted(devices):
-            rows += _rows(devices[address])
+        for address, device in sorted(self._devices.items()):
+            rows += [_row(p, device) for p in providers[address]
+                     ] or [_unreported(device)]
         return (('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
                  'Handles', 'Traits', 'Health'), rows)
 
@@ -72,21 +80,37 @@ class Discover(lister.Lister):
             raise exception.ConfigurationError(
                 'No driver is enabled: set [accel] enabled_drivers or give '
                 '--driver.')
-        devices, self._failed = {}, False
-        chosen = rules.DeviceRules()
+        loaded, failed = {}, {}
         for name in names:
             try:
-                driver = drivers.load([name], kernel)[name]
-                for device in driver.discover().values():
-                    device = chosen.applied(device)
-                    if device:
-                        devices[device.address] = device
+                loaded.update(drivers.load([name], kernel))
             except Exception as e:
                 # one bad driver must not hide the devices of the others
-                self._failed = True
-                self.app.stderr.write(
-                    f'WARNING: driver {name}: {str(e) or repr(e)}\n')
-        return devices
+                failed[f'driver {name}'] = str(e) or repr(e)
+        found = inventory.Inventory(loaded, _NoStore())
+        found.scan()
+        failed.update(found.failures())
+        for what, why in failed.items():
+            self.app.stderr.write(f'WARNING: {what}: {why}\n')
+        self._failed = bool(failed)
+        return found
+
+
+class _NoStore:
+    """What nova-compute would know of servers is not looked at."""
+
+    generation = 0
+
+    def claims(self):
+        return []
+
+    def devices(self):
+        return {}
+
+    loaded = devices
+
+    def set_devices(self, devices):
+        pass
 
 
 def _configure(parsed_args):
@@ -111,31 +135,35 @@ def _configure(parsed_args):
                           group='accel')
 
 
-def _rows(device):
-    """The providers of a device, as nova-compute would make them."""
-    rows = [_row(naming.device_provider_name(CONF.host, device.address),
-                 device, device, naming.device_traits)]
-    for region in device.regions:
-        def traits(device, region=region):
-            found = naming.region_traits(device, region)
-            return (found | {naming.PROGRAMMABLE} if region.programmable
-                    else found)
-        rows.append(_row(naming.region_provider_name(
-            CONF.host, device.address, region.index), device, region, traits))
-    return rows
-
-
-def _row(name, device, part, traits):
-    total = len(part.handles)
+def _row(provider, device):
+    """A provider as nova-compute would report it."""
+    part = (device if provider.region_index is None
+            else device.region(provider.region_index))
     sick = [p for p in (part, device) if p.health is not model.Health.OK]
     health = ', '.join(filter(None, (
         (sick or [part])[0].health.value, (sick or [part])[0].reason)))
+    resource_class = naming.resource_class(device.type)
+    total = provider.inventory.get(resource_class, 0)
+    return (provider.name, _numa(device), resource_class if total else '',
+            total or '', (total if provider.fenced else 0) if total else '',
+            _handles(part), '\n'.join(sorted(
+                provider.traits - {naming.FENCED})), health)
+
+
+def _unreported(device):
+    """A device with a name that cannot be a trait."""
     try:
-        shown = '\n'.join(sorted(traits(device)))
+        why = f'no traits: {naming.device_traits(device)}'
     except exception.InvalidName as e:
-        shown, health = '', f'not reported: {e}'
-    numa = '' if device.numa_node is None else device.numa_node
-    return (name, numa, naming.resource_class(device.type) if total else '',
-            total or '', (total if sick else 0) if total else '',
-            '\n'.join(handle.address for handle in part.handles), shown,
-            health)
+        why = str(e)
+    return (naming.device_provider_name(CONF.host, device.address),
+            _numa(device), '', '', '', _handles(device), '',
+            f'not reported: {why}')
+
+
+def _numa(device):
+    return '' if device.numa_node is None else device.numa_node
+
+
+def _handles(part):
+    return '\n'.join(handle.address for handle in part.handles)

@@ -9,8 +9,44 @@ import concurrent.futures
 import functools
 import sys
 import threading
+import time
 
 from nova_accel import exception
+
+#: seconds to wait for one of our threads of eventlet's pool
+_POOL_SECONDS = 10
+
+
+class _Pool:
+    """Our part of eventlet's pool of threads, in which libvirt's calls run as
+    well: half of it, so that cards that hang cannot stop those.
+
+    Only green threads come here, and none gives way between a look at the
+    number and its change.
+    """
+
+    def __init__(self):
+        self._used = 0
+
+    def execute(self, tpool, function, args):
+        """:raises DeviceTimeout: all of ours hang."""
+        most = max(1, getattr(tpool, '_nthreads', 20) // 2)
+        end = time.monotonic() + _POOL_SECONDS
+        while self._used >= most:
+            if time.monotonic() > end:
+                raise exception.DeviceTimeout(
+                    f'{most} calls into the kernel hang, which is as many as '
+                    f'nova-compute makes at a time: look at the cards and the '
+                    f'kernel log, and reset those that hang.')
+            time.sleep(0.01)
+        self._used += 1
+        try:
+            return tpool.execute(function, *args)
+        finally:
+            self._used -= 1
+
+
+_POOL = _Pool()
 
 
 def blocking(function):
@@ -18,6 +54,8 @@ def blocking(function):
 
     Under eventlet it runs in a thread of the operating system; what it calls
     must not wait for a green thread.
+
+    :raises DeviceTimeout: under eventlet, too many such calls hang.
     """
     @functools.wraps(function)
     def call(*args):
@@ -25,7 +63,7 @@ def blocking(function):
         patcher = sys.modules.get('eventlet.patcher')
         if patcher and patcher.is_monkey_patched('thread'):
             from eventlet import tpool
-            return tpool.execute(function, *args)
+            return _POOL.execute(tpool, function, args)
         return function(*args)
     return call
 

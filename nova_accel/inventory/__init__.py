@@ -319,6 +319,10 @@ class Inventory:
         """
         self._scanner.check_configuration()
 
+    def failures(self) -> dict[str, str]:
+        """What could not be asked, 'driver <name>' or an address -> why."""
+        return self._scanner.failures()
+
     def watch(self, kernel) -> None:
         """Look again soon after the kernel says that a device came or went.
 
@@ -365,15 +369,19 @@ class Inventory:
 
     def providers_of(self, node: str, root_uuid: str) -> dict[str, Provider]:
         """providers() of any node, as nova-accel discover prints them."""
-        generation = (self._table.generation, self._claims_generation(), node,
-                      root_uuid)
+        claims = None
+        claims_are = getattr(self._store, 'generation', None)
+        if claims_are is None:
+            claims_are = claims = self._store.claims()
+        generation = self._table.generation, claims_are, node, root_uuid
         with self._lock:
-            if self._made[0] == generation and generation[1] is not None:
+            if self._made[0] == generation:
                 return self._made[1]
             before = self._made[1]
         made = providers.providers(
-            self.devices.values(), self._store.claims(), node, root_uuid,
-            self._every_handle, self._unnamable)
+            self.devices.values(),
+            self._store.claims() if claims is None else claims, node,
+            root_uuid, self._every_handle, self._unnamable)
         # what did not change is the same object, so that it costs nothing
         # when the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new
@@ -381,11 +389,6 @@ class Inventory:
         with self._lock:
             self._made = generation, made
         return made
-
-    def _claims_generation(self):
-        """Another one whenever claims change; None where the store does not
-        say."""
-        return getattr(self._store, 'generation', None)
 
     def _unnamable(self, address: str, why: str) -> None:
         self._say_once(address, f'Device {address} is not reported: {why}')

@@ -118,7 +118,8 @@ def _reserved(name: str, item: Mapping, total: int, fenced: bool,
         if kept.get(name) != theirs:
             keep[name] = theirs
         return total
-    if name in kept and there == min(theirs, total):
+    # the mark goes first, as without the value kept it would count
+    if name in kept and not marked and there == min(theirs, total):
         done.add(name)
     return theirs
 

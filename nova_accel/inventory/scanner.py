@@ -53,8 +53,8 @@ class Scanner:
         self._fingerprints: dict[str, object] = {}
         #: address -> its state at its last examine()
         self._states: dict[str, object] = {}
-        #: drivers whose last find() failed
-        self._failed: set[str] = set()
+        #: drivers whose last find() failed -> why
+        self._failed: dict[str, str] = {}
         #: cards that could not be examined, or whose result did not count ->
         #: the driver to ask, and why
         self._due: dict[str, tuple[str, str]] = {}
@@ -127,8 +127,8 @@ class Scanner:
         """The limit of a scan; of the first, what configure() has left."""
         limit, ends = CONF.accel.discovery_timeout, self._start_ends
         self._start_ends = None
-        left = ends - time.monotonic() if ends else limit
-        return left if limit / 2 <= left else limit
+        left = ends - time.monotonic() if ends else 0
+        return max(left, limit / 2) if left > 0 else limit
 
     def _find(self, name: str) -> tuple:
         """In the worker of the driver."""
@@ -147,7 +147,7 @@ class Scanner:
             self._driver_failed(name, error)
             return
         with self._lock:
-            self._failed.discard(name)
+            self._failed.pop(name, None)
             self._fingerprints[name] = fingerprint
         for address in set(self._table.of_driver(name)).difference(found):
             self._gone(address, name, ticket)
@@ -166,7 +166,7 @@ class Scanner:
     def _driver_failed(self, name: str, error: Exception) -> None:
         with self._lock:
             new = name not in self._failed
-            self._failed.add(name)
+            self._failed[name] = str(error) or repr(error)
         for address in self._table.of_driver(name):
             self._table.fence(address, Fence.DISCOVERY,
                               f'its driver failed: {devices.clause(error)}')
@@ -216,9 +216,12 @@ class Scanner:
     def _examined(self, name: str, address: str, call) -> None:
         try:
             ticket, state, device, conflict = call.outcome()
-        except exception.DeviceTimeout:
-            # fenced as hanging, if it hangs
+        except exception.DeviceBusy:
             self._note_due(address, name)
+            return
+        except exception.DeviceTimeout as error:
+            # fenced as hanging, by Cards
+            self._note_due(address, name, str(error))
             return
         except Exception as error:
             self._card_failed(name, address, error)
@@ -276,6 +279,14 @@ class Scanner:
                 f'driver.' for address in sriov.wanted()
                 if address not in seen]:
             LOG.warning('%s', text)
+
+    def failures(self) -> dict[str, str]:
+        """See Inventory.failures()."""
+        with self._lock:
+            return {**{f'driver {name}': why
+                       for name, why in self._failed.items()},
+                    **{address: why
+                       for address, (_, why) in self._due.items() if why}}
 
     # Looks
 

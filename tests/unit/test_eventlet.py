@@ -43,18 +43,63 @@ PROGRAM = textwrap.dedent('''
     assert limited.wait(hung, 5, 'The read') == ''
 ''')
 
+#: more cards that hang than eventlet's pool has threads
+POOL = textwrap.dedent('''
+    import eventlet
+    eventlet.monkey_patch()
+    from eventlet import tpool
+    from nova_accel import exception
+    from nova_accel.host import kernel
+    from nova_accel.host import limited
+    from nova_accel.inventory import cards
+
+    limited._POOL_SECONDS = 0.5
+    kernel, calls = kernel.Kernel('.'), cards.Cards()
+    batch = calls.batch(1)
+    for number in range(30):
+        batch.add(str(number), f'Reading {number}', kernel.read, 'hangs')
+    failed = 0
+    for call in batch:
+        try:
+            call.outcome()
+        except exception.DeviceTimeout as error:
+            failed += 1
+    assert failed == 30, failed
+    hanging = sum(bool(calls.hanging(str(n))) for n in range(30))
+    assert hanging == 10, hanging
+    # as a call of libvirt does
+    with eventlet.Timeout(5):
+        assert tpool.execute(lambda: 'runs') == 'runs'
+    try:
+        kernel.read('attribute')
+    except exception.DeviceTimeout as error:
+        print(error, flush=True)
+    with open('hangs', 'w') as fifo:
+        fifo.write('value')
+    eventlet.sleep(0.5)
+    assert not any(calls.is_busy(str(n)) for n in range(30))
+    assert kernel.read('attribute') == 'value'
+''')
+
 
 class EventletTest(testtools.TestCase):
 
     def test_read_that_hangs(self):
+        self.run_program(PROGRAM, 'did not end within')
+
+    def test_many_reads_that_hang(self):
+        """They leave half of eventlet's pool to others."""
+        self.run_program(POOL, '10 calls into the kernel hang')
+
+    def run_program(self, program, said):
         directory = self.useFixture(fixtures.TempDir())
         with open(directory.join('attribute'), 'w') as file:
             file.write('value\n')
         # its reader waits in open() until somebody writes
         os.mkfifo(directory.join('hangs'))
         done = subprocess.run(
-            [sys.executable, '-W', 'ignore', '-c', PROGRAM],
+            [sys.executable, '-W', 'ignore', '-c', program],
             cwd=directory.path, capture_output=True, text=True, timeout=60,
             env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
-        self.assertIn('did not end within', done.stdout)
+        self.assertIn(said, done.stdout)

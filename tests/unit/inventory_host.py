@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Small drivers that misbehave, and a host that has them, for tests of the
+inventory."""
+
+import os
+import threading
+import uuid
+
+import fixtures
+from nova.compute import provider_tree
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel import inventory
+from nova_accel import model
+from nova_accel import naming
+from nova_accel.virt import claims
+
+NODE = 'host'
+CLASS = 'CUSTOM_ACCELERATOR_FPGA'
+A, B, C = (f'0000:0{n}:00.0' for n in (1, 2, 3))
+
+
+def handle(address):
+    return model.AttachHandle(model.HandleType.PCI, address)
+
+
+def fpga(address, regions=1, driver='good', **more):
+    return model.Device(
+        address=address, type='FPGA', vendor='ACME', product='X1',
+        vendor_id='1234', product_id='0001', driver=driver, regions=tuple(
+            model.Region(index=i, region_type_uuid='a' * 32,
+                         function_uuid='b' * 32,
+                         handles=(handle(f'{address[:-1]}{i + 1}'),))
+            for i in range(regions)), **more)
+
+
+def loaded(function='c' * 32, name='new'):
+    return model.Loaded(function, str(uuid.uuid4()), name, 'sha512-0')
+
+
+class Driver(base.AcceleratorDriver):
+    """A vendor's driver, which finds what it is told to.
+
+    trouble maps a method, or a method and an address, to what happens there:
+    an exception to raise or an Event to wait for.
+    """
+
+    def __init__(self, *devices):
+        super().__init__(kernel=None)
+        self.devices = devices
+        self.trouble = {}
+        self.calls = []
+
+    def _call(self, method, address=None):
+        self.calls.append((method, address))
+        for key in (method, (method, address)):
+            trouble = self.trouble.get(key)
+            if isinstance(trouble, BaseException):
+                raise trouble
+            if trouble is not None:
+                trouble.wait()
+
+    def count(self, method, address=None):
+        return sum(m == method and address in (None, a)
+                   for m, a in self.calls)
+
+    def configure(self):
+        self._call('configure')
+
+    def find(self):
+        self._call('find')
+        return [d.address for d in self.devices]
+
+    def examine(self, address, before):
+        self._call('examine', address)
+        return {d.address: d for d in self.devices}.get(address)
+
+    def fingerprint(self):
+        self._call('fingerprint')
+        return self.devices
+
+    def state(self, address):
+        self._call('state', address)
+        return self.state_of(address)
+
+    state_of = staticmethod(lambda address: None)
+
+    def answers(self, device):
+        self._call('answers', device.address)
+        return True
+
+    def recover(self, address):
+        self._call('recover', address)
+
+
+class Store(claims.ClaimStore):
+    """Fails where it is told to, and remembers what the store of release 0.1
+    does not, for as long as the test lasts."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        #: (method or None for all, exception)
+        self.error = None
+        self._unknown = set()
+        self._reserved = {}
+
+    def __getattribute__(self, name):
+        get = super().__getattribute__
+        if not name.startswith('_') and name not in ('error', 'generation'):
+            error = get('error')
+            if error is not None and error[0] in (None, name):
+                raise error[1]
+        return get(name)
+
+    def loaded(self):
+        return {**super().loaded(), **dict.fromkeys(self._unknown)}
+
+    def set_loaded(self, address, index, loaded):
+        super().set_loaded(address, index, loaded)
+        self._unknown.discard((address, index))
+        if loaded is None:
+            self._unknown.add((address, index))
+
+    def drop_loaded(self, address, index):
+        super().set_loaded(address, index, None)
+        self._unknown.discard((address, index))
+
+    def reserved(self):
+        return dict(self._reserved)
+
+    def set_reserved(self, provider_uuid, resource_class, value):
+        self._reserved[provider_uuid, resource_class] = value
+
+    def drop_reserved(self, provider_uuid, resource_class):
+        del self._reserved[provider_uuid, resource_class]
+
+
+def unavailable(method=None):
+    return method, exception.AcceleratorsUnavailable(
+        'The claim store cannot be written (disk full): make room.')
+
+
+class InventoryTestBase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        self.store = self.open_store()
+        self.driver = Driver(fpga(A))
+        self.other = Driver(fpga(B, driver='other'))
+        self.conflicts = {}
+        self.inventory = self.make()
+        self.tree = provider_tree.ProviderTree()
+        self.root = str(uuid.uuid4())
+        self.tree.new_root(NODE, self.root)
+        #: names of providers from which something is allocated
+        self.consumers = set()
+
+    def open_store(self):
+        return Store(os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'claims.sqlite'))
+
+    def make(self, **drivers):
+        made = inventory.Inventory(
+            drivers or {'good': self.driver, 'other': self.other}, self.store,
+            lambda device: self.conflicts.get(device.address, ''))
+        self.addCleanup(made.close)
+        return made
+
+    def hang(self, driver, *where):
+        """A trouble that goes when the test ends, or it is set."""
+        event = threading.Event()
+        self.addCleanup(event.set)
+        driver.trouble[where if len(where) > 1 else where[0]] = event
+        return event
+
+    def in_use(self, uuid_):
+        return self.name(uuid_) in self.consumers
+
+    def name(self, uuid_):
+        return self.tree.data(uuid_).name
+
+    def update(self, scan=True):
+        if scan:
+            self.inventory.scan()
+        self.inventory.update_tree(self.tree, NODE, self.in_use)
+        return {self.name(u): self.tree.data(u)
+                for u in self.tree.get_provider_uuids(NODE)}
+
+    def claim(self, address, region=0, **more):
+        claim = model.Claim(
+            uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
+            consumer_uuid=str(uuid.uuid4()),
+            role=model.Role.CURRENT, provider_uuid=str(uuid.uuid4()),
+            resource_class=CLASS, group='1', device_address=address,
+            region_index=region, handle=handle(
+                f'{address[:-1]}{(region or 0) + 1}'), **more)
+        self.store.add([claim])
+        return claim
+
+    def fenced(self, data):
+        return (naming.FENCED in data.traits
+                and data.inventory[CLASS]['reserved']
+                == data.inventory[CLASS]['total'])
+
+    def health(self, address):
+        return self.inventory.devices[address].health

@@ -1,0 +1,202 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices and claims -> resource providers, by tables."""
+
+import dataclasses
+import uuid
+
+import ddt
+import testtools
+
+from nova_accel.inventory import providers
+from nova_accel import model
+from nova_accel import naming
+from tests.unit.inventory_host import A, B, CLASS, fpga, handle
+
+ROOT = str(uuid.uuid4())
+OK, QUARANTINED, GONE = model.Health
+DELETING = model.ClaimState.DELETING
+BOUND = model.ClaimState.BOUND
+MEMORY = naming.MEMORY_CLASS
+
+
+def card(handles=2, **more):
+    return dataclasses.replace(
+        fpga(A, regions=0), handles=tuple(
+            handle(f'{A[:-1]}{n + 1}') for n in range(handles)), **more)
+
+
+TYPES = (model.CreatableType('a', 'CUSTOM_A', 2),)
+
+
+def claim(number=1, index=None, state=BOUND, created=None):
+    return model.Claim(
+        uuid=str(uuid.uuid4()), instance_uuid='i', consumer_uuid='i',
+        role=model.Role.CURRENT, provider_uuid='p', resource_class=CLASS,
+        group='1', device_address=A, region_index=index, state=state,
+        handle=handle(f'{A[:-1]}{number}'), created_type=created)
+
+
+def made(*devices, claims=(), every=()):
+    return {p.name.removeprefix('host_accel_'): p for p in
+            providers.providers(devices, claims, 'host', ROOT,
+                                every).values()}
+
+
+@ddt.ddt
+class ProvidersTest(testtools.TestCase):
+
+    @ddt.data(
+        # device, claims -> inventory of the card, fenced
+        (card(), [], {CLASS: 2}, False),
+        (card(memory_mib=8), [], {CLASS: 2, MEMORY: 8}, False),
+        (card(), [claim()], {CLASS: 2}, False),
+        (card(health=QUARANTINED), [], {CLASS: 2}, True),
+        (card(health=GONE), [claim()], {CLASS: 2}, True),
+        (card(handles=0), [], {}, False),
+        # what is held up is less; with nothing left it is fenced
+        (card(), [claim(state=DELETING)], {CLASS: 1}, False),
+        (card(), [claim(n, state=DELETING) for n in (1, 2)], {CLASS: 2}, True),
+        # what was made counts beside what could be made
+        (card(1, creatable=TYPES), [claim(7, created='a')], {CLASS: 2}, False),
+        (card(0, creatable=TYPES), [claim(7, created='a')], {CLASS: 1}, False),
+        (card(0, creatable=TYPES), [claim(7, DELETING, created='a')],
+         {CLASS: 1}, False),
+        (card(0, creatable=TYPES), [], {}, True),
+        (card(1, creatable=TYPES), [claim(1, state=DELETING, created='a')],
+         {CLASS: 1}, True),
+    )
+    @ddt.unpack
+    def test_cards(self, device, claims, inventory, fenced):
+        provider, = made(device, claims=claims).values()
+        self.assertEqual((inventory, fenced),
+                         (provider.inventory, provider.fenced))
+        self.assertEqual(fenced, naming.FENCED in provider.traits)
+        self.assertEqual(bool(device.creatable), provider.dynamic_inventory)
+        self.assertEqual('host', provider.parent)
+
+    @ddt.data(
+        # changes of the region, claim, health of the card
+        #   -> inventory, fenced, programmable
+        ({}, False, OK, {CLASS: 1}, False, True),
+        ({}, True, OK, {CLASS: 1}, False, False),
+        ({'programmable': False}, False, OK, {CLASS: 1}, False, False),
+        ({'handles': ()}, False, OK, {}, False, True),
+        ({'health': QUARANTINED}, False, OK, {CLASS: 1}, True, True),
+        ({}, False, QUARANTINED, {CLASS: 1}, True, True),
+    )
+    @ddt.unpack
+    def test_regions(self, changes, used, health, inventory, fenced,
+                     programmable):
+        device = dataclasses.replace(
+            fpga(A, regions=2), health=health).with_region(0, **changes)
+        found = made(device, claims=[claim(index=0)] if used else ())
+        self.assertEqual([A, f'{A}_region0', f'{A}_region1'], list(found))
+        region = found[f'{A}_region0']
+        self.assertEqual((inventory, fenced, programmable), (
+            region.inventory, region.fenced,
+            naming.PROGRAMMABLE in region.traits))
+        self.assertEqual(fenced, naming.FENCED in region.traits)
+        self.assertEqual((found[A].uuid, 0),
+                         (region.parent, region.region_index))
+        # its sibling does not depend on it, the card has no inventory
+        self.assertEqual(health is not OK, found[f'{A}_region1'].fenced)
+        self.assertEqual({}, found[A].inventory)
+
+    def test_every_handle(self):
+        self.assertFalse(made(card())[A].dynamic_inventory)
+        self.assertTrue(made(card(), every={'good'})[A].dynamic_inventory)
+
+    def test_states(self):
+        device = card(traits=('CUSTOM_1',),
+                      state_traits=('CUSTOM_1', 'CUSTOM_2'))
+        self.assertEqual({'CUSTOM_2'}, made(device)[A].retired_traits)
+
+    def test_uuids(self):
+        """The same each time; others below another root."""
+        def uuids(root):
+            return set(providers.providers([fpga(A)], (), 'host', root))
+        self.assertEqual(uuids(ROOT), uuids(ROOT))
+        self.assertFalse(uuids(ROOT) & uuids(str(uuid.uuid4())))
+
+    def test_name_that_cannot_be(self):
+        told = []
+        found = providers.providers(
+            [dataclasses.replace(
+                fpga(A), vendor='A/B'), fpga(B)], (), 'host', ROOT,
+            report=lambda *args: told.append(args))
+        self.assertEqual({B}, {p.address for p in found.values()})
+        self.assertEqual(A, told[0][0])
+
+
+@ddt.ddt
+class MergedTest(testtools.TestCase):
+
+    @ddt.data(
+        # fenced, reserved there (of 4), kept, marked
+        #   -> reserved, to keep, done
+        (False, 0, None, False, 0, None, False),
+        (False, 3, None, False, 3, None, False),
+        (False, 4, None, False, 4, None, False),
+        (True, 0, None, False, 4, 0, False),
+        (True, 3, None, False, 4, 3, False),
+        (True, 4, None, False, 4, 4, False),
+        (True, 4, 0, True, 4, None, False),
+        (True, 4, 0, False, 4, None, False),
+        (True, 0, 0, False, 4, None, False),
+        (True, 2, 0, True, 4, 2, False),
+        (False, 4, 0, True, 0, None, False),
+        (False, 4, 3, False, 3, None, False),
+        (False, 3, 3, False, 3, None, True),
+        (False, 4, 4, False, 4, None, True),
+        (False, 2, 0, False, 2, None, True),
+        (False, 3, 3, True, 3, None, False),
+        # of release 0.1
+        (True, 4, None, True, 4, 0, False),
+        (False, 4, None, True, 0, None, False),
+        # a class that is not there now, and comes back
+        (False, None, 3, False, 3, None, False),
+    )
+    @ddt.unpack
+    def test_reserved(self, fenced, there, kept, marked, reserved, keep,
+                      done):
+        provider = dataclasses.replace(made(card(4))[A], fenced=fenced)
+        item = {} if there is None else {
+            CLASS: {'total': 4, 'reserved': there, 'allocation_ratio': 2.0}}
+        merged = provider.merged_inventory(
+            item, {} if kept is None else {CLASS: kept}, marked,
+            in_use=lambda uuid: False)
+        self.assertEqual(
+            (reserved, {} if keep is None else {CLASS: keep},
+             {CLASS} if done else set()),
+            (merged.inventory[CLASS]['reserved'], merged.keep, merged.done))
+        self.assertEqual(1.0 if there is None else 2.0,
+                         merged.inventory[CLASS]['allocation_ratio'])
+
+    @ddt.data((True, {'CUSTOM_X': {'total': 2, 'reserved': 2}},
+               {'CUSTOM_X': 1}, set()),
+              (False, {}, {}, set()))
+    @ddt.unpack
+    def test_class_that_it_has_not_any_more(self, used, inventory, keep,
+                                            done):
+        provider = made(card(0))[A]
+        merged = provider.merged_inventory(
+            {'CUSTOM_X': {'total': 2, 'reserved': 1}}, {}, False,
+            in_use=lambda uuid: used and uuid == provider.uuid)
+        self.assertEqual((inventory, keep, done),
+                         (merged.inventory, merged.keep, merged.done))
+
+    def test_less_than_what_the_operator_reserved(self):
+        merged = made(card(1))[A].merged_inventory(
+            {CLASS: {'total': 4, 'reserved': 3}}, {}, False,
+            in_use=lambda uuid: False)
+        self.assertEqual((1, 1), (merged.inventory[CLASS]['total'],
+                                  merged.inventory[CLASS]['reserved']))
+
+    @ddt.data(
+        ({'CUSTOM_OTHERS'}, {'CUSTOM_OTHERS'}),
+        ({'CUSTOM_2', naming.FENCED, naming.PROGRAMMABLE}, set()))
+    @ddt.unpack
+    def test_traits(self, present, left):
+        provider = made(card(state_traits=('CUSTOM_2',)))[A]
+        self.assertEqual(provider.traits | left,
+                         provider.merged_traits(present))

@@ -1,0 +1,674 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Drivers and cards that fail, hang, come and go."""
+
+import dataclasses
+import queue
+import threading
+import time
+import types
+
+import fixtures
+
+from nova_accel.drivers import dfl
+from nova_accel.drivers import nvme
+from nova_accel import exception
+from nova_accel import model
+from tests.unit import host as simulated
+from tests.unit.inventory_host import (
+    A, B, C, fpga, handle, InventoryTestBase, loaded)
+
+OK, QUARANTINED, GONE = model.Health
+
+
+class ScannerTestBase(InventoryTestBase):
+
+    def setUp(self):
+        super().setUp()
+        self.conf.config(group='accel', discovery_timeout=1)
+        self.driver.devices = (fpga(A), fpga(B), fpga(C))
+        self.other.devices = ()
+
+    def healths(self):
+        return [self.health(a) for a in (A, B, C)]
+
+    def look(self):
+        self.inventory._scanner.look()
+
+    def wait_for(self, condition):
+        end = time.monotonic() + 30
+        while not condition():
+            self.assertTrue(time.monotonic() < end)
+            time.sleep(0.01)
+
+    def timed(self, function, *args):
+        began = time.monotonic()
+        function(*args)
+        return time.monotonic() - began
+
+
+class FailuresTest(ScannerTestBase):
+    """A driver that raises in one method costs its own devices."""
+
+    def setUp(self):
+        super().setUp()
+        self.other.devices = (fpga('0000:09:00.0', driver='other'),)
+        self.inventory.scan()
+
+    def assertOthersAreWell(self):
+        self.assertEqual([OK] * 3, self.healths())
+
+    def check(self, method, scan, fenced):
+        """Whether it is fenced while it fails, and well again after it."""
+        self.other.trouble[method] = RuntimeError('boom')
+        logged = self.useFixture(fixtures.FakeLogger())
+        for _ in range(3):
+            scan()
+        device = self.inventory.devices['0000:09:00.0']
+        self.assertEqual(QUARANTINED if fenced else OK, device.health)
+        self.assertOthersAreWell()
+        if fenced:
+            self.assertIn('boom', device.reason)
+            self.assertEqual(1, logged.output.count('RuntimeError: boom'))
+        self.other.trouble.clear()
+        self.look()
+        self.assertEqual(OK, self.health('0000:09:00.0'))
+
+    def test_find(self):
+        self.check('find', self.inventory.scan, True)
+
+    def test_examine(self):
+        self.check('examine', self.inventory.scan, True)
+
+    def test_fingerprint(self):
+        self.check('fingerprint', self.look, True)
+
+    def test_state(self):
+        self.check('state', self.look, True)
+
+    def test_configure(self):
+        self.check('configure', self.inventory.configure, False)
+
+    def test_configuration_that_is_wrong(self):
+        self.driver.trouble['configure'] = exception.ConfigurationError('no')
+        self.assertRaises(exception.ConfigurationError,
+                          self.inventory.configure)
+        self.assertEqual(1, self.other.count('configure'))
+
+    def test_one_card(self):
+        self.driver.trouble['examine', A] = OSError(5, 'Input/output error')
+        self.inventory.scan()
+        self.assertEqual([QUARANTINED, OK, OK], self.healths())
+        self.assertEqual(1, len(self.inventory.devices[A].regions))
+        self.driver.trouble.clear()
+        self.look()
+        self.assertOthersAreWell()
+
+    def test_new_card_that_fails(self):
+        self.driver.devices += (fpga('0000:04:00.0'),)
+        self.driver.trouble['examine', '0000:04:00.0'] = ValueError('what')
+        logged = self.useFixture(fixtures.FakeLogger())
+        for _ in range(3):
+            self.look()
+        self.assertNotIn('0000:04:00.0', self.inventory.devices)
+        self.assertEqual(1, logged.output.count('is fenced'))
+        self.driver.trouble.clear()
+        self.look()
+        self.assertEqual(OK, self.health('0000:04:00.0'))
+
+
+class HangingTest(ScannerTestBase):
+
+    def test_siblings_go_on(self):
+        self.inventory.scan()
+        hangs = self.hang(self.driver, 'examine', B)
+        self.driver.devices += (fpga('0000:04:00.0'),)
+        self.look()
+        self.assertEqual([OK, QUARANTINED, OK], self.healths())
+        self.assertEqual(OK, self.health('0000:04:00.0'))
+        self.assertIn('did not end within 1 s',
+                      self.inventory.devices[B].reason)
+        # given, and released, as if it were not there
+        for address in (A, C, '0000:04:00.0'):
+            self.inventory.find(address, 0)
+            self.inventory.find_held(address, 0)
+            self.assertEqual('done', self.inventory.cards.call(
+                address, 'Releasing', lambda: 'done', seconds=1))
+        for find in (self.inventory.find, self.inventory.find_held):
+            error = self.assertRaises(exception.DeviceUnavailable, find, B, 0)
+            self.assertIn('did not end', str(error))
+        self.driver.trouble.clear()
+        hangs.set()
+        self.wait_for(lambda: self.health(B) is OK)
+
+    def test_twenty_passes_make_one_thread(self):
+        self.inventory.scan()
+        self.hang(self.driver, 'examine', B)
+        self.hang(self.driver, 'state', B)
+        before = threading.active_count()
+        for number in range(20):
+            self.driver.devices = (fpga(A), fpga(B), fpga(C, number % 2 + 1))
+            took = self.timed(self.look)
+            self.assertTrue(took < (3.5 if number < 1 else 1), took)
+        self.assertEqual(before + 1, threading.active_count())
+        self.assertEqual([OK, QUARANTINED, OK], self.healths())
+
+    def test_start_waits_one_limit(self):
+        for address in (A, B, C):
+            self.hang(self.driver, 'examine', address)
+        self.hang(self.driver, 'configure')
+        self.other.devices = (fpga('0000:09:00.0', driver='other'),)
+
+        def start():
+            self.inventory.configure()
+            self.inventory.scan()
+            self.inventory.check_configuration()
+        self.conf.config(group='accel', discovery_timeout=2)
+        took = self.timed(start)
+        self.assertTrue(1.5 < took < 3, took)
+        self.assertEqual(OK, self.health('0000:09:00.0'))
+
+    def test_known_card_that_hangs_at_the_start(self):
+        self.inventory.scan()
+        again = self.make()
+        self.hang(self.driver, 'examine', A)
+        again.scan()
+        device = again.devices[A]
+        self.assertEqual((QUARANTINED, 1),
+                         (device.health, len(device.regions)))
+        self.assertEqual(OK, again.devices[B].health)
+
+    def test_find_and_fingerprint_that_hang(self):
+        self.inventory.scan()
+        self.other.devices = (fpga('0000:09:00.0', driver='other'),)
+        events = [self.hang(self.other, 'fingerprint')]
+        before = threading.active_count()
+        for number in range(5):
+            self.driver.devices += (fpga(f'0000:1{number}:00.0'),)
+            self.look()
+            self.assertEqual(OK, self.health(f'0000:1{number}:00.0'))
+        self.assertEqual(before + 1, threading.active_count())
+        self.other.trouble.clear()
+        events[0].set()
+        self.wait_for(lambda: threading.active_count() == before)
+        self.look()
+        self.assertEqual(OK, self.health('0000:09:00.0'))
+
+    def test_configure_that_ends_late(self):
+        hangs = self.hang(self.driver, 'configure')
+        self.inventory.configure()
+        self.inventory.scan()
+        self.driver.devices += (fpga('0000:04:00.0'),)
+        hangs.set()
+        self.wait_for(lambda: '0000:04:00.0' in self.inventory.devices)
+
+    def test_programming_that_never_returns_fences_the_card(self):
+        """Not only its region: no build waits for the others."""
+        self.driver.devices = (fpga(A, regions=2), fpga(B))
+        self.inventory.scan()
+        hangs = threading.Event()
+        self.addCleanup(hangs.set)
+        self.inventory.begin_programming(A, 0)
+        self.assertRaises(
+            exception.DeviceTimeout, self.inventory.cards.call, A,
+            'Programming', hangs.wait, seconds=0.05)
+        self.inventory.programming_failed(A, 0, report=False)
+        self.assertRaises(exception.DeviceUnavailable, self.inventory.find,
+                          A, 1)
+        self.inventory.find(B, 0)
+        hangs.set()
+        self.wait_for(lambda: self.health(A) is OK)
+        # nobody is told that it carries anything
+        region = self.inventory.find(A, 0)[1]
+        self.assertEqual((None, None), (region.function_uuid,
+                                        region.bitstream_id))
+
+
+class LooksTest(ScannerTestBase):
+
+    def test_nothing_changed(self):
+        self.inventory.scan()
+        self.look()
+        examined = self.driver.count('examine')
+        for _ in range(3):
+            self.look()
+        self.assertEqual(examined, self.driver.count('examine'))
+        self.assertEqual(1, self.driver.count('find'))
+
+    def test_only_drivers_with_another_fingerprint_are_asked(self):
+        self.inventory.scan()
+        finds = self.other.count('find')
+        self.driver.devices = (fpga(A, regions=2), fpga(B))
+        self.look()
+        self.assertEqual((2, finds), (self.driver.count('find'),
+                                      self.other.count('find')))
+        self.assertEqual([OK, OK, GONE], self.healths())
+        self.assertEqual(2, len(self.inventory.devices[A].regions))
+
+    def test_card_that_dies_while_idle(self):
+        self.inventory.scan()
+        before = self.driver.count('examine')
+        dead = dataclasses.replace(fpga(A), health=QUARANTINED,
+                                   reason='it is dead')
+        # not a sign in the fingerprint
+        self.driver.fingerprint = lambda: 'the same'
+        self.inventory.scan()
+        self.driver.devices = (dead, *self.driver.devices[1:])
+        self.driver.state_of = lambda address: address == A or None
+        self.look()
+        self.assertEqual([QUARANTINED, OK, OK], self.healths())
+        self.assertEqual(before + 4, self.driver.count('examine'))
+
+    def test_kernel_says_what_comes(self):
+        """A device is noticed when the kernel tells, or says nothing more."""
+        self.driver.devices = ()
+        self.inventory.scan()
+        events = queue.Queue()
+        self.inventory.watch(types.SimpleNamespace(
+            changes=lambda: iter(events.get, 'end')))
+        self.addCleanup(events.put, 'end')
+        self.driver.devices = (fpga(A),)
+        for event in ('net', None):
+            events.put(event)
+        self.assertEqual({}, self.inventory.devices)
+        for event in ('pci', 'pci', None, None):
+            events.put(event)
+        self.wait_for(lambda: A in self.inventory.devices)
+        self.assertEqual(2, self.driver.count('find'))
+
+    def test_looks_each_interval(self):
+        self.inventory.scan()
+        self.inventory.scan_if_due()
+        self.assertEqual(1, self.driver.count('fingerprint'))
+        self.conf.config(group='accel', discovery_interval=1)
+        time.sleep(1)
+        self.inventory.scan_if_due()
+        self.wait_for(lambda: self.driver.count('fingerprint') == 2)
+
+    def test_change_during_a_look(self):
+        self.inventory.scan()
+        hangs = self.hang(self.other, 'fingerprint')
+        scanner = self.inventory._scanner
+        scanner._start_look()
+        self.wait_for(lambda: self.other.count('fingerprint') == 2)
+        scanner._start_look()
+        scanner._start_look()
+        self.other.trouble.clear()
+        hangs.set()
+        self.wait_for(lambda: not scanner._looking)
+        self.assertEqual(3, self.driver.count('fingerprint'))
+
+
+class OwnershipTest(ScannerTestBase):
+
+    def refused(self, *said):
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.inventory.check_configuration)
+        for text in said:
+            self.assertIn(text, str(error))
+        self.assertLessEqual(len(str(error)), 255)
+
+    def warnings(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.inventory.check_configuration()
+        return logged.output
+
+    def test_two_drivers_find_one_device(self):
+        self.other.devices = (fpga(A, driver='other'),)
+        for _ in range(2):
+            self.inventory.scan()
+            self.refused('good and other', A)
+            # one of the two has it until then
+            self.assertEqual('good', self.inventory.devices[A].driver)
+
+    def test_function_of_another_drivers_device(self):
+        """Its VF, or the sound of its graphics card."""
+        for function in (handle('0000:01:00.1'), model.AttachHandle(
+                model.HandleType.PCI, '0000:09:00.0',
+                companions=('0000:01:00.1',))):
+            self.other.devices = (dataclasses.replace(
+                fpga('0000:09:00.0', regions=0, driver='other'),
+                handles=(function,)),)
+            self.inventory = self.make(good=self.driver, other=self.other)
+            self.inventory.scan()
+            self.refused('good and other')
+            self.assertEqual(QUARANTINED, self.health('0000:09:00.0'))
+            self.other.devices = (fpga('0000:09:00.0', driver='other'),)
+            self.look()
+            self.assertEqual(OK, self.health('0000:09:00.0'))
+
+    def test_device_that_moves_to_another_driver(self):
+        self.inventory.scan()
+        self.driver.devices, gone = (), self.driver.devices
+        self.look()
+        self.assertEqual([GONE] * 3, self.healths())
+        self.other.devices = tuple(
+            dataclasses.replace(d, driver='other') for d in gone)
+        self.look()
+        self.assertEqual(('other', OK), (self.inventory.devices[A].driver,
+                                         self.health(A)))
+        self.assertEqual('', self.warnings())
+
+    def test_device_of_a_driver_that_is_not_enabled_any_more(self):
+        self.inventory.scan()
+        self.other.devices = (fpga(A, driver='other'),)
+        self.inventory = self.make(other=self.other)
+        self.inventory.scan()
+        self.assertEqual('other', self.inventory.devices[A].driver)
+        self.assertEqual('', self.warnings())
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.inventory.driver_of, fpga(B))
+
+    def test_rule_makes_it_one_drivers(self):
+        self.conf.config(group='accel', exclude_devices=[f'address={A}'])
+        self.inventory = self.make()
+        self.other.devices = (fpga(A, driver='other'),)
+        self.inventory.scan()
+        self.assertEqual('', self.warnings())
+        self.assertEqual({B, C}, set(self.inventory.devices))
+        # it may hang, and nobody cares
+        self.assertEqual(0, self.driver.count('examine', A))
+
+    def test_rule_without_effect(self):
+        self.conf.config(group='accel', exclude_devices=['vendor=1002'])
+        self.inventory = self.make()
+        self.inventory.scan()
+        self.assertIn('vendor=1002 matches no device', self.warnings())
+
+    def test_vfs_of_nobody(self):
+        self.conf.config(group='accel', virtual_functions=[
+            f'{A}=2', '0000:99:00.0=2'])
+        self.inventory.scan()
+        logged = self.warnings()
+        self.assertIn('names 0000:99:00.0, which no driver', logged)
+        self.assertNotIn(f'names {A}', logged)
+
+    def test_option_of_nova_has_it_too(self):
+        self.conflicts[A] = f'{A} is matched by [pci] device_spec'
+        self.inventory.scan()
+        self.refused(A, '[pci] device_spec', 'driver good')
+
+    def test_option_of_nova_has_what_comes_later(self):
+        self.conflicts['0000:04:00.0'] = (
+            '0000:04:00.0 is matched by [pci] device_spec')
+        self.inventory.scan()
+        self.inventory.check_configuration()
+        self.driver.devices += (fpga('0000:04:00.0'),)
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.look()
+        for _ in range(2):
+            self.inventory.scan()
+        device = self.inventory.devices['0000:04:00.0']
+        self.assertEqual(QUARANTINED, device.health)
+        self.assertIn('device_spec', device.reason)
+        self.assertEqual(1, logged.output.count('device_spec'))
+        self.assertRaises(exception.DeviceUnavailable, self.inventory.find,
+                          '0000:04:00.0', 0)
+        self.conflicts.clear()
+        self.inventory.scan()
+        self.assertEqual(OK, self.health('0000:04:00.0'))
+
+    def test_option_of_nova_that_cannot_be_compared(self):
+        self.inventory._scanner._taken_elsewhere = lambda device: 1 / 0
+        self.inventory.scan()
+        self.assertEqual([OK] * 3, self.healths())
+
+
+class ContentTest(ScannerTestBase):
+    """What a region carries."""
+
+    def content(self, inventory=None):
+        region = (inventory or self.inventory).devices[A].region(0)
+        return (region.function_uuid, region.function_name,
+                region.bitstream_id is not None)
+
+    READ, KNOWN, UNKNOWN = (('b' * 32, None, False), ('c' * 32, 'new', True),
+                            (None, None, False))
+
+    def setUp(self):
+        super().setUp()
+        self.inventory.scan()
+
+    def program(self):
+        self.inventory.begin_programming(A, 0)
+        self.driver.devices = (dataclasses.replace(
+            fpga(A)).with_region(0, function_uuid='c' * 32),)
+        self.inventory.programmed(A, 0, loaded())
+
+    def test_programmed(self):
+        self.assertEqual(self.READ, self.content())
+        self.program()
+        self.assertEqual(self.KNOWN, self.content())
+        self.inventory.scan()
+        self.assertEqual(self.KNOWN, self.content())
+        self.assertEqual(self.KNOWN, self.content(self.make()))
+
+    def test_killed_while_it_is_programmed(self):
+        self.program()
+        self.inventory.begin_programming(A, 0)
+        self.assertEqual(self.UNKNOWN, self.content())
+        again = self.make()
+        again.scan()
+        # whatever the card shows
+        self.assertEqual(self.UNKNOWN, self.content(again))
+
+    def test_failed(self):
+        for report, content in ((False, self.UNKNOWN), (True, self.READ)):
+            self.inventory.begin_programming(A, 0)
+            self.inventory.programming_failed(A, 0, report=report)
+            self.inventory.scan()
+            self.assertEqual(content, self.content())
+
+    def test_card_says_otherwise(self):
+        self.program()
+        self.driver.devices = (fpga(A),)
+        self.inventory.scan()
+        self.assertEqual(self.READ, self.content())
+
+    def test_guest_may_have_changed_it(self):
+        self.program()
+        self.inventory.forget(A, 0)
+        self.assertEqual(self.UNKNOWN, self.content())
+        self.inventory.scan(addresses=[A])
+        self.assertEqual(('c' * 32, None, False), self.content())
+
+    def test_found_to_be_there(self):
+        self.inventory.set_loaded(A, 0, loaded('b' * 32))
+        self.assertEqual(('b' * 32, 'new', True), self.content())
+
+    def test_illegal_transitions(self):
+        ended = ((self.inventory.programmed, A, 0, loaded()),
+                 (self.inventory.programming_failed, A, 0, True))
+        for call in ended:
+            self.assertRaises(exception.IllegalTransition, *call)
+        self.inventory.begin_programming(A, 0)
+        for call in ((self.inventory.begin_programming, A, 0),
+                     (self.inventory.forget, A, 0),
+                     (self.inventory.set_loaded, A, 0, loaded())):
+            self.assertRaises(exception.IllegalTransition, *call)
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.inventory.begin_programming, A, 7)
+
+    def test_store_that_cannot_be_written(self):
+        error = exception.AcceleratorsUnavailable('The disk is full.')
+        self.store.error = 'set_loaded', error
+        self.assertRaises(exception.AcceleratorsUnavailable,
+                          self.inventory.begin_programming, A, 0)
+        self.assertEqual(self.READ, self.content())
+        self.store.error = None
+        self.inventory.begin_programming(A, 0)
+        self.store.error = 'set_loaded', error
+        self.assertRaises(exception.AcceleratorsUnavailable,
+                          self.inventory.programmed, A, 0, loaded())
+        self.store.error = None
+        self.assertEqual(self.UNKNOWN, self.content())
+        self.assertEqual(self.UNKNOWN, self.content(self.make()))
+
+    def test_scan_goes_on_without_the_store(self):
+        self.store.error = None, exception.AcceleratorsUnavailable('Full.')
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.driver.devices = (fpga(A), fpga(B))
+        for _ in range(3):
+            self.inventory.scan()
+        self.assertEqual([OK, OK, GONE], self.healths())
+        self.assertEqual(1, logged.output.count('Full.'))
+        self.store.error = None
+        self.inventory.scan()
+        self.assertEqual(GONE, self.store.devices()[C].health)
+
+    def test_scan_that_began_before_a_programming(self):
+        hangs = self.hang(self.driver, 'examine', A)
+        scan = threading.Thread(target=self.inventory.scan)
+        scan.start()
+        self.wait_for(lambda: self.driver.count('examine', A) == 2)
+        self.inventory.begin_programming(A, 0)
+        self.inventory.programmed(A, 0, loaded())
+        hangs.set()
+        scan.join(30)
+        self.assertEqual(self.KNOWN, self.content())
+
+    def test_card_is_looked_at_after_its_programming(self):
+        """What a scan left out meanwhile."""
+        self.inventory.begin_programming(A, 0)
+        self.driver.devices = (fpga(A, regions=2),)
+        self.inventory.scan()
+        self.inventory.programmed(A, 0, loaded('b' * 32))
+        self.assertEqual(1, len(self.inventory.devices[A].regions))
+        self.look()
+        self.assertEqual(2, len(self.inventory.devices[A].regions))
+
+
+class HeldTest(ScannerTestBase):
+    """Quarantine forbids new claims, and no restart."""
+
+    def test_quarantined(self):
+        self.driver.devices = (dataclasses.replace(
+            fpga(A), health=QUARANTINED, reason='it is hot'),)
+        self.inventory.scan()
+        self.assertRaises(exception.DeviceUnavailable, self.inventory.find,
+                          A, 0)
+        self.assertEqual(0, self.inventory.find_held(A, 0)[1].index)
+
+    def test_its_driver_fails(self):
+        self.inventory.scan()
+        self.driver.trouble['find'] = RuntimeError('boom')
+        self.inventory.scan()
+        self.assertEqual([QUARANTINED] * 3, self.healths())
+        self.inventory.find_held(A, 0)
+
+    def test_does_not_answer(self):
+        self.driver.devices = (dataclasses.replace(
+            fpga(A), health=QUARANTINED, reason='it is dead'),)
+        self.inventory.scan()
+        self.driver.answers = lambda device: False
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.inventory.find_held, A, 0)
+        self.assertIn('does not answer (it is dead)', str(error))
+
+    def test_hangs_when_it_is_asked(self):
+        self.driver.devices = (dataclasses.replace(
+            fpga(A), health=QUARANTINED, reason='it is slow'),)
+        self.inventory.scan()
+        self.hang(self.driver, 'answers')
+        for _ in range(2):
+            self.assertRaises(exception.DeviceUnavailable,
+                              self.inventory.find_held, A, 0)
+        self.assertEqual(1, self.driver.count('answers'))
+
+    def test_gone(self):
+        self.inventory.scan()
+        self.driver.devices = ()
+        self.inventory.scan()
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.inventory.find_held, A, 0)
+        self.assertIn('is gone', str(error))
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.inventory.find_held, '0000:99:00.0', None)
+
+
+class RecoveryTest(ScannerTestBase):
+    """Regions that a failure left unusable come back when nobody is hurt."""
+
+    def setUp(self):
+        super().setUp()
+        self.well = fpga(A)
+        self.driver.devices = (self.well.with_region(
+            0, health=QUARANTINED, reason='the port is disabled'),)
+        self.inventory.scan()
+
+    def recover(self):
+        def recover(address):
+            self.assertIs(QUARANTINED, self.health(address))
+            self.driver.devices = (self.well,)
+        self.driver.recover = recover
+        self.inventory.recover()
+
+    def test_recovered(self):
+        self.recover()
+        device = self.inventory.devices[A]
+        self.assertEqual([OK] * 2, [device.health, device.regions[0].health])
+
+    def test_not_while_a_server_has_a_part_of_it(self):
+        self.claim(A, region=1)
+        self.inventory.recover()
+        self.assertEqual(0, self.driver.count('recover'))
+
+    def test_not_while_it_is_used_otherwise(self):
+        self.inventory.recover(lambda address: address == A)
+        self.assertEqual(0, self.driver.count('recover'))
+
+    def test_once_for_a_reason(self):
+        for _ in range(3):
+            self.inventory.recover()
+        self.assertEqual(1, self.driver.count('recover'))
+        self.assertIs(OK, self.health(A))
+
+    def test_recovery_that_hangs(self):
+        self.conf.config(group='accel', programming_timeout=1)
+        hangs = self.hang(self.driver, 'recover')
+        self.inventory.recover()
+        self.assertIs(QUARANTINED, self.health(A))
+        self.assertIn('did not end', self.inventory.devices[A].reason)
+        self.driver.devices = (self.well,)
+        hangs.set()
+        self.wait_for(lambda: self.health(A) is OK)
+
+
+class SimulatedTest(ScannerTestBase):
+    """The real drivers on the simulated kernel."""
+
+    def start(self, driver, *cards, **kinds):
+        self.host = self.useFixture(simulated.SimulatedHost(*cards, **kinds))
+        self.inventory = self.make(it=driver(self.host.kernel))
+        self.inventory._drivers['it'].NAME = 'it'
+        self.inventory.scan()
+
+    def test_fpga_that_hangs(self):
+        self.start(dfl.DflDriver, {'address': A}, {'address': B})
+        self.host.kernel.set_fault(A, hang='read')
+        self.addCleanup(self.host.kernel.set_fault, A, hang=None)
+        self.look()
+        self.assertEqual([QUARANTINED, OK], [self.health(a) for a in (A, B)])
+        self.host.kernel.set_fault(A, hang=None)
+        self.wait_for(lambda: self.health(A) is OK)
+
+    def test_disk_that_dies_while_idle(self):
+        self.start(nvme.NvmeDriver, nvmes=[{'address': A}, {'address': B}])
+        self.look()
+        self.host.kernel.set_fault(A, dead=True)
+        self.look()
+        self.assertEqual([QUARANTINED, OK], [self.health(a) for a in (A, B)])
+        self.assertIn('does not answer', self.inventory.devices[A].reason)
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.inventory.find_held, A, None)
+        self.host.kernel.power_cycle()
+        self.look()
+        self.assertEqual(OK, self.health(A))
+
+    def test_fpga_that_vanishes(self):
+        self.start(dfl.DflDriver, {'address': A}, {'address': B})
+        self.host.kernel.set_fault(A, vanish=True)
+        self.look()
+        self.assertEqual([GONE, OK], [self.health(a) for a in (A, B)])
+        self.host.kernel.set_fault(A, vanish=None)
+        self.look()
+        self.assertEqual(OK, self.health(A))

@@ -1,0 +1,552 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices, claims and Nova's tree -> what Placement shows."""
+
+import copy
+import dataclasses
+import itertools
+import threading
+import uuid
+
+import ddt
+import fixtures
+from nova.compute import provider_tree
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import naming
+from tests.unit.inventory_host import (
+    A, B, CLASS, Driver, fpga, handle, InventoryTestBase, loaded, NODE,
+    unavailable)
+
+CARD = f'{NODE}_accel_{A}'
+REGION = f'{CARD}_region0'
+OTHER = f'{NODE}_accel_{B}_region0'
+
+
+class TreeTest(InventoryTestBase):
+
+    def test_providers_below_the_node(self):
+        data = self.update()
+        self.assertEqual({NODE, CARD, REGION, f'{NODE}_accel_{B}', OTHER},
+                         set(data))
+        self.assertEqual((1, 0), (data[REGION].inventory[CLASS]['total'],
+                                  data[REGION].inventory[CLASS]['reserved']))
+        self.assertIn(naming.PROGRAMMABLE, data[REGION].traits)
+        self.assertEqual(NODE, self.inventory.node)
+        self.assertEqual(4, len(self.inventory.providers()))
+
+    def test_nothing_before_nova_asked(self):
+        self.inventory.scan()
+        self.assertEqual(({}, None), (self.inventory.providers(),
+                                      self.inventory.node))
+        self.assertEqual([], self.inventory.allocated({self.root: {
+            'resources': {CLASS: 1}}}))
+        self.assertEqual(4, len(self.inventory.providers_of(NODE, self.root)))
+
+    def test_pass_without_a_change_writes_nothing(self):
+        self.update()
+        self.update()
+        for name in ('update_inventory', 'update_traits', 'new_child',
+                     'remove'):
+            setattr(self.tree, name, None)
+        self.store.error = 'set_devices', AssertionError()
+        self.update()
+
+    def test_traits_that_come_and_go(self):
+        """Ours of a state that is over go, those that others set stay."""
+        card = dataclasses.replace(
+            fpga(A, regions=0), handles=(handle(A),),
+            traits=('CUSTOM_LOCKED',),
+            state_traits=('CUSTOM_LOCKED', 'CUSTOM_LOST'))
+        self.driver.devices = (card,)
+        self.tree.add_traits(self.update()[CARD].uuid, 'CUSTOM_OF_OTHERS')
+        self.driver.devices = (dataclasses.replace(
+            card, traits=('CUSTOM_LOST',)),)
+        traits = self.update()[CARD].traits
+        self.assertLessEqual({'CUSTOM_LOST', 'CUSTOM_OF_OTHERS'}, traits)
+        self.assertNotIn('CUSTOM_LOCKED', traits)
+
+    def test_handle_that_cannot_be_released(self):
+        """Placement is not told of what would be refused."""
+        self.driver.devices = (dataclasses.replace(
+            fpga(A, regions=0),
+            handles=(handle(f'{A[:-1]}1'), handle(f'{A[:-1]}2')),
+            creatable=(model.CreatableType('a', 'CUSTOM_A', 2),)),)
+        total = (lambda: self.update()[CARD].inventory[CLASS]['total'])
+        self.assertEqual(2, total())
+        claim = self.claim(A)
+        self.assertEqual(2, total())
+        self.store.update([claim], state=model.ClaimState.DELETING,
+                          created_type='a')
+        self.assertEqual(1, total())
+
+    def test_operators_reservation_stays(self):
+        self.update()
+        changed = self.tree.data(REGION).inventory
+        changed[CLASS].update(reserved=1, allocation_ratio=2.0)
+        self.tree.update_inventory(REGION, changed)
+        item = self.update()[REGION].inventory[CLASS]
+        self.assertEqual((1, 2.0), (item['reserved'],
+                                    item['allocation_ratio']))
+
+    def test_drift_is_repaired(self):
+        self.update()
+        self.update()
+        self.tree.update_traits(REGION, {'CUSTOM_OF_OTHERS',
+                                         'CUSTOM_ACCELERATOR_FENCED'})
+        changed = self.tree.data(REGION).inventory
+        changed[CLASS].update(total=7)
+        self.tree.update_inventory(REGION, changed)
+        data = self.update()[REGION]
+        self.assertEqual(1, data.inventory[CLASS]['total'])
+        self.assertLessEqual({'CUSTOM_OF_OTHERS', 'CUSTOM_PROGRAMMABLE'},
+                             data.traits)
+        self.assertNotIn(naming.FENCED, data.traits)
+
+    def test_gone_and_held(self):
+        self.update()
+        self.claim(A)
+        self.driver.devices = ()
+        for _ in range(3):
+            self.assertTrue(self.fenced(self.update()[REGION]))
+        self.assertEqual(model.Health.GONE, self.health(A))
+
+    def test_gone_and_allocated_by_somebody_not_here_yet(self):
+        self.update()
+        self.consumers.add(REGION)
+        self.driver.devices = ()
+        for _ in range(3):
+            self.assertTrue(self.fenced(self.update()[REGION]))
+        self.consumers.clear()
+        self.assertNotIn(CARD, self.update())
+        self.assertEqual({}, {
+            a: d for a, d in self.store.devices().items() if a == A})
+
+    def test_gone_and_free_is_fenced_before_it_is_removed(self):
+        self.update()
+        self.driver.devices = ()
+        self.assertTrue(self.fenced(self.update()[REGION]))
+        self.assertNotIn(CARD, self.update())
+        self.update()
+        self.assertEqual({}, self.store.reserved())
+
+    def test_regions_that_come_and_go(self):
+        self.driver.devices = (fpga(A, regions=3),)
+        self.assertIn(f'{CARD}_region2', self.update())
+        self.driver.devices = (fpga(A, regions=1),)
+        self.consumers.add(f'{CARD}_region1')
+        self.update()
+        data = self.update()
+        self.assertNotIn(f'{CARD}_region2', data)
+        self.assertTrue(self.fenced(data[f'{CARD}_region1']))
+
+    def test_handles_that_go_while_allocated(self):
+        """And come back: the reservation was ours."""
+        self.update()
+        before = self.driver.devices
+        self.driver.devices = (before[0].with_region(0, handles=()),)
+        self.consumers.add(REGION)
+        for _ in range(2):
+            self.assertEqual(
+                1, self.update()[REGION].inventory[CLASS]['reserved'])
+        self.driver.devices, without = before, self.driver.devices
+        self.assertEqual(
+            0, self.update()[REGION].inventory[CLASS]['reserved'])
+        self.consumers.clear()
+        self.driver.devices = without
+        self.assertEqual({}, self.update()[REGION].inventory)
+
+    def test_providers_of_an_earlier_life(self):
+        self.update()
+        self.store = self.open_store()
+        self.inventory = self.make(good=Driver())
+        for _ in range(2):
+            self.update()
+        self.assertEqual([self.root], self.tree.get_provider_uuids(NODE))
+
+    def test_other_providers_are_left_alone(self):
+        self.tree.new_child('host_pci_0000_84_00_0', NODE)
+        self.tree.new_child('host_0000:81:00.0', NODE)
+        self.tree.update_traits('host_0000:81:00.0', {'CUSTOM_PROGRAMMABLE'})
+        self.update()
+        data = self.update()
+        self.assertEqual({'CUSTOM_PROGRAMMABLE'},
+                         data['host_0000:81:00.0'].traits)
+        self.assertIn('host_pci_0000_84_00_0', data)
+
+    def test_name_that_placement_refuses(self):
+        self.driver.devices = (dataclasses.replace(fpga(A), product='X/1'),)
+        logged = self.useFixture(fixtures.FakeLogger())
+        for _ in range(3):
+            data = self.update()
+        self.assertNotIn(CARD, data)
+        self.assertIn(OTHER, data)
+        self.assertEqual(1, logged.output.count('X/1'))
+
+    def test_tree_of_another_release(self):
+        """Only what is documented of it."""
+        class Tree:
+            def __init__(self, tree):
+                for name in ('get_provider_uuids', 'data', 'exists', 'remove',
+                             'new_child', 'update_inventory',
+                             'update_traits'):
+                    setattr(self, name, getattr(tree, name))
+        self.inventory.scan()
+        self.inventory.update_tree(Tree(self.tree), NODE, self.in_use)
+        self.assertEqual(self.update().keys(), {
+            NODE, CARD, REGION, f'{NODE}_accel_{B}', OTHER})
+
+    def test_allocated(self):
+        self.update()
+        self.tree.add_traits(REGION, 'CUSTOM_OF_OTHERS')
+        self.claim(A)
+        uuid_ = self.update()[REGION].uuid
+        allocations = {
+            self.root: {'resources': {'VCPU': 1}},
+            uuid_: {'resources': {CLASS: 1, naming.MEMORY_CLASS: 1}}}
+        found, = self.inventory.allocated(allocations)
+        self.assertEqual((uuid_, {CLASS: 1}),
+                         (found.provider_uuid, found.resources))
+        self.assertIn('CUSTOM_OF_OTHERS', found.traits)
+        self.assertNotIn(naming.PROGRAMMABLE, found.traits)
+        found, = self.inventory.allocated(allocations, mine=[(A, 0)])
+        self.assertIn(naming.PROGRAMMABLE, found.traits)
+        self.assertEqual([], self.inventory.allocated(None))
+
+    def test_providers_follow_what_changes(self):
+        """They are made once for each state of devices and claims."""
+        self.update()
+
+        def traits():
+            return self.inventory.providers()[
+                self.tree.data(REGION).uuid].traits
+        self.assertIn(naming.PROGRAMMABLE, traits())
+        claim = self.claim(A)
+        self.assertNotIn(naming.PROGRAMMABLE, traits())
+        self.store.remove([claim])
+        self.assertIn(naming.PROGRAMMABLE, traits())
+        self.inventory.set_loaded(A, 0, loaded('b' * 32))
+        self.assertIn('CUSTOM_FPGA_FUNCTION_NAME_NEW', traits())
+
+
+class StoreTest(InventoryTestBase):
+    """Errors of the store leave the tree as it is."""
+
+    @staticmethod
+    def dump(tree):
+        return {u: tree.data(u) for u in tree.get_provider_uuids()}
+
+    def check(self, method):
+        self.update()
+        self.inventory.scan()
+        self.driver.devices = ()
+        self.inventory.scan()
+        before = self.dump(self.tree)
+        self.store.error = unavailable(method)
+        logged = self.useFixture(fixtures.FakeLogger())
+        for _ in range(3):
+            self.update(scan=False)
+        self.assertEqual(before, self.dump(self.tree))
+        self.assertEqual(1, logged.output.count('disk full'))
+        self.store.error = None
+        self.assertTrue(self.fenced(self.update()[REGION]))
+
+    def test_claims(self):
+        self.check('claims')
+
+    def test_reserved(self):
+        self.check('set_reserved')
+
+    def test_everything(self):
+        self.check(None)
+
+    def test_our_own_defect(self):
+        self.update()
+        before = self.dump(self.tree)
+        self.inventory._tree.update = None
+        self.driver.devices = ()
+        self.update()
+        self.assertEqual(before, self.dump(self.tree))
+
+
+class ForeignTest(InventoryTestBase):
+    """A provider of somebody else under one of our names."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = str(uuid.uuid4())
+
+    def make_foreign(self, name=CARD):
+        self.tree.new_child(name, NODE, uuid=self.uuid)
+        self.tree.update_inventory(self.uuid, {'CUSTOM_X': {
+            'total': 3, 'reserved': 1}})
+        self.tree.update_traits(self.uuid, {'CUSTOM_Y'})
+
+    def assertIsFenced(self):
+        data = self.tree.data(self.uuid)
+        self.assertEqual(3, data.inventory['CUSTOM_X']['reserved'])
+        self.assertEqual({'CUSTOM_Y', naming.FENCED}, data.traits)
+
+    def test_allocated(self):
+        self.make_foreign()
+        self.consumers.add(CARD)
+        logged = self.useFixture(fixtures.FakeLogger())
+        for _ in range(3):
+            data = self.update()
+            self.assertIsFenced()
+            # ours is not made meanwhile
+            self.assertNotIn(REGION, data)
+            self.assertIn(OTHER, data)
+        self.assertEqual(1, logged.output.count('by somebody else'))
+        self.assertIn(self.uuid, logged.output)
+        self.consumers.clear()
+        self.update()
+        data = self.update()
+        self.assertNotIn(self.uuid, {d.uuid for d in data.values()})
+        self.assertIn(REGION, data)
+
+    def test_child_that_is_allocated(self):
+        self.make_foreign()
+        self.tree.new_child('of_others', self.uuid)
+        self.consumers.add('of_others')
+        for _ in range(3):
+            self.update()
+            self.assertIsFenced()
+
+    def test_region(self):
+        self.make_foreign(REGION)
+        self.consumers.add(REGION)
+        for _ in range(2):
+            data = self.update()
+            self.assertIsFenced()
+            self.assertIn(naming.device_traits(fpga(A)).pop(),
+                          data[CARD].traits)
+
+    def test_comes_later(self):
+        self.update()
+        self.make_foreign(f'{NODE}_accel_0000:07:00.0')
+        self.consumers.add(f'{NODE}_accel_0000:07:00.0')
+        self.update()
+        self.assertIsFenced()
+
+
+class Killed(BaseException):
+    pass
+
+
+class Placement:
+    """What Nova writes of a tree, request by request."""
+
+    def __init__(self, root):
+        self.tree = provider_tree.ProviderTree()
+        self.tree.new_root(NODE, root)
+
+    def write(self, new, step):
+        """:param step: called before each request; may raise."""
+        for uuid_ in new.get_provider_uuids():
+            data = new.data(uuid_)
+            if not self.tree.exists(uuid_):
+                step()
+                self.tree.new_child(data.name, data.parent_uuid, uuid=uuid_)
+            if data.inventory != self.tree.data(uuid_).inventory:
+                step()
+                self.tree.update_inventory(uuid_, data.inventory)
+            if data.traits != self.tree.data(uuid_).traits:
+                step()
+                self.tree.update_traits(uuid_, data.traits)
+
+
+@ddt.ddt
+class ReservedTest(InventoryTestBase):
+    """A fence and its mark go together, wherever we are killed."""
+
+    def setUp(self):
+        super().setUp()
+        self.driver.devices = (dataclasses.replace(
+            fpga(A, regions=0),
+            handles=tuple(handle(f'{A[:-1]}{n}') for n in range(1, 5))),)
+        self.placement = Placement(self.root)
+        self.steps = itertools.count(-1000)
+        self.inventory.scan()
+        for _ in range(2):
+            self.report()
+
+    def step(self):
+        if next(self.steps) == 0:
+            raise Killed
+
+    def report(self):
+        """A pass of Nova, with one step for each write."""
+        tree = copy.deepcopy(self.placement.tree)
+        self.inventory.update_tree(tree, NODE, lambda uuid: False)
+        self.placement.write(tree, self.step)
+
+    def publish(self):
+        uuid_ = self.data().uuid
+        data = self.data()
+        inventory, traits = self.inventory.to_publish(
+            uuid_, data.inventory, data.traits, lambda uuid: False)
+        if inventory is not None:
+            self.step()
+            self.placement.tree.update_inventory(uuid_, inventory)
+        self.step()
+        self.placement.tree.update_traits(uuid_, traits)
+
+    def data(self):
+        return self.placement.tree.data(CARD)
+
+    def reserved(self):
+        return self.data().inventory[CLASS]['reserved']
+
+    def set_reserved(self, value):
+        inventory = self.data().inventory
+        inventory[CLASS]['reserved'] = value
+        self.placement.tree.update_inventory(CARD, inventory)
+
+    def restart(self):
+        self.inventory = self.make()
+        self.inventory.scan()
+
+    def vanish(self):
+        self.driver.devices, self.well = (), self.driver.devices
+        self.inventory.scan()
+
+    def come_back(self):
+        self.driver.devices = self.well
+        self.inventory.scan()
+
+    def assertIsFenced(self, value=True):
+        self.assertEqual(value, naming.FENCED in self.data().traits)
+        if value:
+            self.assertEqual(4, self.reserved())
+
+    def watch_store(self):
+        """Writes of the store are steps, too."""
+        for name in ('set_reserved', 'drop_reserved'):
+            def write(*args, name=name):
+                self.step()
+                getattr(type(self.store), name)(self.store, *args)
+            setattr(self.store, name, write)
+
+    @ddt.data(*itertools.product((0, 1, 4), range(12), (False, True)))
+    @ddt.unpack
+    def test_killed(self, operators, kill_at, published):
+        """While it is fenced or given free: it heals in two passes."""
+        self.set_reserved(operators)
+        self.claim(A, region=None)
+        self.vanish()
+        self.watch_store()
+        self.steps = itertools.count(-kill_at)
+        do = self.publish if published else self.report
+        try:
+            do()
+            self.report()
+            self.come_back()
+            do()
+            self.report()
+            self.report()
+        except Killed:
+            pass
+        self.steps = itertools.count(1)
+        self.driver.devices = self.well
+        self.restart()
+        for _ in range(2):
+            self.report()
+        self.assertIsFenced(False)
+        self.assertEqual(operators, self.reserved())
+        self.report()
+        self.assertEqual({}, self.store.reserved())
+        # and it is fenced again all the same
+        self.vanish()
+        self.report()
+        self.assertIsFenced()
+
+    def test_as_it_was_seen(self):
+        """A card vanishes while a server has it and comes back, the server is
+        deleted, and that is published."""
+        claim = self.claim(A, region=None)
+        self.vanish()
+        self.report()
+        self.assertIsFenced()
+        self.come_back()
+        self.store.remove([claim])
+        self.publish()
+        self.assertEqual((0, False), (self.reserved(),
+                                      naming.FENCED in self.data().traits))
+        for _ in range(2):
+            self.report()
+        self.assertEqual((0, {}), (self.reserved(), self.store.reserved()))
+
+    def test_operator_reserves_while_it_is_fenced(self):
+        self.claim(A, region=None)
+        self.vanish()
+        self.report()
+        self.set_reserved(2)
+        self.report()
+        self.assertIsFenced()
+        self.come_back()
+        for _ in range(2):
+            self.report()
+        self.assertEqual((2, {}), (self.reserved(), self.store.reserved()))
+
+    def test_operator_reserves_when_it_is_free_again(self):
+        self.claim(A, region=None)
+        self.vanish()
+        self.report()
+        self.come_back()
+        self.set_reserved(3)
+        for _ in range(2):
+            self.report()
+        self.assertEqual((3, {}), (self.reserved(), self.store.reserved()))
+
+    @ddt.data(False, True)
+    def test_fenced_by_release_0_1(self, well):
+        """Which noted nothing, and told its own by the trait."""
+        self.claim(A, region=None)
+        self.set_reserved(4)
+        self.placement.tree.add_traits(CARD, naming.FENCED)
+        if not well:
+            self.vanish()
+            self.restart()
+            self.report()
+            self.assertIsFenced()
+            self.driver.devices = self.well
+        self.restart()
+        for _ in range(2):
+            self.report()
+        self.assertIsFenced(False)
+        self.assertEqual((0, {}), (self.reserved(), self.store.reserved()))
+
+    def test_store_that_fails_reserves_nothing(self):
+        self.vanish()
+        self.store.error = unavailable('set_reserved')
+        self.assertRaises(exception.AcceleratorsUnavailable, self.publish)
+        self.report()
+        self.assertIsFenced(False)
+        self.assertEqual(0, self.reserved())
+
+
+class ThreadsTest(InventoryTestBase):
+
+    def test_readers_beside_a_pass(self):
+        """Devices that a thread read stay as they were."""
+        self.update()
+        ends = threading.Event()
+        errors = []
+
+        def read():
+            try:
+                while not ends.is_set():
+                    for device in self.inventory.devices.values():
+                        device.functions()
+                    self.inventory.providers()
+            except Exception as error:
+                errors.append(error)
+        reader = threading.Thread(target=read)
+        reader.start()
+        for number in range(20):
+            self.driver.devices = (fpga(A, regions=number % 3),)
+            self.update()
+        ends.set()
+        reader.join(30)
+        self.assertEqual([], errors)
