@@ -1,32 +1,32 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Every option of nova_accel, in the section [accel] of nova.conf."""
+"""The options of nova_accel, in the section [accel] of nova.conf."""
 
 from oslo_config import cfg
 
 GROUP = cfg.OptGroup('accel', title='Accelerators', help="""
-Accelerators that nova-compute reports, programs and attaches, and that
+Accelerators, which nova-compute reports, programs and attaches, and
 nova-scheduler ranks.""")
 
 COMPUTE_OPTS = [
     cfg.ListOpt('enabled_drivers', default=[], help="""
 The drivers that look for devices on this host, by entry point name in
-nova_accel.drivers, for example ``dfl``. A device of a driver that is not
-listed is left alone. Read by nova-compute and nova-accel."""),
+nova_accel.drivers, for example ``dfl``. Devices of other drivers are ignored.
+Read by nova-compute and nova-accel."""),
     cfg.StrOpt('simulated_host', help="""
-Use the host described in this YAML file in place of the machine's own devices,
+Use the host described in this YAML file instead of the machine's own devices,
 for trials without hardware. A directory means its file ``<host>.yaml``, where
 <host> is [DEFAULT] host."""),
     cfg.StrOpt('resource_classes', default='custom',
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
                         ('standard', 'FPGA, PGPU, VGPU where os-resource-'
                                      'classes has one for the type')], help="""
-How the resource classes of accelerators are spelled in Placement. The same for
-every nova-compute, nova-api and nova-scheduler. Changing it on a host where
-servers hold accelerators is not supported."""),
+Spelling of the resource classes of accelerators in Placement. Set the same
+value for every nova-compute, nova-api and nova-scheduler. Changing it on a
+host where servers hold accelerators is not supported."""),
     cfg.StrOpt('owner_trait', default='OWNER_CYBORG', regex='^[A-Z0-9_]+$',
                help="""
-The trait that marks every provider of ours as owned by an accelerator service
-rather than by Nova's own PCI or vGPU code."""),
+The trait that marks our providers as owned by an accelerator service rather
+than by Nova's own PCI or vGPU code."""),
     cfg.MultiStrOpt('function_class', default=[],
                     sample_default=['COMPUTE:d8424dc4-a4a3-c413-f89e-'
                                     '433683f9040b'],
@@ -35,42 +35,42 @@ rather than by Nova's own PCI or vGPU code."""),
 trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given
 several times."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
-PCI addresses of devices that are never reprogrammed: they are offered with the
-function that they carry."""),
+PCI addresses of devices that are never reprogrammed. They are offered with
+their present function."""),
     cfg.MultiStrOpt('include_devices', default=[],
                     sample_default=['vendor=8086 product=09c4'], help="""
-Where given, only devices that match one of these rules are reported. A rule is
-``key=value`` pairs with the keys address (PCI), vendor and product (four hex
-digits), all of which have to match; ``*`` and ``?`` are wildcards. May be given
-several times."""),
+If set, only devices that match one of these rules are reported. A rule is a
+list of ``key=value`` pairs with the keys address (PCI), vendor and product
+(four hex digits). All pairs have to match; ``*`` and ``?`` are wildcards. May
+be given several times."""),
     cfg.MultiStrOpt('exclude_devices', default=[],
                     sample_default=['address=0000:3b:*'], help="""
-Devices that match one of these rules are left alone, whatever include_devices
-says; so are single VFs, by their address."""),
+Devices that match one of these rules are ignored, even if include_devices
+matches too. An address can also be that of a single VF."""),
     cfg.ListOpt('virtual_functions', default=[],
                 sample_default=['0000:3d:00.0=16'], help="""
-``<PCI address of a physical function>=<number>``: VFs that nova-compute makes
-at its start where there are none, for the drivers dfl, gpu, qat, nvme, vgpu
-and pci. Numbers that are there already are not changed while they may be in
-use."""),
+``<PCI address of a physical function>=<number>``: number of VFs that
+nova-compute creates at its start if the function has none, for the drivers
+dfl, gpu, qat, nvme, vgpu and pci. VFs that exist already and may be in use are
+not changed."""),
     cfg.ListOpt('vgpu_types', default=[],
                 sample_default='nvidia-558,0000:41:00.0=L40S-4Q', help="""
-Types of vGPUs that are made, the preferred ones first, by the name in
-mdev_supported_types, the name that the vendor gives, or the number. For a GPU
-with items ``<PCI address>=<type>`` only those count. By default all types that
-it offers are made."""),
+Types of vGPUs to create, the preferred ones first, by the name in
+mdev_supported_types, the vendor's name, or the number. Items ``<PCI
+address>=<type>`` replace the other items for that GPU. By default every type
+that the GPU offers is used."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
-Seconds after which nova-compute looks whether devices came or went."""),
+Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
 Seconds that one driver may take to look at its devices. A driver that takes
 longer loses only its own devices."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
-Seconds that making or taking back one vGPU may take. One that takes longer is
-given to nobody until it has ended."""),
+Seconds that creating or removing one vGPU may take. One that takes longer is
+not given to a server until it has ended."""),
     cfg.IntOpt('runtime_programming_interval', default=30, min=1, help="""
-Seconds after which nova-compute looks again whether the owners of servers ask
-in the metadata ``accel:bitstream_id`` for another bitstream. nova-compute
-reads those images with the credentials of [service_user]."""),
+Seconds after which nova-compute checks again whether an owner requests another
+bitstream in a server's metadata ``accel:bitstream_id``. nova-compute reads
+these images with the credentials of [service_user]."""),
     cfg.IntOpt('runtime_programming_pause', default=60, min=0, help="""
 Seconds that have to pass between two programmings of the same region at run
 time. An owner who asks sooner waits, and other servers of the host are not
@@ -79,41 +79,41 @@ delayed."""),
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
     cfg.BoolOpt('nvme_scrub', default=True, help="""
-Whether the driver ``nvme`` erases a disk that a server gave back, by Format
-NVM. A disk that cannot be erased is given to nobody. VFs are not erased: who
-manages their namespaces has to."""),
+Whether the driver ``nvme`` erases a disk by Format NVM when a server releases
+it. A disk that cannot be erased is not given to another server. VFs are not
+erased: whoever manages their namespaces must erase them."""),
     cfg.MultiStrOpt('pci_devices', default=[],
                     sample_default=['vendor=1da3 product=10?? type=AI '
                                     'traits=CUSTOM_AI_TRAINING name=GAUDI'],
                     help="""
-Devices of the driver ``pci``, by rules of ``key=value`` pairs. Which devices:
-vendor and product (four hex digits), class (six), address (PCI), driver (of
-the kernel); all that are given have to match, ``*`` and ``?`` are wildcards.
-What they are: type, required, which makes the resource class
-CUSTOM_ACCELERATOR_<type>; traits, further ones, separated by commas; name, in
-place of the product's id. The first rule that matches counts. May be given
+Devices of the driver ``pci``, by rules of ``key=value`` pairs. These keys
+select devices: vendor and product (four hex digits), class (six), address
+(PCI), driver (of the kernel). All given pairs have to match; ``*`` and ``?``
+are wildcards. These keys describe them: type (required) leads to the resource
+class CUSTOM_ACCELERATOR_<type>; traits adds traits, separated by commas; name
+replaces the product's id. The first rule that matches counts. May be given
 several times."""),
     cfg.ListOpt('qat_services', default=[],
                 sample_default='sym;asym,0000:6d:00.0=dc', help="""
-Services of QAT cards of generation 4 and later, set when nova-compute starts
-and the card has no VFs yet: ``<services>`` for all of them, and ``<PCI address
-of the physical function>=<services>`` for one. Services are sym, asym, dc,
-dcc and decomp, joined by ``;`` as the card can do them together."""),
+Services of QAT cards of generation 4 and later, set at the start of
+nova-compute if the card has no VFs: ``<services>`` for all cards, ``<PCI
+address of the physical function>=<services>`` for one. Services are sym, asym,
+dc, dcc and decomp, joined by ``;`` if the card supports the combination."""),
     cfg.ListOpt('ptp_devices', default=[], sample_default='0000:04:00.0',
                 help="""
 PCI addresses of further PTP hardware clocks for the driver timecard, which
-finds OCP time cards by itself. The clock of a network card is refused."""),
+always finds OCP time cards. The clock of a network card is refused."""),
 ]
 
 BITSTREAM_OPTS = [
     cfg.StrOpt('bitstream_cache', default='$state_path/accel_bitstreams',
                help="""
-Directory where nova-compute keeps bitstreams that it fetched from Glance."""),
+Directory of nova-compute for the bitstreams that it fetched from Glance."""),
     cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
-MiB that the bitstream cache may hold; the bitstreams that were not used for
-longest go first."""),
+Size limit of the bitstream cache in MiB. The least recently used bitstreams
+are removed first."""),
     cfg.IntOpt('bitstream_max_size', default=1024, min=1, help="""
-MiB above which an image is refused as a bitstream."""),
+Size limit of a bitstream in MiB. Larger images are refused."""),
     cfg.IntOpt('glance_timeout', default=60, min=1, help="""
 Seconds to wait for each answer of Glance."""),
 ]
@@ -123,7 +123,7 @@ PROFILE_OPTS = [
                help="""
 A YAML file of device profiles, or a directory of such files. Read by
 nova-api when a server is created or resized with a flavor that has
-``accel:device_profile``; a changed file is seen at the next request."""),
+``accel:device_profile``; a changed file takes effect at the next request."""),
 ]
 
 API_OPTS = [
@@ -137,10 +137,10 @@ SCHEDULER_OPTS = [
     cfg.FloatOpt('weight_multiplier', default=10.0, help="""
 Weight of hosts whose FPGA regions already carry the wanted function. An
 aggregate's metadata ``accel_weight_multiplier`` takes precedence, as with
-Nova's own weighers. Zero turns the preference of hosts off."""),
+Nova's own weighers. Zero disables the preference."""),
     cfg.IntOpt('function_cache_seconds', default=10, min=0, help="""
-Seconds for which nova-scheduler trusts what Placement said of where a function
-is loaded. Zero asks again for each scheduling."""),
+Seconds for which nova-scheduler caches Placement's answers on loaded
+functions. Zero asks again for each scheduling."""),
 ]
 
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
@@ -152,5 +152,5 @@ CONF.register_opts(ALL_OPTS, group=GROUP)
 
 
 def list_opts():
-    """For oslo-config-generator."""
+    """Return the options for oslo-config-generator."""
     return [(GROUP, ALL_OPTS)]

@@ -1,19 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What can go wrong, each in one sentence: asked, found, what to do."""
+"""Errors. Each message is one sentence: asked, found, what to do."""
 
 
 class AcceleratorError(Exception):
-    """Base of all of ours.
+    """Base of all errors of nova_accel."""
 
-    elsewhere says whether another host may do what this one could not; Nova
-    then reschedules the build, otherwise it aborts it.
-    """
-
+    #: whether another host may succeed: Nova then reschedules the build,
+    #: otherwise it aborts it
     elsewhere = True
 
 
 class InvalidRequest(AcceleratorError):
-    """A flavor, profile or extra spec that means nothing on any host."""
+    """A flavor, profile or extra spec that no host can serve."""
 
     elsewhere = False
 
@@ -33,17 +31,17 @@ class InvalidSimulation(AcceleratorError):
 
 
 class BitstreamError(AcceleratorError):
-    """An image that is missing, unreadable, or not what it says."""
+    """An image that is missing, unreadable, or contradicts its record."""
 
     elsewhere = False
 
 
 class GlanceUnavailable(AcceleratorError):
-    """Glance did not answer; nothing is known of the image."""
+    """Glance did not answer; the state of the image is unknown."""
 
 
 class PlacementUnavailable(AcceleratorError):
-    """Placement did not answer; nothing is known of the allocation."""
+    """Placement did not answer; the allocation is unknown."""
 
 
 class IncompatibleBitstream(AcceleratorError):
@@ -51,7 +49,7 @@ class IncompatibleBitstream(AcceleratorError):
 
 
 class ProgrammingFailed(AcceleratorError):
-    """The card refused the bitstream or did not come back from it."""
+    """The card refused the bitstream, or does not work after it."""
 
 
 class DeviceError(AcceleratorError):
@@ -71,7 +69,7 @@ class DeviceUnavailable(AcceleratorError):
 
 
 class DeviceDetached(DeviceError):
-    """A running server lost a device that was to be programmed anew."""
+    """A running server lost a device during reprogramming."""
 
 
 class ClaimConflict(DeviceUnavailable):
@@ -83,9 +81,11 @@ class AcceleratorsUnavailable(AcceleratorError):
 
 
 class ConfigurationError(AcceleratorError):
-    """nova.conf asks for something that cannot be."""
+    """nova.conf has a value that cannot be used on this host."""
 
 
 class IllegalTransition(AcceleratorError):
-    """A state was to be left by a way that its table does not have; a defect
-    of nova_accel, never of the request."""
+    """A change of state that the table of transitions does not have.
+
+    It is a defect of nova_accel, never of the request.
+    """

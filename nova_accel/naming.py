@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Every resource class, trait and provider name, both directions.
+"""Names of resource classes, traits and providers, in both directions.
 
 The only module that spells CUSTOM_. Sources: the Cyborg specifications
 (cyborg-fpga-model-proposal, nova-cyborg-interaction) for the two spellings of
@@ -20,8 +20,8 @@ CONF = conf.CONF
 
 MAX_LENGTH = 255
 PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
-#: on a provider whose inventory we reserved whole, so that we, and not the
-#: operator who reserves for reasons of his own, give it back
+#: on a provider whose whole inventory we reserved; tells our reservation,
+#: which we remove later, from one of the operator
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 MEMORY_CLASS = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
 
@@ -35,32 +35,34 @@ _STANDARD = {
 _UUID = '[0-9A-F]{8}(?:_[0-9A-F]{4}){3}_[0-9A-F]{12}'
 _FUNCTION = re.compile(
     f'CUSTOM_FPGA_(?:FUNCTION_(?:[A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)({_UUID})')
-#: traits that say what is loaded or possible now, so that a stale one is ours
-#: to remove; what else is on a provider is left to whoever put it there
+#: traits for what is loaded or possible now. We remove stale ones; other
+#: traits stay, because somebody else may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|CUSTOM_FPGA_BITSTREAM_{_UUID}'
     f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED})')
 
 
 def normalize(text: str, of: str) -> str:
-    """text as a part of a trait: upper case, '-' and ' ' become '_'.
+    """Return text as a part of a trait: upper case, '_' for '-' and ' '.
 
-    :param of: what the text belongs to, for the error.
-    :raises InvalidName: for any other character.
+    :param of: source of the text, for the error.
+    :raises InvalidName: text has any other character.
     """
     name = text.strip().upper().replace('-', '_').replace(' ', '_')
     if not re.fullmatch('[A-Z0-9_]+', name):
         raise exception.InvalidName(
-            f'{of} gives the name {text!r}, and a trait may hold only letters, '
-            f'digits, "-", "_" and spaces: rename it where it is set.')
+            f'{of} has the name {text!r}, and names for traits may contain '
+            f'only letters, digits, "-", "_" and spaces: rename it where it '
+            f'is set.')
     return name
 
 
 def _checked(trait: str, of: str) -> str:
     if len(trait) > MAX_LENGTH:
         raise exception.InvalidName(
-            f'{of} gives the trait {trait[:60]}... of {len(trait)} characters, '
-            f'and Placement takes {MAX_LENGTH}: shorten the name.')
+            f'{of} leads to the trait {trait[:60]}... of {len(trait)} '
+            f'characters, and Placement accepts {MAX_LENGTH}: shorten the '
+            f'name.')
     return trait
 
 
@@ -72,17 +74,17 @@ def _dashed(value: str) -> str:
 # Resource classes
 
 def resource_class(type_: str) -> str:
-    """The class in force ([accel] resource_classes) for a type of device."""
+    """Return the class for a type of device ([accel] resource_classes)."""
     if CONF.accel.resource_classes == 'standard' and type_ in _STANDARD:
         return _STANDARD[type_]
     return _CLASS_PREFIX + type_
 
 
 def class_in_force(name: str) -> str:
-    """A class of a device profile in the spelling in force.
+    """Return a class of a device profile in the configured spelling.
 
-    In a profile FPGA and CUSTOM_ACCELERATOR_FPGA are the same; other classes
-    come back unchanged.
+    In a profile FPGA and CUSTOM_ACCELERATOR_FPGA mean the same. Other classes
+    are returned unchanged.
     """
     for type_, standard in _STANDARD.items():
         if name in (standard, _CLASS_PREFIX + type_):
@@ -91,24 +93,24 @@ def class_in_force(name: str) -> str:
 
 
 def flavor_class(name: str) -> str:
-    """A class of a flavor in the spelling in force.
+    """Return a class of a flavor in the configured spelling.
 
-    Unlike class_in_force it leaves VGPU, PGPU and FPGA alone where the
-    spelling in force is our own: there they are Nova's.
+    Unlike class_in_force it keeps VGPU, PGPU and FPGA if our own spelling is
+    configured: then these classes are Nova's.
     """
     return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
 
 
 def is_custom(name: str) -> bool:
-    """Whether a class is not one of those that others may have as well."""
+    """Whether a class is custom, so that Nova itself does not report it."""
     return name.startswith('CUSTOM_')
 
 
 def is_accelerator_class(name: str) -> bool:
-    """Whether the class is one that only our providers may have.
+    """Whether only our providers may have the class.
 
-    The standard classes count only where they are in force: otherwise
-    ``resources:VGPU`` is Nova's own vGPU.
+    A standard class counts only if the standard spelling is configured:
+    otherwise ``resources:VGPU`` is Nova's own vGPU.
     """
     if name.startswith(_CLASS_PREFIX):
         return name != MEMORY_CLASS
@@ -119,45 +121,48 @@ def is_accelerator_class(name: str) -> bool:
 # Traits
 
 def function_trait(function: str) -> str:
-    """The trait of a loaded function, whoever made the card.
+    """Return the trait of a loaded function, the same for all vendors.
 
-    The scheduler looks a function up by this one: a request names a function,
-    not a vendor.
+    The scheduler looks up functions by this trait, since a request names a
+    function and no vendor.
     """
     return f'CUSTOM_FPGA_FUNCTION_{_dashed(function)}'
 
 
-#: what every function_trait begins with, for a listing in Placement
+#: prefix of every function_trait, for a listing in Placement
 FUNCTION_PREFIX = 'CUSTOM_FPGA_FUNCTION_'
 
 
 def bitstream_trait(image: str) -> str:
-    """The trait of a region that was programmed with this Glance image."""
+    """Return the trait of a region programmed with a Glance image."""
     return f'CUSTOM_FPGA_BITSTREAM_{_dashed(image)}'
 
 
 def function_name_trait(name: str) -> str:
-    """The trait of a loaded function by its name.
+    """Return the trait of a loaded function by its name.
 
-    :raises InvalidName: when the name cannot be a trait.
+    :raises InvalidName: the name cannot become a trait.
     """
     of = 'the function name'
     return _checked(f'CUSTOM_FPGA_FUNCTION_NAME_{normalize(name, of)}', of)
 
 
 def function_of(trait: str) -> str | None:
-    """The function UUID (32 hex) that a function trait names, any spelling."""
+    """Return the function UUID (32 hex) in a function trait, or None.
+
+    Accepts all three spellings of function traits.
+    """
     found = _FUNCTION.fullmatch(trait)
     return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
 
 
 def is_volatile(trait: str) -> bool:
-    """Whether a trait tells the present state, so that we may take it away."""
+    """Whether a trait shows the present state, so that we may remove it."""
     return bool(_VOLATILE.fullmatch(trait)) or trait in _class_traits().values()
 
 
 def _class_traits() -> dict[str, str]:
-    """function UUID -> CUSTOM_FPGA_<CLASS>, from [accel] function_class."""
+    """Return function UUID -> CUSTOM_FPGA_<CLASS> ([accel] function_class)."""
     result = {}
     for item in CONF.accel.function_class:
         name, _, function = item.partition(':')
@@ -173,19 +178,20 @@ def _class_traits() -> dict[str, str]:
 
 
 def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
-    """The trait of a product, family or id of a vendor's devices.
+    """Return the trait of a product, a family or a device id of a vendor.
 
-    :param of: what the names belong to, for the error.
-    :raises InvalidName: when they cannot be a trait.
+    :param of: source of the names, for the error.
+    :raises InvalidName: the names cannot become a trait.
     """
     return _checked('_'.join(('CUSTOM', *(
         normalize(name, of) for name in (type_, vendor, part)))), of)
 
 
 def device_traits(device: model.Device) -> set[str]:
-    """Traits of what the card is.
+    """Return the fixed traits of a card.
 
-    :raises InvalidName: naming the device.
+    :raises InvalidName: a name cannot become a trait; the error names the
+        device.
     """
     of = f'device {device.address}'
     vendor = normalize(device.vendor, of)
@@ -198,12 +204,13 @@ def device_traits(device: model.Device) -> set[str]:
 
 
 def region_traits(device: model.Device, region: model.Region) -> set[str]:
-    """Traits of a region: its device's, its type's, and of what is loaded.
+    """Return the traits of a region: device, region type, loaded function.
 
-    CUSTOM_PROGRAMMABLE is not among them: it depends on whether somebody uses
-    the region, which the device does not know.
+    CUSTOM_PROGRAMMABLE is left out: it depends on the use of the region, which
+    the device does not know.
 
-    :raises InvalidName: naming the device.
+    :raises InvalidName: a name cannot become a trait; the error names the
+        device.
     """
     of = f'device {device.address}'
     vendor = normalize(device.vendor, of)
@@ -228,10 +235,11 @@ def region_traits(device: model.Device, region: model.Region) -> set[str]:
 
 
 def property_trait(type_: str, *words: str) -> str:
-    """The trait of what a device has or does, whoever made it.
+    """Return the trait of a property, the same for all vendors.
 
-    :param type_: of the device, as in Device.type.
-    :raises InvalidName: naming the type.
+    :param type_: type of the device, as in Device.type.
+    :raises InvalidName: a word cannot become a trait; the error names the
+        type.
     """
     of = f'a device of the type {type_}'
     return _checked('_'.join(('CUSTOM', *(
@@ -239,12 +247,13 @@ def property_trait(type_: str, *words: str) -> str:
 
 
 def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
-    """The trait of a GPU that can make a vGPU of a type now.
+    """Return the trait of a GPU that can create a vGPU of a type now.
 
-    :param product_id: four hex digits, or the name of what has none.
-    :param title: as the vendor calls the type; the vendor's own name is left
-        out, and what a trait cannot hold becomes '_'.
-    :raises InvalidName: nothing of the title is left.
+    :param product_id: PCI device id (four hex digits), or the name of the
+        parent if it is not a PCI device.
+    :param title: the vendor's name of the type. The name of the vendor in it
+        is left out; other characters become '_'.
+    :raises InvalidName: title has no usable character.
     """
     of = f'the vGPU type {title!r}'
     words = re.sub('[^A-Z0-9]+', '_', title.upper()).strip('_')
@@ -257,21 +266,23 @@ def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
 # Providers
 
 def device_provider_name(node: str, address: str) -> str:
+    """Return the provider name of a device on a compute node."""
     return f'{node}_accel_{address}'
 
 
 def region_provider_name(node: str, address: str, index: int) -> str:
+    """Return the provider name of a region of a device."""
     return f'{device_provider_name(node, address)}_region{index}'
 
 
 @functools.lru_cache(maxsize=4096)
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
-    """The same for a provider made again: uuid5 of root and a stable key."""
+    """Return a stable UUID: a provider created again gets the same one."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 
 def address_of_provider(node: str, name: str) -> str | None:
-    """Which device one of our providers belongs to; None for others' names."""
+    """Return the device of a provider; None if the name is not ours."""
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):
         return None

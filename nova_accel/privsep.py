@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The privileged processes of nova_accel.
 
-They run as root, and root owns every sysfs attribute and device node that is
-written, so that one of them keeps a single capability: to read a bitstream in
-nova's own directory. The other is started only where disks are erased, for
-which the kernel wants CAP_SYS_ADMIN. Their entry points are in
+They run as root, which owns every sysfs attribute and device node that they
+write. One process therefore keeps a single capability, to read a bitstream in
+nova's own directory. The other starts only to erase disks, for which the
+kernel demands CAP_SYS_ADMIN. The entry points are in
 nova_accel.host.privileged.
 """
 

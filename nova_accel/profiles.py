@@ -12,7 +12,7 @@ profile API (POST /v2/device_profiles)::
         accel:function_id: d8424dc4-a4a3-c413-f89e-433683f9040b
 
 A profile is a macro of the flavor: expand() writes its groups as granular
-request groups, so that nothing after nova-api knows of profiles.
+request groups. Only nova-api knows about profiles.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,8 @@ CONF = conf.CONF
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
+    """A device profile as written in its file."""
+
     name: str
     description: str
     #: one mapping per group, keys without a group number
@@ -39,13 +41,15 @@ class Profile:
 
 
 def load(path: str) -> dict[str, Profile]:
-    """Every profile of a file, or of the ``*.yaml`` files of a directory.
+    """Read the profiles of a file, or of a directory's ``*.yaml`` files.
 
-    :raises InvalidProfile: naming file, line and key.
+    :returns: name -> profile.
+    :raises InvalidProfile: a file is unreadable or malformed; the error names
+        file, line and key.
     """
     base = pathlib.Path(path)
     try:
-        # not glob, which takes an unreadable directory for an empty one
+        # not glob, which treats an unreadable directory as an empty one
         files = sorted(f for f in base.iterdir() if f.suffix == '.yaml'
                        ) if base.is_dir() else [base]
     except OSError as error:
@@ -69,8 +73,8 @@ def _read(file):
             node = yaml.compose(stream, Loader=yaml.SafeLoader)
     except FileNotFoundError:
         raise exception.InvalidProfile(
-            f'There is no device profile file {file}: make it, or set [accel] '
-            f'device_profiles to where it is.') from None
+            f'The device profile file {file} does not exist: create it, or '
+            f'correct [accel] device_profiles.') from None
     except (OSError, UnicodeDecodeError) as error:
         raise exception.InvalidProfile(
             f'The device profile file {file} cannot be read ({error}): make '
@@ -100,8 +104,8 @@ def _profile(file, node) -> Profile:
     for key, value in fields.items():
         if key not in ('name', 'description', 'groups', 'uuid'):
             raise exception.InvalidProfile(
-                f'{_where(file, value, key)}: a profile has name, description '
-                f'and groups only: remove the key.')
+                f'{_where(file, value, key)}: unknown key in a profile, which '
+                f'has name, description and groups only: remove the key.')
     for key in ('name', 'groups'):
         if key not in fields:
             raise exception.InvalidProfile(
@@ -114,8 +118,8 @@ def _profile(file, node) -> Profile:
     groups = fields['groups']
     if not isinstance(groups, yaml.SequenceNode) or not groups.value:
         raise exception.InvalidProfile(
-            f'{_where(file, groups, "groups")}: groups is a list with at least '
-            f'one group: begin each with "- ".')
+            f'{_where(file, groups, "groups")}: groups has to be a list with '
+            f'at least one group: begin each with "- ".')
     return Profile(
         name=name,
         description=_scalar(file, fields['description'], 'description')
@@ -129,16 +133,17 @@ def _group(file, node) -> dict[str, str]:
         kind, _, name = key.partition(':')
         if kind not in ('resources', 'trait', 'accel') or not name:
             raise exception.InvalidProfile(
-                f'{_where(file, value, key)}: a group has keys resources:, '
-                f'trait: and accel: only, without number: correct the key.')
+                f'{_where(file, value, key)}: unknown key in a group, which '
+                f'has keys resources:, trait: and accel: only, without a '
+                f'number: correct the key.')
         if kind == 'resources':
             key = f'resources:{naming.class_in_force(name)}'
         if key in group:
             raise exception.InvalidProfile(
-                f'{_where(file, value, key)}: the class is there in both '
+                f'{_where(file, value, key)}: the class is given in both '
                 f'spellings: remove one.')
         group[key] = _scalar(file, value, key)
-        # checked key by key, so that the error has the line
+        # check each key alone, so that the error has its line
         alone = {key: group[key]}
         if kind != 'resources' or name == naming.MEMORY_CLASS:
             alone['resources:CUSTOM_ACCELERATOR_FPGA'] = '1'
@@ -150,8 +155,8 @@ def _group(file, node) -> dict[str, str]:
     try:
         if not request.parse(group):
             raise exception.InvalidProfile(
-                f'{_where(file, node)}: the group asks for no accelerator: add '
-                f'resources:CUSTOM_ACCELERATOR_<TYPE>: 1.')
+                f'{_where(file, node)}: the group does not request an '
+                f'accelerator: add resources:CUSTOM_ACCELERATOR_<TYPE>: 1.')
     except exception.InvalidProfile:
         raise
     except exception.InvalidRequest as error:
@@ -163,15 +168,14 @@ def _group(file, node) -> dict[str, str]:
 def _mapping(file, node, what) -> dict:
     if not isinstance(node, yaml.MappingNode):
         raise exception.InvalidProfile(
-            f'{_where(file, node)}: {what} is a mapping of keys to values: '
-            f'write "key: value" lines.')
+            f'{_where(file, node)}: {what} has to be a mapping of keys to '
+            f'values: write "key: value" lines.')
     fields = {}
     for key_node, value in node.value:
         key = _scalar(file, key_node, 'key')
         if key in fields:
             raise exception.InvalidProfile(
-                f'{_where(file, key_node, key)}: the key is there twice: '
-                f'remove one.')
+                f'{_where(file, key_node, key)}: duplicate key: remove one.')
         fields[key] = value
     return fields
 
@@ -179,20 +183,23 @@ def _mapping(file, node, what) -> dict:
 def _scalar(file, node, key) -> str:
     if not isinstance(node, yaml.ScalarNode):
         raise exception.InvalidProfile(
-            f'{_where(file, node, key)}: the value is a {node.id}: write one '
-            f'plain value.')
+            f'{_where(file, node, key)}: the value is a {node.id} and has to '
+            f'be a plain value: write one.')
     return node.value.strip()
 
 
 class ProfileStore:
-    """The profiles of [accel] device_profiles, read again when they change."""
+    """The profiles of [accel] device_profiles; changed files are read again."""
 
     def __init__(self):
         self._stamp = None
         self._profiles = {}
 
     def get(self, name: str) -> Profile:
-        """:raises InvalidProfile: unknown, or the files are malformed."""
+        """Return a profile.
+
+        :raises InvalidProfile: the name is unknown, or a file is malformed.
+        """
         path = CONF.accel.device_profiles
         stamp = self._fingerprint(path)
         if stamp is None or stamp != self._stamp:
@@ -200,7 +207,7 @@ class ProfileStore:
         try:
             return self._profiles[name]
         except KeyError:
-            known = ', '.join(sorted(self._profiles)) or 'none at all'
+            known = ', '.join(sorted(self._profiles)) or 'no profiles'
             raise exception.InvalidProfile(
                 f'The flavor asks for the device profile {name!r}, and '
                 f'{path} has {known}: correct accel:device_profile or add the '
@@ -222,14 +229,16 @@ class ProfileStore:
 
 def expand(extra_specs: Mapping[str, str], store: ProfileStore,
            ) -> dict[str, str]:
-    """The extra specs that a server is built with.
+    """Return the extra specs that a server is built with.
 
-    accel:device_profile becomes granular groups _ACCEL0, _ACCEL1 ..., early
-    spellings become today's, a request for a given bitstream requires a region
-    that may be programmed, and group_policy is added where Placement demands
-    it. Extra specs without accelerators come back as they were.
+    * accel:device_profile becomes the granular groups _ACCEL0, _ACCEL1 ...
+    * Early spellings become today's.
+    * A request for a given bitstream requires a programmable region.
+    * group_policy is added if Placement demands it.
 
-    :raises InvalidRequest: in one sentence, also for an unknown profile.
+    Extra specs without accelerators are returned unchanged.
+
+    :raises InvalidRequest: a request is malformed, or the profile unknown.
     """
     specs = dict(extra_specs)
     name = specs.pop(request.PROFILE_KEY, None)
@@ -241,8 +250,8 @@ def expand(extra_specs: Mapping[str, str], store: ProfileStore,
                 key = f'{kind}{suffix}:{rest}'
                 if key in specs:
                     raise exception.InvalidRequest(
-                        f'The flavor has {key} and the device profile '
-                        f'{name!r} writes it too: use another group name.')
+                        f'The flavor has {key}, which the device profile '
+                        f'{name!r} writes too: use another group name.')
                 specs[key] = value
         specs[request.EXPANDED_KEY] = name
     specs = request.modernize(specs)

@@ -1,11 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-api does otherwise than Nova's: expand flavors, refuse in words.
+"""Changes to nova-api: expand device profiles, refuse with a clear error.
 
-A flavor becomes the one that a server is built with in two places only. A
-server create hands the flavor to compute.api.API.create; a resize hands over
-its id, and API.resize looks the flavor up itself (Nova 31 to 34). The flavors
-API looks flavors up the same way, and must go on to show what the operator
-wrote: so the look-up expands only inside a resize.
+Nova reads the flavor of a new server in two places. A server create passes the
+flavor to compute.api.API.create. A resize passes an id, and API.resize looks up
+the flavor (Nova 31 to 34). The flavors API uses the same look-up and must show
+what the operator wrote, so the look-up expands only inside a resize.
 """
 
 import contextvars
@@ -28,15 +27,14 @@ _store = profiles.ProfileStore()
 
 
 def expand_flavor(flavor):
-    """The flavor with its device profile as request groups.
+    """Return the flavor with its device profile as request groups.
 
-    :param flavor: nova.objects.Flavor; never changed. Returned itself where
-        there is nothing to expand.
+    :param flavor: nova.objects.Flavor; not modified. It is returned itself if
+        it needs no expansion.
     :returns: nova.objects.Flavor without unsaved changes.
-    :raises nova.exception.InvalidRequest: with our sentence. Of the exceptions
-        that create and resize both answer with 400 (servers.py,
-        INVALID_FLAVOR_IMAGE_EXCEPTIONS, Nova 31 to 34) the one whose message
-        is shown as given.
+    :raises nova.exception.InvalidRequest: with our message. Create and resize
+        both answer it with 400 and the message unchanged (servers.py,
+        INVALID_FLAVOR_IMAGE_EXCEPTIONS, Nova 31 to 34).
     """
     try:
         specs = profiles.expand(flavor.extra_specs, _store)
@@ -46,8 +44,7 @@ def expand_flavor(flavor):
         return flavor
     clone = flavor.obj_clone()
     clone.extra_specs = specs
-    # nobody saves this flavor, and a change left on it would look as if one
-    # should
+    # this flavor is never saved: leave no pending change on it
     clone.obj_reset_changes(['extra_specs'])
     return clone
 
@@ -62,7 +59,7 @@ def _create(original):
 def _resize(original):
     @functools.wraps(original)
     def resize(self, *args, **kwargs):
-        # without a new flavor (a cold migration) Nova looks none up
+        # a cold migration has no new flavor and does not look one up
         token = _resizing.set(True)
         try:
             return original(self, *args, **kwargs)
@@ -90,22 +87,26 @@ def _build_options(original):
 
 
 def _refuse_snapshot(flavor, image):
-    """A snapshot of a server with accelerators is made for its function, and
-    nothing says that the new server's flavor gives that one."""
+    """Refuse to boot a snapshot of a server with accelerators.
+
+    The snapshot's software expects the function of that server, which the
+    flavor of the new server may not provide.
+    """
     if (image.get('properties', {}).get(request.SNAPSHOT_PROPERTY)
             and request.parse(flavor.extra_specs)
             and not CONF.accel.allow_snapshot_boot):
         raise nova_exception.InvalidRequest(
             f'Image {image.get("id")} is a snapshot of a server with '
             f'accelerators, and the flavor has accelerators too: use a flavor '
-            f'without, or ask the operator for [accel] allow_snapshot_boot.')
+            f'without accelerators, or ask the operator for [accel] '
+            f'allow_snapshot_boot.')
 
 
 def _live_migrate(original):
     @functools.wraps(original)
     def live_migrate(self, context, instance, *args, **kwargs):
         if _has_accelerators(instance):
-            # Nova's own word for it; answered with 400 (31 to 34)
+            # Nova answers its own exception with 400 (31 to 34)
             raise nova_exception.ForbiddenWithAccelerators(
                 f'Server {instance.uuid} has accelerators, which cannot move '
                 f'while it runs: use a cold migration (openstack server '
@@ -122,9 +123,9 @@ def _has_accelerators(instance):
 
 
 def install():
-    """Put the expansion into this process; a second time changes nothing.
+    """Wrap Nova's functions in this process; idempotent.
 
-    :raises AttributeError: when Nova no longer has one of them.
+    :raises AttributeError: this Nova lacks one of the functions.
     """
     places = ((compute_api.API, 'create', _create),
               (compute_api.API, 'resize', _resize),

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-api loads of us: the entry point in nova.api.extra_spec_validators.
+"""The entry point of nova-api, in nova.api.extra_spec_validators.
 
-Nova imports this module at start and only warns when that fails, so it imports
-next to nothing by itself: what can break is imported in register(), where it
-is reported as the error that it is.
+Nova imports this module at start and only warns when that fails. Hence it
+imports little itself: register() imports the rest and logs a failure as an
+error.
 """
 
 from nova.api.validation.extra_specs import base
@@ -11,13 +11,13 @@ from oslo_log import log as logging
 
 LOG = logging.getLogger(__name__)
 
-# Nova splits a validator's name at its first ':' to learn the namespace, and
-# so no pattern before that may hold '(?:'. Anything wider than Nova's own
-# group syntax would claim unrelated names such as accelerate:.
+# Nova splits a validator's name at the first ':' to get the namespace, so no
+# pattern before that may contain '(?:'. A pattern wider than Nova's own group
+# syntax would match unrelated names such as accelerate:.
 _GROUP = {'name': 'group', 'pattern': r'([0-9]+|_[a-zA-Z0-9_-]{1,63})?',
           'description': 'The request group: nothing, a number or _NAME.'}
 _UUID = '[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}'
-# what follows CUSTOM_FPGA_FUNCTION_NAME_ in a trait of 255 characters
+# the part after CUSTOM_FPGA_FUNCTION_NAME_ in a trait of 255 characters
 _NAME = '[a-zA-Z0-9_-]([a-zA-Z0-9_ -]{0,227}[a-zA-Z0-9_-])?'
 _FUNCTION = ('CUSTOM_FPGA_(FUNCTION_([A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)'
              '[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
@@ -54,8 +54,8 @@ VALIDATORS = [
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel:profile',
-        description='The device profile that the groups came from; written '
-                    'when accel:device_profile is expanded, for information.',
+        description='The device profile of the groups, for information; '
+                    'written when accel:device_profile is expanded.',
         value={'type': str, 'description': 'The name of a device profile.'}),
     # the spellings of the first Cyborg specifications
     base.ExtraSpecValidator(
@@ -73,17 +73,17 @@ VALIDATORS = [
     base.ExtraSpecValidator(
         name='bitstream:{image}', deprecated=True,
         description='As accel:bitstream_id.',
-        value={'type': str, 'description': 'Not looked at.'},
+        value={'type': str, 'description': 'Ignored.'},
         parameters=[{'name': 'image', 'pattern': _UUID}]),
 ]
 
 
 def register():
-    """Install the expansion of device profiles; the validators for Nova.
+    """Install the expansion of device profiles and return the validators.
 
-    Called by Nova once at start of nova-api
-    (nova.api.validation.extra_specs.validators, 31 to 34). Nothing is raised:
-    that would keep nova-api from starting.
+    Nova calls this once at the start of nova-api
+    (nova.api.validation.extra_specs.validators, 31 to 34). Raises nothing: an
+    exception would prevent the start of nova-api.
 
     :returns: list of ExtraSpecValidator.
     """

@@ -98,7 +98,7 @@ def find(client, request: accel_request.AcceleratorRequest,
         plain = request.function_id
         spellings = [wanted, plain, wanted.upper(), plain.upper()]
     else:
-        key, wanted = FUNCTION_NAME, request.function_name
+        key, wanted = FUNCTION_NAME, request.function_name or ''
         spellings = [wanted]
     records = {r['id']: r for value in spellings
                for r in _list(client, {key: value})}.values()
@@ -230,15 +230,15 @@ def verify(bitstream: model.Bitstream,
             f'{image} was found for function '
             f'{uuid.UUID(request.function_id)}, and its file has '
             f'{uuid.UUID(bitstream.function_uuid)}: upload the right file.')
-    if function_name(image):
+    title = function_name(image)
+    if title:
         try:
-            naming.function_name_trait(function_name(image))
+            naming.function_name_trait(title)
         except exception.InvalidName:
             raise exception.BitstreamError(
                 f'{image} has the property {FUNCTION_NAME}='
-                f'{text.printable(function_name(image))}, which cannot become '
-                f'a trait: use letters, digits, "-", "_" and '
-                f'spaces.') from None
+                f'{text.printable(title)}, which cannot become a trait: use '
+                f'letters, digits, "-", "_" and spaces.') from None
 
 
 def download(client, image: Image, file: typing.BinaryIO) -> None:
@@ -356,7 +356,7 @@ def _record(client, image_id) -> dict:
 def _list(client, filters) -> Iterator[dict]:
     what = 'the images with ' + ', '.join(
         f'{k}={text.printable(v)}' for k, v in filters.items())
-    path = '/v2/images?' + parse.urlencode(filters)
+    path: str | None = '/v2/images?' + parse.urlencode(filters)
     while path:
         response, body = _get(client, path, what)
         if not isinstance(body, dict) or 'images' not in body:

@@ -151,7 +151,7 @@ def _sections(file, count, start, length, name):
 
     The first section counts where several have the same kind.
     """
-    found = {}
+    found: dict[int, tuple[int, int, int]] = {}
     headers = file.read(SECTION_SIZE * count)
     for number in range(count):
         kind, = struct.unpack_from('<I', headers, number * SECTION_SIZE)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel: the accelerators of a host, for its operator."""
+"""The command nova-accel, which shows an operator a host's accelerators."""
 
 import importlib.metadata
 import sys
@@ -9,6 +9,7 @@ from cliff import commandmanager
 
 
 class NovaAccel(app.App):
+    """The command nova-accel; its subcommands are entry points."""
 
     def __init__(self):
         super().__init__(
@@ -19,8 +20,8 @@ class NovaAccel(app.App):
             deferred_help=True)
 
 
-def main(argv=None):
-    """Entry point; returns the exit status."""
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return NovaAccel().run(sys.argv[1:] if argv is None else argv)
 
 

@@ -50,9 +50,11 @@ def open_kernel(host: str) -> 'Kernel | sim.SimulatedKernel':
 
 class Kernel:
 
+    """The kernel of this machine."""
+
     def __init__(self, root: str = '/sys', proc: str = '/proc'):
-        """:param root: where sysfs is; another place holds a recorded tree.
-        :param proc: where procfs is."""
+        """:param root: directory of sysfs, or of a recorded tree.
+        :param proc: directory of procfs."""
         self.root, self._proc = root, proc
 
     def _at(self, path: str) -> str:
@@ -62,13 +64,13 @@ class Kernel:
 
     @limited.blocking
     def read(self, path: str) -> str:
-        """An attribute, without the newline at its end."""
+        """Return an attribute without the newline at its end."""
         with open(self._at(path), encoding='utf-8', errors='replace') as file:
             return file.read().removesuffix('\n')
 
     @limited.blocking
     def read_bytes(self, path: str, size: int) -> bytes:
-        """At most size bytes of a binary attribute."""
+        """Return at most size bytes of a binary attribute."""
         with open(self._at(path), 'rb', buffering=0) as file:
             return file.read(size)
 
@@ -82,17 +84,17 @@ class Kernel:
 
     @limited.blocking
     def readlink(self, path: str) -> str:
-        """The target of a link as it is written there."""
+        """Return the target of a link as written, relative or absolute."""
         return os.readlink(self._at(path))
 
     def changes(self) -> Iterator[str | None]:
-        """The subsystem of each device that comes or goes, as it happens.
+        """Yield the subsystem of each device that is added or removed.
 
-        Never ends; None after a second without any, '' when some were missed.
-        Source: kobject_uevent of Linux, which sends to whoever listens,
-        without privileges.
+        Never ends. Yields None after a second without an event, and '' when
+        events were lost. Source: kobject_uevent of Linux, which needs no
+        privileges.
 
-        :raises OSError: the kernel does not say, as inside a container.
+        :raises OSError: the kernel sends no events, as inside a container.
         """
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM,
                            _NETLINK_KOBJECT_UEVENT) as events:
@@ -117,15 +119,17 @@ class Kernel:
 
     @limited.blocking
     def mounted_devices(self) -> dict[str, str]:
-        """'<major>:<minor>' of block devices in use -> 'mounted at /srv'.
+        """Return the block devices in use and their uses.
 
-        In this process's mounts and in those of the host, which are others
-        where nova-compute runs in a container, and as swap. Source: proc(5).
+        Covers swap and the mounts of this process and of the host, which
+        differ if nova-compute runs in a container. Source: proc(5).
+
+        :returns: '<major>:<minor>' -> 'mounted at /srv' or 'used as swap'.
         """
-        found = {}
+        found: dict[str, str] = {}
         lines = self._lines('self/mountinfo')
         with contextlib.suppress(OSError):
-            # hidden where /proc is mounted so
+            # a mount option of /proc can hide it
             lines += self._lines('1/mountinfo')
         for line in lines:
             fields, _, source = line.partition(' - ')
@@ -133,12 +137,14 @@ class Kernel:
             if number.startswith('0:'):
                 # btrfs and overlays have numbers of their own
                 number = _number(source.split()[1])
-            found.setdefault(number, f'mounted at {where}')
+            if number:
+                found.setdefault(number, f'mounted at {where}')
         with contextlib.suppress(FileNotFoundError):
-            # a kernel without swap has none
+            # a kernel without swap has no such file
             for line in self._lines('swaps')[1:]:
-                found.setdefault(_number(line.split()[0]), 'used as swap')
-        found.pop(None, None)
+                number = _number(line.split()[0])
+                if number:
+                    found.setdefault(number, 'used as swap')
         return found
 
     def _lines(self, path):
@@ -146,29 +152,30 @@ class Kernel:
                   errors='replace') as file:
             return file.read().splitlines()
 
-    # Operations; each function is named by its PCI address
+    # Operations; functions are given by their PCI addresses
 
     def program_dfl_port(self, pf: str, port: int, path: str, offset: int,
                          size: int) -> None:
-        """Reconfigure a port from a part of a file; blocks until done.
+        """Reconfigure a port from a part of a file; block until done.
 
-        :param pf: PCI address of the function that has the FME.
+        :param pf: PCI address of the function with the FME.
         :param port: the id of the port.
         :param path: absolute path of the bitstream file.
-        :param offset: where in it the part for the hardware begins, bytes.
-        :param size: its length, bytes.
+        :param offset: start of the part for the hardware, bytes.
+        :param size: length of that part, bytes.
         :raises OSError: EIO when the hardware refused (the cause is in the
             manager's status), ETIMEDOUT when it did not finish, EBUSY when
-            somebody else programs the card, ENODEV when it has no such FME.
+            another process programs the card, ENODEV when the function has no
+            FME.
         """
         privileged.program_dfl_port(pf, port, path, offset, size)
 
     def clear_dfl_port_errors(self, function: str, port: int) -> None:
-        """Clear what the port's errors attribute shows, if it has one."""
+        """Clear the attribute errors of a port, if it has one."""
         privileged.clear_dfl_port_errors(function, port)
 
     def release_dfl_port(self, pf: str, port: int) -> None:
-        """Take a port from the PF, for a VF to have."""
+        """Release a port of the PF for a VF."""
         privileged.release_dfl_port(pf, port)
 
     def assign_dfl_port(self, pf: str, port: int) -> None:
@@ -176,93 +183,93 @@ class Kernel:
         privileged.assign_dfl_port(pf, port)
 
     def program_xclbin(self, function: str, path: str, size: int) -> None:
-        """Program the user partition of a card under XRT; blocks until done.
+        """Program the user partition of a card under XRT; block until done.
 
         :param function: PCI address of the management function.
         :param path: absolute path of the xclbin file.
-        :param size: its length as its header says, bytes.
-        :raises OSError: EINVAL or ENOENT when it is not for the card's shell,
-            EOPNOTSUPP for a shell without UUIDs likewise, EKEYREJECTED for its
-            signature, EBUSY while the present function is in use, ENOTTY when
-            the card is not ready, ENODEV when there is no node of it, EIO and
-            others when the card failed. Source: icap.c and mgmt-ioctl.c of
-            XRT's xclmgmt.
+        :param size: its length according to its header, bytes.
+        :raises OSError: EINVAL or ENOENT when the file is for another shell,
+            EOPNOTSUPP for the same with a shell without UUIDs, EKEYREJECTED
+            for its signature, EBUSY while the present function is in use,
+            ENOTTY when the card is not ready, ENODEV when it has no device
+            node, EIO and others when the card failed. Source: icap.c and
+            mgmt-ioctl.c of XRT's xclmgmt.
         """
         privileged.program_xclbin(function, path, size)
 
     def rebind(self, function: str, driver: str) -> None:
-        """Unbind a function from its driver, if any, and bind it to driver."""
+        """Bind a function to driver; unbind it from its driver before."""
         privileged.rebind(function, driver)
 
     def set_numvfs(self, pf: str, count: int) -> None:
-        """Enable count VFs, or disable all with 0.
+        """Enable count VFs; 0 disables all.
 
-        :raises OSError: EBUSY when another number is enabled now, EINVAL when
-            a DFL card has not as many released ports.
+        :raises OSError: EBUSY when another number is enabled, EINVAL when a
+            DFL card has fewer released ports.
         """
         privileged.set_numvfs(pf, count)
 
     def write_attribute(self, function: str, attribute: str, value: str,
                         ) -> None:
-        """Write one of privileged.WRITABLE of a PCI function."""
+        """Write an attribute of a PCI function, see privileged.WRITABLE."""
         privileged.write_attribute(function, attribute, value)
 
     def read_qat_heartbeat(self, pf: str) -> int:
-        """What a QAT card says of itself in debugfs, which only root reads.
+        """Return the heartbeat of a QAT card in debugfs, readable by root.
 
-        0 when its engines respond; -1 when they do not, and also when
-        somebody read it less than its timer (200 or 500 ms) before. Source:
-        adf_heartbeat.c of Linux.
+        Source: adf_heartbeat.c of Linux.
 
+        :returns: 0 when the engines respond, otherwise -1; also -1 when the
+            last read was less than the card's timer (200 or 500 ms) ago.
         :raises OSError: ENOENT when the card is down or debugfs is not
-            mounted, EPERM where the kernel is locked down.
+            mounted, EPERM when the kernel is locked down.
         """
         return privileged.read_qat_heartbeat(pf)
 
     def check_disks(self, function: str) -> None:
-        """See that nobody holds a disk of a function, mounted or otherwise.
+        """Check that no disk of a function is mounted or otherwise held.
 
-        Also finds what shows in no attribute: ZFS, and the mounts of
-        containers. Source: O_EXCL in open(2) for block devices.
+        Also detects uses without an attribute: ZFS, and mounts of containers.
+        Source: O_EXCL in open(2) for block devices.
 
-        :raises OSError: EBUSY when somebody does.
+        :raises OSError: EBUSY when a disk is held.
         """
         privileged.check_disks(function)
 
     def format_nvme(self, function: str) -> None:
         """Erase all namespaces of an NVMe controller; may take an hour.
 
-        By Format NVM with a cryptographic erase where the controller has it,
-        with an erase of the user data otherwise. The formats of the blocks
-        stay.
+        Uses Format NVM with a cryptographic erase if the controller supports
+        it, otherwise with an erase of the user data. The block formats stay.
 
-        :raises OSError: EBUSY when somebody holds a namespace, or when one is
-            not attached, ENODEV when the host's driver shows no controller,
-            EOPNOTSUPP when it cannot be formatted, EIO when it refused.
+        :raises OSError: EBUSY when a namespace is held or not attached,
+            ENODEV when the host's driver has no controller, EOPNOTSUPP when
+            the controller has no Format NVM, EIO when it refused.
         """
         privileged.format_nvme(function)
 
     def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
-        """Make a mediated device; source:
-        Documentation/driver-api/vfio-mediated-device.rst of Linux.
+        """Create a mediated device.
 
-        :param parent: its name in class/mdev_bus.
-        :param type_name: its name below mdev_supported_types.
-        :raises OSError: ENOSPC or EUSERS when no more can be made, EEXIST
-            when there is one of that uuid, ENOENT without such a type.
+        Source: Documentation/driver-api/vfio-mediated-device.rst of Linux.
+
+        :param parent: name of the parent in class/mdev_bus.
+        :param type_name: name of the type below mdev_supported_types.
+        :raises OSError: ENOSPC or EUSERS when the parent has no room, EEXIST
+            when the uuid is in use, ENOENT when the type is unknown.
         """
         privileged.create_mdev(parent, type_name, uuid)
 
     def remove_mdev(self, uuid: str) -> None:
-        """Remove a mediated device; blocks while it is open.
+        """Remove a mediated device; block while it is open.
 
-        :raises OSError: ENOENT when there is none.
+        :raises OSError: ENOENT when it does not exist.
         """
         privileged.remove_mdev(uuid)
 
 
 def _number(path):
-    """'<major>:<minor>' of a block device by its node, None for others."""
+    """Return '<major>:<minor>' of a block device node, None for others."""
     try:
         node = os.stat(path) if os.path.isabs(path) else None
     except OSError:

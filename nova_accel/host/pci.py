@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What sysfs tells of any PCI function.
+"""Attributes in sysfs that every PCI function has.
 
 Every function takes a kernel (nova_accel.host.kernel or a simulated one) and a
-PCI address in sysfs form, and raises OSError as the kernel does, unless it
-says otherwise. Source: Documentation/ABI/testing/sysfs-bus-pci of Linux.
+PCI address in sysfs form, and raises OSError as the kernel does, unless
+documented otherwise. Source: Documentation/ABI/testing/sysfs-bus-pci of Linux.
 """
 
 import os
@@ -13,42 +13,46 @@ from nova_accel import exception
 
 DEVICES = 'bus/pci/devices'
 ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
-#: drivers that VFIO tolerates on the other members of an IOMMU group
+#: drivers that VFIO accepts on the other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
 
 
 def address(text: str) -> str:
-    """text as a PCI address in sysfs form.
+    """Return text as a PCI address in sysfs form.
 
     Accepts upper case, and the domain of eight digits that some tools print.
 
-    :raises ConfigurationError: when it is no PCI address.
+    :raises ConfigurationError: text is not a PCI address.
     """
     lower = text.strip().lower()
     if re.match('0000[0-9a-f]{4}:', lower):
         lower = lower[4:]
     if not ADDRESS.fullmatch(lower):
         raise exception.ConfigurationError(
-            f'{text!r} is no PCI address: write it like 0000:3b:00.0.')
+            f'{text!r} is not a PCI address: write it like 0000:3b:00.0.')
     return lower
 
 
 def path(function: str, *parts: str) -> str:
+    """Return the path of a function, or of a part of it, below /sys."""
     return '/'.join((DEVICES, function, *parts))
 
 
 def identifier(kernel, function: str, attribute: str) -> str:
-    """vendor, device, subsystem_vendor, subsystem_device: four hex digits."""
+    """Return an id as four hex digits.
+
+    :param attribute: vendor, device, subsystem_vendor or subsystem_device.
+    """
     return f'{int(kernel.read(path(function, attribute)), 16):04x}'
 
 
 def class_code(kernel, function: str) -> int:
-    """24 bits: class, subclass, programming interface."""
+    """Return 24 bits: class, subclass, programming interface."""
     return int(kernel.read(path(function, 'class')), 16)
 
 
 def numa_node(kernel, function: str) -> int | None:
-    """None where the platform does not say (the kernel writes -1)."""
+    """Return the NUMA node, None if the platform reports none (-1)."""
     try:
         node = int(kernel.read(path(function, 'numa_node')))
     except (OSError, ValueError):
@@ -57,17 +61,17 @@ def numa_node(kernel, function: str) -> int | None:
 
 
 def driver(kernel, function: str) -> str | None:
-    """The driver that the function is bound to, None when to none."""
+    """Return the driver that the function is bound to, None without one."""
     return _target(kernel, path(function, 'driver'))
 
 
 def physical_function(kernel, function: str) -> str | None:
-    """The PF of a VF, None when the function is no VF."""
+    """Return the PF of a VF, None if the function is not a VF."""
     return _target(kernel, path(function, 'physfn'))
 
 
 def virtual_functions(kernel, function: str) -> list[str]:
-    """The VFs of a PF in the order of their numbers."""
+    """Return the VFs of a PF in the order of their numbers."""
     links = [name for name in kernel.listdir(path(function))
              if re.fullmatch('virtfn[0-9]+', name)]
     links.sort(key=lambda name: int(name.removeprefix('virtfn')))
@@ -86,15 +90,15 @@ def answers(kernel, function: str) -> bool:
 
 
 def reads_as_ones(kernel, function: str) -> bool:
-    """Whether its ids are those that the kernel sees of a dead device."""
+    """Whether the ids are all ones, as the kernel reads a dead device."""
     return 'ffff' in (identifier(kernel, function, 'vendor'),
                       identifier(kernel, function, 'device'))
 
 
 def group_members(kernel, function: str) -> list[str] | None:
-    """The functions that share its IOMMU group, itself included.
+    """Return the functions of its IOMMU group, itself included.
 
-    None when it has no group: the host has no IOMMU in use.
+    None without a group: the host does not use an IOMMU.
     """
     group = _target(kernel, path(function, 'iommu_group'))
     if group is None:
@@ -103,10 +107,10 @@ def group_members(kernel, function: str) -> list[str] | None:
 
 
 def obstacle(kernel, function: str, companions=()) -> str:
-    """Why VFIO would refuse to give the function to a guest, or ''.
+    """Return why VFIO would refuse to give the function to a guest, or ''.
 
-    VFIO takes a function only when no other member of its IOMMU group keeps a
-    driver of the host.
+    VFIO accepts a function only if no other member of its IOMMU group is
+    bound to a driver of the host.
 
     :param companions: functions that the guest gets as well.
     """

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""All that runs with privileges.
+"""All functions that run with privileges.
 
-Each function checks its arguments again, because the process that calls it may
-have been taken over: it names hardware by PCI address and number only, and
-finds the device node or attribute to write by itself. The kernel's errno comes
-back as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h of Linux,
-mgmt-ioctl.h of XRT.
+Each function checks its arguments again, because the calling process may be
+compromised. A caller names hardware by PCI address and number only; the
+function finds the device node or the attribute to write. The kernel's errno is
+raised as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h of
+Linux, mgmt-ioctl.h of XRT.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ DEV = '/dev'
 DRIVERS = frozenset(('dfl-pci', 'nvme', 'vfio-pci', 'xocl'))
 #: sriov_totalvfs is a 16-bit register
 MAX_VFS = 0xffff
-#: the DFL driver knows no more ports per FME
+#: the DFL driver supports this number of ports per FME
 MAX_PORTS = 4
 
 #: attributes of PCI functions that may be written -> pattern of their values.
@@ -61,8 +61,8 @@ _NVME_ADMIN = 0xc0484e41
 _NVME_COMMAND = struct.Struct('=BBHIIIQQII6III')
 _NVME_IDENTIFY = 0x06
 _NVME_FORMAT = 0x80
-#: what Identify tells: of a namespace, of the controller, the namespaces that
-#: are attached, and all that are allocated
+#: what Identify returns: a namespace, the controller, the attached namespaces,
+#: all allocated namespaces
 _CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE, _CNS_ALLOCATED = 0, 1, 2, 0x10
 #: Optional Admin Command Support: Format NVM, Namespace Management
 _OACS_FORMAT, _OACS_NAMESPACES = 1 << 1, 1 << 3
@@ -70,7 +70,7 @@ _OACS_FORMAT, _OACS_NAMESPACES = 1 << 1, 1 << 3
 _FNA_CRYPTOGRAPHIC = 1 << 2
 #: Secure Erase Settings of Format NVM
 _USER_DATA_ERASE, _CRYPTOGRAPHIC_ERASE = 1, 2
-#: milliseconds; erasing the user data of a large disk takes minutes
+#: milliseconds; an erase of the user data of a large disk takes minutes
 _IDENTIFY_MS, _FORMAT_MS = 60_000, 3_600_000
 
 
@@ -126,7 +126,7 @@ def program_xclbin(function: str, path: str, size: int) -> None:
     if not isinstance(path, str) or not os.path.isabs(path):
         raise _invalid('path', path)
     with _mapped(path, 0, size) as start:
-        # the driver copies as many bytes as the header says
+        # the driver copies the number of bytes that the header says
         if size < 312 or (ctypes.string_at(start + 304, 8)
                           != struct.pack('<Q', size)):
             raise _invalid('xclbin', path)
@@ -143,7 +143,7 @@ def rebind(function: str, driver: str) -> None:
     device = f'{SYS}/bus/pci/devices/{function}'
     if os.path.exists(f'{device}/driver'):
         _write(f'{device}/driver/unbind', function)
-    # vfio-pci knows no ids of its own; a bare newline clears the override
+    # vfio-pci has no ids of its own; a bare newline clears the override
     _write(f'{device}/driver_override',
            f'{driver if driver == "vfio-pci" else ""}\n')
     _write(f'{SYS}/bus/pci/drivers/{driver}/bind', function)
@@ -202,7 +202,7 @@ def check_disks(function: str) -> None:
 def format_nvme(function: str) -> None:
     _check_function(function)
     with contextlib.ExitStack() as stack:
-        # nobody can begin to use one of them meanwhile
+        # while the disks are held, no other process can start to use them
         _hold_disks(function, stack)
         fd = stack.enter_context(_node(
             f'{SYS}/bus/pci/devices/{function}/nvme/nvme*',
@@ -230,8 +230,8 @@ def _nvme_identify(fd, cns, namespace=0) -> bytes:
 
 
 def _nvme_list(fd, cns) -> list[int]:
-    """Numbers of namespaces; a list has at most 1024."""
-    found = []
+    """Return the numbers of namespaces, read in lists of up to 1024."""
+    found: list[int] = []
     while True:
         numbers = [n for n in struct.unpack('<1024I', _nvme_identify(
             fd, cns, found[-1] if found else 0)) if n]
@@ -241,7 +241,7 @@ def _nvme_list(fd, cns) -> list[int]:
 
 
 def _nvme_format(fd, namespace, erase):
-    """With the format of its blocks and the protection that it has."""
+    """Format a namespace; keep its block format and its protection."""
     about = _nvme_identify(fd, _CNS_NAMESPACE, namespace)
     blocks, protection = about[26], about[29]
     _nvme_command(fd, _NVME_FORMAT, namespace, (
@@ -262,10 +262,10 @@ def _nvme_command(fd, opcode, namespace, cdw10, timeout, page=None):
 
 
 def _hold_disks(function, stack):
-    """Open each disk that a function has, as only one can.
+    """Open each disk of a function exclusively.
 
-    :raises OSError: EBUSY when it, or a part of it, is mounted or otherwise
-        held, by whomever.
+    :raises OSError: EBUSY when a disk, or a part of it, is mounted or
+        otherwise held.
     """
     block = f'{SYS}/class/block'
     places = {name: f'{os.path.realpath(f"{block}/{name}")}/'
@@ -307,7 +307,7 @@ def _read(path) -> str:
 
 
 def _write(path, text):
-    # one write() without O_CREAT or O_TRUNC, as an attribute wants it
+    # an attribute takes one write(), without O_CREAT or O_TRUNC
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode('ascii'))
@@ -316,21 +316,23 @@ def _write(path, text):
 
 
 def _fme(pf):
-    """File descriptor of the FME of a function."""
+    """Return the file descriptor of the FME of a function."""
     return _node(f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/dfl-fme.*',
                  _FME, pf)
 
 
 @contextlib.contextmanager
 def _node(pattern, name, of, kind=stat.S_ISCHR, flags=os.O_RDWR):
-    """File descriptor of the node of the one device of a function.
+    """Open the device node of the only such device of a function.
 
-    Numbers in names change whenever the driver is bound, so the node has to
-    be the one whose device number sysfs shows.
+    The numbers in names change each time the driver is bound. Hence the node
+    must have the device number that sysfs shows.
 
-    :param pattern: where the device is in sysfs, with wildcards.
-    :param name: that it has to have, a regular expression.
+    :param pattern: path of the device in sysfs, with wildcards.
+    :param name: regular expression for the name of the device.
     :param of: the function, for errors.
+    :raises OSError: ENODEV when the function does not have exactly one such
+        device, or the node belongs to another one.
     """
     found = [path for path in glob.glob(pattern)
              if name.fullmatch(os.path.basename(path))]
@@ -351,21 +353,21 @@ def _node(pattern, name, of, kind=stat.S_ISCHR, flags=os.O_RDWR):
 
 @contextlib.contextmanager
 def _mapped(path, offset, size):
-    """Address of a part of a file in memory, without a copy of it.
+    """Map a part of a file and yield its address in memory.
 
-    The pages are those of the page cache, so a large bitstream costs nothing.
+    The pages are those of the page cache: a large bitstream is not copied.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                  | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, f'{path} is no regular file')
+            raise OSError(errno.EINVAL, f'{path} is not a regular file')
         if size == 0 or offset + size > found.st_size:
             raise OSError(errno.EINVAL, f'{path} has {found.st_size} bytes, '
                           f'asked are {size} from {offset}')
         begin = offset - offset % mmap.ALLOCATIONGRANULARITY
-        # private and writable only because ctypes takes nothing else
+        # private and writable because ctypes accepts no other mapping
         area = mmap.mmap(fd, offset - begin + size, access=mmap.ACCESS_COPY,
                          offset=begin)
     finally:

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the host itself does with a PCI function.
+"""Uses of a PCI function by the host itself.
 
 Sources: Documentation/ABI (sysfs-class-net, stable/sysfs-block) and proc(5).
-What keeps a disk open without a mount, a swap area or a holder, such as a
-database on a raw partition, the kernel does not show.
+The kernel does not show a process that keeps a disk open without a mount, a
+swap area or a holder, such as a database on a raw partition.
 """
 
 import re
@@ -14,28 +14,31 @@ _UP = 0x1
 
 
 def usage(kernel, function: str) -> str:
-    """What the host uses a function for, one clause, or ''.
+    """Return what the host uses a function for, as a clause, or ''.
 
     :param kernel: nova_accel.host.kernel, or a simulated one.
     :param function: its PCI address.
-    :raises OSError: it cannot be told.
+    :raises OSError: an attribute cannot be read.
     """
     return _of_disks(kernel, function) or (
-        # what brings up an interface that comes back from a guest is no use
-        # of the host: VFs are there to be given away
+        # VFs are meant for guests: a VF's interface that a service brings up
+        # after a guest does not count as a use of the host
         '' if pci.physical_function(kernel, function)
         else _of_interfaces(kernel, function))
 
 
 def fingerprint(kernel):
-    """Different when the host began or ended to use a disk; cheap."""
+    """Return a value that changes when the host starts or ends a use.
+
+    Cheap: reads directory listings and mounts only.
+    """
     return (*(tuple(_listing(kernel, path)) for path in (
                 'class/block', 'class/net', 'fs/btrfs')),
             frozenset(kernel.mounted_devices()))
 
 
 def disks(kernel, function) -> list[str]:
-    """Names of the disks and partitions of a function."""
+    """Return the names of the disks and partitions of a function."""
     return _below(kernel, 'class/block', function)
 
 
@@ -57,7 +60,7 @@ def _of_disks(kernel, function):
         try:
             where = mounted.get(kernel.read(f'{top}/dev'))
         except FileNotFoundError:
-            # one path of several to a disk, which has no device node
+            # one of several paths to a disk; paths have no device node
             continue
         if where:
             return f'its disk {name} is {where}'
@@ -72,7 +75,7 @@ def _of_interfaces(kernel, function):
 
 
 def _below(kernel, directory, function) -> list[str]:
-    """The devices of a class that a function has, and their partitions."""
+    """Return a function's devices of a class, and their partitions."""
     places = {}
     for name in _listing(kernel, directory):
         try:

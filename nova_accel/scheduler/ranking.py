@@ -126,7 +126,7 @@ def score(requests: list[request.AcceleratorRequest], best: Rank) -> float:
     groups = sum(r.programs for r in requests)
     if not groups or best.taken or best.stuck:
         return 0.0
-    carried = groups - best.programmings
+    carried: float = groups - best.programmings
     if best.programmings:
         carried += _KEEPING * (1 - best.loss / best.programmings)
     return _USABLE + (1 - _USABLE) * carried / groups

@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Any simulated PCI device, and what kinds of devices may have of their own.
+"""A simulated PCI device, the base class of all kinds of devices.
 
-A card is what the description says, frozen; what it and the kernel remember of
-it is a dictionary of the state, called mine. A kind of devices is a subclass
-in a module of its own, and an entry in description.KINDS.
+A card is frozen and holds what the description says. The state of the card and
+of the kernel is a dictionary, called mine. A kind of devices is a subclass in
+a module of its own and an entry in description.KINDS.
 """
 
 import dataclasses
 import errno
+import typing
 from typing import ClassVar
 
 from nova_accel.sim import reader
@@ -16,33 +17,33 @@ from nova_accel.sim import tree as sysfs
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A PCI function with its VFs, if any."""
+    """A PCI function and its VFs."""
 
     address: str
     #: vendor, device, subsystem vendor, subsystem device: four hex digits
     ids: tuple[str, str, str, str] = ('8086', '0000', '8086', '0000')
     class_code: str = '0x010601'
-    #: at the beginning
+    #: initial driver
     driver: str | None = None
     numa_node: int = -1
     iommu_group: int | None = None
-    #: how many VFs it can have; with 0 it has no SR-IOV
+    #: maximum number of VFs; with 0 the card has no SR-IOV
     total_vfs: int = 0
     #: device id of a VF, None for that of the PF
     vf_device: str | None = None
-    #: that takes VFs when they are made
+    #: driver that takes new VFs
     vf_driver: str | None = None
-    #: VFs that are there at the beginning
+    #: initial number of VFs
     vfs: int = 0
     #: further attributes of the physical function while it is bound to the
-    #: driver of the beginning: path -> text
+    #: initial driver: path -> text
     attributes: dict = dataclasses.field(default_factory=dict)
     faults: dict = dataclasses.field(default_factory=dict)
 
-    #: fault -> what checks its value
+    #: fault -> function that checks its value
     FAULTS: ClassVar[dict] = {
         'attributes': reader.attributes,
-        #: what binding another driver gives
+        #: errno of binding another driver
         'bind': reader.one_of('EBUSY', 'EINVAL', 'ENODEV'),
         'dead': reader.boolean,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
@@ -54,10 +55,11 @@ class Card:
 
     @classmethod
     def describe(cls, item) -> dict:
-        """The fields of a card, from its mapping in the description.
+        """Read the fields of a card from its mapping in the description.
 
-        :param item: a reader.Mapping, from which every known key is taken.
-        :raises InvalidSimulation: naming file, line and key.
+        :param item: a reader.Mapping; known keys are taken out of it.
+        :raises InvalidSimulation: a value is wrong; the error names file,
+            line and key.
         """
         total = item.take('total_vfs', reader.natural, 0)
         vendor = item.take('vendor', reader.identifier, cls.ids[0])
@@ -75,7 +77,7 @@ class Card:
 
     @classmethod
     def describe_any(cls, item) -> dict:
-        """Those fields that a card of every kind has."""
+        """Read the fields that every kind of cards has."""
         fields = dict(
             address=item.take('address', reader.address),
             numa_node=item.take('numa_node', int, -1),
@@ -97,34 +99,34 @@ class Card:
 
     @classmethod
     def fault(cls, name, value):
-        """A fault as it is kept, checked.
+        """Check a fault and return its value for the state.
 
-        :raises ValueError: saying what is wrong.
+        :raises ValueError: the error says what is wrong.
         """
         if value is None:
             return None
         if name not in cls.FAULTS:
             raise ValueError(
-                f'is no fault; known are {", ".join(cls.FAULTS)}')
+                f'is an unknown fault, the faults are {", ".join(cls.FAULTS)}')
         return cls.FAULTS[name](value)
 
     def addresses(self) -> list[str]:
-        """Of all functions that it may ever have."""
+        """Return the addresses of all functions that it may ever have."""
         return [self.address,
                 *(self.vf_address(n) for n in range(self.total_vfs))]
 
     def vf_address(self, number: int) -> str:
-        """VFs follow their PF in the space of bus, slot and function."""
+        """Return the address of a VF; VFs follow their PF."""
         domain, bus, rest = self.address.split(':')
         slot, function = rest.split('.')
         at = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function)
         at += 1 + number
         return f'{domain}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}'
 
-    # What is remembered
+    # State
 
-    def fresh(self, state) -> dict:
-        """As the kernel has it after boot, and the card after power on.
+    def fresh(self, state) -> dict[str, typing.Any]:
+        """Return the state after boot of the host and power on of the card.
 
         :param state: of the host; number(state) gives numbers of devices.
         """
@@ -132,47 +134,47 @@ class Card:
                 'faults': {}}
 
     def at_first(self, state) -> dict:
-        """fresh(), and what the description says of the beginning."""
+        """Return fresh() plus the initial state of the description."""
         mine = self.fresh(state)
         if self.vfs and mine['driver'] == self.driver:
             self.make_vfs(state, mine, self.vfs)
         return mine
 
     def keeps(self) -> tuple[str, ...]:
-        """What of it outlives a reboot of the host."""
+        """Return the keys that survive a reboot of the host."""
         return ('faults',)
 
     def power_on(self, mine) -> None:
-        """What the loss of power changes of that which outlives a reboot."""
+        """Apply a loss of power to the keys that survive a reboot."""
         mine['faults'].pop('dead', None)
 
     def settle(self, mine) -> None:
-        """Bring it to the present, where something goes on by itself."""
+        """Update the state for the time that has passed."""
 
     def faulty(self, mine) -> dict:
-        """Faults that it has now, by name."""
+        """Return the present faults, by name."""
         return {**self.faults, **mine['faults']}
 
     # Operations
 
     def drivers(self) -> set[str]:
-        """Those that its functions can be bound to."""
+        """Return the drivers that its functions can be bound to."""
         return {'vfio-pci', *filter(None, (self.driver, self.vf_driver))}
 
     def in_use(self, mine) -> list[str]:
-        """What of it a guest may have open beside its physical function."""
+        """Return what a guest may have open beside the physical function."""
         return [self.vf_address(n) for n in range(len(mine['vfs']))]
 
     def is_busy(self, mine) -> bool:
-        """Whether unbinding its driver has to wait."""
+        """Whether unbinding the driver has to wait."""
         return False
 
     def bound(self, state, mine, driver) -> None:
-        """Its physical function gets another driver."""
+        """Bind the physical function to another driver."""
         mine.update(driver=driver, number=number(state), vfs=[])
 
     def check_vfs(self, mine, count) -> None:
-        """:raises OSError: the driver refuses to make so many VFs."""
+        """:raises OSError: the driver refuses this number of VFs."""
         if not self.total_vfs or mine['driver'] is None:
             raise sysfs.error(errno.ENOENT, self.address)
         if not 0 <= count <= self.total_vfs:
@@ -184,7 +186,7 @@ class Card:
                        for _ in range(count)]
 
     def ends_vfs(self, attribute, value) -> bool:
-        """Whether writing that attribute takes the VFs away."""
+        """Whether writing the attribute removes the VFs."""
         return False
 
     def write(self, mine, vf, attribute, value) -> None:
@@ -198,10 +200,10 @@ class Card:
     # Sysfs
 
     def add(self, tree, mine, group) -> None:
-        """Put all of it into sysfs.
+        """Put the card into sysfs.
 
-        :param group: number of the IOMMU group where it is the first of its
-            own, those of VFs follow; None without IOMMU.
+        :param group: number of the physical function's own IOMMU group, those
+            of VFs follow; None without IOMMU.
         """
         faults = self.faulty(mine)
         if faults.get('vanish'):
@@ -232,7 +234,7 @@ class Card:
                 tree, address, (vendor, self.vf_device or device,
                                 subsystem_vendor, '0000'), self.class_code,
                 vf['driver'], group and group + 1 + n)
-            # by the SR-IOV specification, whatever state the card is in
+            # by the SR-IOV specification, in every state of the card
             made['config'] = b'\xff\xff' + made['config'][2:]
             made['numa_node'] = str(self.numa_node)
             made['physfn'] = sysfs.Link(sysfs.place(self.address))
@@ -243,13 +245,13 @@ class Card:
             sysfs.spoil(made, faults.get('attributes') or {})
 
     def add_physical(self, tree, mine, function) -> None:
-        """What its physical function has beside what all have."""
+        """Add what the physical function has beside the common attributes."""
 
     def add_virtual(self, tree, mine, n, function) -> None:
-        """The same of a VF."""
+        """Add what a VF has beside the common attributes."""
 
 
 def number(state) -> int:
-    """A number that no device name had before; names of ten may use it."""
+    """Return an unused number for device names; the nine next are free."""
     state['number'] += 10
     return state['number']

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""FPGA cards under the DFL drivers, as Linux 6.12 was seen to behave."""
+"""FPGA cards under the DFL drivers, as observed with Linux 6.12."""
 
 import dataclasses
 import errno
@@ -10,6 +10,7 @@ import uuid
 
 from nova_accel import model
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -21,7 +22,7 @@ PRODUCTS = {
     'N6000': ('8086', 'bcce', '1770', 'bccf'),
     'N6001': ('8086', 'bcce', '1771', 'bccf'),
 }
-#: name of a fault of programming -> what the manager's status then says
+#: name of a programming fault -> status of the manager after it
 PR_ERRORS = {
     'operation': 'reconfig operation error',
     'crc': 'reconfig CRC error',
@@ -30,13 +31,13 @@ PR_ERRORS = {
     'fifo': 'reconfig fifo overflow error',
     'timeout': None,
 }
-#: what a card carries when nothing else is said: OPAE's loopback test
+#: the default function of a region: OPAE's loopback test
 DEFAULT_FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
 DEFAULT_INTERFACE = '9926ab6d6c925a68aabca7d84c545738'
 
 _ALL_ONES = 'f' * 32
 _NEVER = 1e12
-#: seconds between two looks at something that blocks
+#: seconds between two polls of a blocking operation
 _TICK = 0.02
 
 
@@ -49,7 +50,7 @@ class DflCard(card.Card):
     vf_driver: str | None = 'dfl-pci'
     ports: int = 1
     interface: str = DEFAULT_INTERFACE
-    #: function of each port when it was bought
+    #: factory function of each port
     functions: tuple[str, ...] = ()
     shell: str = ''
     programming_seconds: float = 0
@@ -96,7 +97,7 @@ class DflCard(card.Card):
         return [self.address, *(self.vf_address(n)
                                 for n in range(self.ports))]
 
-    # What is remembered
+    # State
 
     def fresh(self, state):
         return {**super().fresh(state), 'functions': list(self.functions),
@@ -119,10 +120,10 @@ class DflCard(card.Card):
         mine['functions'] = list(self.functions)
 
     def settle(self, mine):
-        """End the programming whose time is over.
+        """End a programming whose time is over.
 
-        Whoever looks first does so: like a real one it goes on when the
-        process that began it is killed.
+        The first process that reads the state does it: as with real hardware,
+        a programming goes on when the process that began it is killed.
         """
         program = mine['program']
         if not program or time.time() < program['until']:
@@ -164,7 +165,7 @@ class DflCard(card.Card):
                        for port in sorted(mine['released'])]
 
     def outcome(self, mine, faults, payload):
-        """(name of the error or None, seconds) of a programming."""
+        """Return (name of the error or None, seconds) of a programming."""
         seconds = self.programming_seconds
         count = faults.get('pr_error_count')
         error = faults.get('pr_error')
@@ -196,13 +197,14 @@ class DflCard(card.Card):
         manager = {f'fpga{count}': {'name': 'DFL FME FPGA Manager',
                                     'state': mine['manager'],
                                     'status': status}}
-        fme = base[f'dfl-fme.{count}'] = {
+        fme: sysfs.Directory = {
             'dev': f'245:{count}',
             'ports_num': '7' if dead else str(self.ports),
             'bitstream_id': f'0x{"f" * 16}' if dead else self.shell,
             'bitstream_metadata': f'0x{"f" * 16}' if dead else '0x17091911',
             f'dfl-fme-mgr.{count}': {'fpga_manager': manager},
         }
+        base[f'dfl-fme.{count}'] = fme
         tree['class']['fpga_manager'][f'fpga{count}'] = sysfs.Link(
             f'{top}/dfl-fme.{count}/dfl-fme-mgr.{count}/fpga_manager/'
             f'fpga{count}')
@@ -231,9 +233,9 @@ class DflCard(card.Card):
 
 
 def _base_region(tree, address, function, count):
-    """The region that stands for the function; it has no compat_id to give."""
+    """Add the region of the function itself, which has no compat_id."""
     name = f'region{count}'
-    base = {'compat_id': sysfs.Errno(errno.ENOENT)}
+    base: sysfs.Directory = {'compat_id': sysfs.Errno(errno.ENOENT)}
     function['fpga_region'] = {name: base}
     tree['class']['fpga_region'][name] = sysfs.Link(
         f'{sysfs.place(address)}/fpga_region/{name}')
@@ -241,14 +243,15 @@ def _base_region(tree, address, function, count):
 
 
 def _port(mine, faults, port, of_pf):
-    # a VF has a count of its own, which programming through the PF leaves
+    # a VF has a count of its own, which programming through the PF ignores
     if of_pf and mine['disabled'].get(str(port)):
-        function = sysfs.Errno(errno.EBUSY)
+        function: str | sysfs.Errno = sysfs.Errno(errno.EBUSY)
     else:
         function = (_ALL_ONES if faults.get('dead')
                     else mine['functions'][port])
-    made = {'id': str(port), 'afu_id': function, 'power_state': '0x0',
-            'errors': {}}
+    made: sysfs.Directory = {
+        'id': str(port), 'afu_id': function, 'power_state': '0x0',
+        'errors': {}}
     if faults.get('port_errors'):
         made['errors']['errors'] = mine['errors'].get(
             str(port), faults['port_errors'])
@@ -262,8 +265,8 @@ _product = reader.checked(lambda v: v in PRODUCTS,
                           f'one of {", ".join(PRODUCTS)}')
 
 
-class DflOperations:
-    """The part of a simulated kernel that is for these cards."""
+class DflOperations(operations.Operations):
+    """Operations of a simulated kernel on DFL cards."""
 
     def program_dfl_port(self, pf, port, path, offset, size):
         with open(path, 'rb') as file:
@@ -283,7 +286,7 @@ class DflOperations:
                                                    payload[:size])
                     _begin(mine, port, payload, error, time.time() + seconds)
                     break
-            # the kernel holds a mutex of the FME meanwhile
+            # the kernel holds a mutex of the FME during a programming
             time.sleep(_TICK)
         while True:
             time.sleep(min(seconds, _TICK))
@@ -321,12 +324,12 @@ class DflOperations:
                     or port in [vf['port'] for vf in mine['vfs']]):
                 raise sysfs.error(errno.EBUSY, f'port {port} of {pf}')
             mine['released'].remove(port)
-            # Linux 6.12 makes the port's device again, but no driver takes it
+            # Linux 6.12 recreates the port's device, but no driver takes it
             mine['lost'].append(port)
 
     @staticmethod
     def _bound_card(host, state, pf, port):
-        """The card of a PF that is bound to dfl-pci and has that port."""
+        """Return the card of a PF bound to dfl-pci that has the port."""
         found = host.cards.get(pf)
         if (not isinstance(found, DflCard)
                 or found.faulty(state['cards'][pf]).get('vanish')

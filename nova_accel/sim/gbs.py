@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Bitstream files for cards that are not there."""
+"""Bitstream files for simulated cards."""
 
 import json
 import struct
@@ -12,18 +12,17 @@ def make_gbs(path: str, function: str, interface: str, size: int = 4096,
              payload_function: str | None = None,
              payload_interface: str | None = None,
              name: str = 'simulated') -> None:
-    """Write a GBS file that a simulated card can be programmed with.
+    """Write a GBS file for programming a simulated card.
 
-    The payload is what simulated cards understand: the function and the
-    interface, 16 bytes little-endian each, then padding. A real card refuses
-    it.
+    The payload has the format of simulated cards: function and interface, 16
+    bytes little-endian each, then padding. A real card refuses it.
 
-    :param function: UUID of the function that the metadata names.
-    :param interface: UUID of the region type that the metadata names.
+    :param function: UUID of the function in the metadata.
+    :param interface: UUID of the region type in the metadata.
     :param size: length of the payload in bytes.
-    :param payload_function: the function in the payload, when it is to differ.
-    :param payload_interface: the region type in the payload likewise.
-    :raises ValueError: when a UUID is none.
+    :param payload_function: the function in the payload if it differs.
+    :param payload_interface: the region type in the payload if it differs.
+    :raises ValueError: a UUID is malformed.
     """
     metadata = json.dumps({'version': 1, 'afu-image': {
         'magic-no': 488605312,

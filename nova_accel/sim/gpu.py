@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Graphics cards that guests get whole."""
+"""Graphics cards for passthrough of the whole card."""
 
 import dataclasses
 from typing import ClassVar
@@ -10,12 +10,12 @@ from nova_accel.sim import reader
 
 @dataclasses.dataclass(frozen=True)
 class GpuCard(card.Card):
-    """Its graphics function; what else is in its slot is an `others`."""
+    """The graphics function; other functions of the slot are `others`."""
 
     ids: tuple[str, str, str, str] = ('10de', '26b9', '10de', '0000')
     class_code: str = '0x030200'
     driver: str | None = 'nvidia'
-    #: what the attribute boot_vga says; only VGA devices (0300) have it
+    #: the attribute boot_vga; only VGA devices (0300) have it
     boot_vga: bool = False
     #: whether it has types of mediated devices, as under a vGPU host driver
     mdev: bool = False
@@ -40,7 +40,7 @@ class GpuCard(card.Card):
             mdev=item.take('mdev', reader.boolean, False))
 
     def is_busy(self, mine):
-        # the vendors' drivers wait for the last close, without a limit
+        # the vendors' drivers wait for the last close without a time limit
         return mine['driver'] not in (None, 'vfio-pci') and bool(
             self.faulty(mine).get('in_use'))
 

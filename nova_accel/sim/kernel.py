@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A kernel that is not there, with cards that behave.
+"""A simulated kernel with simulated cards.
 
-It answers as Linux 6.12 with the DFL drivers was seen to answer, including
-what goes wrong. What a card or kernel remembers is kept in ``<file>.state``
-beside the description, so that all processes see the same cards. Time passes
-for real: programming sleeps, and holds no lock while it does.
+It answers as Linux 6.12 with the DFL drivers was observed to answer, errors
+included. The file ``<file>.state`` beside the description keeps the state of
+the cards and of the kernel for all processes. Time is real: programming
+sleeps, and holds no lock meanwhile.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+import typing
 
 from nova_accel import exception
 from nova_accel.sim import card as cards
@@ -28,13 +29,13 @@ from nova_accel.sim import xrt
 _PCI = 'bus/pci/devices'
 #: drivers that VFIO tolerates on the other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
-#: seconds between two looks at something that blocks
+#: seconds between two polls of a blocking operation
 _TICK = 0.02
 #: attributes of PCI functions that the kernel answers without the device
 _IN_MEMORY = frozenset((
     'vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
     'numa_node', 'boot_vga', 'sriov_numvfs', 'sriov_totalvfs'))
-#: vendor and device that vfio-pci refuses unless told otherwise
+#: vendor and device that vfio-pci refuses without disable_denylist
 _DENYLIST = frozenset(('8086', device) for device in (
     '0435', '0443', '19e2', '19e3', '37c8', '37c9'))
 
@@ -44,33 +45,39 @@ class SimulatedKernel(dfl.DflOperations,
                       xrt.XrtOperations,
                       qat.QatOperations,
                       vgpu.MdevOperations):
-    """Stands where nova_accel.host.kernel.Kernel stands; same methods.
+    """Replaces nova_accel.host.kernel.Kernel; has the same methods.
 
-    Thread-safe, and any number of processes may use one file.
+    Thread-safe. Any number of processes may use one file.
     """
 
     def __init__(self, path: str):
         """:param path: the description, a YAML file.
 
-        :raises InvalidSimulation: naming file, line and key.
+        :raises InvalidSimulation: the file is malformed; the error names
+            file, line and key.
         """
         self.path = os.path.abspath(path)
         self._state_path = f'{self.path}.state'
-        # guards what is remembered of the files; never held while waiting
+        # guards the three caches below; never held while waiting
         self._lock = threading.RLock()
-        self._description = self._state = self._sys = (None,) * 3
+        #: (stamp of the file, description)
+        self._description: tuple[typing.Any, ...] = (None, None)
+        #: (stamp of the file, description, state)
+        self._state: tuple[typing.Any, ...] = (None, None, None)
+        #: (state, whether each card is busy, the tree of both)
+        self._sys: tuple[typing.Any, ...] = (None, None, None)
         self._described()
         try:
             with self._update():
                 pass
         except OSError as e:
             raise exception.InvalidSimulation(
-                f'The state of the simulated host {path} cannot be kept '
-                f'beside it ({e}): put the file where nova-compute may '
-                f'write.') from e
+                f'The state of the simulated host {path} cannot be written '
+                f'beside it ({e}): move the file to a directory that '
+                f'nova-compute may write.') from e
         except (ValueError, KeyError, TypeError) as e:
             raise exception.InvalidSimulation(
-                f'{self._state_path} is not what this release wrote '
+                f'{self._state_path} was not written by this release '
                 f'({e!r}): remove it.') from e
 
     # Reads, see Kernel
@@ -162,7 +169,7 @@ class SimulatedKernel(dfl.DflOperations,
                     if count:
                         card.make_vfs(state, mine, count)
                     return
-            # the kernel waits for guests that have a VF
+            # the kernel waits until no guest has a VF
             time.sleep(_TICK)
 
     def write_attribute(self, function, attribute, value):
@@ -179,7 +186,6 @@ class SimulatedKernel(dfl.DflOperations,
 
     @staticmethod
     def _owner(host, state, function):
-        """(card, number of the VF or None) of a function."""
         for address, card in host.cards.items():
             mine = state['cards'][address]
             if card.faulty(mine).get('vanish'):
@@ -193,8 +199,10 @@ class SimulatedKernel(dfl.DflOperations,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Whether it was done: it waits for guests with a VF, and for what
-        the card is at."""
+        """Rebind, unless a guest has a VF or the card is busy.
+
+        :returns: whether the function was rebound.
+        """
         card, vf = cls._owner(host, state, function)
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
@@ -218,12 +226,12 @@ class SimulatedKernel(dfl.DflOperations,
     # What tests and demonstrations do to the host
 
     def set_fault(self, address: str, **fault) -> None:
-        """Give a card faults, or with None take them away.
+        """Set faults of a card; None clears one.
 
-        Names and values as under ``faults`` in the description.
+        Names and values are those of ``faults`` in the description.
 
-        :raises KeyError: when there is no such card.
-        :raises ValueError: when a fault is none.
+        :raises KeyError: unknown card.
+        :raises ValueError: unknown fault, or a wrong value.
         """
         with self._update() as (host, state):
             card, mine = host.cards[address], state['cards'][address]
@@ -237,11 +245,13 @@ class SimulatedKernel(dfl.DflOperations,
                 mine['errors'] = {}
 
     def guest_takes(self, *addresses: str) -> None:
-        """Give functions to a guest, as libvirt does for managed hostdevs:
-        those of a guest that starts all at once, others one by one.
+        """Give functions to a guest, as libvirt does for managed hostdevs.
+
+        libvirt attaches all functions of a guest that starts at once, and
+        those of a running guest one by one.
 
         :raises OSError: EPERM when an IOMMU group is not viable, ENODEV when
-            there is no such function, EBUSY when a guest has it.
+            the function does not exist, EBUSY when a guest has it.
         """
         tree = self._tree()
         for address in addresses:
@@ -278,8 +288,11 @@ class SimulatedKernel(dfl.DflOperations,
             time.sleep(_TICK)
 
     def guest_returns(self, address: str) -> None:
-        """Undo guest_takes: what was bound to vfio-pci before stays so, other
-        functions get the driver that the kernel has for them."""
+        """Undo guest_takes.
+
+        A function that was bound to vfio-pci before stays so. Others get the
+        driver that the kernel has for them.
+        """
         with self._update() as (host, state):
             state['guests'].remove(address)
             if address in state.get('stay', ()):
@@ -290,7 +303,7 @@ class SimulatedKernel(dfl.DflOperations,
                          card.driver if vf is None else card.vf_driver)
 
     def reboot(self) -> None:
-        """Forget what a kernel forgets; the cards keep their functions."""
+        """Reset the state of the kernel; the cards keep their functions."""
         with self._update() as (host, state):
             state.update(guests=[], stay=[])
             for address, card in host.cards.items():
@@ -299,7 +312,7 @@ class SimulatedKernel(dfl.DflOperations,
                     **card.fresh(state), **{n: mine[n] for n in card.keeps()}}
 
     def power_cycle(self) -> None:
-        """reboot(), and the cards come up with the functions they ship with.
+        """Reboot and restore the functions that the cards ship with.
 
         A dead card answers again.
         """
@@ -311,7 +324,7 @@ class SimulatedKernel(dfl.DflOperations,
     # The state
 
     def _described(self):
-        """The description, read again when the file changed."""
+        """Return the description; read it again if the file changed."""
         with self._lock:
             stamp = _stamp(self.path)
             if self._description[0] != stamp or stamp is None:
@@ -319,7 +332,6 @@ class SimulatedKernel(dfl.DflOperations,
             return self._description[1]
 
     def _look(self):
-        """(description, state) of now; not to be changed."""
         with self._lock:
             host = self._described()
             stamp = _stamp(self._state_path)
@@ -342,7 +354,6 @@ class SimulatedKernel(dfl.DflOperations,
 
     @contextlib.contextmanager
     def _update(self):
-        """(description, state) to change; kept unless the caller raises."""
         with open(f'{self._state_path}.lock', 'w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             host = self._described()
@@ -369,7 +380,7 @@ class SimulatedKernel(dfl.DflOperations,
                         function['number'] = cards.number(state)
 
     def _tree(self):
-        """/sys as nested dictionaries."""
+        """Return /sys as nested dictionaries."""
         with self._lock:
             host, state = self._look()
             busy = [card.is_busy(state['cards'][address])
@@ -388,7 +399,7 @@ def _stamp(path):
 
 
 def _held(card, state):
-    """Whether a guest holds a VF of the card, or the like."""
+    """Whether a guest holds a VF or a mediated device of the card."""
     return any(name in state['guests']
                for name in card.in_use(state['cards'][card.address]))
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Network cards of the host, which a rule may name by mistake."""
+"""Network cards of the host, which a device rule may match by mistake."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from nova_accel.sim import tree as sysfs
 
 @dataclasses.dataclass(frozen=True)
 class NicCard(card.Card):
-    """One port."""
+    """A network card with one port."""
 
     ids: tuple[str, str, str, str] = ('8086', '1572', '8086', '0000')
     class_code: str = '0x020000'

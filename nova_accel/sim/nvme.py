@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""NVMe disks: what the host does with them, and what is on them."""
+"""NVMe disks with their uses by the host and their data."""
 
 import dataclasses
 import errno
@@ -8,10 +8,11 @@ import time
 from typing import ClassVar
 
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
-#: seconds between two looks at something that blocks
+#: seconds between two polls of a blocking operation
 _TICK = 0.02
 _USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs|zfs')
 
@@ -19,28 +20,28 @@ _USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs|zfs')
 _use = reader.checked(
     lambda v: isinstance(v, str) and _USES.fullmatch(v),
     '"mounted at <directory>", "used as swap", "btrfs", "zfs", or the name of '
-    'a device on it, dm-<n> or md<n>')
+    'a device on the disk, dm-<n> or md<n>')
 
 
 @dataclasses.dataclass(frozen=True)
 class NvmeCard(card.Card):
-    """A controller with its namespaces, each with one partition."""
+    """A controller with namespaces of one partition each."""
 
     ids: tuple[str, str, str, str] = ('144d', 'a824', '144d', '0000')
     class_code: str = '0x010802'
     driver: str | None = 'nvme'
     namespaces: int = 1
-    #: whether others may have paths to the namespaces, which then belong to
-    #: the subsystem
+    #: whether other controllers may have paths to the namespaces, which then
+    #: belong to the subsystem
     multipath: bool = False
-    #: what the host does with the last partition
+    #: the host's use of the last partition
     use: str | None = None
-    #: what is on it
+    #: the data on the disk
     data: str = ''
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
-        #: what Format NVM comes to
+        #: result of Format NVM
         'format': reader.one_of('refused', 'unsupported', 'unattached'),
         'hang': reader.one_of('read', 'format'),
     }
@@ -79,15 +80,16 @@ class NvmeCard(card.Card):
             return
         # numbers of controllers change, those of namespaces do not
         number = mine['number']
-        controller = {'state': 'live', 'model': 'SIMULATED',
-                      'dev': f'240:{number}'}
+        controller: sysfs.Directory = {
+            'state': 'live', 'model': 'SIMULATED', 'dev': f'240:{number}'}
         function['nvme'] = {f'nvme{number}': controller}
         top = f'{sysfs.place(self.address)}/nvme/nvme{number}'
         for n in range(1, self.namespaces + 1):
             disk = f'nvme{number}n{n}'
-            node = {'dev': f'259:{number * 100 + 2 * n}', 'holders': {},
-                    f'{disk}p1': {'partition': '1', 'holders': {},
-                                  'dev': self._number(mine, n)}}
+            node: sysfs.Directory = {
+                'dev': f'259:{number * 100 + 2 * n}', 'holders': {},
+                f'{disk}p1': {'partition': '1', 'holders': {},
+                              'dev': self._number(mine, n)}}
             if self.multipath:
                 controller[f'nvme{number}c0n{n}'] = {'hidden': '1',
                                                      'holders': {}}
@@ -123,7 +125,7 @@ class NvmeCard(card.Card):
         return f'259:{mine["number"] * 100 + 2 * n + 1}'
 
     def mounted(self, mine):
-        """As Kernel.mounted_devices() has it."""
+        """Return its entries of Kernel.mounted_devices()."""
         if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
             return {self._number(mine, self.namespaces): mine['use']}
         return {}
@@ -134,8 +136,8 @@ def _in_class(tree, name, place):
         f'{place}/{name}')
 
 
-class NvmeOperations:
-    """The part of a simulated kernel that is for these disks."""
+class NvmeOperations(operations.Operations):
+    """Operations of a simulated kernel on NVMe disks."""
 
     def mounted_devices(self):
         host, state = self._look()
@@ -174,7 +176,7 @@ class NvmeOperations:
     # What tests and demonstrations do to the host
 
     def use_disk(self, address: str, use: str | None) -> None:
-        """Mount or otherwise use the disk, or with None not any more.
+        """Mount or otherwise use the disk; None ends the use.
 
         :param use: as in the description.
         """
@@ -182,10 +184,10 @@ class NvmeOperations:
             state['cards'][address]['use'] = use and _use(use)
 
     def write_disk(self, address: str, data: str) -> None:
-        """Leave data on the disk, as a guest does."""
+        """Write data to the disk, as a guest does."""
         with self._update() as (_, state):
             state['cards'][address]['data'] = data
 
     def data_of_disk(self, address: str) -> str:
-        """What a server that gets the disk can read from it."""
+        """Return what a server with the disk can read from it."""
         return self._look()[1]['cards'][address]['data']

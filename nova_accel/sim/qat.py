@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""QAT cards under the kernel's drivers, from reading those of Linux 6.16."""
+"""QAT cards under the kernel's drivers, from the sources of Linux 6.16."""
 
 import dataclasses
 import errno
@@ -7,11 +7,12 @@ import time
 from typing import ClassVar
 
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
-#: product -> device of PF and VF, their drivers, VFs, services at once (0:
-#: they cannot be set)
+#: product -> device ids of PF and VF, their drivers, number of VFs, services
+#: at a time (0: they cannot be set)
 PRODUCTS = {
     'DH895XCC': ('0435', '0443', 'dh895xcc', 'dh895xccvf', 32, 0),
     'C62X': ('37c8', '37c9', 'c6xx', 'c6xxvf', 16, 0),
@@ -20,11 +21,11 @@ PRODUCTS = {
     '420XX': ('4946', '4947', '420xx', '420xxvf', 16, 2),
     '6XXX': ('4948', '4949', '6xxx', '6xxxvf', 16, 3),
 }
-#: in the order in which the kernel writes them
+#: services in the order in which the kernel writes them
 _SERVICES = ('asym', 'sym', 'dc', 'decomp', 'dcc')
-#: seconds that have to be between two reads of the heartbeat
+#: minimum of seconds between two reads of the heartbeat
 _TIMER = 0.2
-#: of such reads that see no answer, until the card is called dead
+#: reads without an answer after which the card counts as dead
 _THRESHOLD = 3
 
 
@@ -33,17 +34,17 @@ class QatCard(card.Card):
     """The physical function of a QAT card."""
 
     class_code: str = '0x0b4000'
-    #: at the boot of the host
+    #: services at the boot of the host
     services: str = 'sym;asym'
     most_services: int = 0
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
-        # the host itself uses it
+        # the host itself uses the card
         'busy': reader.boolean,
-        # of the services with which it does not start: no firmware for them
+        # services with which the card does not start: no firmware for them
         'fails_with': reader.text,
-        # 'silent', or how reading it fails, as for an attribute
+        # 'silent', or how the read fails, as for an attribute
         'heartbeat': reader.text,
         'errors_fatal': reader.natural,
     }
@@ -60,7 +61,7 @@ class QatCard(card.Card):
         return {**fields, **cls.describe_any(item), 'services': services,
                 'vfs': item.take('vfs', reader.up_to(total), 0)}
 
-    # What is remembered
+    # State
 
     def fresh(self, state):
         return {**super().fresh(state), **self._started()}
@@ -81,7 +82,7 @@ class QatCard(card.Card):
         super().check_vfs(mine, count)
 
     def make_vfs(self, state, mine, count):
-        # all that it can have, whatever the number
+        # the driver makes all VFs, for any count
         super().make_vfs(state, mine, self.total_vfs)
 
     def ends_vfs(self, attribute, value):
@@ -108,7 +109,7 @@ class QatCard(card.Card):
             raise sysfs.error(errno.EBUSY, self.address)
         if value == 'down':
             if mine['state'] == 'down':
-                # newer kernels accept it
+                # newer kernels accept this
                 raise sysfs.error(errno.EINVAL, self.address)
             mine.update(state='down', vfs=[])
         elif self.faulty(mine).get('fails_with') == mine['services']:
@@ -127,12 +128,12 @@ class QatCard(card.Card):
         return ';'.join(s for s in _SERVICES if s in chosen)
 
     def heartbeat(self, mine) -> int:
-        """What debugfs says of it now.
+        """Return the present value in debugfs.
 
         :raises OSError: it cannot be read.
         """
         fault = self.faulty(mine).get('heartbeat')
-        number = errno.ENOENT
+        number: int = errno.ENOENT
         if fault not in (None, 'silent'):
             number = reader.attribute_fault(fault) or errno.ENOENT
         elif mine['driver'] == self.driver and mine['state'] == 'up':
@@ -152,7 +153,7 @@ class QatCard(card.Card):
         function['qat'] = {
             'state': mine['state'], 'cfg_services': mine['services'],
             'num_rps': '64', 'pm_idle_enabled': '1', 'auto_reset': 'off',
-            # until somebody wrote the number of a ring
+            # until the number of a ring is written to it
             'rp2srv': sysfs.Errno(errno.EINVAL)}
         if mine['state'] == 'up':
             function['qat_ras'] = {
@@ -165,8 +166,8 @@ _product = reader.checked(lambda v: v in PRODUCTS,
                           f'one of {", ".join(PRODUCTS)}')
 
 
-class QatOperations:
-    """The part of a simulated kernel that is for these cards."""
+class QatOperations(operations.Operations):
+    """Operations of a simulated kernel on QAT cards."""
 
     def read_qat_heartbeat(self, pf):
         with self._update() as (host, state):

@@ -1,7 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Reading the description of a simulated host, so that errors have a line."""
+"""Reads the description of a simulated host; errors have line numbers."""
 
 import errno
+import typing
 
 import yaml
 
@@ -11,9 +12,10 @@ from nova_accel import model
 
 
 def compose(path: str) -> 'Mapping':
-    """The mapping that a YAML file is.
+    """Read a YAML file whose top is a mapping.
 
-    :raises InvalidSimulation: naming file and line.
+    :raises InvalidSimulation: the file is malformed; the error names file
+        and line.
     """
     try:
         with open(path, encoding='utf-8') as file:
@@ -25,27 +27,27 @@ def compose(path: str) -> 'Mapping':
     except yaml.YAMLError as e:
         mark = getattr(e, 'problem_mark', None)
         raise exception.InvalidSimulation(
-            f'{path} line {mark.line + 1 if mark else "?"} is no YAML '
+            f'{path} line {mark.line + 1 if mark else "?"} is not YAML '
             f'({getattr(e, "problem", e)}): correct it.') from None
     return Mapping(path, node, 'the file')
 
 
 class Mapping:
-    """A mapping of the file that knows its lines."""
+    """A mapping of the file with its line numbers."""
 
     def __init__(self, path, node, of):
         self.path, self.of = path, of
         self.line = node.start_mark.line + 1 if node else 1
-        self.items = {}
+        self.items: dict[str, typing.Any] = {}
         if node is None:
             return
         if not isinstance(node, yaml.MappingNode):
             raise exception.InvalidSimulation(
-                f'{path} line {self.line}: {of} is no mapping of keys to '
+                f'{path} line {self.line}: {of} is not a mapping of keys to '
                 f'values: correct it.')
         for key, value in node.value:
             if key.value in self.items:
-                raise self.error(key.value, key, 'is there twice')
+                raise self.error(key.value, key, 'is a duplicate key')
             self.items[key.value] = value
 
     def error(self, key, node, problem):
@@ -55,7 +57,7 @@ class Mapping:
             f'it.')
 
     def take(self, key, convert, *default):
-        """The value of a key, converted; without default it is required."""
+        """Take the value of a key, converted; required without default."""
         node = self.items.pop(key, None)
         if node is None:
             if default:
@@ -71,22 +73,22 @@ class Mapping:
             raise self.error(key, node, f'is {value!r} ({e})') from None
 
     def sequence(self, key):
-        """Mappings of a list."""
+        """Yield the mappings of a list."""
         node = self.items.pop(key, None)
         if node is None:
             return
         if not isinstance(node, yaml.SequenceNode):
-            raise self.error(key, node, 'is no list')
+            raise self.error(key, node, 'is not a list')
         for number, item in enumerate(node.value):
             yield Mapping(self.path, item, f'{key}[{number}]')
 
     def pairs(self, key):
-        """(name, value, node) of a mapping whose keys are free."""
+        """Yield (name, value, node) of a mapping with any keys."""
         node = self.items.pop(key, None)
         if node is None:
             return
         if not isinstance(node, yaml.MappingNode):
-            raise self.error(key, node, 'is no mapping of keys to values')
+            raise self.error(key, node, 'is not a mapping of keys to values')
         for name, value in node.value:
             yield name.value, plain(value), name
 
@@ -99,7 +101,7 @@ class Mapping:
 
     def done(self):
         for key, node in self.items.items():
-            raise self.error(key, node, 'is no key that is known')
+            raise self.error(key, node, 'is an unknown key')
 
 
 def plain(node):
@@ -122,7 +124,7 @@ def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-text = checked(lambda v: isinstance(v, str), 'a text')
+text = checked(lambda v: isinstance(v, str), 'a string')
 boolean = checked(lambda v: isinstance(v, bool), 'true or false')
 
 
@@ -135,7 +137,7 @@ natural = checked(lambda v: type(v) is int and v >= 0, '0 or more')
 
 def seconds(value):
     if not is_number(value) or value < 0:
-        raise ValueError('it has to be seconds')
+        raise ValueError('it has to be seconds, 0 or more')
     return float(value)
 
 
@@ -155,22 +157,22 @@ def uuids(value):
 
 def attributes(value):
     if not isinstance(value, dict):
-        raise ValueError('has to be a mapping of attributes')
+        raise ValueError('it has to be a mapping of attributes')
     for name, given in value.items():
         if not isinstance(given, str):
-            raise ValueError(f'has no text for {name}: missing, an errno like '
-                             f'EIO, or the value in quotes')
+            raise ValueError(f'{name} has to be missing, an errno like EIO, '
+                             f'or the value in quotes')
     return value
 
 
 def attribute_fault(value):
-    """None for a missing attribute, a number for an errno, else the text."""
+    """Return None for "missing", the number of an errno, or the text."""
     if value == 'missing':
         return None
     return getattr(errno, value, value) if value.isupper() else value
 
 
 def up_to(most):
-    """A whole number from 0 to most."""
+    """Return a converter for integers from 0 to most."""
     return checked(lambda v: type(v) is int and 0 <= v <= most,
                    f'0 to {most}')

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""PTP hardware clocks: OCP time cards under ptp_ocp, and any others.
+"""PTP hardware clocks: OCP time cards under ptp_ocp, and other clocks.
 
-What changes of a card by itself, such as its offset, is set by the fault
-"attributes".
+The fault "attributes" sets values that change on real cards, such as the
+offset.
 """
 
 import dataclasses
@@ -16,17 +16,17 @@ PRODUCTS = {
     'META': ('1d9b', '0400'),
     'CELESTICA': ('18d4', '1008'),
     'ADVA': ('ad5a', '0400'),
-    # does not tell of its receiver, nor of its offset
+    # reports neither its receiver nor its offset
     'OROLIA': ('1ad7', 'a000'),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class ClockCard(card.Card):
-    """A function with a PTP clock, as of a network card."""
+    """A function with a PTP clock, like that of a network card."""
 
     clock_name: str = 'ptp'
-    #: name of its network interface, if it has one
+    #: name of its network interface
     net: str | None = None
 
     @classmethod
@@ -48,7 +48,7 @@ class ClockCard(card.Card):
                 'address': '52:54:00:12:34:56'})
 
     def add_class(self, tree, function, kind, name, attributes):
-        """A device of a class, below its function and in class."""
+        """Add a device of a class below its function and below /sys/class."""
         place = sysfs.place(self.address)
         function.setdefault(kind, {})[name] = {
             **attributes, 'device': sysfs.Link(place)}
@@ -85,7 +85,7 @@ class TimeCard(ClockCard):
         if mine['driver'] != self.driver:
             return
         ptp = f'ptp{mine["number"]}'
-        attributes = {
+        attributes: sysfs.Directory = {
             'serialnum': self.serial, 'clock_source': self.source,
             'available_clock_sources':
                 'NONE TOD IRIG PPS PTP RTC DCF REGS EXT',

@@ -1,14 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Sysfs as nested dictionaries: attributes are texts, bytes or Errno."""
+"""Sysfs as nested dictionaries: attributes are str, bytes or Errno."""
 
 import errno
 import os
+import typing
 
 from nova_accel.sim import reader
 
+#: name -> str, bytes, Errno, Link or Directory
+Directory = dict[str, typing.Any]
+
 
 class Link(str):
-    """A symbolic link, by the path of its target below /sys."""
+    """A symbolic link: the path of its target below /sys."""
 
 
 class Errno(int):
@@ -16,22 +20,24 @@ class Errno(int):
 
 
 def error(number: int, of: str) -> OSError:
-    """As the kernel raises it."""
+    """Return an error as the kernel raises it."""
     return OSError(int(number), os.strerror(number), of)
 
 
 def place(address: str) -> str:
-    """Where the directory of a PCI function is."""
+    """Return the directory of a PCI function."""
     return f'devices/pci{address[:7]}/{address}'
 
 
-def find(tree, path, follow_last=True):
-    """(node, its path without links).
+def find(tree: Directory, path: str, follow_last: bool = True,
+         ) -> tuple[typing.Any, str]:
+    """Return (node, its path without links).
 
     :raises OSError: ENOENT, ENOTDIR or ELOOP.
     """
     parts = [part for part in path.split('/') if part]
-    node, at = tree, []
+    node: typing.Any = tree
+    at: list[str] = []
     links = 0
     while parts:
         name = parts.pop(0)
@@ -51,21 +57,22 @@ def find(tree, path, follow_last=True):
 
 
 def add_function(tree, address, ids, class_code, driver, group):
-    """A PCI function with what every one has; its directory is the answer.
+    """Add a PCI function with the attributes that all functions have.
 
     :param ids: vendor, device, subsystem vendor, subsystem device: four hex
         digits each.
     :param group: number of its IOMMU group, None without IOMMU.
+    :returns: its directory.
     """
     vendor, device, subsystem_vendor, subsystem = ids
     config = bytes.fromhex(vendor)[::-1] + bytes.fromhex(device)[::-1]
-    made = {'vendor': f'0x{vendor}', 'device': f'0x{device}',
-            'subsystem_vendor': f'0x{subsystem_vendor}',
-            'subsystem_device': f'0x{subsystem}',
-            'class': class_code, 'revision': '0x00', 'numa_node': '-1',
-            'driver_override': ('vfio-pci' if driver == 'vfio-pci'
-                                else '(null)'),
-            'config': config.ljust(64, b'\0')}
+    made: Directory = {
+        'vendor': f'0x{vendor}', 'device': f'0x{device}',
+        'subsystem_vendor': f'0x{subsystem_vendor}',
+        'subsystem_device': f'0x{subsystem}',
+        'class': class_code, 'revision': '0x00', 'numa_node': '-1',
+        'driver_override': 'vfio-pci' if driver == 'vfio-pci' else '(null)',
+        'config': config.ljust(64, b'\0')}
     tree['devices'].setdefault(f'pci{address[:7]}', {})[address] = made
     tree['bus']['pci']['devices'][address] = Link(place(address))
     if driver:
@@ -81,7 +88,7 @@ def add_function(tree, address, ids, class_code, driver, group):
 
 
 def spoil(node, attributes):
-    """Make attributes below a node what the fault "attributes" says."""
+    """Apply the fault "attributes" to the attributes below a node."""
     for name in list(node):
         if isinstance(node[name], dict):
             spoil(node[name], attributes)

@@ -1,11 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""GPUs that are shared out, and parents of mediated devices that are no PCI
-devices.
+"""GPUs that are shared out, and parents of mediated devices without PCI.
 
-As drivers/vfio/mdev and samples/vfio-mdev of Linux read, and as NVIDIA's vGPU
-drivers are reported to behave: one GPU carries vGPUs of one size at a time
-unless it is told otherwise, and what one VF gets made of it the catalogs of
-its siblings do not offer any more.
+Sources: drivers/vfio/mdev and samples/vfio-mdev of Linux, and reports of
+NVIDIA's vGPU drivers. One GPU carries vGPUs of one size at a time unless
+configured otherwise. A vGPU on one VF reduces what the catalogs of the
+sibling VFs offer.
 """
 
 import dataclasses
@@ -15,6 +14,7 @@ import time
 from typing import ClassVar
 
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -22,7 +22,7 @@ FRAMEWORKS = ('mdev', 'sriov-mdev', 'vendor-vfio', 'sriov')
 
 _MDEV_BUS = 'class/mdev_bus'
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: seconds between two looks at something that blocks
+#: seconds between two polls of a blocking operation
 _TICK = 0.02
 
 
@@ -31,17 +31,17 @@ class VgpuType:
     #: 'nvidia-558', or '558' where the catalog has numbers
     id: str
     name: str | None
-    #: what one takes of the units of its GPU
+    #: units of the GPU that one vGPU takes
     units: int
 
 
 @dataclasses.dataclass(frozen=True)
 class MdevParent(card.Card):
-    """A parent of mediated devices that is no PCI device, as mtty."""
+    """A parent of mediated devices that is not a PCI device, like mtty."""
 
     types: tuple[VgpuType, ...] = ()
     units: int = 0
-    #: whether there may be vGPUs of several sizes at a time
+    #: whether vGPUs of several sizes are possible at a time
     mixed: bool = True
     device_api: str = 'vfio-pci'
 
@@ -63,7 +63,7 @@ class MdevParent(card.Card):
 
     @classmethod
     def describe_shares(cls, item, mixed) -> dict:
-        """What is shared out, and into which types."""
+        """Read the units to share and the types of vGPUs."""
         types = []
         for one in item.sequence('types'):
             types.append(VgpuType(
@@ -98,18 +98,18 @@ class MdevParent(card.Card):
         return [self.type(m['type']) for m in mine['mdevs'].values()]
 
     def room(self, mine, wanted: VgpuType) -> int:
-        """How many of a type could be made now."""
+        """Return how many of a type could be created now."""
         made = self.made(mine)
         if not self.mixed and any(t.units != wanted.units for t in made):
             return 0
         return (self.units - sum(t.units for t in made)) // wanted.units
 
     def parents(self, mine) -> list[str]:
-        """Functions on which mediated devices are made."""
+        """Return the functions that mediated devices are created on."""
         return [self.address]
 
     def available(self, mine, parent, wanted) -> int:
-        """What a parent says of available_instances."""
+        """Return available_instances of a parent."""
         return self.room(mine, wanted)
 
     # Sysfs
@@ -117,7 +117,7 @@ class MdevParent(card.Card):
     def add(self, tree, mine, group):
         if self.faulty(mine).get('vanish'):
             return
-        made = {}
+        made: sysfs.Directory = {}
         top = f'devices/virtual/{self.address}'
         tree['devices'].setdefault('virtual', {})[self.address] = {
             self.address: made}
@@ -126,7 +126,7 @@ class MdevParent(card.Card):
         sysfs.spoil(made, self.faulty(mine).get('attributes') or {})
 
     def add_parent(self, tree, mine, name, place, function):
-        """Put what a parent of mediated devices has into its directory."""
+        """Add the attributes of a parent of mediated devices."""
         tree['class'].setdefault('mdev_bus', {})[name] = sysfs.Link(place)
         devices = tree['bus'].setdefault('mdev', {}).setdefault('devices', {})
         supported = function['mdev_supported_types'] = {}
@@ -140,13 +140,14 @@ class MdevParent(card.Card):
         for uuid, mdev in mine['mdevs'].items():
             if mdev['parent'] != name:
                 continue
-            made = function[uuid] = {
+            made: sysfs.Directory = {
                 'iommu_group': sysfs.Link(
                     f'kernel/iommu_groups/{mdev["group"]}')}
+            function[uuid] = made
             tree['kernel']['iommu_groups'][str(mdev['group'])] = {
                 'devices': {uuid: sysfs.Link(f'{place}/{uuid}')}}
             if not mdev['removing']:
-                # what goes before the kernel waits for who has it open
+                # the kernel removes these before it waits for the last close
                 type_ = f'{place}/mdev_supported_types/{mdev["type"]}'
                 made['remove'] = sysfs.Errno(errno.EACCES)
                 made['mdev_type'] = sysfs.Link(type_)
@@ -154,19 +155,19 @@ class MdevParent(card.Card):
                 supported[mdev['type']]['devices'][uuid] = devices[uuid]
 
     def more_of(self, one) -> dict:
-        """Further attributes of a type."""
+        """Return further attributes of a type."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class VgpuCard(MdevParent):
-    """A GPU in one of the shapes that a driver may find."""
+    """A GPU under one of the FRAMEWORKS."""
 
     ids: tuple[str, str, str, str] = ('10de', '26b9', '10de', '0000')
     class_code: str = '0x030200'
     mixed: bool = False
     framework: str = 'mdev'
-    #: whether the catalogs of VFs have a line above the types
+    #: whether the catalogs of VFs have a header line
     header: bool = True
 
     @classmethod
@@ -185,12 +186,12 @@ class VgpuCard(MdevParent):
     def addresses(self):
         return card.Card.addresses(self)
 
-    # What is remembered
+    # State
 
     def fresh(self, state):
         mine = super().fresh(state)
         if self.framework != 'sriov':
-            # a service of the vendor's runs its sriov-manage at boot
+            # a service of the vendor runs its sriov-manage at boot
             self.make_vfs(state, mine, self.vfs)
         return mine
 
@@ -207,7 +208,7 @@ class VgpuCard(MdevParent):
     def drivers(self):
         drivers = super().drivers()
         if self.framework in ('sriov-mdev', 'vendor-vfio'):
-            # of VFs; it is not tried with the GPU
+            # VFs do not take it, and nothing here tries it with the GPU
             drivers.discard('vfio-pci')
         return drivers
 
@@ -250,12 +251,15 @@ class VgpuCard(MdevParent):
         room = super().available(mine, parent, wanted)
         if self.framework == 'mdev':
             return room
-        # each VF has one, and does not know how many the others will want
+        # each VF carries one, and does not count what its siblings will take
         there = any(m['parent'] == parent for m in mine['mdevs'].values())
         return 0 if there else min(room, 1)
 
-    def catalog(self, mine) -> dict[str, str]:
-        """Number -> name of what could be made now, the same for all VFs."""
+    def catalog(self, mine) -> dict[str, str | None]:
+        """Return number -> name of the types that could be created now.
+
+        All VFs have the same catalog.
+        """
         return {t.id: t.name for t in self.types if self.room(mine, t)}
 
     # Sysfs
@@ -290,8 +294,8 @@ class VgpuCard(MdevParent):
             f'max_instance={self.units // one.units}')}
 
 
-class MdevOperations:
-    """The part of a simulated kernel that is for vGPUs."""
+class MdevOperations(operations.Operations):
+    """Operations of a simulated kernel on vGPUs."""
 
     def create_mdev(self, parent, type_name, uuid):
         while True:
@@ -317,7 +321,7 @@ class MdevOperations:
 
     @staticmethod
     def _sharing(host, state, parent):
-        """(card, what is remembered of it) of a parent."""
+        """Return (card, its state) of a parent."""
         for address, found in host.cards.items():
             mine = state['cards'][address]
             if (isinstance(found, MdevParent)
@@ -335,11 +339,11 @@ class MdevOperations:
                 except OSError:
                     if first:
                         raise
-                    # it went with its parent
+                    # the parent is gone, and the device with it
                     return
                 mdev = mine['mdevs'][uuid]
                 if first and mdev['removing']:
-                    # whoever removes it has taken the attribute away
+                    # the first removal removed the attribute
                     raise sysfs.error(errno.ENOENT, uuid)
                 if first and found.faulty(mine).get('busy'):
                     raise sysfs.error(errno.EBUSY, uuid)
@@ -347,7 +351,7 @@ class MdevOperations:
                 if uuid not in state['guests']:
                     del mine['mdevs'][uuid]
                     return
-            # the kernel waits for who has it open
+            # the kernel waits for the last close
             time.sleep(_TICK)
 
     @staticmethod
@@ -361,12 +365,14 @@ class MdevOperations:
     # What tests and demonstrations do to the host
 
     def guest_opens(self, name: str) -> None:
-        """Give a guest what has a VFIO driver already: a mediated device, or
-        the function of a hostdev that libvirt does not manage.
+        """Give a guest a device that has a VFIO driver already.
+
+        That is a mediated device, or the function of a hostdev that libvirt
+        does not manage.
 
         :param name: its UUID, or its PCI address.
-        :raises OSError: ENODEV when it is not there, EINVAL when nothing is
-            made of it, EBUSY when a guest has it.
+        :raises OSError: ENODEV when it does not exist, EINVAL when the
+            function has no vGPU type, EBUSY when a guest has it.
         """
         with self._update() as (host, state):
             if name in state['guests']:

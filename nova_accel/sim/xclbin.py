@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""xclbin files for cards that are not there."""
+"""xclbin files for simulated cards."""
 
 import struct
 import uuid
@@ -14,19 +14,19 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
                 payload_interface: str | None = None,
                 stripped: bool = False, versal: bool = False,
                 platform: str = 'xilinx:u250:gen3x16:1.0') -> None:
-    """Write an xclbin file that a simulated card can be programmed with.
+    """Write an xclbin file for programming a simulated card.
 
-    Of the sections only IP_LAYOUT is as a real one; PARTITION_METADATA, a
+    Only IP_LAYOUT has the content of a real section. PARTITION_METADATA, a
     device tree in real files, is the interface UUID alone.
 
     :param function: UUID of the xclbin.
-    :param interface: UUID in the header, of the shell that it is for.
+    :param interface: UUID of the shell, in the header.
     :param size: length of the part for the hardware, bytes.
-    :param kernels: of each there is one instance.
-    :param payload_interface: UUID in PARTITION_METADATA, when it is to differ.
-    :param stripped: without the part for the hardware.
-    :param versal: that part is a PDI.
-    :raises ValueError: when a UUID is none.
+    :param kernels: names; one instance of each.
+    :param payload_interface: UUID in PARTITION_METADATA if it differs.
+    :param stripped: leave out the part for the hardware.
+    :param versal: make that part a PDI.
+    :raises ValueError: a UUID is malformed.
     """
     layout = struct.pack('<i4x', len(kernels)) + b''.join(
         struct.pack('<IIQ64s', 1, 0, 0x1000 * n, f'{name}:{name}_1'.encode())
@@ -53,9 +53,12 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
 
 
 def read(data: bytes) -> tuple[str, str, bytes, bytes]:
-    """(UUID, interface in PARTITION_METADATA, IP_LAYOUT, part for the
-    hardware) of such a file, as a driver reads it."""
-    sections = {}
+    """Read such a file as a driver does.
+
+    :returns: UUID, interface in PARTITION_METADATA, IP_LAYOUT, part for the
+        hardware.
+    """
+    sections: dict[int, bytes] = {}
     for number in range(struct.unpack_from('<I', data, 448)[0]):
         kind, offset, size = struct.unpack_from(
             '<I20xQQ', data, HEADER_SIZE + 40 * number)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Cards under XRT, as its drivers (2026) are written; not seen on hardware."""
+"""Cards under XRT, from the sources of its drivers (2026); no hardware seen."""
 
 import dataclasses
 import errno
@@ -10,6 +10,7 @@ import uuid
 
 from nova_accel import model
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 from nova_accel.sim import xclbin
@@ -20,7 +21,7 @@ PRODUCTS = {
     'U50': ('5020', '5021'), 'U55C': ('505c', '505d'),
     'V70': ('5094', '5095'),
 }
-#: under these the driver does not keep what it programmed
+#: products whose driver does not record what it programmed
 VERSAL = frozenset(('V70',))
 #: base and shell of a U250
 DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
@@ -28,9 +29,9 @@ DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
 #: LOAD_XCLBIN and LOAD_SLOT_XCLBIN, requests of the mailbox
 _LOAD_REQUESTS = 1 << 8 | 1 << 18
 _NEVER = 1e12
-#: seconds between two looks at something that blocks
+#: seconds between two polls of a blocking operation
 _TICK = 0.02
-#: errno of a programming that did not touch the card
+#: errno of a programming that leaves the card untouched
 _REFUSALS = ('EBUSY', 'EINVAL', 'ENOENT', 'EOPNOTSUPP')
 
 
@@ -42,22 +43,22 @@ def _errno_name(value):
 
 @dataclasses.dataclass(frozen=True)
 class XrtCard(card.Card):
-    """A management function and, one further, a user function."""
+    """A management function and a user function at the next address."""
 
     class_code: str = '0x120000'
     driver: str | None = 'xclmgmt'
-    #: of the user function, at the beginning and after a guest
+    #: driver of the user function, initially and after a guest
     vf_driver: str | None = 'xocl'
     versal: bool = False
-    #: whether it has a shell of XRT
+    #: whether the card has a shell of XRT
     flashed: bool = True
     interfaces: tuple[str, ...] = DEFAULT_INTERFACES
-    #: what xocl has loaded at the beginning
+    #: function that xocl has loaded initially
     function: str | None = None
     mailbox_disabled: int = 0
     user_iommu_group: int | None = None
     programming_seconds: float = 0
-    #: after xocl was bound, until it has found the management function
+    #: from binding xocl until it finds the management function
     ready_seconds: float = 0
 
     FAULTS: ClassVar[dict] = {
@@ -90,10 +91,10 @@ class XrtCard(card.Card):
     def addresses(self):
         return [self.address, self.vf_address(0)]
 
-    # What is remembered
+    # State
 
     def fresh(self, state):
-        # the user function is kept where the VFs of others are
+        # the user function takes the place of the VFs of other kinds
         return {**super().fresh(state), 'loaded': None, 'shown': None,
                 'program': None,
                 'vfs': [{'driver': self.vf_driver,
@@ -159,7 +160,8 @@ class XrtCard(card.Card):
 
     def _management(self, mine):
         number = mine['number']
-        made = {'xrt_mgmt': {f'xclmgmt{number}': {'dev': f'240:{number}'}}}
+        made: sysfs.Directory = {
+            'xrt_mgmt': {f'xclmgmt{number}': {'dev': f'240:{number}'}}}
         if not self.flashed:
             return made
         made.update({
@@ -185,7 +187,7 @@ class XrtCard(card.Card):
             return {}
         shown = mine['shown']
         if not shown or shown[0] != mine['vfs'][0]['number']:
-            # bound anew, xocl knows nothing of before
+            # xocl forgets the function when it is bound again
             shown = None
         return {
             'user_pf': '', 'dev_offline': '0',
@@ -195,8 +197,8 @@ class XrtCard(card.Card):
             'xclbinuuid': str(uuid.UUID(shown[1])) if shown else ''}
 
 
-class XrtOperations:
-    """The part of a simulated kernel that is for these cards."""
+class XrtOperations(operations.Operations):
+    """Operations of a simulated kernel on XRT cards."""
 
     def program_xclbin(self, function, path, size):
         with open(path, 'rb') as file:
@@ -204,10 +206,10 @@ class XrtOperations:
         self._load_xclbin(function, data)
 
     def guest_programs(self, user, path):
-        """A guest has its card programmed, through the mailbox.
+        """Program the card of a guest through the mailbox.
 
         :param user: PCI address of the user function.
-        :raises OSError: EOPNOTSUPP when the mailbox does not let it.
+        :raises OSError: EOPNOTSUPP when the mailbox refuses it.
         """
         host, state = self._look()
         found, _ = self._owner(host, state, user)
@@ -218,7 +220,7 @@ class XrtOperations:
             self._load_xclbin(found.address, file.read())
 
     def xocl_programs(self, user, path):
-        """A process of the host programs the card, by xrt-smi program."""
+        """Program the card from the host, as xrt-smi program does."""
         host, state = self._look()
         found, _ = self._owner(host, state, user)
         with open(path, 'rb') as file:
@@ -247,7 +249,7 @@ class XrtOperations:
                         found, mine, interface, payload,
                         {'function': uuid_, 'layout': layout.hex()})
                     break
-            # the driver holds a mutex of the card meanwhile
+            # the driver holds a mutex of the card during a programming
             time.sleep(_TICK)
         while True:
             _, state = self._look()
@@ -264,14 +266,14 @@ class XrtOperations:
 
     @staticmethod
     def _begin_xclbin(found, mine, interface, payload, loaded):
-        """Begin to program; the errno with which that will end, or None.
+        """Begin to program and return the errno at its end, or None.
 
-        :raises OSError: it is refused before the card is touched.
+        :raises OSError: the file is refused before the card is touched.
         """
         faults = found.faulty(mine)
         name = faults.get('program_error')
-        # a file without interface is not compared, one without payload is
-        # taken and does nothing; the driver of this project checks both
+        # the kernel accepts files without an interface, and ignores files
+        # without a payload; this project's driver checks for both
         if interface and interface not in found.interfaces:
             name = 'EINVAL'
         if name in _REFUSALS:

@@ -143,7 +143,7 @@ class ProfilesTest(unittest.TestCase):
 
     def test_no_file(self):
         with self.assertRaisesRegex(exception.InvalidProfile,
-                                    f'no device profile file {self.path}'):
+                                    f'{self.path} does not exist'):
             self.expand(accel__device_profile='nlb')
 
     def test_changed_file_is_read_again(self):
@@ -191,20 +191,21 @@ class ProfilesTest(unittest.TestCase):
                 ('name: nlb\ngroups: [', 'line 2'),
                 ('name: nlb\n\tgroups: x', 'line 2'),
                 ('\x01', 'profiles.yaml'),
-                ('- - a', 'line 1', 'a profile is a mapping'),
-                ('just text', 'line 1', 'a profile is a mapping'),
+                ('- - a', 'line 1', 'a profile has to be a mapping'),
+                ('just text', 'line 1', 'a profile has to be a mapping'),
                 ('description: x', 'line 1', 'has no name'),
                 ('name: nlb', 'has no groups'),
                 ('name:\ngroups: [{}]', "key 'name'", 'empty'),
-                ('name: nlb\nname: nlb', 'line 2', "key 'name'", 'twice'),
+                ('name: nlb\nname: nlb', 'line 2', "key 'name'", 'duplicate'),
                 ('name: nlb\ngroups: []', 'line 2', "key 'groups'"),
                 ('name: nlb\ngroups: {a: b}', 'line 2', "key 'groups'"),
                 ('name: nlb\ncolour: red', 'line 2', "key 'colour'"),
                 ('name: [nlb]\ngroups: [{}]', 'line 1', "key 'name'",
                  'plain value'),
-                ('name: nlb\ngroups:\n- text', 'line 3', 'a group is'),
+                ('name: nlb\ngroups:\n- text', 'line 3',
+                 'a group has to be a mapping'),
                 ('name: nlb\ngroups:\n- trait:CUSTOM_A: required', 'line 3',
-                 'asks for no accelerator'),
+                 'does not request an accelerator'),
                 ('name: nlb\n--- \nname: nlc', 'line 2')):
             with self.subTest(text):
                 self.malformed(text, *words)

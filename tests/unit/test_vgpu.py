@@ -340,7 +340,7 @@ class MediatedDevices(VgpuTestCase):
         # the type's own name
         self.assertIn('CUSTOM_NVIDIA_2235_557', device.traits)
         self.kernel.set_fault(GPU, attributes={'name': '***'})
-        self.assertIn('may hold only letters', self.quarantined())
+        self.assertIn('may contain only letters', self.quarantined())
 
     def test_driver_goes_while_it_is_looked_at(self):
         self.start(gpu('mdev'))
