@@ -349,8 +349,9 @@ class Inventory:
             self._scanner.scan(addresses=recovered)
 
     def close(self) -> None:
-        """Stop listening and looking."""
+        """Stop listening and looking; calls about cards are left alone."""
         self._scanner.close()
+        self.cards.close()
 
     # What Placement shows
 

@@ -75,6 +75,16 @@ class Cards:
         # guards the fields below and those of every call
         self._changed = threading.Condition()
         self._running: dict[str, _Call] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """The process ends: every caller goes at once, and none may come.
+
+        Calls that run go on in the kernel, whatever becomes of the process.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def call(self, key: str, what: str, function: Callable, *args,
              seconds: float, late: Callable[[], None] | None = None):
@@ -209,6 +219,8 @@ class Batch:
         with changed:
             while True:
                 told: list[tuple[str, str]] = []
+                if self._cards._closed:
+                    self._leave()
                 self._start_those_that_can()
                 now = time.monotonic()
                 for call in self._waiting:
@@ -219,6 +231,17 @@ class Batch:
                                      if not (c.ended or c.hangs)]
                     return [self._seen(c) for c in done], told
                 changed.wait(self._until(now))
+
+    def _leave(self) -> None:
+        for call in self._waiting:
+            if call.ended:
+                continue
+            text = (f'{call.what} is left alone, because nova-compute stops: '
+                    f'repeat the operation once it runs again')
+            if call.began is None:
+                self._cards._fail(call, f'{text}.')
+            else:
+                call.hangs = text
 
     @staticmethod
     def _seen(call: _Call) -> _Call:

@@ -3,7 +3,10 @@
 
 import logging
 import os
+import signal
 import tempfile
+import threading
+import time
 import uuid
 
 import fixtures
@@ -14,6 +17,7 @@ from nova_accel.attach import accelerators
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel import model
 from nova_accel import sim
 from tests.host import cloud as clouds
@@ -151,6 +155,35 @@ class Host:
 
     def run_runtime(self):
         self.runtime.run()
+
+    def boot_and_sigterm(self, address, *boot):
+        """SIGTERM arrives while a card is programmed, which would take long.
+
+        :returns: (seconds until the build has ended, what it said).
+        """
+        self.kernel.set_fault(address, hang='program')
+        said = []
+
+        def build():
+            try:
+                self.boot(*boot)
+            except exception.AcceleratorError as error:
+                said.append(str(error))
+        building = threading.Thread(target=build)
+        building.start()
+        while not self.accelerators.store.loaded():
+            time.sleep(0.01)
+        signal.signal(signal.SIGTERM,
+                      lambda number, frame: self.accelerators.close())
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+        building.join()
+        return time.monotonic() - began, said
+
+    def heal(self, address):
+        """The operator takes power from a card that hung, and gives it."""
+        self.kernel.set_fault(address, hang=None)
+        self.kernel.power_cycle()
 
     def seen(self):
         """(server, address) of each claim, and the guests that run."""

@@ -160,6 +160,16 @@ class FpgaTest(KilledTestCase, OperationsMixin):
             self.delete()
         self.at_each_point(begin, lambda: [['run_runtime']], after)
 
+    def test_sigterm(self):
+        """It ends at once, though the card is programmed for minutes."""
+        seconds, said = self.compute.run([[
+            'boot_and_sigterm', A, self.SPECS, self.allocation, None,
+            SERVER]])[0]
+        self.assertLess(seconds, 2)
+        self.assertIn('nova-compute stops', said[0])
+        self.compute.run([['heal', A], ['reconcile'], ['delete', SERVER]])
+        self.assertNothingLeft()
+
 
 class DiskTest(KilledTestCase, OperationsMixin):
 
