@@ -143,7 +143,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def _translated(self, instance):
         return self.builds.translated(
-            instance, lambda: self.accelerators.handles(instance.uuid))
+            instance, lambda: cloud.server_of(instance).requests)
 
     def _get_guest_config(self, instance, network_info, image_meta, disk_info,
                           rescue=None, block_device_info=None, context=None,

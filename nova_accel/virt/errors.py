@@ -85,7 +85,7 @@ class Builds:
         abort with our sentence as the fault. On the last host, translate
         libvirt's errors too.
 
-        :param has_accelerators: whether the server holds any.
+        :param has_accelerators: whether the server is to have any.
         """
         try:
             yield

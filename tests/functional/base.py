@@ -20,6 +20,7 @@ from nova.tests.functional.libvirt import base
 from oslo_context import context
 import yaml
 
+from nova_accel import conf
 from nova_accel import sim
 from tests import functional
 from tests import glance_service
@@ -213,6 +214,8 @@ class AcceleratorTestBase(base.ServersTestBase):
              'compute2': {'cards': [card('0000:5e:00.0', [NLB3])]}}
 
     def setUp(self):
+        # set before nova-compute loads the driver, which registers them
+        assert 'accel' in conf.CONF
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.profiles = os.path.join(self.directory, 'profiles.yaml')
         self.hosts = os.path.join(self.directory, 'hosts')

@@ -469,7 +469,7 @@ class HostBootTest(operations.OperationsTestBase):
         held = self.assertHas(server)
         self.assertEqual([(host, address)], held)
         claim, = self.claims()
-        self.assertIsNone(claim.bitstream_id)
+        self.assertIsNone(claim.restore_bitstream)
         self.host_reboots(host, 'power_cycle')
         self.assertEqual(held, self.assertHas(server))
         self.assertFunction(held, self.function)
