@@ -15,6 +15,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
+from nova_accel.attach import claims as claim_store
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -23,7 +24,6 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
 from nova_accel import sim
-from nova_accel.virt import claims as claim_store
 from nova_accel.virt import handles
 from nova_accel.virt import inventory as host_inventory
 from nova_accel.virt import programming
@@ -235,8 +235,8 @@ class Accelerators:
             _, region = self.inventory.find(address, index)
             self.store.update(
                 mine, state=model.ClaimState.BOUND, error='',
-                function_uuid=region and region.function_uuid,
-                bitstream_id=region and region.bitstream_id)
+                restore_function=region and region.function_uuid,
+                restore_bitstream=region and region.bitstream_id)
 
     @staticmethod
     def _by_region(claims):
@@ -333,7 +333,8 @@ class Accelerators:
     def _restore_function(self, context, address, index, mine, asked):
         device, region = self.inventory.find(address, index)
         self._see_handles(device, region, mine)
-        image, function = mine[0].bitstream_id, mine[0].function_uuid
+        image = mine[0].restore_bitstream
+        function = mine[0].restore_function
         if image and (region.bitstream_id, region.function_uuid) != (
                 image, function):
             self._programming.put_back(context, mine, device, region)

@@ -438,7 +438,10 @@ class Inventory:
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded | None) -> None:
         """Record what a region carries after a programming, at once."""
-        self._store.set_loaded(address, index, loaded)
+        if loaded:
+            self._store.set_loaded(address, index, loaded)
+        else:
+            self._store.drop_loaded(address, index)
         with self._lock:
             if loaded:
                 self._loaded[address, index] = loaded

@@ -65,7 +65,8 @@ class Programming:
 
         :raises AcceleratorError: it does not.
         """
-        image, function = claims[0].bitstream_id, claims[0].function_uuid
+        image = claims[0].restore_bitstream
+        function = claims[0].restore_function
         loaded = self._store.loaded().get((device.address, region.index))
         if not loaded or loaded.bitstream_id != image:
             loaded = model.Loaded(function, image, None, '')

@@ -45,12 +45,12 @@ from nova.compute import manager  # noqa: I100 (base chooses the threading)
 from nova.scheduler.client import report
 
 from nova_accel.api import expansion
+from nova_accel.attach import claims
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import functions
 from nova_accel.scheduler import weights
 from nova_accel.virt.accel import AccelLibvirtDriver
 from nova_accel.virt import attach
-from nova_accel.virt import claims
 from nova_accel.virt import inventory
 
 #: the start of a module's name -> the process that would run it
@@ -75,7 +75,8 @@ OURS = [
      'join_plug'),
     ('nova-compute, spawn', 'handles', AccelLibvirtDriver, '_handles'),
     *((None, 'claim store', claims.ClaimStore, name)
-      for name in vars(claims.ClaimStore) if not name.startswith('_')),
+      for name, value in vars(claims.ClaimStore).items()
+      if callable(value) and not name.startswith('_')),
 ]
 NOVAS = [(None, 'Placement', report.SchedulerReportClient, name)
          for name in ('get', 'put', 'post', 'delete')]

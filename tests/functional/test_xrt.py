@@ -123,7 +123,7 @@ class XrtTest(XrtTestBase):
         claim, = self.claims()
         self.assertEqual(
             (model.ClaimState.BOUND, self.function.replace('-', '')),
-            (claim.state, claim.function_uuid))
+            (claim.state, claim.restore_function))
         self.assertEqual([USER], self.hostdevs(server))
 
     def test_two_vendors_in_one_host(self):

@@ -14,12 +14,12 @@ from nova.compute import provider_tree
 from oslo_config import fixture as config_fixture
 import testtools
 
+from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
-from nova_accel.virt import claims
 from nova_accel.virt import inventory
 
 NODE = 'host'
