@@ -9,7 +9,7 @@ branches upon demands that are divided so.
 """
 
 import collections
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import fractions
 import math
@@ -20,14 +20,14 @@ class Demand:
     """What one place is to give as a whole."""
 
     #: {kind: amount}, each from 1 up
-    amounts: Mapping[Hashable, int]
+    amounts: Mapping[str, int]
     #: {place: cost} of the places that may give it; costs from 0 up
-    costs: Mapping[Hashable, int]
+    costs: Mapping[str, int]
 
 
 def assign(demands: Sequence[Demand],
-           places: Mapping[Hashable, Mapping[Hashable, int]],
-           ) -> list[Hashable] | None:
+           places: Mapping[str, Mapping[str, int]],
+           ) -> list[str] | None:
     """Choose a place for each demand, at the least sum of costs.
 
     Among choices of equal cost, the first in the order of demands and places;
@@ -133,7 +133,8 @@ def _relax(demands, places):
     flow = _transport(supplies, costs, room)
     if flow is None:
         return None
-    total, parts = 0, {number: set() for number in demands}
+    parts: dict[int, set] = {number: set() for number in demands}
+    total = 0
     for (number, kind), given in flow.items():
         for node, count in given.items():
             total += count * costs[number, kind][node]
@@ -150,7 +151,7 @@ def _transport(supplies, costs, room):
     :returns: {source: {node: units}} at the least cost; None without a way.
     """
     room = dict(room)
-    flow = {source: {} for source in supplies}
+    flow: dict[tuple, dict] = {source: {} for source in supplies}
     for source, supply in supplies.items():
         while supply:
             path = _shortest_path(source, costs, flow, room)

@@ -6,8 +6,10 @@ regions, each reprogrammed by itself; other devices have none. An attach handle
 is what a guest can be given. An accelerator is a handle in a server's hands.
 """
 
+from collections.abc import Iterable, Mapping
 import dataclasses
 import enum
+from typing import Any
 import uuid
 
 
@@ -20,6 +22,27 @@ def uuid_hex(value: str) -> str:
     if len(text) != 32:
         raise ValueError(f'{value!r} is no UUID')
     return uuid.UUID(text).hex
+
+
+#: fields of stored values that an earlier release named otherwise
+_RENAMED = {'open_to_guest': 'guest_can_reprogram',
+            'volatile_traits': 'state_traits'}
+
+
+def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a stored value as this release has them.
+
+    Those that it does not know are left out, and those that it requires and
+    the writer did not know are empty: the other was an earlier or a later
+    release.
+    """
+    named = {field.name: field for field in dataclasses.fields(cls)}
+    found = {name if name in named else _RENAMED.get(name, name): value
+             for name, value in fields.items()}
+    return {name: found[name] if name in found
+            else field.type() if field.type in (str, int) else None
+            for name, field in named.items()
+            if name in found or field.default is dataclasses.MISSING}
 
 
 class Health(enum.Enum):
@@ -58,6 +81,17 @@ class AttachHandle:
     def key(self) -> str:
         return f'{self.type.value}:{self.address}'
 
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> 'AttachHandle':
+        """A handle from what dataclasses.asdict() made of one, also in
+        another release.
+
+        :raises ValueError: this release does not know its type.
+        """
+        known = _known(cls, fields)
+        return cls(**{**known, 'type': HandleType(known['type']),
+                      'companions': tuple(known.get('companions') or ())})
+
 
 @dataclasses.dataclass(frozen=True)
 class CreatableType:
@@ -69,6 +103,29 @@ class CreatableType:
     trait: str
     #: how many could be made now
     available: int
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> 'CreatableType':
+        """See AttachHandle.from_dict()."""
+        return cls(**_known(cls, fields))
+
+
+def _handles(items: Iterable[Mapping[str, Any]]) -> tuple[AttachHandle, ...]:
+    """Those of a type that this release knows: others it cannot give."""
+    types = {t.value for t in HandleType}
+    return tuple(AttachHandle.from_dict(item) for item in items
+                 if item.get('type') in types)
+
+
+def _health(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Health and reason; quarantined where this release does not know it."""
+    value = fields.get('health', Health.OK.value)
+    reason = fields.get('reason', '')
+    try:
+        return {'health': Health(value), 'reason': reason}
+    except ValueError:
+        return {'health': Health.QUARANTINED,
+                'reason': reason or f'its health {value} is of another release'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +157,13 @@ class Region:
     @property
     def name(self) -> str:
         return f'region{self.index}'
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> 'Region':
+        """See AttachHandle.from_dict(); takes every health."""
+        known = _known(cls, fields)
+        return cls(**{**known, **_health(fields),
+                      'handles': _handles(known.get('handles') or ())})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +221,24 @@ class Device:
                 *(h.address for h in handles if h.type is HandleType.PCI),
                 *(h.parent for h in handles if h.parent),
                 *(c for h in handles for c in h.companions)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> 'Device':
+        """See AttachHandle.from_dict(); takes every health.
+
+        Not of what as_dict() gives, which is for people.
+        """
+        known = _known(cls, fields)
+        for name in ('traits', 'volatile_traits', 'state_traits'):
+            if name in known:
+                known[name] = tuple(known[name] or ())
+        return cls(**{
+            **known, **_health(fields),
+            'regions': tuple(Region.from_dict(item)
+                             for item in known.get('regions') or ()),
+            'handles': _handles(known.get('handles') or ()),
+            'creatable': tuple(CreatableType.from_dict(item)
+                               for item in known.get('creatable') or ())})
 
     def as_dict(self) -> dict:
         """The form of the Cyborg agent-driver specification, JSON-ready."""
@@ -240,12 +322,13 @@ class Claim:
     error: str = ''
     #: what the region carried when the server got it, to be put back where
     #: the card forgets it; None where it is not known
-    function_uuid: str | None = None
-    bitstream_id: str | None = None
+    restore_function: str | None = None
+    restore_bitstream: str | None = None
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
-    #: whether a driver that attends to each handle has prepared this one, so
-    #: that there may be something of the server on it
+    #: whether the driver may have left something of the server in the handle,
+    #: so that its release() is called. Written before prepare() for a handle
+    #: with created_type, and after it for drivers that prepare every handle
     prepared: bool = False
 
 

@@ -374,7 +374,7 @@ def _demand(bundle, allocations, preferred, count) -> matching.Demand:
                              for r in bundle)
             costs[allocation.provider_uuid] = programmed + (
                 allocation.provider_uuid not in preferred) * (count + 1)
-    amounts = collections.Counter()
+    amounts: dict[str, int] = collections.Counter()
     for wanted in bundle:
         amounts[wanted.resource_class] += wanted.amount
     return matching.Demand(amounts, costs)

@@ -54,14 +54,24 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
     :raises ConfigurationError: [accel] names what is not there.
     """
     loaded = drivers.load(CONF.accel.enabled_drivers, kernel)
-    os.makedirs(state_path, exist_ok=True)
-    store = claim_store.ClaimStore(
+    store = _open_store(
         os.path.join(state_path, f'accel_claims_{host}.sqlite'))
     accelerators = Accelerators(
         cloud, store, host_inventory.Inventory(
             loaded, store, taken_elsewhere), kernel)
     accelerators.start()
     return accelerators
+
+
+def _open_store(path):
+    try:
+        return claim_store.ClaimStore(path)
+    except exception.AcceleratorsUnavailable as error:
+        if CONF.accel.enabled_drivers:
+            raise
+        # a host without accelerators works without it
+        LOG.error('%s', error)
+        return claim_store.ClaimStore(':memory:')
 
 
 def none(cloud: novas.Cloud) -> 'Accelerators':

@@ -161,8 +161,8 @@ class Cards:
         """The limit of a running call has passed; returns why its key hangs,
         to be told outside of the lock."""
         call.hangs = (
-            f'{call.what} did not end within {call.seconds:g} s: look at '
-            f'the card and the kernel log, and reset the card')
+            f'{call.what} did not end within {call.seconds:g} s: see what '
+            f'keeps the device open, and the kernel log; else reset the card')
         self._changed.notify_all()
         return call.hangs
 

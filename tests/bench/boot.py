@@ -45,17 +45,19 @@ from nova.compute import manager  # noqa: I100 (base chooses the threading)
 from nova.scheduler.client import report
 
 from nova_accel.api import expansion
+from nova_accel.attach import accelerators
+from nova_accel.attach import claims
+from nova_accel import inventory
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import placement_cache
 from nova_accel.scheduler import weights
-from nova_accel.virt.accel import AccelLibvirtDriver
-from nova_accel.virt import attach
-from nova_accel.virt import claims
-from nova_accel.virt import inventory
+from nova_accel.virt import cloud
 
 #: the start of a module's name -> the process that would run it
 PROCESSES = (('nova.compute.manager', 'nova-compute'),
              ('nova_accel.virt', 'nova-compute'),
+             ('nova_accel.attach', 'nova-compute'),
+             ('nova_accel.inventory', 'nova-compute'),
              ('nova.scheduler.manager', 'nova-scheduler'),
              ('nova.conductor', 'nova-conductor'),
              ('nova.api', 'nova-api'))
@@ -67,15 +69,16 @@ OURS = [
      '_weigh_object'),
     ('nova-compute, claim', 'provider tree', inventory.Inventory,
      'update_tree'),
-    ('nova-compute, spawn', 'start plug', attach.Accelerators, 'start_plug'),
-    ('nova-compute, plug', 'Placement', AccelLibvirtDriver, '_allocations'),
-    ('nova-compute, plug', 'plug', attach.Accelerators, 'plug'),
-    ('nova-compute, plug', 'publish', AccelLibvirtDriver, '_publish'),
-    ('nova-compute, spawn', 'wait for plug', attach.Accelerators,
-     'join_plug'),
-    ('nova-compute, spawn', 'handles', AccelLibvirtDriver, '_handles'),
+    ('nova-compute, spawn', 'start plug', accelerators.Accelerators,
+     'start_plug'),
+    ('nova-compute, plug', 'Placement', cloud.NovaCloud, 'allocations'),
+    ('nova-compute, plug', 'plug', accelerators.Accelerators, 'plug'),
+    ('nova-compute, plug', 'publish', cloud.NovaCloud, 'show'),
+    ('nova-compute, spawn', 'wait for plug', accelerators.Accelerators,
+     'handles_to_start'),
     *((None, 'claim store', claims.ClaimStore, name)
-      for name in vars(claims.ClaimStore) if not name.startswith('_')),
+      for name, value in vars(claims.ClaimStore).items()
+      if callable(value) and not name.startswith('_')),
 ]
 NOVAS = [(None, 'Placement', report.SchedulerReportClient, name)
          for name in ('get', 'put', 'post', 'delete')]

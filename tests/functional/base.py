@@ -226,6 +226,7 @@ class AcceleratorTestBase(base.ServersTestBase):
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
                    device_profiles=self.profiles, function_cache_seconds=0,
+                   runtime_programming_pause=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),
                    group='accel')
         self.flags(

@@ -211,7 +211,7 @@ class CardTest(FailureBase):
             accelerators = self.accelerators(host)
             uuid_, provider = next(
                 (u, p) for u, p
-                in accelerators.inventory.own_providers().items()
+                in accelerators.inventory.providers().items()
                 if p.region_index == 0)
             accelerators.store.add([model.Claim(
                 uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),

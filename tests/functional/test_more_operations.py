@@ -406,7 +406,7 @@ class GuestTest(operations.OperationsTestBase):
         accelerators = self.accelerators(self.host)
         accelerators.store.update(
             accelerators.store.claims(), state=model.ClaimState.UNKNOWN,
-            function_uuid=None, bitstream_id=None)
+            restore_function=None, restore_bitstream=None)
         self.kernel(self.host).power_cycle()
         self._start_server(self.server)
         self.assertKept()

@@ -463,7 +463,7 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
         self.computes[host].stop()
         # as with a card that somebody else has programmed
-        self.accelerators(host).store.set_loaded(address, 0, None)
+        self.accelerators(host).store.drop_loaded(address, 0)
         self.restart_compute_service(host)
         server = self.boot(self.specs)
         held = self.assertHas(server)

@@ -45,11 +45,11 @@ from oslo_db.sqlalchemy import engines
 from sqlalchemy import pool
 from testtools import content
 
+from nova_accel.attach import claims
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
-from nova_accel.virt import claims
 from tests.functional import base
 from tests.functional import operations
 from tests.functional import random_steps
@@ -697,7 +697,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         allocated = collections.Counter()
         for host in self.computes:
             inventory = self.accelerators(host).inventory
-            for uuid, provider in inventory.own_providers().items():
+            for uuid, provider in inventory.providers().items():
                 if provider.region_index is None:
                     continue
                 for consumer, allocation in self.placement.get(

@@ -419,14 +419,14 @@ class FailureTest(RuntimeTestBase):
         compute = self.computes[self.host]
         other = self.boot({**self.FLAVOR}, host=self.host)
         self.ask(self.image, server=other)
-        run_one = compute.driver.runtime._run_one
+        servers = compute.driver.cloud.servers
 
-        def fails_for_one(uuid):
-            if uuid == other['id']:
+        def fails_for_one(uuids):
+            if list(uuids) == [other['id']]:
                 raise RuntimeError('deleted meanwhile')
-            return run_one(uuid)
+            return servers(uuids)
         with mock.patch.object(
-                compute.driver.runtime, '_run_one', fails_for_one):
+                compute.driver.cloud, 'servers', fails_for_one):
             self.assertEqual(1, self.run_now())
         self.assertProgrammed()
 

@@ -10,8 +10,8 @@ import nova.conf
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import utils as libvirt_utils
 
-from nova_accel import exception
 from nova_accel import model
+from nova_accel.virt import conflicts
 from nova_accel import sim
 from tests.functional import base
 from tests.functional import operations
@@ -285,16 +285,18 @@ class NativeTest(NativeTestBase):
     def test_card_that_both_have(self):
         for types, option in (
                 ([self.TYPE, 'nvidia-557'], 'device_addresses of [mdev_'),
-                (['nvidia-558'], 'enabled_mdev_types and found')):
+                (['nvidia-558'], 'enabled_mdev_types')):
             self.flags(enabled_mdev_types=types, group='devices')
             nova.conf.devices.register_dynamic_opts(nova.conf.CONF)
             if len(types) > 1:
                 self.flags(device_addresses=[GPU], group='mdev_nvidia-557')
             driver = libvirt_driver_of(self.computes['compute1'])
-            error = self.assertRaises(
-                exception.ConfigurationError, driver._refuse_shared_devices)
-            self.assertIn(GPU, str(error))
-            self.assertIn(option, str(error))
+            said = conflicts.Conflicts(
+                self.kernel('compute1'), driver.pgpu_type_mapping,
+                driver.pgpu_type_default).taken_elsewhere(
+                    self.accelerators('compute1').inventory.devices[GPU])
+            self.assertIn(GPU, said)
+            self.assertIn(option, said)
 
 
 class StandardClassesTest(NativeTestBase):

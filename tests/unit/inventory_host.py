@@ -17,7 +17,7 @@ from nova_accel import exception
 from nova_accel import inventory
 from nova_accel import model
 from nova_accel import naming
-from nova_accel.virt import claims
+from nova_accel.attach import claims
 
 NODE = 'host'
 CLASS = 'CUSTOM_ACCELERATOR_FPGA'

@@ -1,22 +1,39 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""One handle, one server, whatever happens to the process."""
+"""One handle, one server, whatever happens to the process; and stores of
+other releases."""
 
+import contextlib
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
+from unittest import mock
 import uuid
 
 import fixtures
 import testtools
 
+from nova_accel.attach import claims
 from nova_accel import exception
 from nova_accel import model
-from nova_accel.virt import claims
 
 HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
+RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
+                           'claims-0.1.sql')
+BOUND = model.ClaimState.BOUND
+LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0')
+DEVICE = model.Device(
+    address='0000:5e:00.0', type='FPGA', vendor='INTEL',
+    product='PAC_ARRIA10', vendor_id='8086', product_id='09c4',
+    driver='dfl', traits=('CUSTOM_X',),
+    creatable=(model.CreatableType('nvidia-558', 'CUSTOM_Y', 3),),
+    regions=(model.Region(
+        index=0, region_type_uuid='a' * 32, function_uuid=None,
+        handles=(HANDLE,), health=model.Health.GONE, reason='so'),))
 
 
 def claim(instance=None, handle=HANDLE, **more):
@@ -30,43 +47,115 @@ def claim(instance=None, handle=HANDLE, **more):
         'handle': handle, **more})
 
 
-class ClaimStoreTest(testtools.TestCase):
+def handle(number):
+    return model.AttachHandle(model.HandleType.PCI, f'0000:af:00.{number}')
+
+
+class StoreTestCase(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'claims.sqlite')
+
+    def assertUnavailable(self, words, function, *args, **kwargs):
+        error = self.assertRaises(exception.AcceleratorsUnavailable,
+                                  function, *args, **kwargs)
+        # one sentence that names the file
+        self.assertIn(f'The claim store {self.path} ', str(error))
+        self.assertIn(words, str(error))
+        self.assertRegex(str(error), r'[^.]\.\Z')
+
+    @contextlib.contextmanager
+    def file(self):
+        """The store without ClaimStore."""
+        with contextlib.closing(sqlite3.connect(self.path)) as db:
+            yield db
+            db.commit()
+
+
+class ClaimStoreTest(StoreTestCase):
+
+    def setUp(self):
+        super().setUp()
         self.store = claims.ClaimStore(self.path)
 
     def test_round_trip(self):
-        one = claim()
+        one = claim(handle=model.AttachHandle(
+            model.HandleType.PCI, '0000:86:00.0', managed=False,
+            companions=('0000:86:00.1',), parent='0000:86:00.2'),
+            created_type='nvidia-558', error='e', prepared=True,
+            restore_function='a' * 32, restore_bitstream=str(uuid.uuid4()))
         self.store.add([one])
-        self.assertEqual([one], self.store.claims())
+        found, = self.store.claims()
+        self.assertEqual(one, found)
+        # these do not count when handles are compared
+        self.assertEqual((False, ('0000:86:00.1',), '0000:86:00.2'), (
+            found.handle.managed, found.handle.companions,
+            found.handle.parent))
         self.assertEqual([one], self.store.claims(one.instance_uuid))
         self.assertEqual([], self.store.claims(str(uuid.uuid4())))
-        self.store.update([one], state=model.ClaimState.BIND_FAILED,
-                          error='why', function_uuid='a' * 32,
-                          prepared=True)
-        found, = claims.ClaimStore(self.path).claims()
-        self.assertEqual(
-            (model.ClaimState.BIND_FAILED, 'why', 'a' * 32, True),
-            (found.state, found.error, found.function_uuid, found.prepared))
         self.store.remove([one])
         self.assertEqual([], self.store.claims())
+
+    def test_update(self):
+        one = claim()
+        self.store.add([one])
+        changed, = self.store.update(
+            [one], state=model.ClaimState.BIND_FAILED, error='why',
+            restore_function='a' * 32, prepared=True, group='_B')
+        self.assertEqual(
+            (model.ClaimState.BIND_FAILED, 'why', 'a' * 32, True, '_B'),
+            (changed.state, changed.error, changed.restore_function,
+             changed.prepared, changed.group))
+        self.assertEqual([changed], claims.ClaimStore(self.path).claims())
+
+    def test_update_of_a_claim_that_was_read_long_ago(self):
+        one, gone = claim(), claim(handle=handle(1))
+        self.store.add([one, gone])
+        self.store.update([one], error='later')
+        self.store.remove([gone])
+        changed, = self.store.update([gone, one], state=BOUND)
+        self.assertEqual(('later', BOUND), (changed.error, changed.state))
+        self.assertEqual([changed], self.store.claims())
+
+    def test_update_of_what_is_no_field(self):
+        one = claim()
+        self.store.add([one])
+        for name in ('function_uuid', 'handle', 'uuid', 'request_group',
+                     "error = 'x' --"):
+            self.assertRaises(TypeError, self.store.update, [one],
+                              **{name: 'x'})
+        self.assertEqual([one], self.store.update([one]))
+        self.assertEqual([], self.store.update([], error='x'))
+
+    def test_by_uuid(self):
+        some = [claim(handle=handle(n)) for n in range(3)]
+        self.store.add(some)
+        self.assertEqual(some[1:], self.store.by_uuid(
+            [some[2].uuid, some[1].uuid, str(uuid.uuid4())]))
+        self.assertEqual([], self.store.by_uuid([]))
 
     def test_second_server_is_refused_and_all_of_its_claims(self):
         holder = claim()
         self.store.add([holder])
-        other = model.AttachHandle(model.HandleType.PCI, '0000:af:00.0')
         second = str(uuid.uuid4())
+        log = self.useFixture(fixtures.FakeLogger())
         error = self.assertRaises(
             exception.ClaimConflict, self.store.add,
-            [claim(second, other), claim(second)])
-        self.assertIn(holder.instance_uuid, str(error))
+            [claim(second, handle(0)), claim(second)])
+        # the log says who has it, the fault of the second server does not
+        self.assertIn(holder.instance_uuid, log.output)
+        self.assertNotIn(holder.instance_uuid, str(error))
         self.assertEqual([holder], self.store.claims())
+        # the same claim twice is no matter of handles
+        self.assertUnavailable(
+            'UNIQUE', self.store.add,
+            [claim(uuid=holder.uuid, handle=handle(0))])
 
     def test_one_of_many_threads_wins(self):
         won = []
+        self.useFixture(fixtures.FakeLogger())
 
         def take():
             mine = claim()
@@ -91,29 +180,61 @@ class ClaimStoreTest(testtools.TestCase):
             one.instance_uuid, model.Role.CURRENT))
         self.assertEqual(1, len(self.store.claims(
             one.instance_uuid, model.Role.OLD)))
+        self.assertEqual(1, len(self.store.claims(role=model.Role.OLD)))
 
-    def test_devices_and_what_they_carry(self):
-        device = model.Device(
-            address='0000:5e:00.0', type='FPGA', vendor='INTEL',
-            product='PAC_ARRIA10', vendor_id='8086', product_id='09c4',
-            driver='dfl', traits=('CUSTOM_X',), regions=(model.Region(
-                index=0, region_type_uuid='a' * 32, function_uuid=None,
-                handles=(HANDLE,), health=model.Health.GONE, reason='so'),))
-        self.store.set_devices({device.address: device})
-        loaded = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0')
-        self.store.set_loaded(device.address, 0, loaded)
+    def test_generation(self):
+        one = claim()
+        before = [self.store.generation]
+        for change, *args in ((self.store.add, [one]),
+                              (self.store.update, [one]),
+                              (self.store.remove, [one])):
+            change(*args)
+            self.assertNotIn(self.store.generation, before)
+            before.append(self.store.generation)
+        self.store.claims()
+        self.store.set_devices({})
+        self.assertEqual(before[-1], self.store.generation)
+
+    def test_devices(self):
+        self.store.set_devices({DEVICE.address: DEVICE})
         again = claims.ClaimStore(self.path)
-        self.assertEqual({device.address: device}, again.devices())
-        self.assertEqual({(device.address, 0): loaded}, again.loaded())
-        again.set_loaded(device.address, 0, None)
-        self.assertEqual({}, self.store.loaded())
+        self.assertEqual({DEVICE.address: DEVICE}, again.devices())
+        again.set_devices({})
+        self.assertEqual({}, self.store.devices())
+
+    def test_loaded(self):
+        self.store.set_loaded(DEVICE.address, 0, LOADED)
+        self.store.set_loaded(DEVICE.address, 1, LOADED)
+        again = claims.ClaimStore(self.path)
+        self.assertEqual({(DEVICE.address, 0): LOADED,
+                          (DEVICE.address, 1): LOADED}, again.loaded())
+        # a programming begins
+        again.set_loaded(DEVICE.address, 0, None)
+        self.assertEqual({(DEVICE.address, 0): None,
+                          (DEVICE.address, 1): LOADED}, self.store.loaded())
+        again.drop_loaded(DEVICE.address, 0)
+        again.drop_loaded(DEVICE.address, 2)
+        self.assertEqual({(DEVICE.address, 1): LOADED}, self.store.loaded())
+
+    def test_reserved(self):
+        self.assertEqual({}, self.store.reserved())
+        self.store.set_reserved('p', 'CUSTOM_ACCELERATOR_FPGA', 2)
+        self.store.set_reserved('p', 'VGPU', 0)
+        self.store.set_reserved('p', 'VGPU', 1)
+        again = claims.ClaimStore(self.path)
+        self.assertEqual({('p', 'CUSTOM_ACCELERATOR_FPGA'): 2,
+                          ('p', 'VGPU'): 1}, again.reserved())
+        again.drop_reserved('p', 'VGPU')
+        again.drop_reserved('q', 'VGPU')
+        self.assertEqual({('p', 'CUSTOM_ACCELERATOR_FPGA'): 2},
+                         self.store.reserved())
 
     def test_killed_in_the_middle_of_a_transaction(self):
         holder = claim()
         self.store.add([holder])
         program = textwrap.dedent('''
             import sys, os
-            from nova_accel.virt import claims
+            from nova_accel.attach import claims
             store = claims.ClaimStore(sys.argv[1])
             with store._transaction() as db:
                 db.execute('DELETE FROM claims')
@@ -132,10 +253,308 @@ class ClaimStoreTest(testtools.TestCase):
         # and the next writer does not wait for the dead one
         self.store.remove([holder])
 
-    def test_unusable_file(self):
-        with open(self.path + '.bad', 'wb') as file:
+
+class DamageTest(StoreTestCase):
+
+    def test_no_database(self):
+        with open(self.path, 'wb') as file:
             file.write(b'not a database at all, but long enough' * 100)
-        error = self.assertRaises(
-            exception.AcceleratorsUnavailable, claims.ClaimStore,
-            self.path + '.bad')
-        self.assertIn(self.path + '.bad', str(error))
+        self.assertUnavailable('restore it from a backup', claims.ClaimStore,
+                               self.path)
+
+    def test_no_directory(self):
+        self.path = os.path.join(self.path, 'missing', 'claims.sqlite')
+        self.assertUnavailable('may write it', claims.ClaimStore, self.path)
+
+    def test_damaged_pages(self):
+        store = claims.ClaimStore(self.path)
+        store.add([claim(handle=handle(n)) for n in range(100)])
+        store._db.close()
+        size = os.path.getsize(self.path)
+        with open(self.path, 'r+b') as file:
+            file.seek(4096)
+            file.write(b'\xff' * (size - 4096))
+        self.assertUnavailable('which server holds which device',
+                               lambda: claims.ClaimStore(self.path))
+
+    def test_disk_full(self):
+        store = claims.ClaimStore(self.path)
+        one = claim()
+        store.add([one])
+        pages = store._db.execute('PRAGMA page_count').fetchone()[0]
+        store._db.execute(f'PRAGMA max_page_count = {pages}')
+        large = DEVICE.with_region(0, reason='x' * 100000)
+        many = [claim(handle=handle(n), error='x' * 10000) for n in range(9)]
+        for method, *args in (
+                (store.add, many), (store.set_devices, {'x': large}),
+                (lambda: store.update([one], error='x' * 100000),)):
+            self.assertUnavailable('make room', method, *args)
+        # nothing of it was written, and what takes no room goes on
+        self.assertEqual([one], store.claims())
+        self.assertEqual({}, store.devices())
+        store.remove([one])
+        self.assertEqual([], store.claims())
+
+    def test_another_process_writes(self):
+        store = claims.ClaimStore(self.path, timeout=0.05)
+        one = claim()
+        store.add([one])
+        with self.file() as other:
+            other.execute('BEGIN IMMEDIATE')
+            self.assertUnavailable('which other process', store.remove, [one])
+            self.assertUnavailable('which other process', claims.ClaimStore,
+                                   self.path, timeout=0.05)
+            # readers do not wait
+            self.assertEqual([one], store.claims())
+        store.remove([one])
+
+    def test_every_method(self):
+        """Whatever SQLite says, one sentence, and the lock is free after."""
+        one = claim()
+        store = claims.ClaimStore(self.path)
+        store.add([one])
+        with self.file() as db:
+            for table in ('claims', 'devices', 'loaded', 'reserved'):
+                db.execute(f'DROP TABLE {table}')
+        # claims are known without the file: plain servers do not need it
+        self.assertEqual([one], store.claims())
+        for call in (store.devices, store.loaded, store.reserved,
+                     lambda: store.add([one]), lambda: store.remove([one]),
+                     lambda: store.update([one], error='x'),
+                     lambda: store.set_devices({}),
+                     lambda: store.set_loaded('a', 0, LOADED),
+                     lambda: store.drop_loaded('a', 0),
+                     lambda: store.set_reserved('p', 'VGPU', 1),
+                     lambda: store.drop_reserved('p', 'VGPU')):
+            self.assertUnavailable('no such table', call)
+
+    def test_rows_that_are_no_json(self):
+        store = claims.ClaimStore(self.path)
+        store.add([claim()])
+        store.set_devices({DEVICE.address: DEVICE})
+        for text in ('', '{', '[]', '3', 'null', '{"regions": [3]}'):
+            with self.file() as db:
+                db.execute('UPDATE devices SET device = ?', (text,))
+            self.assertUnavailable('table devices', store.devices)
+        with self.file() as db:
+            db.execute("UPDATE claims SET handle = '{'")
+        self.assertUnavailable('table claims',
+                               lambda: claims.ClaimStore(self.path))
+
+
+class OtherReleasesTest(StoreTestCase):
+
+    def release_0_1(self):
+        with open(RELEASE_0_1, encoding='utf-8') as file, self.file() as db:
+            db.executescript(file.read())
+
+    @staticmethod
+    def uuid(number):
+        return f'0e1c3a52-7d64-4a0b-9f1e-{number:012}'
+
+    def schema(self):
+        """Names of tables -> names and kinds of their columns."""
+        with self.file() as db:
+            return {name: (
+                db.execute(f'PRAGMA table_info({name})').fetchall(),
+                db.execute(f'PRAGMA index_list({name})').fetchall())
+                for name, in db.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'")
+            }, db.execute('PRAGMA user_version').fetchone()
+
+    def test_release_0_1(self):
+        self.release_0_1()
+        store = claims.ClaimStore(self.path)
+        found = {c.uuid: c for c in store.claims()}
+        self.assertEqual({self.uuid(n) for n in range(1, 8)}, set(found))
+        fpga, gpu, bound, initial, provisioning, deleting, nvme = (
+            found[self.uuid(n)] for n in range(1, 8))
+        self.assertEqual(model.Claim(
+            uuid=self.uuid(1), instance_uuid=self.uuid(101),
+            role=model.Role.CURRENT, provider_uuid=self.uuid(201),
+            resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
+            device_address='0000:5e:00.0', region_index=0, handle=HANDLE,
+            consumer_uuid=self.uuid(101), state=BOUND,
+            restore_function='d8424dc4a4a3c413f89e433683f9040b',
+            restore_bitstream=self.uuid(401)), fpga)
+        self.assertEqual(
+            (model.Role.OLD, self.uuid(500), False, ('0000:86:00.1',)),
+            (gpu.role, gpu.consumer_uuid, gpu.handle.managed,
+             gpu.handle.companions))
+        self.assertEqual('0000:3b:00.4', bound.handle.parent)
+        # release() is called where 0.1 would have called it
+        self.assertEqual(
+            [False, False, True, False, True, True, True],
+            [c.prepared for c in (fpga, gpu, bound, initial, provisioning,
+                                  deleting, nvme)])
+        self.assertEqual((model.ClaimState.DELETING, 'busy'),
+                         (deleting.state, deleting.error))
+        self.assertEqual(
+            {('0000:5e:00.0', 0): model.Loaded(
+                'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), 'nlb',
+                'sha512-0'),
+             ('0000:af:00.0', 1): model.Loaded(
+                'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), None,
+                'sha512-0')}, store.loaded())
+        self.assertEqual({}, store.reserved())
+        card, gpus = (store.devices()[address] for address in (
+            '0000:5e:00.0', '0000:3b:00.0'))
+        self.assertEqual(('ARRIA10', ('CUSTOM_FPGA_INTEL',), 'nlb'), (
+            card.family, card.traits, card.region(0).function_name))
+        self.assertEqual((HANDLE,), card.region(0).handles)
+        self.assertEqual((model.Health.GONE, (model.CreatableType(
+            'nvidia-558', 'CUSTOM_VGPU_NVIDIA_558', 11),)),
+            (gpus.health, gpus.creatable))
+        # what has another name now
+        self.assertEqual(
+            [True, ('CUSTOM_VGPU_NVIDIA_558',)],
+            [value for of, names in (
+                (card.region(0), ('open_to_guest', 'guest_can_reprogram')),
+                (gpus, ('volatile_traits', 'state_traits')))
+             for name, value in vars(of).items() if name in names])
+        # all that this release writes finds its place
+        store.set_loaded('0000:5e:00.0', 0, None)
+        self.assertIsNone(store.loaded()['0000:5e:00.0', 0])
+        store.add([claim(handle=handle(3))])
+        store.update([fpga], error='x')
+        store.set_reserved('p', 'VGPU', 1)
+        # and the next start finds nothing to do
+        self.assertEqual(8, len(claims.ClaimStore(self.path).claims()))
+
+    def test_migrated_and_made_anew_are_the_same(self):
+        self.release_0_1()
+        claims.ClaimStore(self.path)
+        migrated = self.schema()
+        os.remove(self.path)
+        claims.ClaimStore(self.path)
+        self.assertEqual(self.schema(), migrated)
+        self.assertEqual((claims.VERSION,), migrated[1])
+
+    def test_a_migration_that_fails_changes_nothing(self):
+        self.release_0_1()
+        before = self.schema()
+
+        def broken(db):
+            claims._from_release_0_1(db)
+            db.execute('SELECT * FROM missing')
+        with mock.patch.object(claims, '_MIGRATIONS', (broken,)):
+            self.assertUnavailable('no such table: missing',
+                                   claims.ClaimStore, self.path)
+        self.assertEqual(before, self.schema())
+        self.assertEqual(7, len(claims.ClaimStore(self.path).claims()))
+
+    def test_killed_in_a_migration(self):
+        self.release_0_1()
+        program = textwrap.dedent('''
+            import os, signal, sys
+            from nova_accel.attach import claims
+            migrate = claims._from_release_0_1
+            def killed(db):
+                migrate(db)
+                os.kill(os.getpid(), signal.SIGKILL)
+            claims._MIGRATIONS = (killed,)
+            claims.ClaimStore(sys.argv[1])
+        ''')
+        self.assertEqual(-signal.SIGKILL, subprocess.call(
+            [sys.executable, '-c', program, self.path]))
+        self.assertEqual(7, len(claims.ClaimStore(self.path).claims()))
+
+    def test_back_to_release_0_1_and_again_to_this(self):
+        """As docs/source/operators.rst says."""
+        self.release_0_1()
+        store = claims.ClaimStore(self.path)
+        store.set_loaded('0000:5e:00.0', 0, None)
+        with self.file() as db:
+            db.executescript('DELETE FROM devices; '
+                             'DELETE FROM loaded WHERE function_uuid IS NULL; '
+                             'PRAGMA user_version = 0')
+            # what 0.1 does: by position
+            row, = db.execute('SELECT * FROM claims WHERE state = ? AND '
+                              'created_type IS NOT NULL', ('Bound',))
+            self.assertEqual(('nvidia-558', 1), row[16:])
+            new = [self.uuid(n) for n in (8, 108)]
+            db.execute(f'INSERT INTO claims VALUES ({", ".join("?" * 18)})',
+                       (*new, *row[2:9], self.uuid(308), *row[10:17], 0))
+            db.execute('INSERT INTO devices VALUES (?, ?)', ('a', '{}'))
+            db.execute('INSERT INTO loaded VALUES (?, ?, ?, ?, ?, ?)',
+                       ('0000:5e:00.0', 0, 'f', 'b', None, 'c'))
+        again = claims.ClaimStore(self.path)
+        self.assertEqual(8, len(again.claims()))
+        self.assertTrue(again.by_uuid(new)[0].prepared)
+        self.assertEqual('f', again.loaded()['0000:5e:00.0', 0].function_uuid)
+
+    def test_store_of_a_later_release(self):
+        with self.file() as db:
+            db.execute('CREATE TABLE claims (colour TEXT)')
+            db.execute(f'PRAGMA user_version = {claims.VERSION + 1}')
+        with open(self.path, 'rb') as file:
+            before = file.read()
+        self.assertUnavailable(
+            f'has version {claims.VERSION + 1}, and this release of '
+            f'nova_accel knows no later one than {claims.VERSION}: install',
+            claims.ClaimStore, self.path)
+        with open(self.path, 'rb') as file:
+            self.assertEqual(before, file.read())
+
+    def test_columns_and_fields_that_are_not_known(self):
+        store = claims.ClaimStore(self.path)
+        one = claim()
+        store.add([one])
+        with self.file() as db:
+            for table in ('claims', 'devices', 'loaded', 'reserved'):
+                db.execute(f'ALTER TABLE {table} ADD COLUMN more TEXT')
+            db.execute('UPDATE claims SET handle = ?', (json.dumps(
+                {'type': 'PCI', 'address': HANDLE.address, 'colour': 'red'}),))
+            db.execute(
+                'INSERT INTO devices (address, device) VALUES (?, ?)',
+                ('0000:01:00.0', json.dumps({
+                    'type': 'FPGA', 'colour': 'red', 'regions': [
+                        {'index': 1, 'size': 3, 'handles': [
+                            {'type': 'PCI', 'address': 'x', 'slot': 1}]}],
+                    'creatable': [{'name': 'n', 'speed': 3}]})))
+        self.assertEqual([one], store.claims())
+        store.add([claim(handle=handle(1))])
+        store.set_loaded('a', 0, LOADED)
+        store.set_reserved('p', 'VGPU', 1)
+        self.assertEqual({('a', 0): LOADED}, store.loaded())
+        device = store.devices()['0000:01:00.0']
+        self.assertEqual(model.Device(
+            address='0000:01:00.0', type='FPGA', vendor='', product='',
+            vendor_id='', product_id='', driver='', regions=(model.Region(
+                index=1, region_type_uuid=None, function_uuid=None,
+                handles=(model.AttachHandle(model.HandleType.PCI, 'x'),)),),
+            creatable=(model.CreatableType('n', '', 0),)), device)
+        store.set_devices({device.address: device})
+
+    def test_values_that_are_not_known(self):
+        store = claims.ClaimStore(self.path)
+        one = claim(state=BOUND)
+        store.add([one])
+        store.set_devices({DEVICE.address: DEVICE})
+        with self.file() as db:
+            db.execute("UPDATE claims SET state = 'Paused', role = 'lent'")
+            db.execute('UPDATE devices SET device = ?', (json.dumps({
+                'health': 'tired', 'handles': [
+                    {'type': 'CXL', 'address': 'x'},
+                    {'type': 'PCI', 'address': 'y'}],
+                'regions': [{'index': 0, 'health': 'bored',
+                             'reason': 'so'}]}),))
+        store = claims.ClaimStore(self.path)
+        found, = store.claims()
+        self.assertEqual(
+            (model.ClaimState.UNKNOWN, model.Role.CURRENT,
+             'state Paused is of another release'),
+            (found.state, found.role, found.error))
+        device = store.devices()[DEVICE.address]
+        quarantined = model.Health.QUARANTINED
+        self.assertEqual(
+            (quarantined, 'its health tired is of another release', ('y',)),
+            (device.health, device.reason,
+             tuple(h.address for h in device.handles)))
+        self.assertEqual((quarantined, 'so'), (
+            device.region(0).health, device.region(0).reason))
+        # a claim that cannot be understood is not left out: somebody holds it
+        with self.file() as db:
+            db.execute("UPDATE claims SET handle_type = 'CXL'")
+        self.assertUnavailable("'CXL' is not a valid HandleType",
+                               lambda: claims.ClaimStore(self.path))

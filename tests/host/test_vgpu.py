@@ -1,59 +1,61 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What servers are given, on a simulated host and without Nova."""
 
-import logging
-import os
 import threading
 import time
 import uuid
 
 import fixtures
 from oslo_config import fixture as config_fixture
-import testtools
 
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
-from nova_accel.virt import attach
+from nova_accel import request
+from tests.host import base
 from tests.unit import test_vgpu
-from tests.unit.host import A, SimulatedHost
+from tests.unit.host import A
 
-NODE = 'host'
 SPECS = {'resources1:CUSTOM_ACCELERATOR_FPGA': '1'}
 
 
-class AttachTestCase(testtools.TestCase):
+class AttachTestCase(base.HostTestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.instance = str(uuid.uuid4())
 
     def start(self, *cards, drivers=('dfl',), **more):
         """nova-compute starts, for the first time or again."""
         if cards or more:
-            self.host = self.useFixture(SimulatedHost(*cards, **more))
-            self.state = self.useFixture(fixtures.TempDir()).path
-        self.config.config(
-            enabled_drivers=list(drivers), simulated_host=self.host.path,
-            bitstream_cache=os.path.join(self.state, 'cache'), group='accel')
-        self.accelerators = attach.Accelerators(
-            images=None, publish=lambda context, uuids: None)
-        self.accelerators.initialize(NODE, self.state)
-        self.addCleanup(self.accelerators.close)
-        inventory = self.accelerators.inventory
-        inventory.node, inventory._root_uuid = NODE, str(uuid.uuid5(
-            uuid.NAMESPACE_DNS, NODE))
+            self.useFixture(config_fixture.Config(conf.CONF))
+            self.directory = self.useFixture(fixtures.TempDir()).path
+            self.start_host(*cards, drivers=drivers, **more)
+        else:
+            self.restart()
+        self.accelerators = self.host.accelerators
 
     def allocation(self, resource_class='CUSTOM_ACCELERATOR_FPGA'):
         return {p.uuid: {'resources': {resource_class: 1}} for p in
-                self.accelerators.inventory.own_providers().values()
+                self.accelerators.inventory.providers().values()
                 if resource_class in p.inventory}
+
+    def server(self, specs=SPECS, instance=None):
+        return request.Server(instance or self.instance, 'demo', specs)
 
     def plug(self, allocations, specs=SPECS, instance=None):
         return self.accelerators.plug(
-            None, instance or self.instance, specs, allocations, {})
+            self.host.cloud.admin_context(), self.server(specs, instance),
+            allocations)
+
+    def unplug(self, instance=None):
+        return self.accelerators.unplug(
+            self.host.cloud.admin_context(), instance or self.instance)
+
+    def retry_releases(self):
+        return self.accelerators.retry_releases(
+            self.host.cloud.admin_context())
 
 
 class AttachTest(AttachTestCase):
@@ -76,17 +78,17 @@ class AttachTest(AttachTestCase):
         self.start({'address': A, 'product': 'PAC_D5005', 'ports': 1,
                     'vfs': 1})
         claim, = self.plug(self.allocation())
-        self.accelerators.restore(None, self.instance)
-        self.host.kernel.reboot()
+        self.accelerators.restore(None, self.server())
+        self.simulated.kernel.reboot()
         self.start()
         error = self.assertRaises(
             exception.DeviceUnavailable, self.accelerators.restore, None,
-            self.instance)
+            self.server())
         self.assertIn(f'{claim.handle.address} of {A}', str(error))
         self.config.config(virtual_functions=[f'{A}=1'], group='accel')
-        self.host.kernel.reboot()
+        self.simulated.kernel.reboot()
         self.start()
-        self.accelerators.restore(None, self.instance)
+        self.accelerators.restore(None, self.server())
 
 
 GPU, VF = test_vgpu.GPU, test_vgpu.VF
@@ -101,7 +103,6 @@ class VgpuTest(AttachTestCase):
         super().setUp()
         self.other = str(uuid.uuid4())
         self.config.config(device_timeout=1, group='accel')
-        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
 
     def start_vgpus(self, framework='mdev', **more):
         self.start(vgpus=[test_vgpu.gpu(framework, **more)],
@@ -116,12 +117,12 @@ class VgpuTest(AttachTestCase):
         return claim
 
     def total(self):
-        provider, = self.accelerators.inventory.own_providers().values()
+        provider, = self.accelerators.inventory.providers().values()
         return provider.inventory.get(VGPU, 0)
 
     def offered(self):
-        provider, = self.accelerators.inventory.own_providers().values()
-        self.assertFalse(provider.traits & provider.lost_traits)
+        provider, = self.accelerators.inventory.providers().values()
+        self.assertFalse(provider.traits & provider.retired_traits)
         return {name for name, trait in TRAIT.items()
                 if trait in provider.traits}
 
@@ -148,33 +149,33 @@ class VgpuTest(AttachTestCase):
             self.assertIn('does not fit (any more)', str(error))
             self.give('nvidia-558', self.other)
             self.assertEqual((2, set()), (self.total(), self.offered()))
-            self.assertEqual(1, self.accelerators.unplug(None, self.other))
+            self.assertEqual(1, self.unplug(self.other))
             self.assertEqual({'nvidia-558'}, self.offered())
-            self.accelerators.unplug(None, self.instance)
+            self.unplug()
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 
     def test_room_that_strangers_have(self):
         """What is allocated meanwhile is reserved, and given back later."""
         self.start_vgpus()
-        fenced, there = False, {VGPU: {'total': 4, 'reserved': 0}}
+        uuid_, = self.allocation(VGPU)
+        self.host.cloud.allocate(self.instance, self.allocation(VGPU))
         for taken, reserved in ((True, 4), (False, 0)):
             if taken:
                 self.kernel.create_mdev(GPU, 'nvidia-1560', self.other)
             else:
                 self.kernel.remove_mdev(self.other)
             self.accelerators.inventory.scan()
-            provider, = self.accelerators.inventory.own_providers().values()
-            self.assertEqual(taken, naming.FENCED in provider.traits)
-            there = provider.inventory_beside(
-                there, fenced, in_use=lambda uuid: True)
-            self.assertEqual((4, reserved), (
-                there[VGPU]['total'], there[VGPU]['reserved']))
-            fenced = provider.fenced
+            self.host.report()
+            provider = self.host.cloud.read()['providers'][uuid_]
+            self.assertEqual(taken, naming.FENCED in provider['traits'])
+            there = provider['inventory'][VGPU]
+            self.assertEqual((4, reserved),
+                             (there['total'], there['reserved']))
 
     def test_any_type(self):
         self.start_vgpus()
         self.assertEqual('nvidia-557', self.give().created_type)
-        self.accelerators.unplug(None, self.instance)
+        self.unplug()
         self.config.config(vgpu_types=['1560', '557'], group='accel')
         self.accelerators.inventory.scan()
         self.assertEqual('nvidia-1560', self.give().created_type)
@@ -183,7 +184,7 @@ class VgpuTest(AttachTestCase):
         """Traits of the unnumbered group may be any provider's."""
         self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],
                    mdev_parents=[test_vgpu.MTTY])
-        gpu, = [p for p in self.accelerators.inventory.own_providers()
+        gpu, = [p for p in self.accelerators.inventory.providers()
                 .values() if p.address == GPU]
         error = self.assertRaises(
             exception.DeviceUnavailable, self.plug,
@@ -214,11 +215,11 @@ class VgpuTest(AttachTestCase):
         self.kernel.create_mdev(
             GPU, 'nvidia-1560', '11111111-2222-4333-8444-555555555555')
         self.start(drivers=['vgpu'])
-        self.assertIn(f'What server {self.instance} has is not there again',
+        self.assertIn(f'A vGPU of server {self.instance} could not be made again',
                       self.log.output)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.accelerators.restore, None,
-            self.instance)
+            self.server())
         self.assertIn('has no room for it any more', str(error))
         self.assertEqual(1, self.total())
 
@@ -230,9 +231,9 @@ class VgpuTest(AttachTestCase):
             self.accelerators.store.update([claim], state=state)
             self.accelerators.close()
             self.start(drivers=['vgpu'])
-            self.assertFalse(self.accelerators.is_bound(self.instance))
-            self.assertEqual(1, self.accelerators.unplug(
-                None, self.instance))
+            self.assertEqual([model.ClaimState.UNKNOWN],
+                             self.host.states(self.instance))
+            self.assertEqual(1, self.unplug())
             self.assertFalse(self.exists(claim))
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 
@@ -246,7 +247,7 @@ class VgpuTest(AttachTestCase):
         # the slot is free in Placement, and not in truth
         self.assertEqual(1, self.total())
         self.assertEqual([], self.accelerators.handles(self.instance))
-        self.assertEqual(1, self.accelerators.release_again(None))
+        self.assertEqual(1, self.retry_releases())
         self.assertFalse(self.exists(claim))
         self.assertEqual([], self.accelerators.store.claims())
 
@@ -254,29 +255,29 @@ class VgpuTest(AttachTestCase):
         self.start_vgpus()
         claim = self.give('nvidia-558')
         self.kernel.guest_opens(claim.handle.address)
-        self.accelerators.unplug(None, self.instance)
-        self.assertIn(f'of {GPU} back did not end within 1 s',
+        self.unplug()
+        self.assertIn(f'of {GPU} did not end within 1 s',
                       self.log.output)
         held, = self.accelerators.store.claims()
         self.assertIs(model.ClaimState.DELETING, held.state)
-        self.assertIn('look who keeps it open', held.error)
+        self.assertIn('see what keeps the device open', held.error)
         # others get what is left of the GPU, and at once
         began = time.monotonic()
         other = self.give('nvidia-558', self.other)
         self.assertLess(time.monotonic() - began, 1)
         self.assertNotEqual(claim.handle, other.handle)
         self.assertEqual(1, self.total())
-        self.accelerators.unplug(None, self.other)
-        self.assertEqual(0, self.accelerators.release_again(None))
+        self.unplug(self.other)
+        self.assertEqual(0, self.retry_releases())
         self.assertEqual([held.uuid], [
             c.uuid for c in self.accelerators.store.claims()])
         self.kernel.guest_closes(claim.handle.address)
-        self.assertEqual(1, self.accelerators.release_again(None))
+        self.assertEqual(1, self.retry_releases())
         self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
         # the next owner keeps it, whatever ends late
         next_owner = self.give('nvidia-558', self.other)
         self.assertEqual(claim.handle, next_owner.handle)
-        self.assertEqual(0, self.accelerators.release_again(None))
+        self.assertEqual(0, self.retry_releases())
         self.assertTrue(self.exists(next_owner))
 
     def test_release_that_comes_late(self):
@@ -284,21 +285,22 @@ class VgpuTest(AttachTestCase):
         for framework in ('mdev', 'vendor-vfio'):
             self.start_vgpus(framework)
             claim = self.give('nvidia-558')
-            lock = self.accelerators._handles._locks[claim.handle.key]
-            with lock:
-                late = threading.Thread(
-                    target=self.accelerators.unplug,
-                    args=(None, self.instance))
-                late.start()
-                store = self.accelerators.store
-                while store.claims()[0].state is not (
-                        model.ClaimState.DELETING):
-                    time.sleep(0.01)
-                store.remove([claim])
-                store.add([model.Claim(**{
-                    **vars(claim), 'uuid': str(uuid.uuid4()),
-                    'instance_uuid': self.other,
-                    'state': model.ClaimState.BOUND})])
+            other_call = threading.Event()
+            cards = self.accelerators.inventory.cards
+            threading.Thread(target=cards.call, args=(
+                claim.handle.key, 'Another call', other_call.wait),
+                kwargs={'seconds': 9}).start()
+            late = threading.Thread(target=self.unplug)
+            late.start()
+            store = self.accelerators.store
+            while store.claims()[0].state is not model.ClaimState.DELETING:
+                time.sleep(0.01)
+            store.remove([claim])
+            store.add([model.Claim(**{
+                **vars(claim), 'uuid': str(uuid.uuid4()),
+                'instance_uuid': self.other,
+                'state': model.ClaimState.BOUND})])
+            other_call.set()
             late.join()
             self.kernel.guest_opens(claim.handle.address)
             self.assertEqual(
@@ -325,9 +327,10 @@ class VgpuTest(AttachTestCase):
         claim, = self.accelerators.store.claims()
         self.assertIs(model.ClaimState.DELETING, claim.state)
         self.kernel.set_fault(GPU, hang=None)
-        while not self.exists(claim):
+        while self.accelerators.inventory.cards.hanging(claim.handle.key):
             time.sleep(0.01)
-        self.assertEqual(1, self.accelerators.release_again(None))
+        self.assertTrue(self.exists(claim))
+        self.assertEqual(1, self.retry_releases())
         self.assertFalse(self.exists(claim))
         self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 

@@ -1,0 +1,462 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The persistent store of a compute host: claims, and what devices were.
+
+SQLite, because it gives the two things that are needed: a unique constraint
+(one handle, one server) and transactions that survive kill -9. One connection
+stays open for all threads: opening a new one makes SQLite read its schema, and
+closing the last one makes it wait for the disk once more than a commit does.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+import contextlib
+import dataclasses
+import json
+import os
+import sqlite3
+import threading
+from typing import Any
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+_LOADED = """
+CREATE TABLE loaded (
+    device_address TEXT NOT NULL,
+    region_index INTEGER NOT NULL,
+    function_uuid TEXT,
+    bitstream_id TEXT,
+    function_name TEXT,
+    content TEXT,
+    PRIMARY KEY (device_address, region_index)
+)"""
+
+_RESERVED = """
+CREATE TABLE IF NOT EXISTS reserved (
+    provider_uuid TEXT NOT NULL,
+    resource_class TEXT NOT NULL,
+    reserved INTEGER NOT NULL,
+    PRIMARY KEY (provider_uuid, resource_class)
+)"""
+
+#: the newest; a file without tables gets it
+_SCHEMA = ("""
+CREATE TABLE claims (
+    uuid TEXT PRIMARY KEY,
+    instance_uuid TEXT NOT NULL,
+    role TEXT NOT NULL,
+    provider_uuid TEXT NOT NULL,
+    resource_class TEXT NOT NULL,
+    request_group TEXT NOT NULL,
+    device_address TEXT NOT NULL,
+    region_index INTEGER,
+    handle_type TEXT NOT NULL,
+    handle_address TEXT NOT NULL,
+    handle TEXT NOT NULL,
+    consumer_uuid TEXT NOT NULL,
+    state TEXT NOT NULL,
+    error TEXT NOT NULL,
+    restore_function TEXT,
+    restore_bitstream TEXT,
+    created_type TEXT,
+    prepared INTEGER NOT NULL,
+    UNIQUE (handle_type, handle_address)
+)""", """
+CREATE TABLE devices (
+    address TEXT PRIMARY KEY,
+    device TEXT NOT NULL
+)""", _LOADED, _RESERVED)
+
+
+def _from_release_0_1(db: sqlite3.Connection) -> None:
+    """Version 0, without a number: the store of release 0.1.
+
+    Also of one that was version 1 already and was given back to release 0.1;
+    docs/source/operators.rst says how. For 0.1, which reads claims by
+    position, the order of the columns stays.
+    """
+    columns = {row['name'] for row in db.execute('PRAGMA table_info(claims)')}
+    for old, new in (('function_uuid', 'restore_function'),
+                     ('bitstream_id', 'restore_bitstream')):
+        if old in columns:
+            db.execute(f'ALTER TABLE claims RENAME COLUMN {old} TO {new}')
+    # release 0.1 did not write this for handles that are made on demand, and
+    # took back what was made in every state but this one
+    db.execute("UPDATE claims SET prepared = 1 "
+               "WHERE created_type IS NOT NULL AND state <> 'Initial'")
+    db.execute('ALTER TABLE loaded RENAME TO loaded_0')
+    db.execute(_LOADED)
+    names = ', '.join(_LOADED_COLUMNS)
+    db.execute(f'INSERT INTO loaded ({names}) SELECT {names} FROM loaded_0')
+    db.execute('DROP TABLE loaded_0')
+    db.execute(_RESERVED)
+
+
+#: number n makes version n + 1 of version n
+_MIGRATIONS = (_from_release_0_1,)
+VERSION = len(_MIGRATIONS)
+
+_LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
+                   'bitstream_id', 'function_name', 'content')
+#: columns that are named as the fields of model.Claim are, or here
+_RENAMED = {'group': 'request_group'}
+_FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
+                if f.name != 'handle')
+_HANDLE_COLUMNS = ('handle_type', 'handle_address', 'handle')
+_CLAIM_COLUMNS = tuple(_RENAMED.get(f, f) for f in _FIELDS) + _HANDLE_COLUMNS
+_SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims'
+_INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
+           f'VALUES ({", ".join(f":{name}" for name in _CLAIM_COLUMNS)})')
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: 'make room on its file system',
+    sqlite3.SQLITE_BUSY: 'see which other process has it open',
+    sqlite3.SQLITE_CORRUPT: (
+        'repair it or restore it from a backup, for to move it away would '
+        'lose which server holds which device and what is not erased yet'),
+}
+_ADVICE[sqlite3.SQLITE_NOTADB] = _ADVICE[sqlite3.SQLITE_CORRUPT]
+_OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
+                 'errors')
+
+
+class ClaimStore:
+    """Each method is one transaction; all may be called from any thread.
+
+    Each may raise AcceleratorsUnavailable, in one sentence with the name of
+    the file: disk full, file locked, damaged or of a newer release.
+    """
+
+    def __init__(self, path: str, timeout: float = 10):
+        """Open the store, make it or bring it to this release's version.
+
+        :param path: of the file; its directory is made if need be.
+        :param timeout: seconds to wait for another process that writes.
+        """
+        self.path = path
+        # one thread at a time inside SQLite: under eventlet a second green
+        # thread that waited there would stop the first one too
+        self._lock = threading.Lock()
+        self._generation = 0
+        #: the claims of the file, in the order of claims()
+        self._claims: tuple[model.Claim, ...] = ()
+        #: those of the transaction under way, if it changes them
+        self._changed: tuple[model.Claim, ...] | None = None
+        with self._one_sentence():
+            os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+            self._db = sqlite3.connect(
+                path, timeout=timeout, isolation_level=None,
+                check_same_thread=False)
+        try:
+            self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self):
+        self._db.row_factory = sqlite3.Row
+        with self._one_sentence():
+            # before anything is written
+            self._check(self._version())
+            self._db.execute('PRAGMA journal_mode = WAL')
+            # a commit is on the disk when it returns
+            self._db.execute('PRAGMA synchronous = FULL')
+        while self._migrate() < VERSION:
+            pass
+        with self._transaction(write=False) as db:
+            rows = db.execute(_SELECT).fetchall()
+            with self._reading('claims'):
+                self._changed = _in_order(map(_claim, rows))
+
+    def _version(self) -> int:
+        return self._db.execute('PRAGMA user_version').fetchone()[0]
+
+    def _check(self, version):
+        if version > VERSION:
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self.path} has version {version}, and this '
+                f'release of nova_accel knows no later one than {VERSION}: '
+                f'install the release that wrote it, or restore the backup '
+                f'from before the upgrade.')
+
+    def _migrate(self) -> int:
+        """One step, in one transaction; the version after it."""
+        with self._transaction() as db:
+            version = self._version()
+            self._check(version)
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE "
+                              "type = 'table' AND name = 'claims'").fetchone():
+                for statement in _SCHEMA:
+                    db.execute(statement)
+                after = VERSION
+            elif version < VERSION:
+                LOG.info('The claim store %s has version %d and gets version '
+                         '%d', self.path, version, version + 1)
+                _MIGRATIONS[version](db)
+                after = version + 1
+            else:
+                return version
+            db.execute(f'PRAGMA user_version = {after}')
+        return after
+
+    @contextlib.contextmanager
+    def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._one_sentence():
+            if write:
+                self._db.execute('BEGIN IMMEDIATE')
+            try:
+                yield self._db
+                if write:
+                    self._db.execute('COMMIT')
+                if self._changed is not None:
+                    self._claims = self._changed
+                    self._generation += 1
+            except BaseException:
+                # after some errors SQLite has done so itself
+                if self._db.in_transaction:
+                    self._db.execute('ROLLBACK')
+                raise
+            finally:
+                self._changed = None
+
+    @contextlib.contextmanager
+    def _one_sentence(self):
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            # extended codes have the plain one in their lowest byte
+            code = getattr(error, 'sqlite_errorcode', -1) & 0xff
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self.path} cannot be used ({error}): '
+                f'{_ADVICE.get(code, _OTHER_ADVICE)}.') from error
+
+    @contextlib.contextmanager
+    def _reading(self, table):
+        """What was written is JSON of fields that this release knows."""
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self.path} has a row in its table {table} '
+                f'that cannot be read ({error}): '
+                f'{_ADVICE[sqlite3.SQLITE_CORRUPT]}.') from error
+
+    # Claims
+
+    @property
+    def generation(self) -> int:
+        """Another number after each change of claims; begins with each
+        object."""
+        return self._generation
+
+    def add(self, claims: Iterable[model.Claim]) -> None:
+        """Write all of them or none.
+
+        :raises ClaimConflict: when a handle is held already.
+        """
+        claims = tuple(claims)
+        with self._transaction() as db:
+            for claim in claims:
+                row = _row(claim)
+                try:
+                    db.execute(_INSERT, row)
+                except sqlite3.IntegrityError:
+                    holder = db.execute(
+                        'SELECT instance_uuid FROM claims WHERE '
+                        'handle_type = :handle_type AND '
+                        'handle_address = :handle_address', row).fetchone()
+                    if holder is None:
+                        raise
+                    # the owner of the one is not told who the other is
+                    LOG.warning('Server %s was to get %s, which server %s '
+                                'holds', claim.instance_uuid,
+                                claim.handle.address, holder[0])
+                    raise exception.ClaimConflict(
+                        f'Server {claim.instance_uuid} was to get '
+                        f'{claim.handle.address}, which another server '
+                        f'holds: the build has to go elsewhere.') from None
+            self._changed = _in_order((*self._claims, *claims))
+
+    def claims(self, instance_uuid: str | None = None,
+               role: model.Role | None = None) -> list[model.Claim]:
+        """Those of one server, or all; in the order of groups and handles.
+
+        From memory: this process alone writes the file.
+        """
+        return [claim for claim in self._claims
+                if instance_uuid in (None, claim.instance_uuid)
+                and role in (None, claim.role)]
+
+    def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
+        """Those of these claims that are there, in the order of claims()."""
+        return [c for c in self.claims() if c.uuid in uuids]
+
+    def update(self, claims: Iterable[model.Claim], **changes: Any,
+               ) -> list[model.Claim]:
+        """Change fields of claims, by their uuid.
+
+        :param changes: fields of model.Claim, but neither uuid nor handle.
+        :returns: the claims as they are then, in the order given, without
+            those that were removed meanwhile.
+        :raises TypeError: for another field.
+        """
+        unknown = set(changes) - set(_FIELDS) | {'uuid'} & set(changes)
+        if unknown:
+            raise TypeError(f'Claims have no {", ".join(sorted(unknown))} '
+                            f'that can be changed')
+        columns = ', '.join(f'{_RENAMED.get(name, name)} = :{name}'
+                            for name in changes)
+        values = {name: getattr(value, 'value', value)
+                  for name, value in changes.items()}
+        uuids = [claim.uuid for claim in claims]
+        with self._transaction() as db:
+            if changes:
+                db.executemany(
+                    f'UPDATE claims SET {columns} WHERE uuid = :uuid',
+                    [{**values, 'uuid': uuid} for uuid in uuids])
+            now = {claim.uuid: claim for claim in self._claims}
+            for uuid in now.keys() & set(uuids):
+                now[uuid] = dataclasses.replace(now[uuid], **changes)
+            self._changed = _in_order(now.values())
+        return [now[uuid] for uuid in uuids if uuid in now]
+
+    def remove(self, claims: Iterable[model.Claim]) -> None:
+        """Give their handles free."""
+        uuids = {claim.uuid for claim in claims}
+        with self._transaction() as db:
+            db.executemany('DELETE FROM claims WHERE uuid = ?',
+                           [(uuid,) for uuid in uuids])
+            self._changed = tuple(
+                c for c in self._claims if c.uuid not in uuids)
+
+    # Devices as they were last seen, for those that a guest has now
+
+    def devices(self) -> dict[str, model.Device]:
+        """By address."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT address, device FROM devices').fetchall()
+        with self._reading('devices'):
+            return {address: model.Device.from_dict(
+                        {**json.loads(text), 'address': address})
+                    for address, text in rows}
+
+    def set_devices(self, devices: Mapping[str, model.Device]) -> None:
+        """These and no others."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM devices')
+            db.executemany(
+                'INSERT INTO devices (address, device) VALUES (?, ?)',
+                [(address, _json(device))
+                 for address, device in devices.items()])
+
+    # What was programmed
+
+    def loaded(self) -> dict[tuple[str, int], model.Loaded | None]:
+        """By device address and region index.
+
+        :returns: None for a region whose content is not known whatever its
+            driver reads: a programming began, and its end was not seen. A
+            region that is not in it carries what its driver reads.
+        """
+        with self._transaction(write=False) as db:
+            rows = db.execute(f'SELECT {", ".join(_LOADED_COLUMNS)} '
+                              f'FROM loaded').fetchall()
+        return {(row['device_address'], row['region_index']): _loaded(row)
+                for row in rows}
+
+    def set_loaded(self, address: str, index: int,
+                   loaded: model.Loaded | None) -> None:
+        """:param loaded: None: what the region carries is not known, whatever
+            its driver reads."""
+        names = ', '.join(f':{name}' for name in _LOADED_COLUMNS)
+        unknown = dict.fromkeys(_LOADED_COLUMNS)
+        with self._transaction() as db:
+            db.execute(
+                f'INSERT OR REPLACE INTO loaded '
+                f'({", ".join(_LOADED_COLUMNS)}) VALUES ({names})',
+                {**(dataclasses.asdict(loaded) if loaded else unknown),
+                 'device_address': address, 'region_index': index})
+
+    def drop_loaded(self, address: str, index: int) -> None:
+        """The region carries what its driver reads."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM loaded WHERE device_address = ? '
+                       'AND region_index = ?', (address, index))
+
+    # What was reserved in Placement before we reserved all of it
+
+    def reserved(self) -> dict[tuple[str, str], int]:
+        """{(provider uuid, resource class): what the operator had reserved}
+        of the inventories that are fenced."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT provider_uuid, resource_class, reserved '
+                              'FROM reserved').fetchall()
+        return {(row['provider_uuid'], row['resource_class']): row['reserved']
+                for row in rows}
+
+    def set_reserved(self, provider_uuid: str, resource_class: str,
+                     reserved: int) -> None:
+        """:param reserved: the operator's value."""
+        with self._transaction() as db:
+            db.execute(
+                'INSERT OR REPLACE INTO reserved '
+                '(provider_uuid, resource_class, reserved) VALUES (?, ?, ?)',
+                (provider_uuid, resource_class, reserved))
+
+    def drop_reserved(self, provider_uuid: str, resource_class: str) -> None:
+        """The inventory has the operator's value again."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM reserved WHERE provider_uuid = ? '
+                       'AND resource_class = ?',
+                       (provider_uuid, resource_class))
+
+
+def _json(value) -> str:
+    return json.dumps(dataclasses.asdict(value),
+                      default=lambda enum: enum.value)
+
+
+def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
+    return tuple(sorted(claims, key=lambda c: (c.group, c.handle.address)))
+
+
+def _row(claim: model.Claim) -> dict[str, Any]:
+    """Values by column."""
+    row = {_RENAMED.get(name, name): getattr(claim, name) for name in _FIELDS}
+    return {**row, 'role': claim.role.value, 'state': claim.state.value,
+            'handle_type': claim.handle.type.value,
+            'handle_address': claim.handle.address,
+            'handle': _json(claim.handle)}
+
+
+def _claim(row: sqlite3.Row) -> model.Claim:
+    """:raises ValueError: for a handle that this release cannot know."""
+    fields: dict[str, Any] = {name: row[_RENAMED.get(name, name)]
+                              for name in _FIELDS}
+    handle = model.AttachHandle.from_dict({
+        **json.loads(row['handle']), 'type': row['handle_type'],
+        'address': row['handle_address']})
+    try:
+        state = model.ClaimState(row['state'])
+    except ValueError:
+        state = model.ClaimState.UNKNOWN
+        fields['error'] = fields['error'] or (
+            f'state {row["state"]} is of another release')
+    try:
+        role = model.Role(row['role'])
+    except ValueError:
+        # nothing but its server's end releases it
+        role = model.Role.CURRENT
+    return model.Claim(**{**fields, 'handle': handle, 'state': state,
+                          'role': role, 'prepared': bool(row['prepared'])})
+
+
+def _loaded(row: sqlite3.Row) -> model.Loaded | None:
+    if row['function_uuid'] is None:
+        return None
+    return model.Loaded(
+        function_uuid=row['function_uuid'], bitstream_id=row['bitstream_id'],
+        function_name=row['function_name'], content=row['content'])
