@@ -92,10 +92,12 @@ class Scanner:
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
         """See Inventory.scan()."""
-        if names is None and addresses is None:
-            names = self._drivers
+        everything = names is None and addresses is None
+        if everything:
+            self._drop_drivers()
+        wanted = set(self._drivers if everything else names or ())
         batch = self._cards.batch(self._seconds())
-        chosen = [n for n in self._drivers if n in set(names or ())]
+        chosen = [n for n in self._drivers if n in wanted]
         for name in chosen:
             batch.add(f'driver:{name}',
                       f'The driver {name} finding its devices',
@@ -114,8 +116,16 @@ class Scanner:
             except Exception:
                 LOG.exception('A scan by the driver %s failed', name)
         self._table.save()
-        with self._lock:
-            self._looked_at = time.monotonic()
+        if everything:
+            with self._lock:
+                self._looked_at = time.monotonic()
+
+    def _drop_drivers(self) -> None:
+        """Devices of drivers that are not enabled any more are gone."""
+        ticket = self._table.ticket()
+        for address, device in self._table.snapshot().items():
+            if device.driver not in self._drivers:
+                self._gone(address, device.driver, ticket)
 
     def _driver_of(self, address: str) -> str | None:
         device = self._table.told(address)
@@ -151,7 +161,7 @@ class Scanner:
             self._fingerprints[name] = fingerprint
         for address in set(self._table.of_driver(name)).difference(found):
             self._gone(address, name, ticket)
-        for address in found:
+        for address in dict.fromkeys(found):
             if not self.rules.excludes(address):
                 self._add_card(batch, name, address)
             else:
