@@ -9,6 +9,7 @@ fenced, and the others go on.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import functools
 import threading
 import time
 
@@ -76,7 +77,7 @@ class Scanner:
             batch.add(f'configure:{name}',
                       f'Configuring the devices of the driver {name}',
                       driver.configure, about=name,
-                      late=lambda name=name: self.scan([name]))
+                      late=functools.partial(self.scan, [name]))
         refused = None
         for call in batch:
             try:
@@ -103,9 +104,9 @@ class Scanner:
                       f'The driver {name} finding its devices',
                       self._find, name, about=(_FIND, name, None))
         for address in dict.fromkeys(addresses or ()):
-            name = self._driver_of(address)
-            if name in self._drivers and name not in chosen:
-                self._add_card(batch, name, address)
+            owner = self._driver_of(address)
+            if owner in self._drivers and owner not in chosen:
+                self._add_card(batch, owner, address)
         for call in batch:
             kind, name, address = call.about
             try:
@@ -127,11 +128,12 @@ class Scanner:
             if device.driver not in self._drivers:
                 self._gone(address, device.driver, ticket)
 
-    def _driver_of(self, address: str) -> str | None:
+    def _driver_of(self, address: str) -> str:
+        """'' where nobody knows the card."""
         device = self._table.told(address)
         with self._lock:
             return (device.driver if device
-                    else self._due.get(address, (None, ''))[0])
+                    else self._due.get(address, ('', ''))[0])
 
     def _seconds(self) -> float:
         """The limit of a scan; of the first, what configure() has left."""
