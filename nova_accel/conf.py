@@ -62,8 +62,9 @@ that the GPU offers is used."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
-Seconds that one driver may take to look at its devices. A driver that takes
-longer loses only its own devices."""),
+Seconds that looking at the devices may take, all of them side by side. A device
+that takes longer is fenced by itself; the start of nova-compute waits for it
+once."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
 Seconds that creating or removing one vGPU may take. One that takes longer is
 not given to a server until it has ended."""),

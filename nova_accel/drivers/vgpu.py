@@ -185,13 +185,21 @@ class VgpuDriver(base.PciDriver):
         except OSError:
             return ''
 
-    def identify(self, address):
+    def may_be_mine(self, address):
+        # what the types are, the card's driver is asked by examine()
+        return self._is_gpu_with_vfs(address) or bool(
+            self.names(f'{MDEV_BUS}/{address}/mdev_supported_types'))
+
+    def _is_gpu_with_vfs(self, address) -> bool:
         vendor = pci.identifier(self.kernel, address, 'vendor')
         gpu = pci.class_code(self.kernel, address) >> 8 in (
             _AMD_CLASSES if vendor == '1002' else _GPU_CLASSES)
-        if not (gpu and (pci.virtual_functions(self.kernel, address)
-                         or address in sriov.wanted())
-                or self._has_types(address)):
+        return gpu and bool(pci.virtual_functions(self.kernel, address)
+                            or address in sriov.wanted())
+
+    def identify(self, address):
+        vendor = pci.identifier(self.kernel, address, 'vendor')
+        if not (self._is_gpu_with_vfs(address) or self._has_types(address)):
             return None
         product = pci.identifier(self.kernel, address, 'device')
         return model.Device(

@@ -74,7 +74,7 @@ def start(function, *args) -> concurrent.futures.Future:
     Not a pool: a call that hangs would take a worker from the others, and a
     process that ends would wait for it.
     """
-    future = concurrent.futures.Future()
+    future: concurrent.futures.Future = concurrent.futures.Future()
 
     def run():
         try:

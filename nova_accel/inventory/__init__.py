@@ -21,6 +21,7 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.inventory import cards
 from nova_accel.inventory import devices
@@ -91,9 +92,18 @@ class Inventory:
         """A call for a key has returned after it hung."""
         self._table.unfence(key, devices.Fence.HANGS)
         self._table.invalidate(key)
-        self._scanner.scan(addresses=[key])
+        kind, _, name = key.partition(':')
+        if kind == 'driver':
+            self._scanner.scan(names=[name])
+        else:
+            self._scanner.scan(addresses=[key])
 
     # The devices
+
+    @property
+    def rules(self) -> rules.DeviceRules:
+        """Which devices and handles the operator leaves to us."""
+        return self._scanner.rules
 
     @property
     def devices(self) -> dict[str, model.Device]:

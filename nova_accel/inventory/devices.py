@@ -198,14 +198,11 @@ class DeviceTable:
             before = self._told.get(address)
             if before and before.driver != device.driver and (
                     before.health is not model.Health.GONE):
-                drivers = sorted((before.driver, device.driver),
-                                 key=lambda n: self._order.get(n, -1))
-                if self._order.get(before.driver) is None:
-                    # a driver of an earlier configuration
-                    drivers = [device.driver]
-                else:
-                    self._note_shared(address, *drivers)
-                if drivers[0] != device.driver:
+                owner, other = sorted(
+                    (before.driver, device.driver),
+                    key=lambda n: self._order.get(n, len(self._order)))
+                self._note_shared(address, owner, other)
+                if owner != device.driver:
                     return False
             self._since[address] = ticket
             if before != device:

@@ -8,6 +8,7 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel import exception
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
 from nova_accel import model
@@ -42,7 +43,12 @@ class Recovery:
         chosen = []
         for address, reasons in self._candidates().items():
             device = self._table.told(address)
-            if device is None or not self._quarantine(address, in_use):
+            try:
+                if device is None or not self._quarantine(address, in_use):
+                    continue
+            except exception.AcceleratorError as error:
+                # nobody knows whether a server has it
+                LOG.error('Device %s is not recovered: %s', address, error)
                 continue
             chosen.append(address)
             self._tried[address] = reasons

@@ -9,6 +9,7 @@ fenced, and the others go on.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import functools
 import threading
 import time
 
@@ -76,7 +77,7 @@ class Scanner:
             batch.add(f'configure:{name}',
                       f'Configuring the devices of the driver {name}',
                       driver.configure, about=name,
-                      late=lambda name=name: self.scan([name]))
+                      late=functools.partial(self.scan, [name]))
         refused = None
         for call in batch:
             try:
@@ -92,18 +93,20 @@ class Scanner:
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
         """See Inventory.scan()."""
-        if names is None and addresses is None:
-            names = self._drivers
+        everything = names is None and addresses is None
+        if everything:
+            self._drop_drivers()
+        wanted = set(self._drivers if everything else names or ())
         batch = self._cards.batch(self._seconds())
-        chosen = [n for n in self._drivers if n in set(names or ())]
+        chosen = [n for n in self._drivers if n in wanted]
         for name in chosen:
             batch.add(f'driver:{name}',
                       f'The driver {name} finding its devices',
                       self._find, name, about=(_FIND, name, None))
         for address in dict.fromkeys(addresses or ()):
-            name = self._driver_of(address)
-            if name in self._drivers and name not in chosen:
-                self._add_card(batch, name, address)
+            owner = self._driver_of(address)
+            if owner in self._drivers and owner not in chosen:
+                self._add_card(batch, owner, address)
         for call in batch:
             kind, name, address = call.about
             try:
@@ -114,14 +117,23 @@ class Scanner:
             except Exception:
                 LOG.exception('A scan by the driver %s failed', name)
         self._table.save()
-        with self._lock:
-            self._looked_at = time.monotonic()
+        if everything:
+            with self._lock:
+                self._looked_at = time.monotonic()
 
-    def _driver_of(self, address: str) -> str | None:
+    def _drop_drivers(self) -> None:
+        """Devices of drivers that are not enabled any more are gone."""
+        ticket = self._table.ticket()
+        for address, device in self._table.snapshot().items():
+            if device.driver not in self._drivers:
+                self._gone(address, device.driver, ticket)
+
+    def _driver_of(self, address: str) -> str:
+        """'' where nobody knows the card."""
         device = self._table.told(address)
         with self._lock:
             return (device.driver if device
-                    else self._due.get(address, (None, ''))[0])
+                    else self._due.get(address, ('', ''))[0])
 
     def _seconds(self) -> float:
         """The limit of a scan; of the first, what configure() has left."""
@@ -151,7 +163,7 @@ class Scanner:
             self._fingerprints[name] = fingerprint
         for address in set(self._table.of_driver(name)).difference(found):
             self._gone(address, name, ticket)
-        for address in found:
+        for address in dict.fromkeys(found):
             if not self.rules.excludes(address):
                 self._add_card(batch, name, address)
             else:

@@ -68,9 +68,9 @@ class Tree:
     def __init__(self, store):
         """:param store: attach.claims.ClaimStore."""
         self._store = store
-        #: provider uuid -> resource class -> what the operator had reserved;
-        #: None until it was read
-        self._kept: dict[str, dict[str, int]] | None = None
+        #: provider uuid -> resource class -> what the operator had reserved
+        self._kept: dict[str, dict[str, int]] = {}
+        self._kept_is_read = False
         #: provider uuid -> traits on it that others set, as of the last pass
         self.foreign_traits: dict[str, frozenset[str]] = {}
         #: provider uuid -> (Provider, its inventory, its traits) for which
@@ -242,15 +242,15 @@ class Tree:
     # What the operator had reserved
 
     def _read_kept(self) -> None:
-        if self._kept is not None:
+        if self._kept_is_read:
             return
         kept: dict[str, dict[str, int]] = {}
         for (uuid, name), value in self._store.reserved().items():
             kept.setdefault(uuid, {})[name] = value
-        self._kept = kept
+        self._kept, self._kept_is_read = kept, True
 
     def _kept_of(self, uuid: str) -> Mapping[str, int]:
-        return (self._kept or {}).get(uuid, {})
+        return self._kept.get(uuid, {})
 
     def _keep(self, uuid: str, name: str, value: int) -> None:
         self._store.set_reserved(uuid, name, value)

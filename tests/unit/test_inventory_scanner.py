@@ -189,8 +189,8 @@ class HangingTest(ScannerTestBase):
         self.assertEqual(before + 1, threading.active_count())
         self.other.trouble.clear()
         events[0].set()
+        self.wait_for(lambda: '0000:09:00.0' in self.inventory.devices)
         self.wait_for(lambda: threading.active_count() == before)
-        self.look()
         self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_configure_that_ends_late(self):
@@ -354,6 +354,7 @@ class OwnershipTest(ScannerTestBase):
         self.inventory = self.make(other=self.other)
         self.inventory.scan()
         self.assertEqual('other', self.inventory.devices[A].driver)
+        self.assertEqual([OK, GONE, GONE], self.healths())
         self.assertEqual('', self.warnings())
         self.assertRaises(exception.DeviceUnavailable,
                           self.inventory.driver_of, fpga(B))
@@ -615,6 +616,14 @@ class RecoveryTest(ScannerTestBase):
     def test_not_while_it_is_used_otherwise(self):
         self.inventory.recover(lambda address: address == A)
         self.assertEqual(0, self.driver.count('recover'))
+
+    def test_store_that_cannot_be_read(self):
+        self.store.error = 'claims', exception.AcceleratorsUnavailable('No.')
+        self.inventory.recover()
+        self.assertEqual(0, self.driver.count('recover'))
+        self.store.error = None
+        self.recover()
+        self.assertIs(OK, self.health(A))
 
     def test_once_for_a_reason(self):
         for _ in range(3):

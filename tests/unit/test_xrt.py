@@ -78,7 +78,8 @@ class Discovery(TestCase):
         self.assertEqual((0, SHELL, plain(FUNCTION), True, True, OK, ''),
                          (region.index, region.region_type_uuid,
                           region.function_uuid, region.programmable,
-                          region.guest_can_reprogram, region.health, region.reason))
+                          region.guest_can_reprogram, region.health,
+                          region.reason))
         self.assertEqual({A, USER}, device.functions())
 
     def test_shell(self):
