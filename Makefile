@@ -1,6 +1,7 @@
 # make demo   the whole story on simulated hosts, in a minute
 # make test   everything that needs no root
-# make style  flake8 and the import floors
+# make style  flake8, the import floors and the types
+# make docs   the pages of docs/source, in docs/build/html
 # make bench  figures with counts
 # make lab    the same on a real kernel, in a virtual machine; as root
 
@@ -11,7 +12,7 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test style unit functional bench clean lab lab-up lab-test \
+.PHONY: demo test style docs unit functional bench clean lab lab-up lab-test \
 	lab-shell lab-down
 
 demo: $(STAMP)
@@ -22,6 +23,13 @@ test: style unit functional
 style: $(STAMP)
 	$(BIN)/flake8 nova_accel tests
 	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+# the page of release notes reads them from git
+docs: $(STAMP)
+	@test -x $(BIN)/sphinx-build || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check -c constraints.txt nova==$(NOVA) -e '.[docs]'
+	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
 
 unit: $(STAMP)
 	$(BIN)/stestr --test-path ./tests/unit --top-dir . run
