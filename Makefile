@@ -12,13 +12,13 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test style docs unit functional bench clean lab lab-up lab-test \
+.PHONY: demo test style docs unit host functional bench clean lab lab-up lab-test \
 	lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
 
-test: style unit functional
+test: style unit host functional
 
 style: $(STAMP)
 	$(BIN)/flake8 nova_accel tests
@@ -33,6 +33,10 @@ docs: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/stestr --test-path ./tests/unit --top-dir . run
+
+# what a compute host decides, without Nova
+host: $(STAMP)
+	$(BIN)/stestr --test-path ./tests/host --top-dir . run
 
 functional: $(STAMP)
 	$(BIN)/stestr --test-path ./tests/functional --top-dir . run

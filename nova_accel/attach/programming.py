@@ -10,6 +10,7 @@ after it was read back.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import threading
 
 from oslo_log import log as logging
 
@@ -190,13 +191,16 @@ class Programming:
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
                 f'{device.driver}')
-        begun = []
+        lock, begun, gone = threading.Lock(), [], []
 
         def program():
             # the last moment: a guest may have got it while this call waited
             self._check_not_in_a_guest(device, region)
-            self._inventory.begin_programming(address, index)
-            begun.append(True)
+            with lock:
+                if gone:
+                    return None
+                self._inventory.begin_programming(address, index)
+                begun.append(True)
             return driver.program(device, region, bitstream)
 
         try:
@@ -204,6 +208,8 @@ class Programming:
                 address, what, program,
                 seconds=CONF.accel.programming_timeout)
         except Exception as error:
+            with lock:
+                gone.append(True)
             if begun:
                 # after a time-out the call goes on, and the card is fenced
                 # until it ends

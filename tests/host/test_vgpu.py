@@ -215,8 +215,8 @@ class VgpuTest(AttachTestCase):
         self.kernel.create_mdev(
             GPU, 'nvidia-1560', '11111111-2222-4333-8444-555555555555')
         self.start(drivers=['vgpu'])
-        self.assertIn(f'A vGPU of server {self.instance} could not be made again',
-                      self.log.output)
+        self.assertIn(f'A vGPU of server {self.instance} could not be made '
+                      f'again', self.log.output)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.accelerators.restore, None,
             self.server())

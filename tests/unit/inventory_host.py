@@ -98,45 +98,21 @@ class Driver(base.AcceleratorDriver):
 
 
 class Store(claims.ClaimStore):
-    """Fails where it is told to, and remembers what the store of release 0.1
-    does not, for as long as the test lasts."""
+    """Fails where it is told to."""
 
     def __init__(self, path):
-        super().__init__(path)
         #: (method or None for all, exception)
         self.error = None
-        self._unknown = set()
-        self._reserved = {}
+        super().__init__(path)
 
     def __getattribute__(self, name):
         get = super().__getattribute__
-        if not name.startswith('_') and name not in ('error', 'generation'):
+        if not name.startswith('_') and name not in ('error', 'generation',
+                                                     'path'):
             error = get('error')
             if error is not None and error[0] in (None, name):
                 raise error[1]
         return get(name)
-
-    def loaded(self):
-        return {**super().loaded(), **dict.fromkeys(self._unknown)}
-
-    def set_loaded(self, address, index, loaded):
-        super().set_loaded(address, index, loaded)
-        self._unknown.discard((address, index))
-        if loaded is None:
-            self._unknown.add((address, index))
-
-    def drop_loaded(self, address, index):
-        super().set_loaded(address, index, None)
-        self._unknown.discard((address, index))
-
-    def reserved(self):
-        return dict(self._reserved)
-
-    def set_reserved(self, provider_uuid, resource_class, value):
-        self._reserved[provider_uuid, resource_class] = value
-
-    def drop_reserved(self, provider_uuid, resource_class):
-        del self._reserved[provider_uuid, resource_class]
 
 
 def unavailable(method=None):

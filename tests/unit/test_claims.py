@@ -263,6 +263,8 @@ class DamageTest(StoreTestCase):
                                self.path)
 
     def test_no_directory(self):
+        with open(self.path, 'w'):
+            pass
         self.path = os.path.join(self.path, 'missing', 'claims.sqlite')
         self.assertUnavailable('may write it', claims.ClaimStore, self.path)
 
