@@ -152,18 +152,6 @@ class Discovery(TestCase):
         other = dataclasses.replace(found[A], address=B, driver='gpu')
         self.assertEqual([A], list(self.driver.discover({B: other})))
 
-    def test_memory_of_what_was_programmed(self):
-        known = self.start({'address': A})
-        region = dataclasses.replace(known[A].regions[0], function_name='fft',
-                                     bitstream_id='image')
-        known = {A: dataclasses.replace(known[A], regions=(region,))}
-        self.assertEqual(known, self.driver.discover(known))
-        self.kernel.program_dfl_port(A, 0, self.host.gbs(), *self._payload())
-        region = self.driver.discover(known)[A].regions[0]
-        self.assertEqual((plain(FUNCTION), None, None),
-                         (region.function_uuid, region.bitstream_id,
-                          region.function_name))
-
     def _payload(self):
         parsed = self.driver.read_bitstream(
                 self.host.gbs(), 'image 1')
