@@ -298,7 +298,11 @@ class SimulatedKernel(dfl.DflOperations,
             if address in state.get('stay', ()):
                 state['stay'].remove(address)
                 return
-            card, vf = self._owner(host, state, address)
+            try:
+                card, vf = self._owner(host, state, address)
+            except OSError:
+                # it has vanished from the bus meanwhile
+                return
             self._rebind(host, state, address,
                          card.driver if vf is None else card.vf_driver)
 

@@ -39,5 +39,7 @@ class FailedOperationsTest(operations.OperationsTestBase):
             server['id'], {'rebuild': {'imageRef': image}})
         server = self._wait_for_state_change(server, 'ERROR')
         self.assertFault(server, 'CRC')
-        self.assertEqual([], self.held(server))
         self.assertEqual([], self.allocated(server['id']))
+        (host, _), = self.held(server)
+        self.computes[host].driver.reconciler.run()
+        self.assertEqual([], self.held(server))

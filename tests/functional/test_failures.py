@@ -6,6 +6,7 @@ import uuid
 from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
+from tests.functional import faults
 
 DEVICE = '0000:5e:00.0'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
@@ -238,12 +239,8 @@ class CardTest(FailureBase):
 class PlacementTest(FailureBase):
 
     def test_placement_does_not_answer_at_the_claim(self):
-        def nothing(*args, **kwargs):
-            return None
-        for compute in self.computes.values():
-            compute.driver.virtapi.reportclient.get_allocations_for_consumer \
-                = nothing
-        server = self.boot(base.fpga_flavor(function_id=base.NLB0),
-                           expected_state='ERROR')
+        with faults.allocations_answered('timeout'):
+            server = self.boot(base.fpga_flavor(function_id=base.NLB0),
+                               expected_state='ERROR')
         self.assertIn('Placement', self.fault(server))
         self.assertEqual([], self.claims())

@@ -90,14 +90,18 @@ class KeepTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_rebuild_fails(self):
-        """A rebuild that fails: released; the server is in ERROR."""
+        """A rebuild that fails: the server is in ERROR, and Nova takes its
+        allocation away; the devices are kept until nova-compute next
+        compares."""
         self.kernel(self.host_of(self.server)).set_fault(
             self.before[0][1], vanish=True)
         self.api.post_server_action(self.server['id'], {
             'rebuild': {'imageRef': self.other_image()}})
         self._wait_for_state_change(self.server, 'ERROR')
-        self.assertEqual([], self.held(self.server))
         self.assertEqual([], self.allocated(self.server['id']))
+        self.assertEqual(self.before, self.held(self.server))
+        self.computes[self.before[0][0]].driver.reconciler.run()
+        self.assertEqual([], self.held(self.server))
 
     def test_soft_delete_restore(self):
         """Soft delete: powered off, the devices are kept; restore: the same

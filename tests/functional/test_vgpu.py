@@ -43,6 +43,7 @@ def flavor(trait, resource_class=VGPU):
 class VgpuTestBase(operations.OperationsTestBase):
 
     HOSTS = {'compute1': {'vgpus': [gpu()]}}
+    DRIVERS = ('vgpu',)
 
     def setUp(self):
         super().setUp()
@@ -50,7 +51,8 @@ class VgpuTestBase(operations.OperationsTestBase):
         self.provider_name = f'compute1_accel_{GPU}'
 
     def start_compute(self, hostname, *args, **kwargs):
-        self.flags(enabled_drivers=['vgpu'], device_timeout=1, group='accel')
+        self.flags(enabled_drivers=list(self.DRIVERS), device_timeout=1,
+                   group='accel')
         return super().start_compute(hostname, *args, **kwargs)
 
     def allocated(self, consumer):

@@ -1,0 +1,229 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A guest that starts again: with all of its devices, or not at all.
+
+Nothing releases a device on the way, whatever Placement answers and whatever
+a crash left in the claims.
+"""
+
+from nova_accel import model
+from tests.functional import base
+from tests.functional import faults
+from tests.functional import operations
+from tests.functional import test_vgpu
+
+FPGA, DISK = '0000:5e:00.0', '0000:02:00.0'
+SECRET = 'data of the tenant'
+#: what a claim may be when nova-compute ends at any point of a preparation
+HALF_DONE = (model.ClaimState.UNKNOWN, model.ClaimState.PROVISIONING,
+             model.ClaimState.INITIAL)
+
+
+class RestartTestBase(operations.OperationsTestBase):
+    """A server with a function and with a disk, which a release erases."""
+
+    HOSTS = {'compute1': {'cards': [base.card(FPGA, [base.NLB0])],
+                          'nvmes': [{'address': DISK}]}}
+    FLAVOR = {**base.fpga_flavor(function_id=base.OPENCL),
+              'resources2:CUSTOM_ACCELERATOR_SSD': '1',
+              'group_policy': 'none'}
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(
+            self.FLAVOR, image_uuid=self.glance.guest_image)
+        self.before = self.held(self.server)
+        self.assertEqual([('compute1', DISK), ('compute1', FPGA)],
+                         self.before)
+        self.kernel('compute1').write_disk(DISK, SECRET)
+
+    def start_compute(self, hostname, *args, **kwargs):
+        self.flags(enabled_drivers=['dfl', 'nvme'], group='accel')
+        return super().start_compute(hostname, *args, **kwargs)
+
+    def leave(self, state):
+        """What a crash leaves of the claims."""
+        store = self.accelerators('compute1').store
+        store.update(store.claims(), state=state)
+
+    def act(self, action, **more):
+        """Ask for an operation; wait for its end, good or bad."""
+        self.api.post_server_action(self.server['id'], {action: more or None})
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None})
+
+    def assertKept(self):
+        """The server holds what it held, and its data are there."""
+        self.assertEqual(self.before, self.held(self.server))
+        self.assertEqual(
+            SECRET, self.simulated('compute1').data_of_disk(DISK))
+
+    def assertDown(self):
+        self.assertKept()
+        found = self.computes['compute1'].driver._host.get_connection()
+        self.assertEqual([], [
+            d.UUIDString() for d in found._vms.values() if d.isActive()])
+
+    def assertUp(self):
+        """The guest runs, with all that the server holds."""
+        self.assertKept()
+        self.assertTrue(self.domain(self.server).isActive())
+        self.assertEqual(sorted((FPGA, DISK)), self.hostdevs(self.server))
+        self.assertFunction([('compute1', FPGA)], self.function)
+        self.assertEqual(
+            {model.ClaimState.BOUND}, {c.state for c in self.claims()})
+
+    def mend(self):
+        """What the owner does when Placement answers again."""
+        self.act('reboot', type='HARD')
+        self._wait_for_state_change(self.server, 'ACTIVE')
+        self.assertUp()
+
+
+class PlacementTest(RestartTestBase):
+    """Placement does not say what the server is allocated."""
+
+    def test_start(self):
+        self._stop_server(self.server)
+        for answer, state in zip(faults.ANSWERS, HALF_DONE, strict=True):
+            self.leave(state)
+            with faults.allocations_answered(answer) as spoilt:
+                self.act('os-start')
+                self.assertNotEqual([], spoilt)
+            self.assertDown()
+        self._start_server(self.server)
+        self.assertUp()
+
+    def test_what_the_owner_reads(self):
+        for answer, word in (('error', 'Placement'), ('timeout', 'Placement'),
+                             ('empty', 'allocat')):
+            self.leave(model.ClaimState.UNKNOWN)
+            with faults.allocations_answered(answer):
+                self.act('reboot', type='HARD')
+            self.assertDown()
+            self._wait_for_state_change(self.server, 'ERROR')
+            text = self.fault(self.server)
+            self.assertIn(word, text)
+            self.assertIn(self.server['id'], text)
+            self.assertTrue(text.endswith('.'), text)
+        self.mend()
+
+    def test_rescue_and_unrescue(self):
+        self.leave(model.ClaimState.UNKNOWN)
+        with faults.allocations_answered('error'):
+            self.act('rescue')
+        self.assertDown()
+        self.mend()
+        self._rescue_server(self.server)
+        self.assertUp()
+        self.domain(self.server).destroy()
+        self.leave(model.ClaimState.UNKNOWN)
+        with faults.allocations_answered('empty'):
+            self.act('unrescue')
+        self.assertDown()
+
+    def test_rebuild(self):
+        for answer in faults.ANSWERS:
+            with faults.allocations_answered(answer):
+                self.act('rebuild', imageRef=self.glance.guest_image)
+            self.assertDown()
+            self.mend()
+
+    def test_host_boot(self):
+        self.flags(resume_guests_state_on_host_boot=True)
+        self.leave(model.ClaimState.PROVISIONING)
+        with faults.allocations_answered('error'):
+            self.host_reboots('compute1')
+            self._wait_for_server_parameter(
+                self.server, {'OS-EXT-STS:task_state': None})
+        self.assertDown()
+        self.mend()
+        self.leave(model.ClaimState.PROVISIONING)
+        self.host_reboots('compute1')
+        self._wait_for_state_change(self.server, 'ACTIVE')
+        self.assertUp()
+
+    def test_nothing_is_asked_of_whole_claims(self):
+        """Placement may be away when nothing of a server is in doubt."""
+        for answer in faults.ANSWERS:
+            with faults.allocations_answered(answer):
+                self.act('reboot', type='HARD')
+            self.assertUp()
+
+
+class FailedRebuildTest(RestartTestBase):
+    """After a rebuild that failed Nova removes the server's allocations."""
+
+    def setUp(self):
+        super().setUp()
+        kernel = self.kernel('compute1')
+        kernel.set_fault(FPGA, vanish=True)
+        self.act('rebuild', imageRef=self.glance.guest_image)
+        self._wait_for_state_change(self.server, 'ERROR')
+        self.assertEqual([], self.allocated(self.server['id']))
+        self.assertDown()
+
+    def test_device_comes_back(self):
+        kernel = self.kernel('compute1')
+        self.act('reboot', type='HARD')
+        self.assertDown()
+        kernel.set_fault(FPGA, vanish=None)
+        kernel.rebind(FPGA, 'dfl-pci')
+        self.accelerators('compute1').inventory.scan()
+        self.mend()
+
+    def test_compared_before(self):
+        """What nobody is allocated is given to others, and the server does
+        not start without it."""
+        kernel = self.kernel('compute1')
+        kernel.set_fault(FPGA, vanish=None)
+        kernel.rebind(FPGA, 'dfl-pci')
+        self.accelerators('compute1').inventory.scan()
+        self.computes['compute1'].driver.reconciler.run()
+        self.assertEqual([], self.claims())
+        self.act('reboot', type='HARD')
+        self._wait_for_state_change(self.server, 'ERROR')
+        self.assertIn('allocat', self.fault(self.server))
+        connection = self.computes['compute1'].driver._host.get_connection()
+        self.assertEqual([], [d for d in connection._vms.values()
+                              if d.isActive()])
+
+
+class StandardClassesTest(test_vgpu.NativeTestBase):
+    """A vGPU of Nova's own beside a device of ours, both by the standard
+    classes, so that no claim of ours tells of the vGPU."""
+
+    CLASSES = 'standard'
+    HOSTS = {'compute1': {**test_vgpu.NativeTestBase.HOSTS['compute1'],
+                          'cards': [base.card(FPGA)]}}
+
+    DRIVERS = ('vgpu', 'dfl')
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot({
+            'resources1:FPGA': '1', 'resources2:VGPU': '1',
+            'trait2:CUSTOM_VGPU_NVIDIA': 'forbidden', 'group_policy': 'none'})
+        self.before = self.held(self.server)
+        self.assertEqual([('compute1', FPGA)], self.before)
+        self.devices = self.hostdevs(self.server)
+        self.assertEqual(2, len(self.devices))
+
+    def hard_reboot(self):
+        self.api.post_server_action(
+            self.server['id'], {'reboot': {'type': 'HARD'}})
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None})
+
+    def test_hard_reboot(self):
+        store = self.accelerators('compute1').store
+        for state in (model.ClaimState.BOUND, model.ClaimState.UNKNOWN):
+            for answer in ('error', 'empty'):
+                store.update(store.claims(), state=state)
+                with faults.allocations_answered(answer):
+                    self.hard_reboot()
+                self.assertEqual(self.before, self.held(self.server))
+                if self.domain(self.server).isActive():
+                    self.assertEqual(self.devices, self.hostdevs(self.server))
+                self.hard_reboot()
+                self._wait_for_state_change(self.server, 'ACTIVE')
+                self.assertEqual(self.devices, self.hostdevs(self.server))
