@@ -298,11 +298,11 @@ class ImageTest(RuntimeTestBase):
     def test_of_another_project(self):
         image = self.upload_as(self.eve, visibility='private')
         self.ask(image)
-        self.assertFails(image, 'cannot see it')
+        self.assertFails(image, 'not visible to the project')
         shared = self.upload_as(self.eve, visibility='shared')
         self.eve.image_members.create(shared, self.project)
         self.ask(shared)
-        self.assertFails(shared, 'cannot see it')
+        self.assertFails(shared, 'not visible to the project')
 
     def test_own(self):
         owner = self.glance.service.client('alice', self.project)
