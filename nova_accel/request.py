@@ -95,7 +95,7 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     :raises InvalidRequest: when a function: key is no function trait, or is
         not required.
     """
-    result = {}
+    result: dict[str, str] = {}
     for key, value in extra_specs.items():
         kind, _, name = key.partition(':')
         if kind in ('function', 'function_name') and value != 'required':
@@ -132,7 +132,7 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
 
     :raises InvalidRequest: in one sentence that names the extra spec.
     """
-    groups = collections.defaultdict(
+    groups: dict = collections.defaultdict(
         lambda: {'resources': {}, 'trait': {}, 'accel': {}})
     for key, value in modernize(extra_specs).items():
         found = _SPEC.fullmatch(key)
@@ -252,14 +252,13 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             f'{" and ".join(f"accel{group}:{k}" for k in functions)} are '
             f'given for one accelerator: keep one of them.')
     wanted = {key: _wanted(group, key, accel[key]) for key in functions}
-    if RUNTIME in accel:
-        wanted[RUNTIME] = _boolean(group, RUNTIME, accel[RUNTIME])
+    runtime = RUNTIME in accel and _boolean(group, RUNTIME, accel[RUNTIME])
     return [AcceleratorRequest(
         group=group, resource_class=name,
         amount=_amount(group, name, resources[name]),
         required=frozenset(t for t, v in trait.items() if v == 'required'),
         forbidden=frozenset(t for t, v in trait.items() if v == 'forbidden'),
-        **wanted) for name in classes]
+        runtime_programming=runtime, **wanted) for name in classes]
 
 
 def _amount(group, name, value) -> int:

@@ -274,7 +274,7 @@ class Accelerators:
         try:
             todo = self._claim(server.uuid, steps.take, taken)
             for keep in steps.keep:
-                with self.holdings.doubted_on_error(keep.claims):
+                with self.holdings.kept_on_error(keep.claims):
                     self._make_ready(context, server, keep)
             for wanted, mine in todo:
                 self._programming.provision(context, wanted, mine)
@@ -351,7 +351,7 @@ class Accelerators:
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
-            region_index=region and region.index, handle=handle,
+            region_index=provider.region_index, handle=handle,
             created_type=created_type) for handle in free[:wanted.amount]]
 
     # Resume

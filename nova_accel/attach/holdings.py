@@ -13,6 +13,7 @@ provisioning INITIAL, PROVISIONING, BOUND, UNKNOWN        PROVISIONING
 bound        INITIAL, PROVISIONING, BOUND, UNKNOWN        BOUND
 failed       INITIAL, PROVISIONING                        BIND_FAILED
 doubt        INITIAL, PROVISIONING, BOUND, UNKNOWN        UNKNOWN
+not_ready    PROVISIONING, BOUND                          BOUND
 releasing    any                                          DELETING
 released     DELETING                                     the claim ends
 ============ ============================================ ===============
@@ -39,6 +40,7 @@ TRANSITIONS = {
     'bound': _IN_HAND,
     'failed': frozenset((_State.INITIAL, _State.PROVISIONING)),
     'doubt': _IN_HAND,
+    'not_ready': frozenset((_State.PROVISIONING, _State.BOUND)),
     'releasing': frozenset(_State),
     'released': frozenset((_State.DELETING,)),
 }
@@ -106,15 +108,23 @@ class Holdings:
         """It is not known what is on the devices; the next start finds out."""
         self._go('doubt', claims, state=_State.UNKNOWN, error=error)
 
+    def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
+        """Devices that a server had could not be made ready again; they stay
+        its own, and the next start tries again."""
+        self._go('not_ready', claims, state=_State.BOUND, error=error)
+
     @contextlib.contextmanager
-    def doubted_on_error(self, claims: Iterable[model.Claim]):
-        """When an exception passes, what is on the devices is not known."""
-        claims = list(claims)
+    def kept_on_error(self, claims: Iterable[model.Claim]):
+        """When an exception passes, the claims stay: not ready those that
+        were bound, in doubt those that never were."""
+        bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
             yield
         except Exception as error:
-            self.doubt([claim for claim in self.now(claims)
-                        if claim.state in _IN_HAND], str(error))
+            now = [c for c in self.all()
+                   if c.uuid in bound and c.state in _IN_HAND]
+            self.not_ready([c for c in now if bound[c.uuid]], str(error))
+            self.doubt([c for c in now if not bound[c.uuid]], str(error))
             raise
 
     def releasing(self, claims: Iterable[model.Claim]) -> list[model.Claim]:

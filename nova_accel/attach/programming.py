@@ -83,11 +83,11 @@ class Programming:
             them in a running guest.
         :param requests: of the flavor by group, for a function that the server
             found on the card: only they say from which image it comes.
-        :raises AcceleratorError: a region does not carry it; its claims are
-            in doubt, and the next start tries again.
+        :raises AcceleratorError: a region does not carry it; the claims stay,
+            and the next start tries again.
         """
         for mine in by_region(claims).values():
-            with self._holdings.doubted_on_error(mine):
+            with self._holdings.kept_on_error(mine):
                 self._restore(context, mine, requests)
 
     def _restore(self, context, mine, requests):
@@ -191,7 +191,9 @@ class Programming:
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
                 f'{device.driver}')
-        lock, begun, gone = threading.Lock(), [], []
+        lock = threading.Lock()
+        begun: list[bool] = []
+        gone: list[bool] = []
 
         def program():
             # the last moment: a guest may have got it while this call waited

@@ -141,9 +141,16 @@ class Reconciler:
                     continue
                 LOG.warning('Server %s runs without its accelerators, which '
                             'it gets back now', server_uuid)
-                self._accelerators.restore(
-                    self._cloud.admin_context(), server.accelerators, lacking)
-                self._cloud.attach(server_uuid, [c.handle for c in lacking])
+                try:
+                    self._accelerators.restore(
+                        self._cloud.admin_context(), server.accelerators,
+                        lacking)
+                    self._cloud.attach(
+                        server_uuid, [c.handle for c in lacking])
+                except Exception as error:
+                    # not each minute: the next start tries again
+                    self._holdings.doubt(lacking, str(error))
+                    raise
 
     def _fence_what_has_no_claim(self, claims, running):
         """A device of ours that a guest has without a claim is offered to no

@@ -8,6 +8,7 @@ not tell a compute host about metadata; they are read periodically.
 """
 
 import collections
+from concurrent import futures
 import dataclasses
 import re
 import threading
@@ -41,7 +42,7 @@ class RuntimeProgramming:
         self._background = limited.Background(self._logged_run)
         self._lock = threading.Lock()
         #: servers that are being looked after, each by a thread of its own
-        self._at_work: dict[str, object] = {}
+        self._at_work: dict[str, futures.Future] = {}
         #: (device address, region index) -> when it was last programmed here
         self._programmed_at: dict = collections.defaultdict(
             lambda: float('-inf'))

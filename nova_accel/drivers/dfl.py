@@ -138,7 +138,7 @@ class DflDriver(base.PciDriver):
                                        'subsystem_device')
             except (OSError, ValueError):
                 board = None
-            product, family = _BOARDS.get(board, (product, family))
+            product, family = _BOARDS.get(board or '', (product, family))
         return model.Device(
             address=address, type='FPGA', vendor=vendor, product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
@@ -236,9 +236,11 @@ class DflDriver(base.PciDriver):
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
         ports = self._ports(address, vfs)
-        common = dict(region_type_uuid=self._region_type(fme))
-        common['programmable'] = (common['region_type_uuid'] is not None
-                                  and not base.is_fixed(address))
+        region_type = self._region_type(fme)
+        common: dict = {
+            'region_type_uuid': region_type,
+            'programmable': (region_type is not None
+                             and not base.is_fixed(address))}
         failed = self._manager_state(fme).endswith('error')
         regions = {}
         for port in ports:
@@ -458,7 +460,7 @@ class DflDriver(base.PciDriver):
                 f'card ({error}): correct that and try again.')
         # rebinding clears the status, so it has to be read first
         cause = ', '.join(self._manager(fme, 'status').split('\n')).strip(', ')
-        cause = (f'{errno.errorcode.get(error.errno, error.errno)}'
+        cause = (f'{errno.errorcode.get(error.errno or 0, error.errno)}'
                  f'{": " + cause if cause else ""}')
         try:
             self.recover(address)

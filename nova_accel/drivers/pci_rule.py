@@ -52,8 +52,8 @@ class PciRuleDriver(base.PciDriver):
     def _ineffective(self):
         """A sentence for each rule that matches nothing or what it cannot
         have, and for each function that several match."""
-        found = collections.defaultdict(list)
-        bridges = collections.defaultdict(list)
+        found: dict = collections.defaultdict(list)
+        bridges: dict = collections.defaultdict(list)
         several = []
         all_rules = _rules()
         for address in self.names(pci.DEVICES):

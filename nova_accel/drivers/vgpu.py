@@ -127,9 +127,9 @@ class VgpuDriver(base.PciDriver):
             if not offer.complete:
                 return
             offers[address] = offer.types.values()
-        for address, text in _choices():
+        for chosen, text in _choices():
             if not any(t.is_called(text) for where, types in offers.items()
-                       for t in types if address in (None, where)):
+                       for t in types if chosen in (None, where)):
                 LOG.warning(
                     '%s has %s, which is not offered by %s: look at '
                     'mdev_supported_types or creatable_vgpu_types below '
@@ -269,7 +269,9 @@ class VgpuDriver(base.PciDriver):
     # Mediated devices
 
     def _offer_of_mdevs(self, address, parents):
-        types, free, made, counts = {}, {}, [], {}
+        types: dict[str, VgpuType] = {}
+        counts: dict[str | None, int] = {}
+        free, made = {}, []
         for parent in parents:
             here = self._types(parent)
             for type_ in here:
@@ -279,8 +281,8 @@ class VgpuDriver(base.PciDriver):
                     + (before.available if before else 0))
             slots = dict(_slots(parent))
             there = self._devices(parent)
-            for type_ in there.values():
-                counts[type_] = counts.get(type_, 0) + 1
+            for called in there.values():
+                counts[called] = counts.get(called, 0) + 1
             # one that is being removed does not tell its type any more
             made += [_handle(address, parent, name)
                      for name in slots if there.get(name)]
@@ -288,10 +290,10 @@ class VgpuDriver(base.PciDriver):
                 slots.pop(name, None)
             room = iter(slots)
             for n in range(max((t.available for t in here), default=0)):
-                name = next(room, None)
-                if name is None:
+                slot = next(room, None)
+                if slot is None:
                     break
-                free[_handle(address, parent, name)] = frozenset(
+                free[_handle(address, parent, slot)] = frozenset(
                     t.name for t in here if t.available > n)
         # each VF says 1 as long as the GPU has room for one more
         return _Offer(
@@ -350,7 +352,8 @@ class VgpuDriver(base.PciDriver):
         if not vfs:
             raise base.Defect(f'it has no VFs: have "sriov-manage -e '
                               f'{address}" run before nova-compute starts')
-        titles, free, complete, problems = {}, {}, True, []
+        titles: dict[str, str] = {}
+        free, complete, problems = {}, True, []
         for vf in vfs:
             problem = pci.obstacle(self.kernel, vf)
             try:
@@ -547,7 +550,7 @@ def _chosen(address, types) -> list[VgpuType]:
              or [text for where, text in choices if where is None])
     if not texts:
         return list(types)
-    chosen = {}
+    chosen: dict = {}
     for text in texts:
         chosen.update((t.name, t) for t in types if t.is_called(text))
     return list(chosen.values())

@@ -297,8 +297,8 @@ class XrtDriver(base.PciDriver):
             self.kernel.program_xclbin(address, bitstream.path,
                                        bitstream.payload_size)
         except OSError as e:
-            number = errno.errorcode.get(e.errno, e.errno)
-            meaning = _REFUSALS.get(e.errno)
+            number = errno.errorcode.get(e.errno or 0, e.errno)
+            meaning = _REFUSALS.get(e.errno or 0)
             if e.errno == errno.ENOENT:
                 raise exception.IncompatibleBitstream(
                     f'{what}, and {MANAGEMENT_DRIVER} refuses it: {meaning}; '

@@ -215,9 +215,9 @@ class Inventory:
         """
         found = {}
         for address, device in self.devices.items():
-            parts = [device, *device.regions]
-            mine = {h.address for part in parts for h in part.handles
-                    if h.address in in_guests}
+            handles = [*device.handles, *(
+                h for region in device.regions for h in region.handles)]
+            mine = {h.address for h in handles if h.address in in_guests}
             found.update({a: in_guests[a] for a in mine})
             if mine:
                 part = min(mine)

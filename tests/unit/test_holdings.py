@@ -33,6 +33,9 @@ TABLE = {
         lambda h, c: h.doubt([c], 'why'),
         {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
         State.UNKNOWN),
+    'not ready': (
+        lambda h, c: h.not_ready([c], 'why'),
+        {State.PROVISIONING, State.BOUND}, State.BOUND),
     'releasing': (
         lambda h, c: h.releasing([c]), set(State), State.DELETING),
     'released': (
@@ -109,14 +112,19 @@ class HoldingsTest(testtools.TestCase):
         self.holdings.restore_after_revert(server)
         self.assertEqual([one], self.holdings.of(server))
 
-    def test_doubted_on_error(self):
-        one = claim(state=State.PROVISIONING)
-        self.store.add([one])
+    def test_kept_on_error(self):
+        """What was bound stays so; what never was is in doubt."""
+        for before, after in ((State.BOUND, State.BOUND),
+                              (State.PROVISIONING, State.UNKNOWN)):
+            one = claim(state=before)
+            self.store.add([one])
 
-        def fail():
-            with self.holdings.doubted_on_error([one]):
-                raise ValueError('the card is on fire')
-        self.assertRaises(ValueError, fail)
-        now, = self.store.claims()
-        self.assertEqual((State.UNKNOWN, 'the card is on fire'),
-                         (now.state, now.error))
+            def fail():
+                with self.holdings.kept_on_error([one]):
+                    self.holdings.provisioning([one])
+                    raise ValueError('the card is on fire')
+            self.assertRaises(ValueError, fail)
+            now, = self.store.claims()
+            self.assertEqual((after, 'the card is on fire'),
+                             (now.state, now.error))
+            self.store.remove([one])

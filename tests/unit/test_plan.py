@@ -137,7 +137,8 @@ class PlanTest(testtools.TestCase):
                 (True, [], []), (True, [asks()], [holds()]),
                 (False, [asks()], []), (False, [asks(amount=2)], [holds()]),
                 (False, [asks(), asks('2')], [holds()]),
-                (False, [asks(name='VGPU'), asks('2')], [holds(group='2')]),
+                (False, [asks(name='VGPU')], []),
+                (True, [asks(name='VGPU'), asks('2')], [holds(group='2')]),
                 *((False, [asks()], [holds(state=state)])
                   for state in model.ClaimState
                   if state is not model.ClaimState.BOUND)):
