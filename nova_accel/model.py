@@ -229,7 +229,7 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('traits', 'volatile_traits', 'state_traits'):
+        for name in ('traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         return cls(**{
