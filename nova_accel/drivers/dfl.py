@@ -476,16 +476,14 @@ class DflDriver(base.PciDriver):
     def _read_back(self, what, address, index) -> str | None:
         """The function of a region after it was programmed."""
         try:
-            for attempt in range(2):
-                fme, port = self._prepare(address, index)
-                try:
-                    text = self.kernel.read(f'{port.path}/afu_id')
-                    return model.uuid_hex(text)
-                except OSError as e:
-                    if e.errno != errno.EBUSY or attempt:
-                        raise
-                # an earlier failure still keeps the port disabled
-                self.recover(address)
+            try:
+                return self._read_function(address, index)
+            except OSError as e:
+                if e.errno != errno.EBUSY:
+                    raise
+            # an earlier failure still keeps the port disabled
+            self.recover(address)
+            return self._read_function(address, index)
         except exception.DeviceError as e:
             raise exception.ProgrammingFailed(
                 f'{what}, and its port is still disabled after an earlier '
@@ -494,6 +492,10 @@ class DflDriver(base.PciDriver):
             raise exception.ProgrammingFailed(
                 f'{what}, and afterwards the function could not be read back '
                 f'({e}): look into dmesg.') from e
+
+    def _read_function(self, address, index) -> str:
+        _, port = self._prepare(address, index)
+        return model.uuid_hex(self.kernel.read(f'{port.path}/afu_id'))
 
     def _wait(self, address, count):
         """Until the FME and count ports are there: probing is asynchronous."""

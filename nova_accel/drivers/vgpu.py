@@ -134,7 +134,7 @@ class VgpuDriver(base.PciDriver):
                     '%s has %s, which is not offered by %s: look at '
                     'mdev_supported_types or creatable_vgpu_types below '
                     '/sys/bus/pci/devices, and correct it.', OPTION, text,
-                    address or 'any card')
+                    chosen or 'any card')
 
     # Discovery
 
