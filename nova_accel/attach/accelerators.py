@@ -264,6 +264,15 @@ class Accelerators:
         return self._carry_out(context, server, steps, claimed)
 
     def _ours(self, allocations, held):
+        """The part of a server's allocations that is ours. Guests of a host
+        that has booted start before Nova has told which node this is: then
+        the claims name our providers."""
+        if self.inventory.node is None:
+            providers = {claim.provider_uuid for claim in held}
+            return [request.Allocation(uuid, dict(allocation['resources']),
+                                       frozenset())
+                    for uuid, allocation in allocations.items()
+                    if uuid in providers]
         return self.inventory.allocated(
             allocations, mine={(c.device_address, c.region_index)
                                for c in held})

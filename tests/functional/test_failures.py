@@ -238,9 +238,9 @@ class CardTest(FailureBase):
 
 class PlacementTest(FailureBase):
 
-    def test_placement_does_not_answer_at_the_claim(self):
-        with faults.allocations_answered('timeout'):
+    def test_placement_says_nothing_at_the_claim(self):
+        with faults.allocations_answered('empty'):
             server = self.boot(base.fpga_flavor(function_id=base.NLB0),
                                expected_state='ERROR')
-        self.assertIn('Placement', self.fault(server))
+        self.assertIn('allocation has none of ours', self.fault(server))
         self.assertEqual([], self.claims())
