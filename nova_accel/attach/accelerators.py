@@ -27,6 +27,8 @@ from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel.attach import programming
+from nova_accel.attach import publishing
+from nova_accel.attach import readiness
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -101,10 +103,11 @@ class Accelerators:
         self.holdings = server_holdings.Holdings(store)
         self._cloud = cloud
         self._handles = handles.Handles(inventory, self.holdings)
-        self._programming = programming.Programming(
-            inventory, self.holdings, cloud,
-            lambda context, claims: self._publish(
-                context, {c.provider_uuid for c in claims}))
+        self.publisher = publishing.Publisher(inventory, cloud)
+        self.programming = programming.Programming(
+            inventory, self.holdings, cloud, self.publisher)
+        self.readiness = readiness.Readiness(
+            inventory, self.holdings, self._handles, self.programming)
         self._plugging: dict[str, _Plugging] = {}
 
     # The service
@@ -145,7 +148,7 @@ class Accelerators:
         for future in [limited.start(make, claims)
                        for claims in by_device.values()]:
             future.result()
-        self._rescan_drivers_of(
+        self.readiness.look_at_siblings(
             [c for claims in by_device.values() for c in claims])
 
     def close(self) -> None:
@@ -283,13 +286,8 @@ class Accelerators:
         try:
             todo = self._claim(server.uuid, steps.take, taken)
             for keep in steps.keep:
-                with self.holdings.kept_on_error(keep.claims):
-                    self._make_ready(context, server, keep)
-            for wanted, mine in todo:
-                self._programming.provision(context, wanted, mine)
-            for _, mine in todo:
-                self._handles.prepare(mine, fresh=True)
-                self._bind(mine)
+                self.readiness.again(context, server, keep)
+            self.readiness.first(context, todo)
         except Exception as error:
             if taken:
                 self.holdings.failed(
@@ -299,28 +297,22 @@ class Accelerators:
                 taken.clear()
             raise
         claims = self.holdings.of(server.uuid)
-        self._rescan_drivers_of(claims)
-        self._publish(context, self._still_open(claims))
+        self.readiness.look_at_siblings(claims)
+        self.publisher.show(context, self._still_open(claims))
         return claims
 
-    def _make_ready(self, context, server, keep):
-        """Devices that the server had before: as they were, unless its image
-        wants another bitstream."""
-        if (keep.wanted in server.requests
-                and any(c.restore_function or c.restore_bitstream
-                        for c in keep.claims)):
-            self._programming.restore(
-                context, keep.claims, {keep.wanted.group: keep.wanted})
-        else:
-            self._programming.provision(context, keep.wanted, keep.claims)
-        self._handles.prepare(keep.claims, fresh=False)
-        if any(c.state is not model.ClaimState.BOUND
-               for c in self.holdings.now(keep.claims)):
-            self._bind(keep.claims)
-
-    def _bind(self, claims):
-        for mine in programming.by_region(claims).values():
-            self.holdings.bound(mine, self._programming.region_of(mine))
+    def _still_open(self, claims):
+        """Providers with free inventory left. The scheduler may pick them for
+        reprogramming, or give what is used up; full ones can wait for the
+        periodic report."""
+        held = {c.handle for c in self.holdings.all()}
+        for (_, index), mine in programming.by_region(claims).items():
+            if mine[0].created_type:
+                yield mine[0].provider_uuid
+            elif index is not None:
+                region = self.programming.region_of(mine)
+                if region and not held.issuperset(region.handles):
+                    yield mine[0].provider_uuid
 
     def _claim(self, server_uuid, takes, taken):
         """Claim free handles of the allocated providers, all or none.
@@ -401,7 +393,7 @@ class Accelerators:
         held = self.holdings.of(server.uuid)
         if not held:
             held = self._back_from_a_failed_move(context, server)
-        self._rescan_returned_cards(held)
+        self.readiness.look_again(held)
         if plan.is_complete(server.requests, held):
             steps = plan.Plan(keep=tuple(
                 plan.Keep(wanted, tuple(claims)) for wanted, claims
@@ -423,97 +415,13 @@ class Accelerators:
         self.holdings.restore_after_revert(server.uuid)
         return self.holdings.of(server.uuid)
 
-    def restore(self, context, server: request.Server,
-                claims: Iterable[model.Claim] | None = None) -> None:
-        """Make devices as they were, which are in no running guest.
+    def restore(self, context, server: request.Server) -> None:
+        """Make the devices of a server as they were, whose guest is not to
+        be made, but goes on.
 
-        :param claims: by default all that the server holds.
         :raises AcceleratorError: one is not.
         """
-        claims = (self.holdings.of(server.uuid) if claims is None
-                  else list(claims))
-        self._rescan_returned_cards(claims)
-        self._programming.restore(
-            context, claims, {r.group: r for r in server.requests})
-        self._handles.prepare(claims, fresh=False)
-        self.holdings.bound_as_before(
-            [c for c in self.holdings.now(claims)
-             if c.state is not model.ClaimState.BOUND])
-
-    def _rescan_returned_cards(self, claims):
-        """Look again at cards that a guest could change, or had whole."""
-        again = set()
-        for claim in claims:
-            address, index = claim.device_address, claim.region_index
-            if self.inventory.guest_can_reprogram(address, index):
-                # only the guest knew what it loaded
-                self.inventory.forget(address, index)
-                again.add(address)
-            elif claim.handle.address == address:
-                again.add(address)
-        if again:
-            self.inventory.scan(addresses=again)
-
-    def _rescan_drivers_of(self, claims):
-        """Creating or removing a vGPU changes what its siblings offer."""
-        created = {c.device_address for c in claims if c.created_type}
-        if created:
-            self.inventory.scan(addresses=created)
-
-    # Programming at run time
-
-    def reprogram(self, context, server: request.Server,
-                  wanted: request.AcceleratorRequest) -> None:
-        """Program a region of a running server with another bitstream.
-
-        After a failure the server has its device back with the function that
-        it had; where that cannot be, the device stays out of the guest.
-
-        :raises AcceleratorError: the server has what it had.
-        :raises DeviceDetached: the guest is without its device.
-        """
-        claims = [c for c in self.holdings.of(server.uuid)
-                  if c.group == wanted.group]
-        if not claims:
-            raise exception.DeviceUnavailable(
-                f'Server {server.uuid} was to have {wanted} programmed, and '
-                f'has no accelerator there: hard reboot it.')
-        try:
-            self._cloud.detach(server.uuid, [c.handle for c in claims])
-        except Exception:
-            # nothing was touched; what is out already goes back
-            self._cloud.attach(server.uuid, [c.handle for c in claims])
-            raise
-        function, failure = None, None
-        try:
-            self._rescan_returned_cards(claims)
-            region = self._programming.region_of(claims)
-            function = region and region.function_uuid
-            self._programming.provision(context, wanted, claims)
-            self._bind(claims)
-        except Exception as error:
-            failure = error
-        try:
-            if failure:
-                self._as_before(context, claims, function)
-            self._cloud.attach(server.uuid, [c.handle for c in claims])
-        except Exception as error:
-            self.holdings.doubt(claims, str(error))
-            raise exception.DeviceDetached(str(failure or error)) from error
-        if failure:
-            raise failure
-
-    def _as_before(self, context, claims, function):
-        """Put back what a failed programming took from a server."""
-        now = self.holdings.now(claims)
-        self._rescan_returned_cards(now)
-        self._programming.restore(context, now)
-        region = self._programming.region_of(now)
-        if function and not (region and region.function_uuid):
-            raise exception.DeviceUnavailable(
-                f'Function {function} is lost, and it is not known from which '
-                f'image it came: rebuild the server.')
-        self.holdings.bound_as_before(now)
+        self.readiness.restore(context, server, self.holdings.of(server.uuid))
 
     # Unplug
 
@@ -556,16 +464,17 @@ class Accelerators:
         claims = self.holdings.now(claims)
         self._handles.release(
             claims, lambda claim: self._freed(context, claim),
-            CONF.accel.device_timeout if wait else 0)
+            # an error of the last moment is to be written
+            CONF.accel.device_timeout + 1 if wait else 0)
         # what is not clean yet must not be offered
         left = self.holdings.now(claims)
-        self._publish(context, {c.provider_uuid for c in left})
+        self.publisher.show(context, {c.provider_uuid for c in left})
 
     def _freed(self, context, claim):
-        self._rescan_returned_cards([claim])
-        self._rescan_drivers_of([claim])
+        self.readiness.look_again([claim])
+        self.readiness.look_at_siblings([claim])
         self.holdings.released([claim])
-        self._publish(context, {claim.provider_uuid})
+        self.publisher.show(context, {claim.provider_uuid})
 
     def retry_releases(self, context) -> int:
         """Try again what could not be cleaned.
@@ -617,46 +526,6 @@ class Accelerators:
     def restore_after_revert(self, server_uuid: str) -> None:
         """The server is back from where it moved."""
         self.holdings.restore_after_revert(server_uuid)
-
-    # What Placement shows
-
-    def _still_open(self, claims):
-        """Providers with free inventory left. The scheduler may pick them for
-        reprogramming, or give what is used up; full ones can wait for the
-        periodic report."""
-        held = {c.handle for c in self.holdings.all()}
-        result = set()
-        for (address, index), mine in programming.by_region(claims).items():
-            if mine[0].created_type:
-                result.add(mine[0].provider_uuid)
-            elif index is not None:
-                region = self._programming.region_of(mine)
-                if region and not held.issuperset(region.handles):
-                    result.add(mine[0].provider_uuid)
-        return result
-
-    def _publish(self, context, provider_uuids: Iterable[str]) -> None:
-        """Show providers now; a failure is made good by the next report."""
-        for provider_uuid in sorted(provider_uuids):
-            def change(inventory, traits, provider_uuid=provider_uuid):
-                return self.inventory.to_publish(
-                    provider_uuid, inventory, traits, self.in_use)
-            try:
-                with self._cloud.reporting():
-                    self._cloud.show(context, provider_uuid, change)
-            except KeyError:
-                LOG.debug('Provider %s is not reported any more',
-                          provider_uuid)
-            except Exception as error:
-                LOG.warning('Provider %s is not shown before the next report: '
-                            '%s', provider_uuid, error)
-
-    def in_use(self, provider_uuid: str) -> bool:
-        """Whether anything is allocated from a provider, or may be."""
-        try:
-            return bool(self._cloud.consumers(provider_uuid))
-        except exception.PlacementUnavailable:
-            return True
 
 
 def _by_request(requests, held):

@@ -7,7 +7,7 @@ carries is recorded as unknown before its programming begins, and as known
 after it was read back.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import threading
@@ -16,6 +16,7 @@ from oslo_log import log as logging
 
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import publishing
 from nova_accel.bitstream import cache as bitstream_cache
 from nova_accel.bitstream import glance
 from nova_accel import conf
@@ -34,15 +35,11 @@ class Programming:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 programmed: Callable):
-        """
-        :param programmed: called with a context and claims whose region has
-            been programmed, to show it in Placement.
-        """
+                 publisher: publishing.Publisher):
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
-        self._programmed = programmed
+        self._publisher = publisher
 
     @functools.cached_property
     def _cache(self):
@@ -143,7 +140,7 @@ class Programming:
                 f'{instance_uuid}, and server {min(others)} uses it.')
         self._holdings.provisioning(claims)
         load()
-        self._programmed(context, claims)
+        self._publisher.show(context, {c.provider_uuid for c in claims})
 
     def _from_glance(self, context, wanted, claims, device, region):
         client = self._cloud.images(context)

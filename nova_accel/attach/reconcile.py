@@ -142,7 +142,7 @@ class Reconciler:
                 LOG.warning('Server %s runs without its accelerators, which '
                             'it gets back now', server_uuid)
                 try:
-                    self._accelerators.restore(
+                    self._accelerators.readiness.restore(
                         self._cloud.admin_context(), server.accelerators,
                         lacking)
                     self._cloud.attach(

@@ -153,7 +153,7 @@ class RuntimeProgramming:
             if self._is_too_soon(server, wanted):
                 return 0
             say('programming')
-            self._accelerators.reprogram(context, server.accelerators, wanted)
+            self.reprogram(context, server.uuid, wanted)
         except exception.DeviceDetached as error:
             say('detached', error)
         except Exception as error:
@@ -164,6 +164,76 @@ class RuntimeProgramming:
             say('programmed')
             return 1
         return 0
+
+    def reprogram(self, context, server_uuid: str,
+                  wanted: request.AcceleratorRequest) -> None:
+        """Program a region of a running server with another bitstream.
+
+        After a failure the server has its device back with the function that
+        it had; where that cannot be, the device stays out of the guest.
+
+        :raises AcceleratorError: the server has what it had.
+        :raises DeviceDetached: the guest is without its device.
+        """
+        claims = [c for c in self._accelerators.holdings.of(server_uuid)
+                  if c.group == wanted.group]
+        if not claims:
+            raise exception.DeviceUnavailable(
+                f'Server {server_uuid} was to have {wanted} programmed, and '
+                f'has no accelerator there: hard reboot it.')
+        handles = [claim.handle for claim in claims]
+        try:
+            self._cloud.detach(server_uuid, handles)
+        except Exception:
+            # nothing was touched; what is out already goes back
+            self._cloud.attach(server_uuid, handles)
+            raise
+        failure = self._programmed(context, wanted, claims)
+        try:
+            self._cloud.attach(server_uuid, handles)
+        except Exception as error:
+            self._detached(claims, failure or error)
+        if failure:
+            raise failure
+
+    def _programmed(self, context, wanted, claims):
+        """Program the region of claims that are out of their guest.
+
+        :returns: the error, after which the region is as it was; or None.
+        :raises DeviceDetached: it is not as it was.
+        """
+        accelerators, function = self._accelerators, None
+        try:
+            accelerators.readiness.look_again(claims)
+            region = accelerators.programming.region_of(claims)
+            function = region and region.function_uuid
+            accelerators.programming.provision(context, wanted, claims)
+            accelerators.readiness.bind(claims)
+            return None
+        except Exception as error:
+            failure = error
+        try:
+            self._put_back(context, claims, function)
+        except Exception:
+            self._detached(claims, failure)
+        return failure
+
+    def _put_back(self, context, claims, function):
+        """Put back what a failed programming took from a server."""
+        accelerators = self._accelerators
+        now = accelerators.holdings.now(claims)
+        accelerators.readiness.look_again(now)
+        accelerators.programming.restore(context, now)
+        region = accelerators.programming.region_of(now)
+        if function and not (region and region.function_uuid):
+            raise exception.DeviceUnavailable(
+                f'Function {function} is lost, and it is not known from which '
+                f'image it came: rebuild the server.')
+        accelerators.holdings.bound_as_before(now)
+
+    def _detached(self, claims, error):
+        self._accelerators.holdings.doubt(claims, str(error))
+        raise exception.DeviceDetached(str(error)) from error
 
 
 def _shown(image):

@@ -92,7 +92,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
             self.accelerators.inventory.update_tree(
-                provider_tree, nodename, self.accelerators.in_use)
+                provider_tree, nodename, self.accelerators.publisher.in_use)
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
 

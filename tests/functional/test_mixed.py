@@ -94,7 +94,7 @@ class MixedTest(operations.OperationsTestBase):
         self.assertEqual('1155', kernel.read(
             f'bus/pci/devices/{mine[VENDOR]}/nvidia/current_vgpu_type'))
         fpga, = (c for c in claims if c.device_address == FPGA)
-        self.assertEqual(base.OPENCL.replace('-', ''), fpga.function_uuid)
+        self.assertEqual(base.OPENCL.replace('-', ''), fpga.restore_function)
         return host, mine
 
     def delete_servers(self):

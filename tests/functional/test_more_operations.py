@@ -460,7 +460,7 @@ class GuestTest(operations.OperationsTestBase):
 
     def test_killed_in_delete(self):
         """nova-compute is killed during a delete: released when it starts."""
-        self.killed(self.accelerators(self.host).store, 'remove',
+        self.killed(self.accelerators(self.host).store, 'update',
                     forceDelete=None)
         self._wait_until_deleted(self.server)
         self.assertEqual([], self.claims())

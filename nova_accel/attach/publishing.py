@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Show in Placement at once what the periodic report would show later."""
+
+from collections.abc import Iterable
+
+from oslo_log import log as logging
+
+from nova_accel.attach import cloud as novas
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+
+LOG = logging.getLogger(__name__)
+
+
+class Publisher:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 cloud: novas.Cloud):
+        self._inventory = inventory
+        self._cloud = cloud
+
+    def show(self, context, provider_uuids: Iterable[str]) -> None:
+        """Show providers now; a failure is made good by the next report."""
+        for provider_uuid in sorted(set(provider_uuids)):
+            def change(inventory, traits, provider_uuid=provider_uuid):
+                return self._inventory.to_publish(
+                    provider_uuid, inventory, traits, self.in_use)
+            try:
+                with self._cloud.reporting():
+                    self._cloud.show(context, provider_uuid, change)
+            except KeyError:
+                LOG.debug('Provider %s is not reported any more',
+                          provider_uuid)
+            except Exception as error:
+                LOG.warning('Provider %s is not shown before the next report: '
+                            '%s', provider_uuid, error)
+
+    def in_use(self, provider_uuid: str) -> bool:
+        """Whether anything is allocated from a provider, or may be."""
+        try:
+            return bool(self._cloud.consumers(provider_uuid))
+        except exception.PlacementUnavailable:
+            return True

@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices ready for the guest of their server: programmed, prepared, bound."""
+
+from collections.abc import Iterable, Sequence
+
+from nova_accel.attach import handles as attach_handles
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import plan
+from nova_accel.attach import programming as region_programming
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+
+
+class Readiness:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 handles: attach_handles.Handles,
+                 programming: region_programming.Programming):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._handles = handles
+        self._programming = programming
+
+    def first(self, context, claimed: Iterable[
+            tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
+            ) -> None:
+        """Make devices ready that a server has just got.
+
+        :param claimed: each request with its claims.
+        :raises AcceleratorError: one is not ready.
+        """
+        claimed = list(claimed)
+        for wanted, claims in claimed:
+            self._programming.provision(context, wanted, claims)
+        for _, claims in claimed:
+            self._handles.prepare(claims, fresh=True)
+            self.bind(claims)
+
+    def again(self, context, server: request.Server, keep: plan.Keep) -> None:
+        """Make devices ready that a server had before: as they were, unless
+        its image wants another bitstream.
+
+        :raises AcceleratorError: one is not ready; the server keeps it.
+        """
+        claims = keep.claims
+        with self._holdings.kept_on_error(claims):
+            if keep.wanted in server.requests and any(
+                    c.restore_function or c.restore_bitstream
+                    for c in claims):
+                self._programming.restore(
+                    context, claims, {keep.wanted.group: keep.wanted})
+            else:
+                self._programming.provision(context, keep.wanted, claims)
+            self._handles.prepare(claims, fresh=False)
+            if any(c.state is not model.ClaimState.BOUND or c.error
+                   for c in self._holdings.now(claims)):
+                self.bind(claims)
+
+    def restore(self, context, server: request.Server,
+                claims: Sequence[model.Claim]) -> None:
+        """Make devices as they were, which are in no running guest.
+
+        :raises AcceleratorError: one is not.
+        """
+        self.look_again(claims)
+        self._programming.restore(
+            context, claims, {r.group: r for r in server.requests})
+        self._handles.prepare(claims, fresh=False)
+        self._holdings.bound_as_before(
+            [c for c in self._holdings.now(claims)
+             if c.state is not model.ClaimState.BOUND or c.error])
+
+    def bind(self, claims: Iterable[model.Claim]) -> None:
+        """The devices are ready; remember what their regions carry."""
+        for mine in region_programming.by_region(claims).values():
+            self._holdings.bound(mine, self._programming.region_of(mine))
+
+    def look_again(self, claims: Iterable[model.Claim]) -> None:
+        """Look at cards that a guest could change, or had whole."""
+        again = set()
+        for claim in claims:
+            address, index = claim.device_address, claim.region_index
+            if index is not None and self._inventory.guest_can_reprogram(
+                    address, index):
+                # only the guest knew what it loaded
+                self._inventory.forget(address, index)
+                again.add(address)
+            elif claim.handle.address == address:
+                again.add(address)
+        if again:
+            self._inventory.scan(addresses=again)
+
+    def look_at_siblings(self, claims: Iterable[model.Claim]) -> None:
+        """Creating or removing a vGPU changes what its siblings offer."""
+        created = {c.device_address for c in claims if c.created_type}
+        if created:
+            self._inventory.scan(addresses=created)
