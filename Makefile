@@ -1,6 +1,7 @@
 # make demo   the whole story on simulated hosts, in a minute
 # make test   everything that needs no root
 # make style  flake8 and the import floors
+# make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
 # make bench  figures with counts
 # make lab    the same on a real kernel, in a virtual machine; as root
 
@@ -11,13 +12,13 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test style unit functional bench clean lab lab-up lab-test \
-	lab-shell lab-down
+.PHONY: demo test style unit functional nova-tests nova-tests-part bench \
+	clean lab lab-up lab-test lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
 
-test: style unit functional
+test: style unit functional nova-tests-part
 
 style: $(STAMP)
 	$(BIN)/flake8 nova_accel tests
@@ -28,6 +29,14 @@ unit: $(STAMP)
 
 functional: $(STAMP)
 	$(BIN)/stestr --test-path ./tests/functional --top-dir . run
+
+# docs/source/contributor/nova-tests.rst; SUITES="unit" for one of them,
+# STOCK=--stock for Nova's own driver
+nova-tests: $(STAMP)
+	$(BIN)/python -m tests.nova $(STOCK) $(SUITES)
+
+nova-tests-part: $(STAMP)
+	$(BIN)/python -m tests.nova --part $(STOCK) $(SUITES)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot
