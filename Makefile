@@ -2,6 +2,7 @@
 # make test   everything that needs no root
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
+# make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
 # make bench  figures with counts
 # make lab    the same on a real kernel, in a virtual machine; as root
 
@@ -12,13 +13,13 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test style docs unit host functional bench clean lab lab-up lab-test \
-	lab-shell lab-down
+.PHONY: demo test style docs unit host functional nova-tests nova-tests-part \
+	bench clean lab lab-up lab-test lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
 
-test: style unit host functional
+test: style unit host functional nova-tests-part
 
 style: $(STAMP)
 	$(BIN)/flake8 nova_accel tests
@@ -40,6 +41,14 @@ host: $(STAMP)
 
 functional: $(STAMP)
 	$(BIN)/stestr --test-path ./tests/functional --top-dir . run
+
+# docs/source/contributor/nova-tests.rst; SUITES="unit" for one of them,
+# STOCK=--stock for Nova's own driver
+nova-tests: $(STAMP)
+	$(BIN)/python -m tests.nova $(STOCK) $(SUITES)
+
+nova-tests-part: $(STAMP)
+	$(BIN)/python -m tests.nova --part $(STOCK) $(SUITES)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot

@@ -1,0 +1,215 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Record the signatures of Nova that we build on, release by release.
+
+    pip download --no-deps --dest wheels nova==34.0.0
+    python -m tests.nova.record_signatures wheels/nova-*.whl
+
+Writes tests/unit/data/nova_signatures.yaml, with which
+tests/unit/test_nova_signatures.py compares our code. The wheels are read and
+not imported, so that one Python reads all releases.
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+import pathlib
+import sys
+import zipfile
+
+import yaml
+
+DATA = (pathlib.Path(__file__).parents[1] / 'unit' / 'data' /
+        'nova_signatures.yaml')
+
+#: module -> names in it that are recorded; a class with all its methods, or
+#: with those after the colon
+RECORDED = {
+    'nova.virt.driver': ['ComputeDriver'],
+    'nova.virt.libvirt.driver': ['LibvirtDriver', 'libvirt'],
+    'nova.virt.libvirt.host': ['Host'],
+    'nova.virt.libvirt.guest': ['Guest'],
+    'nova.virt.libvirt.config': [
+        'LibvirtConfigGuestHostdevPCI', 'LibvirtConfigGuestHostdevMDEV',
+        'LibvirtConfigGuest: add_device'],
+    'nova.compute.manager': [
+        'ComputeManager: _do_build_and_run_instance', 'ComputeVirtAPI'],
+    'nova.compute.api': [
+        'API: create resize live_migrate _validate_and_build_base_options'],
+    'nova.compute.flavors': ['get_flavor_by_flavor_id'],
+    'nova.compute.provider_tree': ['ProviderTree'],
+    'nova.compute.resource_tracker': ['COMPUTE_RESOURCE_SEMAPHORE'],
+    'nova.compute.task_states': [
+        'SPAWNING', 'DELETING', 'REBUILDING', 'REBUILD_SPAWNING',
+        'REBUILD_BLOCK_DEVICE_MAPPING', 'RESIZE_MIGRATING'],
+    'nova.compute.vm_states': ['SOFT_DELETED'],
+    'nova.scheduler.client.report': [
+        'SchedulerReportClient', 'report_client_singleton'],
+    'nova.scheduler.filters': ['BaseHostFilter'],
+    'nova.filters': ['BaseFilter'],
+    'nova.scheduler.weights': ['BaseHostWeigher'],
+    'nova.weights': ['BaseWeigher'],
+    'nova.scheduler.utils': ['get_weight_multiplier'],
+    'nova.pci.whitelist': ['Whitelist'],
+    'nova.image.glance': ['GlanceClientWrapper', 'generate_glance_url'],
+    'nova.context': ['RequestContext: elevated', 'get_admin_context'],
+    'nova.utils': ['synchronized'],
+    'nova.api.validation.extra_specs.base': ['ExtraSpecValidator'],
+    'nova.exception': [
+        'NovaException: __init__ format_message', 'InvalidRequest',
+        'BuildAbortException', 'ComputeResourcesUnavailable',
+        'ConsumerAllocationRetrievalFailed',
+        'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
+        'InstanceNotFound', 'MigrationPreCheckError',
+        'ResourceProviderAllocationRetrievalFailed',
+        'ResourceProviderUpdateConflict'],
+}
+
+
+def signature(function: ast.FunctionDef) -> str:
+    """'(self, name=default)', without annotations, decorators before it."""
+    kinds = [ast.unparse(d) for d in function.decorator_list]
+    # other decorators leave the parameters as they are
+    kind = ''.join(f'@{k} ' for k in kinds
+                   if k in ('property', 'staticmethod', 'classmethod'))
+    for argument in ast.walk(function.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    return f'{kind}({ast.unparse(function.args)})'
+
+
+def attributes(definition: ast.ClassDef) -> set[str]:
+    """Names that a class, or a method of it on self, assigns."""
+    found = set()
+    for node in definition.body:
+        found |= {name for name, _ in _assigned(node)}
+    for node in ast.walk(definition):
+        if (isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == 'self'):
+            found.add(node.attr)
+    return found
+
+
+def _assigned(node) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return
+    for target in targets:
+        if isinstance(target, ast.Name):
+            yield target.id, 'attribute'
+
+
+def record(read: Callable[[str], str]) -> dict[str, str]:
+    """What one release has of RECORDED.
+
+    :param read: gives the source of a module, by its name.
+    :returns: full name -> signature, 'attribute', or 'class (bases)'. What
+        the release lacks is not in it.
+    """
+    found = {}
+    for module, wanted in RECORDED.items():
+        names = dict(_split(entry) for entry in wanted)
+        for node in _top(ast.parse(read(module)).body):
+            for name, what in _definitions(node, names):
+                found[f'{module}.{name}'] = what
+    return found
+
+
+def _top(body):
+    """Statements of a module, also those of its try: ... except."""
+    for node in body:
+        if isinstance(node, ast.Try):
+            yield from _top(node.body)
+        else:
+            yield node
+
+
+def _split(entry):
+    name, _, methods = entry.partition(':')
+    return name, methods.split()
+
+
+def _definitions(node, names) -> Iterator[tuple[str, str]]:
+    for name, what in _assigned(node):
+        if name in names:
+            yield name, what
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name in names:
+                yield alias.name, 'attribute'
+    if getattr(node, 'name', None) not in names:
+        return
+    if isinstance(node, ast.FunctionDef):
+        yield node.name, signature(node)
+    elif isinstance(node, ast.ClassDef):
+        bases = ', '.join(ast.unparse(base) for base in node.bases)
+        yield node.name, f'class ({bases})'
+        methods = {m.name: signature(m) for m in node.body
+                   if isinstance(m, ast.FunctionDef)}
+        wanted = names[node.name]
+        if not wanted:
+            methods = dict.fromkeys(attributes(node), 'attribute') | methods
+        for name in sorted(methods):
+            if not wanted or name in wanted:
+                yield f'{node.name}.{name}', methods[name]
+
+
+def wheel(path: pathlib.Path) -> dict[str, str]:
+    """record() of a wheel."""
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+
+        def read(module):
+            place = module.replace('.', '/')
+            file = (f'{place}.py' if f'{place}.py' in names
+                    else f'{place}/__init__.py')
+            return archive.read(file).decode()
+        return record(read)
+
+
+def merged(releases: dict[str, dict[str, str]]) -> dict:
+    """Releases side by side: name -> its signature if it is the same in all,
+    otherwise {signature: [releases that have it]}."""
+    rows = {}
+    for name in sorted(set().union(*releases.values())):
+        row: dict[str, list[str]] = {}
+        for release, found in releases.items():
+            if name in found:
+                row.setdefault(found[name], []).append(release)
+        (what, where), *others = row.items()
+        rows[name] = (what if not others and len(where) == len(releases)
+                      else row)
+    return {'releases': list(releases), 'names': rows}
+
+
+def load(path: pathlib.Path = DATA) -> dict[str, dict[str, str]]:
+    """The inverse of merged(): release -> name -> signature."""
+    with open(path) as file:
+        data = yaml.load(file, getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
+    releases: dict[str, dict[str, str]] = {r: {} for r in data['releases']}
+    for name, row in data['names'].items():
+        if isinstance(row, str):
+            row = {row: data['releases']}
+        for what, where in row.items():
+            for release in where:
+                releases[release][name] = what
+    return releases
+
+
+def main(paths: Iterable[str]) -> None:
+    releases = {}
+    for path in sorted(map(pathlib.Path, paths)):
+        releases[path.name.split('-')[1]] = wheel(path)
+    DATA.parent.mkdir(exist_ok=True)
+    with open(DATA, 'w') as file:
+        file.write('# made by python -m tests.nova.record_signatures\n')
+        yaml.safe_dump(merged(releases), file, width=2000)
+
+
+if __name__ == '__main__':
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(sys.argv[1:])
