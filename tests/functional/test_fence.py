@@ -1,0 +1,82 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A fence goes together with its mark: when it is not needed any more,
+nothing of it is left, and what the operator has reserved stays reserved."""
+
+from nova_accel import naming
+from tests.functional import base
+
+DEVICE = '0000:5e:00.0'
+REGION = f'compute1_accel_{DEVICE}_region0'
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+
+
+class FenceTest(base.AcceleratorTestBase):
+    """The card vanishes while a server has it, and comes back."""
+
+    HOSTS = {'compute1': {'cards': [base.card(DEVICE)]}}
+    FLAVOR = base.fpga_flavor(function_id=base.NLB0)
+
+    def setUp(self):
+        super().setUp()
+        # each report sees what others did to Placement since the last
+        self.flags(resource_provider_association_refresh=1, group='compute')
+
+    def shown(self):
+        """(total, reserved), and whether it is marked as fenced."""
+        inventory, traits, _ = self.provider_tree()[REGION]
+        return inventory[FPGA], naming.FENCED in traits
+
+    def report_afresh(self):
+        self.computes['compute1'].driver.virtapi.reportclient \
+            .clear_provider_cache()
+        self.report()
+
+    def vanishes(self, vanish):
+        self.kernel('compute1').set_fault(DEVICE, vanish=vanish)
+        self.accelerators('compute1').inventory.scan()
+
+    def fenced_server(self):
+        server = self.boot(self.FLAVOR)
+        self.vanishes(True)
+        self.report_afresh()
+        self.assertEqual(((1, 1), True), self.shown())
+        return server
+
+    def assertUsable(self):
+        for _ in range(2):
+            self.report_afresh()
+            self.assertEqual(((1, 0), False), self.shown())
+        self.assertEqual([DEVICE], self.hostdevs(self.boot(self.FLAVOR)))
+
+    def test_deleted_after_it_came_back(self):
+        """No report in between: what the deletion shows is the first."""
+        server = self.fenced_server()
+        self.vanishes(None)
+        self._delete_server(server)
+        self.assertUsable()
+
+    def test_nova_compute_restarts_meanwhile(self):
+        server = self.fenced_server()
+        self.restart_compute_service('compute1')
+        self.vanishes(None)
+        self._delete_server(server)
+        self.restart_compute_service('compute1')
+        self.assertUsable()
+
+    def test_what_the_operator_reserved(self):
+        """Before the card vanished: it is so again afterwards."""
+        server = self.boot(self.FLAVOR)
+        uuid = self.provider(REGION)['uuid']
+        url = f'/resource_providers/{uuid}/inventories/{FPGA}'
+        self.placement.put(url, {**self.placement.get(url).body,
+                                 'reserved': 1}, version='1.26')
+        self.report_afresh()
+        self.assertEqual(((1, 1), False), self.shown())
+        self.vanishes(True)
+        self.report_afresh()
+        self.assertEqual(((1, 1), True), self.shown())
+        self.vanishes(None)
+        self._delete_server(server)
+        for _ in range(2):
+            self.report_afresh()
+            self.assertEqual(((1, 1), False), self.shown())

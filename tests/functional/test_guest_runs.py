@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What a guest that runs has is held by its server, and by nobody else."""
+
+import contextlib
+import threading
+from unittest import mock
+
+from nova.scheduler.client import report
+from nova.virt.libvirt import driver as libvirt_driver
+
+from tests.functional import base
+from tests.functional import operations
+
+
+class FailsAfterStartTest(operations.OperationsTestBase):
+    """An operation fails after libvirt has started the guest."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(self.specs)
+        self.before = self.assertHas(self.server)
+        self.host = self.before[0][0]
+
+    @contextlib.contextmanager
+    def fails_after_start(self):
+        create = libvirt_driver.LibvirtDriver._create_guest_with_network
+
+        def created(*args, **kwargs):
+            create(*args, **kwargs)
+            raise RuntimeError('the message bus does not answer')
+        with mock.patch.object(libvirt_driver.LibvirtDriver,
+                               '_create_guest_with_network', created):
+            yield
+
+    def running(self):
+        """(host, address) of what guests that run have."""
+        return sorted(
+            (host, address) for host in self.HOSTS for domain in
+            self.computes[host].driver._host.get_connection()._vms.values()
+            if domain.isActive()
+            for address in base.hostdev_addresses(domain.XMLDesc(0)))
+
+    def act(self, action, **more):
+        self.api.post_server_action(self.server['id'], {action: more or None})
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None})
+
+    def assertHeldWhileItRuns(self):
+        """It is held until the guest is gone, and given to nobody else."""
+        held = self.held(self.server)
+        self.assertEqual(self.running(), held)
+        self.assertEqual(1, len(held))
+        (host, address), = held
+        for compute in self.computes.values():
+            compute.driver.reconciler.run()
+        self.assertEqual(held, self.held(self.server))
+        others = [self.boot(self.specs) for _ in range(3)]
+        self.assertEqual(4, len(set(self.running())))
+        self.assertEqual(held, self.held(self.server))
+        for other in others:
+            self.api.delete_server(other['id'])
+            self._wait_until_deleted(other)
+        connection = self.computes[host].driver._host.get_connection()
+        domain = connection.lookupByUUIDString(self.server['id'])
+        domain.destroy()
+        domain.undefine()
+
+    def test_unshelve(self):
+        self._shelve_server(self.server)
+        with self.fails_after_start():
+            self.act('unshelve')
+        self.assertEqual([], self.allocated(self.server['id']))
+        self.assertHeldWhileItRuns()
+        for compute in self.computes.values():
+            compute.driver.reconciler.run()
+        self.assertEqual([], self.claims())
+        self._unshelve_server(self.server)
+        self.assertFunction(self.assertHas(self.server), self.function)
+
+    def test_finish_migration(self):
+        with self.fails_after_start():
+            self.act('migrate')
+        self._wait_for_state_change(self.server, 'ERROR')
+        (there, _), = self.running()
+        self.assertNotEqual(self.host, there)
+        self.assertEqual(self.running(), self.held(self.server))
+
+    def test_rebuild(self):
+        with self.fails_after_start():
+            self.act('rebuild', imageRef=self.glance.guest_image)
+        self._wait_for_state_change(self.server, 'ERROR')
+        self.assertEqual(self.before, self.running())
+        self.assertHeldWhileItRuns()
+
+    def test_boot(self):
+        """Nova destroys the guest: nothing is held or left running."""
+        with self.fails_after_start():
+            self.boot(self.specs, expected_state='ERROR')
+        self.assertEqual(self.before, self.running())
+        self.assertEqual(1, len(self.claims()))
+
+
+class ReconcileTest(operations.OperationsTestBase):
+    """Claims are judged by what was true a while ago."""
+
+    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')]}}
+
+    @contextlib.contextmanager
+    def meanwhile(self, happens):
+        """Something happens before this thread hears from Placement, for the
+        first time, who has allocations from a provider."""
+        get, thread = report.SchedulerReportClient.get, threading.get_ident()
+        todo = [happens]
+
+        def late(client, url, *args, **kwargs):
+            response = get(client, url, *args, **kwargs)
+            if (todo and threading.get_ident() == thread
+                    and url.startswith('/resource_providers/')
+                    and url.endswith('/allocations')):
+                todo.pop()()
+            return response
+        with mock.patch.object(report.SchedulerReportClient, 'get', late):
+            yield
+        self.assertEqual([], todo)
+
+    def test_server_comes_back_in_between(self):
+        """Its claim was left by a crash, and it is to be released."""
+        server = self.boot(self.specs)
+        before = self.assertHas(server)
+        claims = self.claims()
+        self._shelve_server(server)
+        self.accelerators('compute1').store.add(claims)
+        with self.meanwhile(lambda: self._unshelve_server(server)):
+            self.computes['compute1'].driver.reconciler.run()
+        self.assertEqual(before, self.assertHas(server))
+        # and nobody else gets it
+        self.boot(self.specs, expected_state='ERROR')
+        self.assertEqual(before, self.assertHas(server))
+
+    def test_server_does_not_come_back(self):
+        server = self.boot(self.specs)
+        claims = self.claims()
+        self._shelve_server(server)
+        self.accelerators('compute1').store.add(claims)
+        with self.meanwhile(lambda: None):
+            self.computes['compute1'].driver.reconciler.run()
+        self.assertEqual([], self.claims())

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Whose images a server gets its bitstreams from, with real notifications.
+
+Nova's test harness stands in for the notifier of oslo.messaging. The real one
+leaves a context without token as the current one of the thread, with each
+notification and also where none is sent anywhere.
+"""
+
+import fixtures
+from nova import rpc
+import oslo_messaging
+
+from tests.functional import base
+from tests.functional import operations
+
+FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
+
+
+class RealNotifications(fixtures.Fixture):
+    """Nova's notifiers as rpc.init() makes them, with nowhere to send to."""
+
+    def _setUp(self):
+        transport = rpc.NOTIFIER.transport
+        serializer = rpc.RequestContextSerializer(rpc.JsonPayloadSerializer())
+        for name in ('LEGACY_NOTIFIER', 'NOTIFIER'):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'nova.rpc.{name}', oslo_messaging.Notifier(
+                    transport, serializer=serializer, driver='noop')))
+
+
+class TenantTest(operations.OperationsTestBase):
+    """A tenant, and images of another project; nova-compute itself has
+    credentials that see all of them."""
+
+    def start_compute(self, *args, **kwargs):
+        # each nova-compute takes its notifier as it starts
+        self.useFixture(RealNotifications())
+        return super().start_compute(*args, **kwargs)
+
+    def setUp(self):
+        super().setUp()
+        self.give_credentials()
+        self.flavor = self._create_flavor(
+            extra_spec=base.fpga_flavor(function_id=FUNCTION))
+        # the flavors are the administrator's, the servers a tenant's
+        self.api = self.api_fixture.api
+        self.api.microversion = 'latest'
+        self.eve = self.glance.service.client('eve', 'others')
+
+    def boot(self, expected_state='ACTIVE'):
+        return self._create_server(
+            flavor_id=self.flavor, networks='none',
+            image_uuid=self.glance.guest_image, expected_state=expected_state)
+
+    def upload_as(self, client, visibility='private'):
+        return self.upload_bitstream(FUNCTION, client=client, properties={
+            'visibility': visibility, 'accel:function_id': FUNCTION})
+
+    def test_private_image_of_another_project(self):
+        self.upload_as(self.eve)
+        server = self.boot('ERROR')
+        self.assertIn(FUNCTION, self.fault(server))
+        self.assertEqual([], self.claims())
+        for host in self.HOSTS:
+            for address in ('0000:5e:00.0', '0000:af:00.0'):
+                region = self.accelerators(host).inventory.devices[
+                    address].region(0)
+                self.assertNotEqual(
+                    FUNCTION.replace('-', ''), region.function_uuid)
+
+    def test_own_image_beside_it(self):
+        """Nobody breaks a function for others."""
+        self.upload_as(self.eve)
+        tenant = self.glance.service.client(
+            'tenant', self.api.project_id)
+        self.upload_as(tenant)
+        server = self.boot()
+        held = self.held(server)
+        self.assertEqual(1, len(held))
+        self.assertFunction(held, FUNCTION)
+
+    def test_without_credentials_of_nova_compute(self):
+        """Boots need none: the tenant's token is enough."""
+        self.flags(auth_type=None, group='service_user')
+        self.upload_as(self.glance.client, 'public')
+        self.assertFunction(self.held(self.boot()), FUNCTION)
