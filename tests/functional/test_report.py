@@ -71,7 +71,7 @@ class ReportTest(base.AcceleratorTestBase):
              'resource_provider_generation': generation}, version='1.19')
         # a change of our own, so that the provider is written
         self.flags(function_class=[f'COMPUTE:{base.NLB0}'], group='accel')
-        self.report_afresh()
+        self.restart_compute_service(self.region.partition('_')[0])
         self.report_afresh()
         totals, traits, _ = self.provider_tree()[self.region]
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
