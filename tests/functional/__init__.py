@@ -46,3 +46,8 @@ if NOVA == 33:
                 yield resource
         enginefacade._TransactionContextManager._transaction_scope = (
             one_at_a_time)
+
+# after the choice of threads
+from tests.functional import process  # noqa: E402
+
+process.prepare()

@@ -286,12 +286,6 @@ class AcceleratorTestBase(base.ServersTestBase):
             flavor_id=flavor, networks='none', expected_state=expected_state,
             **kwargs)
 
-    def _wait_for_server_parameter(self, server, expected_params,
-                                   max_retries=10, *args, **kwargs):
-        # Nova's five seconds are few where other work shares the cores
-        return super()._wait_for_server_parameter(
-            server, expected_params, 4 * max_retries, *args, **kwargs)
-
     def fault(self, server):
         """The reason that the owner of a failed server reads."""
         return self.api.get_server(server['id'])['fault']['message']

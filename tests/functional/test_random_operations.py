@@ -20,7 +20,6 @@ NOVA_ACCEL_VERBOSE
 
 import collections
 import contextlib
-import gc
 import itertools
 import os
 import random
@@ -28,10 +27,8 @@ import re
 import shutil
 import sys
 import time
-import types
 from unittest import mock
 
-import fixtures
 import futurist
 import hypothesis
 from hypothesis import stateful
@@ -41,8 +38,6 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.scheduler.client import report
 from nova.tests.functional.api import client as api_client
-from oslo_db.sqlalchemy import engines
-from sqlalchemy import pool
 from testtools import content
 
 from nova_accel.attach import claims
@@ -81,14 +76,6 @@ class Killed(BaseException):
     """Nova cleans up after exceptions, and not after this."""
 
 
-class OpenConnections(pool.QueuePool):
-    """Of SQLAlchemy to SQLite files, where Nova opens one for each query."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{
-            **kwargs, 'pool_size': 20, 'max_overflow': -1})
-
-
 class Sequence(stateful.RuleBasedStateMachine):
     """Of one rule: of several hypothesis leaves some out of most sequences."""
 
@@ -114,12 +101,6 @@ class Sequence(stateful.RuleBasedStateMachine):
 class RandomOperationsTest(operations.OperationsTestBase):
 
     def setUp(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'oslo_db.sqlalchemy.engines.pool', types.SimpleNamespace(
-                **{**vars(engines.pool), 'NullPool': OpenConnections})))
-        # the collector goes through all of Nova each time
-        self.addCleanup(gc.set_threshold, *gc.get_threshold())
-        gc.set_threshold(20000, 20, 100)
         super().setUp()
         # in Nova's tests idle threads, of which restarts leave hundreds, look
         # a hundred times a second whether they are to end

@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What makes functional tests cheap and patient, once for the whole process.
+
+* The garbage collector runs seldom. It would go through all of Nova each time.
+* SQLite connections stay open. Nova's harness opens one for each transaction.
+* nova-api's application is built once. It has some 400 controllers.
+* Nova's helpers that wait look after 0.05 s, and then less and less often, for
+  as long as a loaded machine may need. They would look every 0.5 s, and give
+  up after 5 s.
+"""
+
+import functools
+import gc
+import time
+import types
+
+from nova.api import wsgi
+import nova.image.glance
+from nova.tests.functional import integrated_helpers
+from oslo_db.sqlalchemy import engines
+from sqlalchemy import pool
+
+#: seconds after which a wait fails; a loaded machine may need many of them
+PATIENCE = 120
+#: seconds between two looks: of the first ones, and of all later ones
+FIRST, LAST = 0.05, 0.5
+#: how much longer each pause is than the one before
+GROWTH = 1.3
+
+#: methods of Nova's test cases that sleep until they see something
+WAITS = ('_wait_for_service_parameter', '_wait_for_server_parameter',
+         '_wait_until_deleted', '_wait_for_instance_action_event',
+         '_wait_for_volume_attach', '_wait_for_volume_detach',
+         '_wait_for_migration_status', '_wait_for_log', '_wait_for_assert',
+         '_wait_for_server_allocations')
+
+
+def until(look, seconds=PATIENCE, error=AssertionError):
+    """Call a function again and again until it does not raise.
+
+    :param look: function without arguments.
+    :param seconds: how long its errors are taken for "not yet".
+    :param error: class of these errors; others are raised at once.
+    :returns: what look() returned.
+    """
+    end, pause = time.monotonic() + seconds, FIRST
+    while True:
+        try:
+            return look()
+        except error:
+            if time.monotonic() > end:
+                raise
+        time.sleep(pause)
+        pause = min(GROWTH * pause, LAST)
+
+
+class _NotYet(Exception):
+    """A helper of Nova looked once, saw nothing yet and wants to sleep."""
+
+
+def _not_yet(_seconds):
+    raise _NotYet
+
+
+def _no_pause(_seconds):
+    pass
+
+
+def _patient(helper):
+    """A waiting method of Nova's, with pauses and an end of our own."""
+    @functools.wraps(helper)
+    def wait(*args, **kwargs):
+        clock = integrated_helpers.time
+        before = clock.sleep
+        try:
+            clock.sleep = _not_yet
+            return until(lambda: helper(*args, **kwargs), error=_NotYet)
+        except _NotYet:
+            # its own error, which says what it saw
+            clock.sleep = _no_pause
+            return helper(*args, **kwargs)
+        finally:
+            clock.sleep = before
+    return wait
+
+
+class _OpenConnections(pool.QueuePool):
+    """Connections to SQLite files that stay open."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{
+            **kwargs, 'pool_size': 20, 'max_overflow': -1})
+
+
+def _built_once(load_app):
+    built = {}
+
+    @functools.wraps(load_app)
+    def load(loader, name):
+        if not isinstance(nova.image.glance.API, type):
+            # Nova's imitation of Glance, of which controllers keep the one
+            # that is there when they are made
+            return load_app(loader, name)
+        key = loader.config_path, name
+        if key not in built:
+            built[key] = load_app(loader, name)
+        return built[key]
+    return load
+
+
+def prepare():
+    """Apply all of this to the process. Call it once."""
+    gc.set_threshold(20000, 20, 100)
+    # what is imported stays
+    gc.freeze()
+    engines.pool = types.SimpleNamespace(
+        **{**vars(pool), 'NullPool': _OpenConnections})
+    wsgi.Loader.load_app = _built_once(wsgi.Loader.load_app)
+    integrated_helpers.time = types.SimpleNamespace(
+        **{**vars(time), 'sleep': time.sleep})
+    for owner in (integrated_helpers.InstanceHelperMixin,
+                  integrated_helpers.PlacementInstanceHelperMixin):
+        for name in WAITS:
+            if name in vars(owner):
+                setattr(owner, name, _patient(getattr(owner, name)))
