@@ -13,7 +13,6 @@ from nova_accel import sim
 from nova_accel.virt import guest
 from tests.functional import base
 from tests.functional import operations
-from tests.functional import test_more_operations
 from tests.functional import test_xrt
 
 CARDS = ('0000:81:00.0', '0000:82:00.0')
@@ -179,28 +178,6 @@ class UnknownTest(base.AcceleratorTestBase):
         self.assertEqual(1, len(calls))
         self.assertEqual([DEVICE], self.hostdevs(server))
         self.assertIn(naming.bitstream_trait(self.one), self.traits(REGION))
-
-    def test_killed(self):
-        """nova-compute is killed when the card has the bitstream."""
-        with mock.patch('nova.compute.claims.Claim.abort'), \
-                self.watched(test_more_operations.Killed()) as calls:
-            server = self.api.post_server({'server': self._build_server(
-                networks='none', image_uuid=self.glance.guest_image,
-                flavor_id=self._create_flavor(
-                    extra_spec=self.flavor(self.two)))})
-            self._wait_for_assert(lambda: self.assertNotEqual([], calls))
-            self._wait_for_assert(
-                lambda: self.assertEqual(1, len(self.claims())))
-        self.restart_compute_service('compute1')
-        self.report()
-        self.assertUnknown()
-        self.api.delete_server(server['id'])
-        # in ERROR until it is gone, as Nova leaves a build that was killed
-        self._wait_for_assert(lambda: self.assertEqual(
-            [], self.api.get_servers(detail=False)))
-        self.report()
-        self.assertUnknown()
-        self.assertProgrammedAgain()
 
     def test_timeout(self):
         self.flags(programming_timeout=1, group='accel')

@@ -202,3 +202,14 @@ class KnownTest(Base):
         self.assertUnknown(A)
         self.host.kernel.set_fault(A, hang=None)
         booting.join()
+
+    def test_killed_while_it_is_programmed(self):
+        """What the store says then; the next process does not ask the card."""
+        self.host.accelerators.store.set_loaded(A, 0, None)
+        self.restart()
+        self.assertUnknown(A)
+        self.assertEqual(set(), self.traits(A))
+        server = self.boot(base.asks(FUNCTION), A)
+        self.assertHas(server, A)
+        self.assertEqual([A], self.programmed)
+        self.assertNotEqual(set(), self.traits(A))
