@@ -146,7 +146,9 @@ class ClaimStore:
         #: those of the transaction under way, if it changes them
         self._changed: tuple[model.Claim, ...] | None = None
         with self._one_sentence():
-            os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+            # none for ':memory:'
+            if os.path.dirname(path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
             self._db = sqlite3.connect(
                 path, timeout=timeout, isolation_level=None,
                 check_same_thread=False)

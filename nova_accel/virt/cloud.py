@@ -218,7 +218,8 @@ def server_of(instance) -> request.Server:
     # a flavor that is not loaded is not asked for: Nova always loads it
     specs = instance.flavor.extra_specs if 'flavor' in instance else {}
     if not any(key.startswith(_OURS) for key in specs):
-        return request.Server(instance.uuid, instance.project_id, {})
+        # nor is anything else read that Nova may not have loaded
+        return request.Server(instance.uuid, '', {})
     return request.Server(
         instance.uuid, instance.project_id, specs,
         {key.removeprefix('image_'): value
