@@ -272,7 +272,10 @@ class VgpuTest(AttachTestCase):
         self.assertEqual([held.uuid], [
             c.uuid for c in self.accelerators.store.claims()])
         self.kernel.guest_closes(claim.handle.address)
-        self.assertEqual(1, self.retry_releases())
+        # by its late end, or by the next try
+        while self.accelerators.store.claims():
+            self.retry_releases()
+            time.sleep(0.01)
         self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
         # the next owner keeps it, whatever ends late
         next_owner = self.give('nvidia-558', self.other)
