@@ -14,7 +14,7 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.image import glance as nova_glance
 from nova import objects
-from nova import utils
+from oslo_concurrency import lockutils
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
@@ -71,10 +71,10 @@ class NovaCloud:
                 f'nova-compute.') from error
 
     def reporting(self):
-        # a report under way would overwrite ours with what it copied before
-        return utils.synchronized(
-            resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)(
-                contextlib.nullcontext)()
+        # a report under way would overwrite ours with what it copied before;
+        # the lock of nova.utils.synchronized, which is for functions only
+        return lockutils.lock(
+            resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)
 
     def show(self, context, provider_uuid, change):
         client = self._placement
