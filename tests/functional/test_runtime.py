@@ -440,14 +440,15 @@ class CrashTest(RuntimeTestBase):
             pass
         self.ask(self.image)
         accelerators = self.accelerators(self.host)
-        of = accelerators if where == '_bind' else accelerators._programming
+        of = (accelerators.readiness if where == 'bind'
+              else accelerators.programming)
         with mock.patch.object(of, where, side_effect=Killed):
             self.assertRaises(Killed, self.run_now)
         self.assertEqual(f'programming {self.image}', self.status())
         self.assertEqual([], self.hostdevs(self.server))
 
     def test_taken_up_again(self):
-        for where in ('provision', '_bind'):
+        for where in ('provision', 'bind'):
             self.crash(where)
             self.restart_compute_service(self.host)
             self.assertEqual(1, self.run_now())
@@ -460,7 +461,7 @@ class CrashTest(RuntimeTestBase):
     def test_running_guest_gets_its_device_back(self):
         """nova-compute is killed while the device of a running server is out
         of the guest: it gets it back when nova-compute starts."""
-        for where in ('provision', '_bind'):
+        for where in ('provision', 'bind'):
             self.crash(where)
             compute = self.restart_compute_service(self.host)
             compute.driver.reconciler.run(first=True)
