@@ -33,7 +33,8 @@ from testtools import content
 
 #: where the package tests lies
 ROOT = pathlib.Path(__file__).parent.parent
-START_TIMEOUT = 60
+#: seconds; a loaded machine needs many of them
+START_TIMEOUT = 300
 
 CONF = """
 [DEFAULT]

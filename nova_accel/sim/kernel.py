@@ -31,6 +31,8 @@ _PCI = 'bus/pci/devices'
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
+#: seconds between two looks for devices that come and go
+_LOOK = 1
 #: attributes of PCI functions that the kernel answers without the device
 _IN_MEMORY = frozenset((
     'vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
@@ -117,7 +119,7 @@ class SimulatedKernel(dfl.DflOperations,
     def changes(self):
         before = self._functions()
         while True:
-            time.sleep(1)
+            time.sleep(_LOOK)
             now = self._functions()
             yield 'pci' if now != before else None
             before = now

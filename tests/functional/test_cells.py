@@ -13,6 +13,7 @@ from nova.policies import servers
 from nova_accel import model
 from tests.functional import base
 from tests.functional import operations
+from tests.functional import process
 
 CELLS = {'compute1': 'cell1', 'compute2': 'cell2'}
 
@@ -131,6 +132,6 @@ class CrossCellTest(operations.OperationsTestBase):
         server = self._wait_for_state_change(self.server, 'ERROR')
         # the conductor, which says ERROR once more, is done with it
         self.notifier.wait_for_versioned_notifications(
-            'compute_task.migrate_server.error')
+            'compute_task.migrate_server.error', timeout=process.PATIENCE)
         self.assertEqual('compute1', self.host_of(server))
         self.assertIn('CRC', self.fault(server))

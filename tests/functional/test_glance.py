@@ -273,7 +273,8 @@ class NoGlanceTest(GlanceTestBase):
                 start = time.monotonic()
                 self.refused(exception.GlanceUnavailable, 'within 1 s',
                              'glance_timeout', self.glance.url, **kwargs)
-                self.assertLess(time.monotonic() - start, 4)
+                # where the option is ignored it takes a minute
+                self.assertLess(time.monotonic() - start, 30)
 
     def test_answers_badly(self):
         for fault, part in (('503', 'No server is available'),

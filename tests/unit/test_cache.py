@@ -85,7 +85,8 @@ class DataServer(fixtures.Fixture):
 
         server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
         self.url = f'http://127.0.0.1:{server.server_port}'
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={'poll_interval': 0.01})
         thread.start()
         self.addCleanup(server.server_close)
         self.addCleanup(thread.join)

@@ -1,7 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel discover, as an operator starts it."""
 
+import contextlib
+import io
 import json
+import logging
 import os
 import pathlib
 import subprocess
@@ -10,6 +13,8 @@ import sys
 import fixtures
 import testtools
 
+from nova_accel.cmd import main
+from nova_accel import conf
 from nova_accel.drivers import dfl
 from tests.unit.host import A, B, FUNCTION, plain, SimulatedHost
 
@@ -30,14 +35,30 @@ class Discover(testtools.TestCase):
             for name, value in accel.items():
                 file.write(f'{name} = {value}\n')
 
-    def discover(self, *arguments):
+    def start(self, *arguments):
+        """The command as an operator starts it."""
         return subprocess.run(
             [sys.executable, '-W', 'ignore', '-m', 'nova_accel.cmd.main',
              'discover', '--config-file', self.config, *arguments],
-            capture_output=True, text=True, timeout=60)
+            capture_output=True, text=True, timeout=600)
+
+    def discover(self, *arguments):
+        """The same in this process, which is a second quicker."""
+        log = logging.getLogger()
+        handlers, level = log.handlers[:], log.level
+        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
+              contextlib.redirect_stderr(io.StringIO()) as stderr):
+            try:
+                status = main.main(
+                    ['discover', '--config-file', self.config, *arguments])
+            finally:
+                log.handlers[:], log.level = handlers, level
+                conf.CONF.reset()
+        return subprocess.CompletedProcess(
+            arguments, status, stdout.getvalue(), stderr.getvalue())
 
     def test_json(self):
-        result = self.discover('-f', 'json')
+        result = self.start('-f', 'json')
         self.assertEqual((0, ''), (result.returncode, result.stderr))
         found = dfl.DflDriver(self.host.kernel).discover()
         self.assertEqual({a: d.as_dict() for a, d in found.items()},
@@ -98,7 +119,7 @@ class Discover(testtools.TestCase):
         (twin.parent / 'twin/dfl.py').write_text('Driver = id\n')
         self.useFixture(fixtures.EnvironmentVariable(
             'PYTHONPATH', self.host.directory))
-        result = self.discover()
+        result = self.start()
         self.assertEqual(1, result.returncode)
         line, = result.stderr.splitlines()
         self.assertIn("The driver 'dfl'", line)

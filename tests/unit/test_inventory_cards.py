@@ -39,11 +39,13 @@ class CardsTest(testtools.TestCase):
                 results.append(error)
         thread = threading.Thread(target=run)
         thread.start()
-        self.addCleanup(thread.join, 30)
+        self.addCleanup(thread.join, 120)
+        # before that, as cleanups are called in reverse order
+        self.addCleanup(self.event.set)
         return thread, results
 
     def wait_for(self, condition):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not condition():
             self.assertTrue(time.monotonic() < end)
             time.sleep(0.005)

@@ -35,7 +35,7 @@ class ScannerTestBase(InventoryTestBase):
         self.inventory._scanner.look()
 
     def wait_for(self, condition):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not condition():
             self.assertTrue(time.monotonic() < end)
             time.sleep(0.01)

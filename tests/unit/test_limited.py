@@ -17,17 +17,17 @@ class BackgroundTest(testtools.TestCase):
 
         def work(number):
             calls.put(number)
-            goes_on.acquire(timeout=30)
+            goes_on.acquire(timeout=120)
             ended.put(threading.current_thread())
             if number == 1:
                 raise ValueError('nobody hears of it')
         background = limited.Background(work)
         self.assertTrue(background.start(1))
-        self.assertEqual(1, calls.get(timeout=30))
+        self.assertEqual(1, calls.get(timeout=120))
         self.assertFalse(background.start(2))
         goes_on.release()
-        ended.get(timeout=30).join(30)
+        ended.get(timeout=120).join(120)
         self.assertTrue(background.start(3))
-        self.assertEqual(3, calls.get(timeout=30))
+        self.assertEqual(3, calls.get(timeout=120))
         goes_on.release()
         self.assertTrue(calls.empty())
