@@ -187,6 +187,7 @@ class Metered:
 
 class Boots(Metered, base.AcceleratorTestBase):
 
+    FRESH_CLOUD = True
     HOSTS = {'ours1': {'cards': [base.card('0000:5e:00.0')]},
              'ours2': {'cards': [base.card('0000:5e:00.0')]}}
 

@@ -58,6 +58,7 @@ COUNTS = {'reads': (PASS, 'read'), 'writes': (PASS, 'write'),
 
 class Reports(boot.Metered, base.AcceleratorTestBase):
 
+    FRESH_CLOUD = True
     HOSTS = {}
     TIMED = TIMED
     NOVAS = PLACEMENT

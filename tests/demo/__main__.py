@@ -64,6 +64,7 @@ class Progress:
 
 class Story(operations.OperationsTestBase):
 
+    FRESH_CLOUD = True
     HOSTS = {
         'compute1': {'cards': [
             base.card('0000:5e:00.0', [base.NLB0],

@@ -7,12 +7,16 @@ process. What tests see, they see through the REST APIs and the guest XML.
 """
 
 import contextlib
+import fcntl
+import json
 import os
+import shutil
 import tempfile
 import uuid
 from unittest import mock
 
 import fixtures
+import futurist
 from lxml import etree
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
@@ -23,8 +27,11 @@ import yaml
 from nova_accel import conf
 from nova_accel import sim
 from tests import functional
+from tests.functional import cloud
+from tests.functional import process
 from tests import glance_service
 
+CONF = conf.CONF
 #: loopback function, of Intel's samples
 NLB0 = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 NLB3 = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
@@ -203,7 +210,8 @@ class PlacementLogContext:
             pass
 
 
-class AcceleratorTestBase(base.ServersTestBase):
+class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
+    """Tests of one cloud, which ends with the class; see CloudOfClass."""
 
     microversion = 'latest'
     ADMIN_API = True
@@ -213,7 +221,7 @@ class AcceleratorTestBase(base.ServersTestBase):
     HOSTS = {'compute1': {'cards': [card('0000:5e:00.0')]},
              'compute2': {'cards': [card('0000:5e:00.0', [NLB3])]}}
 
-    def setUp(self):
+    def build(self):
         # set before nova-compute loads the driver, which registers them
         assert 'accel' in conf.CONF
         self.directory = self.useFixture(fixtures.TempDir()).path
@@ -246,7 +254,11 @@ class AcceleratorTestBase(base.ServersTestBase):
         self.useFixture(fixtures.MonkeyPatch(
             'placement.requestlog.context', PlacementLogContext))
         with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
-            super().setUp()
+            # that of Nova, not that of a test
+            base.ServersTestBase.setUp(self)
+        # in Nova's tests idle threads, of which restarts leave many, look a
+        # hundred times a second whether they are to end
+        futurist._thread.ThreadWorker.MAX_IDLE_FOR = 0.5
         self.useFixture(glance_service.NovaTokens())
         self.flags(api_servers=[self.glance.service.url], group='glance')
         self.useFixture(Hostdevs(self.simulated))
@@ -255,6 +267,125 @@ class AcceleratorTestBase(base.ServersTestBase):
 
     def _setup_compute_service(self):
         self.flags(compute_driver='accel.AccelLibvirtDriver')
+
+    # The end of a test, see CloudOfClass
+
+    def remember(self):
+        self.options = cloud.Options()
+        self.hosts_at_start = {host: self._host_state(host)
+                               for host in self.HOSTS}
+        self.images_at_start = {
+            image['id'] for image in self.glance.client.images.list()}
+        self.tree_at_start = self.provider_tree()
+        #: name of a provider -> its generation when it was seen to be as at
+        #: the start: whatever is changed in a provider counts it on
+        self.generations = {p['name']: p['generation']
+                            for p in self._providers()}
+
+    def empty(self):
+        """Delete all that the test made, and see that nothing else is left.
+
+        What happened to hosts and cards is undone, as by somebody who
+        repairs them: what Nova and we remember has to follow.
+        """
+        self.options.restore()
+        self._repair_services()
+        self._delete_every_server()
+        process.until(self._see_no_claims)
+        self._renew_hosts()
+        self._forget_images()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.profiles)
+        self.notifier.reset()
+        process.until(self._see_the_start)
+        self.forget_log()
+
+    def _repair_services(self):
+        for host in self.HOSTS:
+            kernel = self.simulated(host)
+            for address, mine in json.loads(
+                    self._host_state(host))['cards'].items():
+                kernel.set_fault(address, **dict.fromkeys(mine['faults']))
+        for host, compute in list(self.computes.items()):
+            if compute in self.stopped:
+                self.restart_compute_service(host)
+        for service in self.admin_api.get_services(binary='nova-compute'):
+            if service['forced_down'] or service['status'] == 'disabled':
+                self.admin_api.put_service(
+                    service['id'], {'forced_down': False,
+                                    'status': 'enabled'})
+
+    def _delete_every_server(self):
+        servers = self.admin_api.get_servers()
+        for server in servers:
+            if server['OS-EXT-STS:task_state']:
+                # as an operator after a crash
+                self.admin_api.post_server_action(
+                    server['id'], {'os-resetState': {'state': 'error'}})
+            self.admin_api.delete_server(server['id'])
+        for server in servers:
+            self._wait_until_deleted({**server, 'status': 'ERROR'})
+
+    def _see_no_claims(self):
+        if self.claims():
+            for compute in self.computes.values():
+                compute.driver.reconciler.run()
+        self.assertEqual([], self.claims())
+
+    def _host_state(self, host):
+        with open(os.path.join(self.hosts, f'{host}.yaml.state')) as file:
+            return file.read()
+
+    def _renew_hosts(self):
+        """Hosts and cards are as at the start, and guests are gone."""
+        for host, state in self.hosts_at_start.items():
+            self.computes[
+                host].driver._host.get_connection()._vms.clear()
+            path = os.path.join(self.hosts, f'{host}.yaml.state')
+            with open(f'{path}.lock', 'w') as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                with open(f'{path}.then', 'w') as file:
+                    file.write(state)
+                os.replace(f'{path}.then', path)
+            self.accelerators(host).inventory.scan()
+        shutil.rmtree(CONF.instances_path)
+        os.mkdir(CONF.instances_path)
+
+    def _forget_images(self):
+        for image in self.glance.client.images.list():
+            if image['id'] not in self.images_at_start:
+                self.glance.client.images.delete(image['id'])
+        self.glance.service.forget_requests()
+        self.forget_bitstreams()
+
+    def forget_bitstreams(self):
+        """Empty the cache; they have to be fetched from Glance again."""
+        directory = os.path.join(self.directory, 'cache')
+        if os.path.isdir(directory):
+            for name in os.listdir(directory):
+                os.unlink(os.path.join(directory, name))
+
+    def _see_the_start(self):
+        """Placement shows what it showed at the start."""
+        providers = self._providers()
+        self.assertEqual(self.tree_at_start.keys(),
+                         {p['name'] for p in providers})
+        for provider in providers:
+            name, generation = provider['name'], provider['generation']
+            if generation == self.generations[name]:
+                continue
+            expected = self.tree_at_start[name]
+            if expected != self._provider(provider):
+                self.report()
+                self.assertEqual(expected, self._provider(provider), name)
+            self.generations[name] = generation
+
+    def logs(self):
+        yield from super().logs()
+        service = getattr(getattr(self, 'glance', None), 'service', None)
+        if service:
+            for name, text in service.getDetails().items():
+                yield name, text.as_text()
 
     # What an operator does
 
@@ -335,17 +466,19 @@ class AcceleratorTestBase(base.ServersTestBase):
 
     def provider_tree(self):
         """Name -> (inventory totals, traits, used) of our providers."""
-        tree = {}
-        for provider in self.placement.get(
-                '/resource_providers', version='1.14',
-        ).body['resource_providers']:
-            if '_accel_' in provider['name']:
-                url = f'/resource_providers/{provider["uuid"]}'
-                inventories = self.placement.get(
-                    f'{url}/inventories').body['inventories']
-                tree[provider['name']] = (
-                    {rc: (i['total'], i['reserved'])
-                     for rc, i in inventories.items()},
-                    self.traits(provider['name']),
-                    self.placement.get(f'{url}/usages').body['usages'])
-        return tree
+        return {provider['name']: self._provider(provider)
+                for provider in self._providers()}
+
+    def _providers(self):
+        return [p for p in self.placement.get(
+            '/resource_providers', version='1.14').body['resource_providers']
+            if '_accel_' in p['name']]
+
+    def _provider(self, provider):
+        url = f'/resource_providers/{provider["uuid"]}'
+        inventories = self.placement.get(
+            f'{url}/inventories').body['inventories']
+        return ({rc: (i['total'], i['reserved'])
+                 for rc, i in inventories.items()},
+                set(self._get_provider_traits(provider['uuid'])),
+                self.placement.get(f'{url}/usages').body['usages'])

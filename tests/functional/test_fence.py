@@ -4,6 +4,7 @@ nothing of it is left, and what the operator has reserved stays reserved."""
 
 from nova_accel import naming
 from tests.functional import base
+from tests.functional import cloud
 
 DEVICE = '0000:5e:00.0'
 REGION = f'compute1_accel_{DEVICE}_region0'
@@ -63,6 +64,7 @@ class FenceTest(base.AcceleratorTestBase):
         self.restart_compute_service('compute1')
         self.assertUsable()
 
+    @cloud.fresh
     def test_what_the_operator_reserved(self):
         """Before the card vanished: it is so again afterwards."""
         server = self.boot(self.FLAVOR)

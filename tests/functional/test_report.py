@@ -6,6 +6,7 @@ import os_traits
 
 from nova_accel import naming
 from tests.functional import base
+from tests.functional import cloud
 
 DEVICE = '0000:5e:00.0'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
@@ -51,6 +52,7 @@ class ReportTest(base.AcceleratorTestBase):
             f'CUSTOM_FPGA_FUNCTION_{function}',
             'CUSTOM_PROGRAMMABLE'}, tree[self.region][1])
 
+    @cloud.fresh
     def test_what_others_set_survives(self):
         region = self.provider(self.region)['uuid']
         self.placement.put('/traits/CUSTOM_ROW_7', {}, version='1.6')
@@ -140,6 +142,7 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
                          self.provider_tree()[self.region][0])
 
+    @cloud.fresh
     def test_standard_resource_classes(self):
         self.flags(resource_classes='standard', group='accel')
         self.restart_compute_service('compute1')
@@ -157,6 +160,7 @@ class ReportTest(base.AcceleratorTestBase):
 
 class ConflictTest(base.AcceleratorTestBase):
 
+    FRESH_CLOUD = True
     HOSTS = {}
 
     def test_device_that_nova_owns_too(self):

@@ -9,15 +9,15 @@ import os
 import threading
 from unittest import mock
 
-import nova.conf
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_accel import model
 from nova_accel.virt import guest
 from tests.functional import base
+from tests.functional import cloud
 from tests.functional import operations
+from tests.functional import process
 
-CONF = nova.conf.CONF
 CARDS = ('0000:5e:00.0', '0000:af:00.0')
 
 
@@ -119,8 +119,9 @@ class OwnerTest(RuntimeTestBase):
         self.assertProgrammed(base.OPENCL)
         self.delete_all()
 
+    @cloud.fresh
     def test_periodically(self):
-        CONF.set_override('runtime_programming_interval', 1, group='accel')
+        self.flags(runtime_programming_interval=1, group='accel')
         self.restart_compute_service(self.host)
         self.ask(self.image)
         compute = self.computes[self.host]
@@ -271,7 +272,7 @@ class OwnerTest(RuntimeTestBase):
                     type(kernel), 'program_dfl_port', slow):
                 thread = threading.Thread(target=self.run_now)
                 thread.start()
-                going.wait(10)
+                going.wait(process.PATIENCE)
                 operation(self.server)
                 thread.join()
             self.assertEqual(f'programmed {image}', self.status())
@@ -436,14 +437,12 @@ class CrashTest(RuntimeTestBase):
 
     def crash(self, where):
         """The process goes where it says, and nothing is cleaned up."""
-        class Killed(BaseException):
-            pass
         self.ask(self.image)
         accelerators = self.accelerators(self.host)
         of = (accelerators.readiness if where == 'bind'
               else accelerators.programming)
-        with mock.patch.object(of, where, side_effect=Killed):
-            self.assertRaises(Killed, self.run_now)
+        with mock.patch.object(of, where, side_effect=operations.Killed):
+            self.assertRaises(operations.Killed, self.run_now)
         self.assertEqual(f'programming {self.image}', self.status())
         self.assertEqual([], self.hostdevs(self.server))
 

@@ -213,6 +213,9 @@ class VendorVfsTest(VgpuTestBase):
 class NativeTestBase(VgpuTestBase):
     """Nova makes vGPUs of another card itself."""
 
+    # which libvirt's imitation would remember
+    FRESH_CLOUD = True
+
     CLASSES = 'custom'
     NATIVE = '0000:81:00.0'
     TYPE = NATIVE_TYPE['id']
