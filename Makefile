@@ -1,5 +1,7 @@
 # make demo   the whole story on simulated hosts, in a minute
-# make test   everything that needs no root
+# make test   everything that needs no root; parts of it: style unit host
+#             functional, and make unit TEST=tests.unit.test_gbs for one test
+# make soak   random operations on a cloud, SOAK_MINUTES=60 of them
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
@@ -13,8 +15,8 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test style docs unit host functional nova-tests nova-tests-part \
-	bench clean lab lab-up lab-test lab-shell lab-down
+.PHONY: demo test style docs unit host functional soak nova-tests \
+	nova-tests-part bench clean lab lab-up lab-test lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
@@ -32,15 +34,29 @@ docs: $(STAMP)
 		--disable-pip-version-check -c constraints.txt nova==$(NOVA) -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
 
+# the tests of a folder, or TEST: a module, a class or a test by its name
+TEST ?=
+define run
+	$(if $(TEST),$(BIN)/python -m testtools.run $(TEST),\
+		$(BIN)/stestr --test-path ./tests/$@ --top-dir . run)
+endef
+
 unit: $(STAMP)
-	$(BIN)/stestr --test-path ./tests/unit --top-dir . run
+	$(run)
 
 # what a compute host decides, without Nova
 host: $(STAMP)
-	$(BIN)/stestr --test-path ./tests/host --top-dir . run
+	$(run)
 
 functional: $(STAMP)
-	$(BIN)/stestr --test-path ./tests/functional --top-dir . run
+	$(run)
+
+# minutes; docs/source/contributor/testing.rst says how to play a failure again
+SOAK_MINUTES ?= 60
+
+soak: $(STAMP)
+	NOVA_ACCEL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m testtools.run \
+		tests.functional.test_random_operations
 
 # docs/source/contributor/nova-tests.rst; SUITES="unit" for one of them,
 # STOCK=--stock for Nova's own driver

@@ -2,14 +2,14 @@
 """Random operations on several servers, with faults, and what always holds.
 
 One cloud for many sequences of hypothesis: each begins with a cloud as at its
-start, and ends with every server deleted and nothing left of any. In the
-environment:
+start, and ends with every server deleted and nothing left of any. Without
+anything in the environment a few sequences are played, the same each day and
+on each machine. In the environment:
 
-NOVA_ACCEL_SEQUENCES
-    run that many sequences, however long they take. Without it as many are
-    run as fit into the time budget, the same each day.
+NOVA_ACCEL_SOAK_MINUTES
+    play sequences for so long, other ones each time. This is ``make soak``.
 NOVA_ACCEL_SEED
-    a number by which others are run; ``random`` begins anywhere.
+    the number by which a series of sequences is played, or the first of them.
 NOVA_ACCEL_REPRODUCE
     play one sequence again: what the failure of one says.
 NOVA_ACCEL_SHRINK
@@ -29,7 +29,6 @@ import sys
 import time
 from unittest import mock
 
-import futurist
 import hypothesis
 from hypothesis import stateful
 from keystoneauth1 import exceptions as ks_exc
@@ -47,33 +46,26 @@ from nova_accel import naming
 from nova_accel import sim
 from tests.functional import base
 from tests.functional import operations
+from tests.functional import process
 from tests.functional import random_steps
 
 #: what asks Placement and has no way on without an answer: the one leaves the
 #: allocations of a server that comes back with its migration, the other, in
 #: nova-api, answers 500
 NOVAS_OWN = ('_revert_allocation', '_allow_resize_to_same_host')
-#: seconds in which sequences have to end, as far as the longest one tells
-BUDGET = 165
-#: more than fit into it, and so few that hypothesis does not try smaller ones
-EVERYDAY = 19
+#: sequences of a series, and the number of the series of each day
+SEQUENCES = 5
+EVERYDAY = 0
 STEPS = 20
 SERVERS = 4
-#: seconds until an operation must have ended, and all be as it is to be
-SETTLED = 60
 #: within which the last event of an operation ends
 LAST_EVENT = 2
-POLL = 0.2
 
 HOSTS, CARDS = random_steps.HOSTS, random_steps.CARDS
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 #: in which nova-compute is not killed: Nova has no way on from the middle of
 #: a move, and of two servers only one would be killed
 MOVES = ('resize', 'migrate', 'revert', 'confirm', 'create two')
-
-
-class Killed(BaseException):
-    """Nova cleans up after exceptions, and not after this."""
 
 
 class Sequence(stateful.RuleBasedStateMachine):
@@ -102,9 +94,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        # in Nova's tests idle threads, of which restarts leave hundreds, look
-        # a hundred times a second whether they are to end
-        futurist._thread.ThreadWorker.MAX_IDLE_FOR = 0.5
         self.flags(allow_resize_to_same_host=True,
                    running_deleted_instance_timeout=0)
         # a guest that is off already, as after a failed shelve, is waited for
@@ -129,8 +118,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.glance.client, 'other', b'another', visibility='public')[
                 'id']]
         self.counted = collections.Counter()
-        #: seconds that a sequence took
-        self.longest = 0
         #: (the exception that ended the test, the step, where in it)
         self.failure = None
 
@@ -140,42 +127,50 @@ class RandomOperationsTest(operations.OperationsTestBase):
             cloud = self
 
         given = os.environ.get
-        count = int(given('NOVA_ACCEL_SEQUENCES', 0))
-        seed = given('NOVA_ACCEL_SEED')
-        if seed == 'random':
-            seed = random.SystemRandom().randrange(10 ** 6)
-        if seed:
-            hypothesis.seed(int(seed))(OfThisCloud)
-        if given('NOVA_ACCEL_REPRODUCE'):
-            hypothesis.reproduce_failure(
-                hypothesis.__version__,
-                given('NOVA_ACCEL_REPRODUCE').encode())(OfThisCloud)
+        minutes = float(given('NOVA_ACCEL_SOAK_MINUTES', 0))
+        first = int(given('NOVA_ACCEL_SEED', (
+            random.SystemRandom().randrange(10 ** 6) if minutes
+            else EVERYDAY)))
         self.shrinks = bool(given('NOVA_ACCEL_SHRINK'))
         start = time.monotonic()
-        self.ends_at = None if count else start + BUDGET
         try:
-            stateful.run_state_machine_as_test(
-                OfThisCloud, settings=hypothesis.settings(
-                    max_examples=count or EVERYDAY, stateful_step_count=STEPS,
-                    derandomize=not seed, database=None, deadline=None,
-                    print_blob=True, report_multiple_bugs=False,
-                    suppress_health_check=list(hypothesis.HealthCheck),
-                    phases=[hypothesis.Phase.generate,
-                            *[hypothesis.Phase.shrink] * self.shrinks]))
+            for seed in itertools.count(first):
+                self.play(type('Series', (OfThisCloud,), {}), seed)
+                if time.monotonic() >= start + 60 * minutes:
+                    break
         except Exception as error:
             # what hypothesis says is in a note of the exception
             blob = re.search(r"reproduce_failure\(.*b'(.*)'\)",
                              '\n'.join(getattr(error, '__notes__', [])))
             if blob:
-                self.say(f'NOVA_ACCEL_REPRODUCE={blob[1]} plays this again')
+                self.say(f'To play this again: NOVA_ACCEL_REPRODUCE={blob[1]} '
+                         f'make functional TEST={self.id()}')
+            self.say(f'To play its series again: NOVA_ACCEL_SEED={seed} '
+                     f'make functional TEST={self.id()}')
             raise
         finally:
             self.say(
-                f'{self.counted["sequences"]} sequences from seed {seed} on '
+                f'{self.counted["sequences"]} sequences from seed {first} on '
                 f'in {time.monotonic() - start:.0f} s: ' + ', '.join(
                     f'{n} {what}' for what, n in sorted(
                         self.counted.items())))
         self.assertGreater(self.counted['sequences'], 0)
+
+    def play(self, series, seed):
+        """The sequences of a seed, or the one that is to be reproduced."""
+        hypothesis.seed(seed)(series)
+        blob = os.environ.get('NOVA_ACCEL_REPRODUCE')
+        if blob:
+            hypothesis.reproduce_failure(
+                hypothesis.__version__, blob.encode())(series)
+        stateful.run_state_machine_as_test(
+            series, settings=hypothesis.settings(
+                max_examples=SEQUENCES, stateful_step_count=STEPS,
+                database=None, deadline=None,
+                print_blob=True, report_multiple_bugs=False,
+                suppress_health_check=list(hypothesis.HealthCheck),
+                phases=[hypothesis.Phase.generate,
+                        *[hypothesis.Phase.shrink] * self.shrinks]))
 
     @staticmethod
     def say(text):
@@ -185,10 +180,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
     # A sequence
 
     def begin_sequence(self):
-        #: whether nothing is to be done in it
-        self.begun_at = time.monotonic()
-        self.skipped = bool(
-            self.ends_at and self.begun_at + self.longest > self.ends_at)
         #: server uuid -> the name by which the log of a failure calls it
         self.names = {}
         #: uuids of servers whose devices need not be as their flavor says
@@ -215,7 +206,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         """
         if self.failure and self.failure[1:] == (self.steps, where):
             raise self.failure[0]
-        return self.skipped or self.failure
+        return self.failure
 
     @contextlib.contextmanager
     def told(self, where):
@@ -236,7 +227,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if self.stands_still('holds'):
             return
         with self.told('holds'):
-            servers = self.wait_for(self.check)
+            servers = process.until(self.check)
         for uuid, server in servers.items():
             if server != self.known.get(uuid):
                 self.log.append(
@@ -254,7 +245,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
             return self.wipe()
         with self.told('end'):
             self.end()
-        self.longest = max(self.longest, time.monotonic() - self.begun_at)
         if self.steps == STEPS:
             self.counted['sequences'] += 1
         if os.environ.get('NOVA_ACCEL_VERBOSE'):
@@ -386,7 +376,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             if time.monotonic() - at_rest[0] < LAST_EVENT:
                 # Nova loses the end of some, as after a rescheduling
                 self.check_events(uuid)
-        self.wait_for(ended)
+        process.until(ended)
 
     def check_events(self, uuid):
         """All of the last action have ended."""
@@ -395,17 +385,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
             f'/servers/{uuid}/os-instance-actions/{action["request_id"]}',
         ).body['instanceAction']['events']
         self.assertNotIn(None, [e['finish_time'] for e in events])
-
-    def wait_for(self, check, seconds=SETTLED):
-        """Until check() raises nothing more; its result."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                return check()
-            except AssertionError:
-                if time.monotonic() > end:
-                    raise
-            time.sleep(POLL)
 
     # Faults
 
@@ -442,12 +421,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 self.placement_fails(fault.what, fault.number))
         return (f' [{fault.kind}: {fault.what} at {fault.where or "all"} '
                 f'number {fault.number}]')
-
-    def forget_bitstreams(self):
-        """So that they have to be fetched from Glance again."""
-        directory = os.path.join(self.directory, 'cache')
-        for name in os.listdir(directory):
-            os.unlink(os.path.join(directory, name))
 
     @contextlib.contextmanager
     def placement_fails(self, method, number):
@@ -501,7 +474,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             killed.extend(
                 h for h in HOSTS if mine is self.accelerators(h).store
                 or getattr(mine, 'path', '') == self.simulated(h).path)
-            raise Killed
+            raise operations.Killed
         with mock.patch.object(of, name, call), mock.patch.object(
                 nova_claims.Claim, 'abort',
                 lambda claim: None if killed else abort(claim)):
@@ -512,7 +485,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.counted['killed'] += 1
         # the threads of the dead one are gone when they have told their end
         with contextlib.suppress(AssertionError):
-            self.wait_for(lambda: self.check_events(uuid), LAST_EVENT)
+            process.until(lambda: self.check_events(uuid), LAST_EVENT)
         for known in (self.killed, self.failed, self.unexplained):
             known.add(uuid)
         self.log.append(f'    nova-compute of {host} is killed')
@@ -627,7 +600,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
                         and server['status'] in ('ACTIVE', 'PAUSED')):
                     self.assertIn(server['id'], active)
                 self.assertIsNone(server['OS-EXT-STS:task_state'])
-        self.wait_for(stopped)
+        process.until(stopped)
 
     def mend(self):
         for host, card in self.broken:
@@ -762,7 +735,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.log.append('end')
         for server in self.known.values():
             self.settle(*self.begin('delete', server, None)[0])
-        self.wait_for(self.check_nothing_left)
+        process.until(self.check_nothing_left)
         self.as_at_the_start()
 
     def as_at_the_start(self):
