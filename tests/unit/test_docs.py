@@ -14,7 +14,7 @@ import unittest
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
 TESTS = [ROOT / 'tests' / 'functional' / f'test_{name}.py'
-         for name in ('operations', 'more_operations', 'cells', 'runtime')]
+         for name in ('create', 'operations', 'guest', 'cells', 'runtime')]
 
 
 def rows_of_tests():
