@@ -109,6 +109,9 @@ class Accelerators:
         self.readiness = readiness.Readiness(
             inventory, self.holdings, self._handles, self.programming)
         self._plugging: dict[str, _Plugging] = {}
+        #: servers of which an operation failed that Placement was told of:
+        #: Nova may have taken their allocations away, or takes them soon
+        self.failed: set[str] = set()
 
     # The service
 
@@ -216,6 +219,7 @@ class Accelerators:
         with contextlib.suppress(Exception):
             # its failure was told where it was joined
             plugging.future.result()
+        self.failed.add(server_uuid)
         claimed = self.holdings.now(plugging.claimed)
         if not claimed:
             return

@@ -3,9 +3,14 @@
 
 A server can go without this host hearing of it: deleted while the host was
 down, or before it was built. Its claim is released when it is certain that
-the device is free: no guest of the server is on this host, and Placement
-names no consumer that the server could be. What is released is judged twice,
-the second time while no other operation of ours can begin on the server.
+the device is free: no guest of the server is on this host, Placement names no
+consumer that the server could be, and for Nova the server is not on this host.
+What is released is judged twice, the second time while no other operation of
+ours can begin on the server.
+
+A server can have its devices without an allocation: Nova takes it away when a
+rebuild or an unshelve fails, and the server stays, or its guest runs. What it
+holds is kept, and held back from others, to whom Placement would give it.
 
 A guest can run without its device: nova-compute was killed between its loss
 and its return, or the guest let go of it after the wait had ended. And a
@@ -38,6 +43,8 @@ class Reconciler:
         self._has_run = False
         #: guests of which it was said that they have a device without a claim
         self._strange: dict[str, str] = {}
+        #: servers of which it was said that they have no allocation
+        self._not_allocated: set[str] = set()
         self._background = limited.Background(self._logged_run)
 
     def run_if_due(self) -> None:
@@ -68,31 +75,40 @@ class Reconciler:
         claims = self._holdings.all()
         running = self._cloud.running()
         self._fence_what_has_no_claim(claims, running)
-        if not claims:
-            return released
-        self._reattach_all(claims, running, first)
-        by_server: dict[str, list[model.Claim]] = {}
-        for claim in self._without_a_server(claims):
-            by_server.setdefault(claim.instance_uuid, []).append(claim)
-        for server_uuid, judged in by_server.items():
-            released += self._release(server_uuid, judged)
+        if claims:
+            self._reattach_all(claims, running, first)
+            for server_uuid, judged in _by_server(
+                    self._without_a_server(claims)).items():
+                released += self._release(server_uuid, judged)
+        self._hold_back(first)
         return released
 
-    # Claims without a server
+    # Claims without a server, and servers without an allocation
 
     def _without_a_server(self, claims):
-        """Claims behind which nothing stands; asks Placement once for each
-        provider that may have to be released."""
-        guests = {model.Role.CURRENT: self._cloud.guests(),
-                  # the old self of a server that moved stays defined
-                  model.Role.OLD: set(self._cloud.running())}
+        """Claims behind which nothing stands."""
+        there = self._guests()
+        found = _by_server(self._without_an_allocation(
+            c for c in claims if c.instance_uuid not in there[c.role]))
+        here = {server.uuid for server in self._cloud.servers(found)
+                } if found else set()
+        return [claim for server_uuid, mine in found.items() for claim in mine
+                if claim.role is model.Role.OLD or server_uuid not in here]
+
+    def _guests(self):
+        return {model.Role.CURRENT: self._cloud.guests(),
+                # the old self of a server that moved stays defined
+                model.Role.OLD: set(self._cloud.running())}
+
+    def _without_an_allocation(self, claims):
+        """Claims of which Placement knows nothing; it is asked once for each
+        provider."""
         current = {(c.instance_uuid, c.provider_uuid)
                    for c in self._holdings.all()
                    if c.role is model.Role.CURRENT}
         consumers: dict[str, set[str]] = {}
         for claim in claims:
             if (claim.state is model.ClaimState.DELETING
-                    or claim.instance_uuid in guests[claim.role]
                     or self._accelerators.is_plugging(claim.instance_uuid)):
                 continue
             if claim.provider_uuid not in consumers:
@@ -105,6 +121,39 @@ class Reconciler:
             if not owners & consumers[claim.provider_uuid]:
                 yield claim
 
+    def _hold_back(self, first):
+        """Offer to no other server what a server holds without an allocation.
+
+        Placement is asked for servers that may be so: at start for all, then
+        for those whose guest is gone or of which an operation failed, and
+        again for those that were so.
+        """
+        inventory, failed = (self._accelerators.inventory,
+                             self._accelerators.failed)
+        claims, before = self._holdings.all(), inventory.held_back
+        asked = set(failed)
+        if not claims and not before:
+            failed -= asked
+            return
+        there = self._guests()
+        found = list(self._without_an_allocation(
+            c for c in claims if first or c.handle in before
+            or c.instance_uuid in asked
+            or c.instance_uuid not in there[c.role]))
+        failed -= asked
+        inventory.hold_back(c.handle for c in found)
+        changed = before ^ inventory.held_back
+        self._accelerators.publisher.show(self._cloud.admin_context(), {
+            c.provider_uuid for c in claims if c.handle in changed})
+        servers = {c.instance_uuid for c in found}
+        for server_uuid in servers - self._not_allocated:
+            LOG.warning(
+                'Server %s holds accelerators of which Placement has none '
+                'allocated to it, as after a rebuild that failed; they are '
+                'offered to no other server. Shelve and unshelve the server, '
+                'or delete it.', server_uuid)
+        self._not_allocated = servers
+
     def _release(self, server_uuid, judged):
         """Release the claims of a server that still have nothing behind them,
         now that no plug of the server can begin."""
@@ -112,8 +161,9 @@ class Reconciler:
             stale = list(self._without_a_server(self._holdings.now(judged)))
             if not stale:
                 return 0
-            LOG.warning('Server %s has no guest here and no allocation: its '
-                        'accelerators are released', server_uuid)
+            LOG.warning('Server %s is not on this host and has no '
+                        'allocation: its accelerators are released',
+                        server_uuid)
             return self._accelerators.release(
                 self._cloud.admin_context(), stale)
 
@@ -169,6 +219,13 @@ class Reconciler:
                     'dumpxml %s, and stop or delete the server.',
                     server_uuid, address, server_uuid)
         self._strange = found
+
+
+def _by_server(claims):
+    found: dict[str, list[model.Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.instance_uuid, []).append(claim)
+    return found
 
 
 def _lacking(claims, server_uuid, running, first):

@@ -75,8 +75,9 @@ class Inventory:
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if driver.PREPARES_EVERY_HANDLE)
-        # guards the three below
+        # guards the four below
         self._lock = threading.Lock()
+        self._held_back: frozenset[model.AttachHandle] = frozenset()
         #: name and uuid of the node that Nova told last
         self._root: tuple[str, str] | None = None
         #: what providers were made of -> those providers
@@ -228,6 +229,21 @@ class Inventory:
             else:
                 self._table.unfence(address, devices.Fence.GUEST)
         return found
+
+    @property
+    def held_back(self) -> frozenset[model.AttachHandle]:
+        """What hold_back() was called with last."""
+        with self._lock:
+            return self._held_back
+
+    def hold_back(self, handles: Iterable[model.AttachHandle]) -> None:
+        """Offer these to no server, and those of the last call again.
+
+        :param handles: what servers hold although Placement has allocated
+            nothing to them: it would give them to others.
+        """
+        with self._lock:
+            self._held_back = frozenset(handles)
 
     # What regions carry
 
@@ -384,15 +400,17 @@ class Inventory:
         claims_are = getattr(self._store, 'generation', None)
         if claims_are is None:
             claims_are = claims = self._store.claims()
-        generation = self._table.generation, claims_are, node, root_uuid
         with self._lock:
+            held_back = self._held_back
+            generation = (self._table.generation, claims_are, held_back, node,
+                          root_uuid)
             if self._made[0] == generation:
                 return self._made[1]
             before = self._made[1]
         made = providers.providers(
             self.devices.values(),
             self._store.claims() if claims is None else claims, node,
-            root_uuid, self._every_handle, self._unnamable)
+            root_uuid, held_back, self._unnamable)
         # what did not change is the same object, so that it costs nothing
         # when the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new

@@ -42,8 +42,6 @@ class Provider:
     fenced: bool = False
     #: ours, of a state that it is not in now
     retired_traits: frozenset[str] = frozenset()
-    #: its inventory depends on what is in use
-    dynamic_inventory: bool = False
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
         """Ours now, and of those present the ones that others set."""
@@ -126,7 +124,7 @@ def _reserved(name: str, item: Mapping, total: int, fenced: bool,
 
 def providers(devices: Iterable[model.Device],
               claims: Iterable[model.Claim], node: str, root_uuid: str,
-              every_handle: Collection[str] = (),
+              held_back: Collection[model.AttachHandle] = (),
               report: Callable[[str, str], None] | None = None,
               ) -> dict[str, Provider]:
     """The providers of a node by uuid, parents before children.
@@ -134,16 +132,15 @@ def providers(devices: Iterable[model.Device],
     :param devices: with their computed health.
     :param claims: all of the host.
     :param root_uuid: of the node's own provider.
-    :param every_handle: names of the drivers that prepare and release each
-        handle.
+    :param held_back: handles of servers to which Placement has allocated
+        nothing of theirs.
     :param report: told the address of a device that cannot be shown, and why.
     """
-    use = _Use(claims)
+    use = _Use(claims, held_back)
     result = {}
     for device in devices:
         try:
-            for provider in _providers_of(device, node, root_uuid, use,
-                                          device.driver in every_handle):
+            for provider in _providers_of(device, node, root_uuid, use):
                 result[provider.uuid] = provider
         except exception.InvalidName as error:
             if report:
@@ -154,7 +151,8 @@ def providers(devices: Iterable[model.Device],
 class _Use:
     """What claims say of what is used."""
 
-    def __init__(self, claims: Iterable[model.Claim]):
+    def __init__(self, claims: Iterable[model.Claim],
+                 held_back: Collection[model.AttachHandle]):
         #: (device address, region index)
         self.used: set[tuple[str, int | None]] = set()
         #: device address -> handles that were made on demand; a driver tells
@@ -164,13 +162,14 @@ class _Use:
         self.held_up: set[model.AttachHandle] = set()
         for claim in claims:
             self.used.add((claim.device_address, claim.region_index))
-            if claim.state is model.ClaimState.DELETING:
+            if (claim.state is model.ClaimState.DELETING
+                    or claim.handle in held_back):
                 self.held_up.add(claim.handle)
             elif claim.created_type:
                 self.made[claim.device_address].add(claim.handle)
 
 
-def _providers_of(device, node, root_uuid, use, every_handle):
+def _providers_of(device, node, root_uuid, use):
     name = naming.device_provider_name(node, device.address)
     uuid = naming.provider_uuid(root_uuid, node, name)
     resource_class = naming.resource_class(device.type)
@@ -192,20 +191,21 @@ def _providers_of(device, node, root_uuid, use, every_handle):
         region_index=None, inventory=inventory,
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
         fenced=fenced,
-        retired_traits=frozenset(device.state_traits) - device_traits,
-        dynamic_inventory=bool(device.creatable) or every_handle)
+        retired_traits=frozenset(device.state_traits) - device_traits)
     for region in device.regions:
         traits = naming.region_traits(device, region)
         key = (device.address, region.index)
         if region.programmable and key not in use.used:
             traits.add(naming.PROGRAMMABLE)
         name = naming.region_provider_name(node, device.address, region.index)
-        ok = device_ok and region.health is model.Health.OK
-        if not ok:
+        left = [h for h in region.handles if h not in use.held_up]
+        fenced = (not device_ok or region.health is not model.Health.OK
+                  or not left and bool(region.handles))
+        if fenced:
             traits.add(naming.FENCED)
         yield Provider(
             uuid=naming.provider_uuid(root_uuid, node, name), name=name,
             parent=uuid, address=device.address, region_index=region.index,
-            inventory={resource_class: len(region.handles)}
+            inventory={resource_class: len(left or region.handles)}
             if region.handles else {},
-            traits=frozenset(traits), fenced=not ok)
+            traits=frozenset(traits), fenced=fenced)

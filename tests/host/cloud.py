@@ -197,6 +197,11 @@ class Cloud:
                               server['extra_specs'],
                               server['image_properties'])
 
+    def delete_server(self, uuid_):
+        """Nova, while this host does not hear of it."""
+        with self.state() as state:
+            del state['servers'][uuid_]
+
     def set_server(self, uuid_, **fields):
         with self.state() as state:
             state['servers'][uuid_].update(fields)

@@ -20,6 +20,7 @@ class ReconcileTest(base.HostTestCase):
 
     def leave(self):
         """The server is gone, and this host was not told."""
+        self.host.cloud.delete_server(self.server)
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.allocate(self.server, None)
 
@@ -29,9 +30,12 @@ class ReconcileTest(base.HostTestCase):
         self.assertEqual(1, self.host.reconciler.run())
         self.assertEqual([], self.host.holdings.all())
 
-    def test_guest_or_allocation_is_enough(self):
+    def test_guest_or_allocation_or_record_is_enough(self):
         self.host.cloud.allocate(self.server, None)
         self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.delete_server(self.server)
         self.host.cloud.allocate(self.server, self.host.allocation(A))
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.assertEqual(0, self.host.reconciler.run())
@@ -53,8 +57,7 @@ class ReconcileTest(base.HostTestCase):
             found = consumers(provider_uuid)
             if not calls:
                 calls.append(provider_uuid)
-                self.host.cloud.allocate(self.server, allocation)
-                self.host.spawn(self.server)
+                self.host.boot(base.ONE, allocation, uuid_=self.server)
             return found
         self.host.cloud.consumers = first_then_back
         self.assertEqual(0, self.host.reconciler.run())
@@ -75,6 +78,50 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.running = running
         self.host.reconciler._logged_run()
         self.assertHas(self.server, A)
+
+    def assertHeldBack(self, *addresses):
+        self.host.reconciler.run()
+        self.assertEqual(
+            [f'{base.clouds.NODE}_accel_{a}_region0' for a in addresses],
+            self.host.fenced())
+        self.report()
+
+    def report(self):
+        """Nova's own report says the same."""
+        before = self.host.fenced()
+        self.host.report()
+        self.assertEqual(before, self.host.fenced())
+
+    def test_guest_runs_after_an_unshelve_that_failed(self):
+        """Nova takes its allocation away and knows no host of it."""
+        self.host.delete(self.server)
+        self.host.cloud.allocate(self.server, self.host.allocation(A))
+        self.assertRaises(RuntimeError, self.host.spawn, self.server,
+                          fails_after_start=RuntimeError('No answer'))
+        self.assertHeldBack()
+        self.host.accelerators.failed.add(self.server)
+        self.host.cloud.allocate(self.server, None)
+        self.assertHeldBack(A)
+        self.assertHeldBack(A)
+        self.assertEqual(1, self.log.output.count('none allocated to it'))
+        self.leave()
+        self.assertHeldBack()
+        self.assertEqual([], self.host.holdings.all())
+
+    def test_rebuild_that_failed(self):
+        """There is no guest and no allocation. It keeps its device, also when
+        nova-compute starts, and gets it again."""
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.cloud.allocate(self.server, None)
+        self.assertHeldBack(A)
+        self.restart()
+        self.host.reconciler.run(first=True)
+        self.assertHeldBack(A)
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+        self.assertHeldBack(A)
+        self.host.cloud.allocate(self.server, self.host.allocation(A))
+        self.assertHeldBack()
 
     def test_device_in_a_guest_without_a_claim(self):
         """It is said once, and fenced until the guest is gone."""

@@ -36,10 +36,10 @@ def claim(number=1, index=None, state=BOUND, created=None):
         handle=handle(f'{A[:-1]}{number}'), created_type=created)
 
 
-def made(*devices, claims=(), every=()):
+def made(*devices, claims=(), held_back=()):
     return {p.name.removeprefix('host_accel_'): p for p in
             providers.providers(devices, claims, 'host', ROOT,
-                                every).values()}
+                                held_back).values()}
 
 
 @ddt.ddt
@@ -71,7 +71,6 @@ class ProvidersTest(testtools.TestCase):
         self.assertEqual((inventory, fenced),
                          (provider.inventory, provider.fenced))
         self.assertEqual(fenced, naming.FENCED in provider.traits)
-        self.assertEqual(bool(device.creatable), provider.dynamic_inventory)
         self.assertEqual('host', provider.parent)
 
     @ddt.data(
@@ -102,9 +101,33 @@ class ProvidersTest(testtools.TestCase):
         self.assertEqual(health is not OK, found[f'{A}_region1'].fenced)
         self.assertEqual({}, found[A].inventory)
 
-    def test_every_handle(self):
-        self.assertFalse(made(card())[A].dynamic_inventory)
-        self.assertTrue(made(card(), every={'good'})[A].dynamic_inventory)
+    @ddt.data(
+        # of two handles: claims, those held back -> inventory, fenced
+        ([claim(1)], [], {CLASS: 2}, False),
+        ([claim(1)], [1], {CLASS: 1}, False),
+        ([claim(1), claim(2)], [2], {CLASS: 1}, False),
+        ([claim(1), claim(2, state=DELETING)], [1], {CLASS: 2}, True),
+        # the server let go of it meanwhile
+        ([], [1], {CLASS: 2}, False),
+    )
+    @ddt.unpack
+    def test_held_back(self, claims, numbers, inventory, fenced):
+        """Placement would give what servers hold without an allocation."""
+        held_back = {claim(number).handle for number in numbers}
+        device = card(2)
+        region = dataclasses.replace(
+            fpga(B).region(0), handles=device.handles)
+        for found, index in (
+                (made(device, claims=claims, held_back=held_back)[A], None),
+                (made(dataclasses.replace(
+                    device, handles=(), regions=(region,)), claims=[
+                        dataclasses.replace(c, region_index=0)
+                        for c in claims],
+                    held_back=held_back)[f'{A}_region0'], 0)):
+            self.assertEqual(index, found.region_index)
+            self.assertEqual((inventory, fenced),
+                             (found.inventory, found.fenced))
+            self.assertEqual(fenced, naming.FENCED in found.traits)
 
     def test_states(self):
         device = card(traits=('CUSTOM_1',),
