@@ -6,6 +6,7 @@ import uuid
 from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
+from tests.functional import cloud
 from tests.functional import faults
 
 DEVICE = '0000:5e:00.0'
@@ -181,6 +182,7 @@ class CardTest(FailureBase):
         server = self.boot(base.fpga_flavor(function_id=function), host=host)
         self._delete_server(server)
 
+    @cloud.fresh
     def test_card_does_not_answer(self):
         self.flags(programming_timeout=1, group='accel')
         for host in self.HOSTS:

@@ -24,7 +24,7 @@ class DriverPageTest(base.AcceleratorTestBase):
 
     HOSTS = {'compute1': {'others': []}}
 
-    def setUp(self):
+    def build(self):
         directory = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
         self.source = directory / 'source'
         shutil.copytree(ACME, self.source)
@@ -43,7 +43,7 @@ class DriverPageTest(base.AcceleratorTestBase):
             'stevedore.extension.ExtensionManager.ENTRY_POINT_CACHE', {}))
         self.addCleanup(sys.modules.pop, 'acme_accel.driver', None)
         self.addCleanup(sys.modules.pop, 'acme_accel', None)
-        super().setUp()
+        super().build()
 
     def run_python(self, *args):
         done = subprocess.run([sys.executable, *args], cwd=self.source,

@@ -9,6 +9,7 @@ from unittest import mock
 from nova import exception as nova_exception
 
 from nova_accel import model
+from nova_accel import naming
 from tests.functional import base
 from tests.functional import operations
 
@@ -91,8 +92,8 @@ class KeepTest(operations.OperationsTestBase):
 
     def test_rebuild_fails(self):
         """A rebuild that fails: the server is in ERROR, and Nova takes its
-        allocation away; the devices are kept until nova-compute next
-        compares."""
+        allocation away. It keeps its devices, which nobody else is offered,
+        and starts with them."""
         self.kernel(self.host_of(self.server)).set_fault(
             self.before[0][1], vanish=True)
         self.api.post_server_action(self.server['id'], {
@@ -100,8 +101,23 @@ class KeepTest(operations.OperationsTestBase):
         self._wait_for_state_change(self.server, 'ERROR')
         self.assertEqual([], self.allocated(self.server['id']))
         self.assertEqual(self.before, self.held(self.server))
-        self.computes[self.before[0][0]].driver.reconciler.run()
-        self.assertEqual([], self.held(self.server))
+        host, address = self.before[0]
+        self.kernel(host).set_fault(address, vanish=None)
+        self.accelerators(host).inventory.scan()
+        self.report()
+        self.computes[host].driver.reconciler.run()
+        self.report()
+        self.assertEqual(self.before, self.held(self.server))
+        totals, traits, used = self.provider_tree()[
+            f'{host}_accel_{address}_region0']
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': 0}, used)
+        self.assertIn(naming.FENCED, traits)
+        self.api.post_server_action(
+            self.server['id'], {'os-resetState': {'state': 'active'}})
+        self._reboot_server(self.server, hard=True)
+        self.assertEqual([address], self.hostdevs(self.server))
+        self.assertEqual(self.before, self.held(self.server))
 
     def test_soft_delete_restore(self):
         """Soft delete: powered off, the devices are kept; restore: the same
