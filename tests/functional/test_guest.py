@@ -17,6 +17,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova_accel import model
 from nova_accel.api import expansion
 from nova_accel.virt import guest
+from tests.functional import cloud
 from tests.functional import operations
 from tests.functional import process
 
@@ -264,6 +265,8 @@ class GuestTest(operations.OperationsTestBase):
         self.assertKept()
         self.delete_all()
 
+    # Nova leaves the allocation of the migration
+    @cloud.fresh
     def test_killed_in_resize(self):
         """nova-compute of the source is killed during a resize: the server is
         brought back with the same devices when it starts."""

@@ -72,6 +72,8 @@ class Calls(fixtures.Fixture):
 
 class NothingHeldTest(operations.OperationsTestBase):
 
+    # one of its hosts has Nova's driver
+    FRESH_CLOUD = True
     HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')]}}
 
     def setUp(self):
