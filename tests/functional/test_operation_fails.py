@@ -27,7 +27,7 @@ class FailedOperationsTest(operations.OperationsTestBase):
         self.assertFault(server, 'CRC')
 
     def test_rebuild_that_cannot_program(self):
-        """Not ACTIVE, as there is no guest."""
+        """Not ACTIVE, as there is no guest; the device stays the server's."""
         server = self.boot(
             {**self.specs, 'accel1:runtime_programming': 'true'},
             image_uuid=self.glance.guest_image)
@@ -40,6 +40,8 @@ class FailedOperationsTest(operations.OperationsTestBase):
         server = self._wait_for_state_change(server, 'ERROR')
         self.assertFault(server, 'CRC')
         self.assertEqual([], self.allocated(server['id']))
-        (host, _), = self.held(server)
+        (host, _), = held = self.held(server)
         self.computes[host].driver.reconciler.run()
-        self.assertEqual([], self.held(server))
+        self.assertEqual(held, self.held(server))
+        self.delete_servers()
+        self.assertEqual([], self.claims())
