@@ -198,14 +198,22 @@ class FailedRebuildTest(RestartTestBase):
         self.mend()
 
     def test_compared_before(self):
-        """What nobody is allocated is given to others, and the server does
-        not start without it."""
+        """Its device is kept, and offered to nobody."""
         kernel = self.kernel('compute1')
         kernel.set_fault(FPGA, vanish=None)
         kernel.rebind(FPGA, 'dfl-pci')
         self.accelerators('compute1').inventory.scan()
+        self.report()
         self.computes['compute1'].driver.reconciler.run()
-        self.assertEqual([], self.claims())
+        self.assertEqual(self.before, self.held(self.server))
+        self.boot(self.specs, expected_state='ERROR')
+        self.mend()
+
+    def test_claim_is_lost(self):
+        """A server without its claim and without an allocation does not start
+        without its device."""
+        store = self.accelerators('compute1').store
+        store.remove(store.claims())
         self.act('reboot', type='HARD')
         self._wait_for_state_change(self.server, 'ERROR')
         self.assertIn('allocat', self.fault(self.server))
