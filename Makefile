@@ -38,8 +38,12 @@ docs: $(STAMP)
 TEST ?=
 define run
 	$(if $(TEST),$(BIN)/python -m testtools.run $(TEST),\
-		$(BIN)/stestr --test-path ./tests/$@ --top-dir . run)
+		$(BIN)/stestr --test-path ./tests/$@ --top-dir . run $(STESTR))
 endef
+# more processes than cores, where tests wait
+host functional: STESTR = --concurrency $$((2 * $$(nproc)))
+# a class stays in one process: its tests share a cloud
+functional: STESTR += --group_regex '([^\.]*\.)*'
 
 unit: $(STAMP)
 	$(run)

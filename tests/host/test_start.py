@@ -196,5 +196,6 @@ class DiskTest(base.HostTestCase):
         self.host.cloud.allocate(server, None)
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.delete_server(server)
         self.assertEqual(1, self.host.reconciler.run())
         self.assertEqual([], self.host.holdings.all())
