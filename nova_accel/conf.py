@@ -83,6 +83,15 @@ quarantined until its driver reports it again."""),
 Whether the driver ``nvme`` erases a disk by Format NVM when a server releases
 it. A disk that cannot be erased is not given to another server. VFs are not
 erased: whoever manages their namespaces must erase them."""),
+    cfg.ListOpt('handover', default=[],
+                sample_default='clear,gpu=reset,0000:3b:00.0=operator', help="""
+What is done with a device when a server releases it, before another one gets
+it: ``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,
+``<PCI address>=<policy>`` for one. Policies are ``clear`` (the default), which
+resets the device and takes away what the server left, ``reset``, which only
+resets it, ``none``, and ``operator``: the device stays reserved until the
+operator lowers ``reserved`` of its provider in Placement. A device for which
+this fails is not given to another server."""),
     cfg.MultiStrOpt('pci_devices', default=[],
                     sample_default=['vendor=1da3 product=10?? type=AI '
                                     'traits=CUSTOM_AI_TRAINING name=GAUDI'],

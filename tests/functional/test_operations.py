@@ -93,7 +93,8 @@ class KeepTest(operations.OperationsTestBase):
     def test_rebuild_fails(self):
         """A rebuild that fails: the server is in ERROR, and Nova takes its
         allocation away. It keeps its devices, which nobody else is offered,
-        and starts with them."""
+        and starts with them; shelve and unshelve it to get an allocation
+        again."""
         self.kernel(self.host_of(self.server)).set_fault(
             self.before[0][1], vanish=True)
         self.api.post_server_action(self.server['id'], {
