@@ -626,12 +626,18 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.failed.add(server['id'])
             if server['id'] in self.unexplained:
                 return
+            # Nova writes it after the status
+            self.assertIn('fault', server)
             message = server['fault']['message'].rstrip()
             self.assertEqual(('.', True),
                              (message[-1:], ' ' in message), message)
 
     def check_claims(self, servers):
-        """Each claim has its allocation, each allocation its claim."""
+        """Each claim has its allocation, each allocation its claim.
+
+        Nova takes the allocation from a server whose operation failed after
+        its guest had started; then its device is held back from others.
+        """
         if any(c.role is model.Role.OLD and servers.get(
                 c.instance_uuid, {'status': 'ERROR'})['status'] == 'ERROR'
                 for c in self.claims()):
@@ -642,7 +648,16 @@ class RandomOperationsTest(operations.OperationsTestBase):
         claimed = collections.Counter(
             (c.provider_uuid, c.consumer_uuid) for c in held)
         allocated = self.all_allocated()
-        self.assertEqual({}, dict(claimed - allocated), held)
+        if claimed - allocated:
+            for compute in self.computes.values():
+                compute.driver.reconciler.run()
+            held_back = {h for host in self.computes for h in
+                         self.accelerators(host).inventory.held_back}
+            self.assertEqual({}, {
+                of: n for of, n in (claimed - allocated).items()
+                if of[1] not in self.failed or not held_back.issuperset(
+                    c.handle for c in held
+                    if (c.provider_uuid, c.consumer_uuid) == of)}, held)
         missing = {consumer for _, consumer in allocated - claimed}
         # of a resize that failed on its destination Nova leaves the server
         # with the allocation for the one flavor, and with the other flavor
