@@ -119,6 +119,13 @@ BITSTREAM_OPTS = [
     cfg.StrOpt('bitstream_cache', default='$state_path/accel_bitstreams',
                help="""
 Directory of nova-compute for the bitstreams that it fetched from Glance."""),
+    cfg.ListOpt('bitstream_owners', default=[],
+                sample_default='3f2c0b7a9d5e4c18a6b0d7e1f4932c85', help="""
+IDs of the projects whose images are the operator's bitstreams, as all public
+images are. Only what the operator's images put into a region is shown in
+Placement and kept for the next server. If set, nova-compute fetches what a
+flavor names, where it is the operator's, with the credentials of
+[service_user]: these images need not be visible to tenants."""),
     cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
 Size limit of the bitstream cache in MiB. The least recently used bitstreams
 are removed first."""),

@@ -36,6 +36,10 @@ class BitstreamError(AcceleratorError):
     elsewhere = False
 
 
+class ImageNotFound(BitstreamError):
+    """An image that does not exist or that its reader may not see."""
+
+
 class GlanceUnavailable(AcceleratorError):
     """Glance did not answer; the state of the image is unknown."""
 

@@ -13,6 +13,15 @@ from typing import Any
 import uuid
 
 
+#: origin of what a region carries, where the operator put it there; every
+#: other origin is the id of a project
+OPERATOR = 'operator'
+#: functions (32 hex digits) that many bitstreams have, so that they do not
+#: identify any. All bitstreams of the OpenCL BSP have this one (OpenCLUUID of
+#: intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go)
+SHARED_FUNCTIONS = frozenset(('18b79ffa2ee54aa096ef4230dafacb5f',))
+
+
 def uuid_hex(value: str) -> str:
     """The canonical form of a UUID: 32 lower-case hex digits, no dashes.
 
@@ -146,6 +155,10 @@ class Region:
     bitstream_id: str | None = None
     #: the name of the function, where the image had one
     function_name: str | None = None
+    #: who put there what it carries: OPERATOR, a project, or None where that
+    #: is not known. What a driver finds is the operator's until
+    #: inventory.devices knows better
+    origin: str | None = OPERATOR
     programmable: bool = True
     #: whether the guest that has it can load another function, which the host
     #: does not see (XRT: through the mailbox)
@@ -324,6 +337,10 @@ class Claim:
     #: the card forgets it; None where it is not known
     restore_function: str | None = None
     restore_bitstream: str | None = None
+    #: as Region.origin, of that
+    restore_origin: str | None = None
+    #: of the server; None where an earlier release wrote the claim
+    project_id: str | None = None
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
     #: whether the driver may have left something of the server in the handle,
@@ -334,10 +351,14 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What was programmed into a region by us, and from where."""
+    """What a region carries, and from where."""
 
-    function_uuid: str
-    bitstream_id: str
+    #: None: what the driver reads
+    function_uuid: str | None
+    #: None where no image of Glance was programmed
+    bitstream_id: str | None
     function_name: str | None
-    #: '<algorithm>-<hex digest>' of the file
+    #: '<algorithm>-<hex digest>' of the file; '' where it is not known
     content: str
+    #: who put it there: OPERATOR, a project, or None where that is not known
+    origin: str | None = None

@@ -177,6 +177,10 @@ def _class_traits() -> dict[str, str]:
     return result
 
 
+def _class_trait(function: str) -> set[str]:
+    return {t for f, t in _class_traits().items() if f == function}
+
+
 def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
     """Return the trait of a product, a family or a device id of a vendor.
 
@@ -206,6 +210,10 @@ def device_traits(device: model.Device) -> set[str]:
 def region_traits(device: model.Device, region: model.Region) -> set[str]:
     """Return the traits of a region: device, region type, loaded function.
 
+    What the region carries is shown only where the operator put it there: a
+    tenant's bitstream may name any function as its own. A function that does
+    not identify its bitstream (model.SHARED_FUNCTIONS) is not shown.
+
     CUSTOM_PROGRAMMABLE is left out: it depends on the use of the region, which
     the device does not know.
 
@@ -219,14 +227,16 @@ def region_traits(device: model.Device, region: model.Region) -> set[str]:
         type_uuid = _dashed(region.region_type_uuid)
         traits |= {f'CUSTOM_FPGA_{vendor}_REGION_{type_uuid}',
                    f'CUSTOM_FPGA_REGION_{vendor}_{type_uuid}'}
-    if region.function_uuid:
+    if region.origin != model.OPERATOR:
+        return {_checked(t, of) for t in traits}
+    if region.function_uuid in model.SHARED_FUNCTIONS:
+        traits |= _class_trait(region.function_uuid)
+    elif region.function_uuid:
         function = _dashed(region.function_uuid)
         traits |= {f'CUSTOM_FPGA_{vendor}_FUNCTION_{function}',
                    f'CUSTOM_FPGA_FUNCTION_{vendor}_{function}',
                    function_trait(region.function_uuid)}
-        function_class = _class_traits().get(region.function_uuid)
-        if function_class:
-            traits.add(function_class)
+        traits |= _class_trait(region.function_uuid)
     if region.bitstream_id:
         traits.add(bitstream_trait(region.bitstream_id))
     if region.function_name:

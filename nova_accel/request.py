@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import re
 import textwrap
+from typing import Any
 
 from oslo_log import log as logging
 from oslo_utils import strutils
@@ -52,6 +53,9 @@ class AcceleratorRequest:
     function_name: str | None = None
     bitstream_id: str | None = None
     runtime_programming: bool = False
+    #: whether the owner of the server chose the bitstream, in the properties
+    #: of its image or in its metadata, and not the flavor
+    chosen_by_owner: bool = False
 
     @property
     def programs(self) -> bool:
@@ -70,14 +74,23 @@ class AcceleratorRequest:
         return None
 
     def carried_by(self, region: model.Region) -> bool:
-        """Whether the region already has the wanted function or bitstream."""
+        """Whether a region has what is wanted, for a server that comes to it.
+
+        Only what the operator put there counts. A bitstream of a project is
+        for the server that had it loaded, and its function UUID is its
+        owner's word; one of model.SHARED_FUNCTIONS does not say which
+        bitstream it is.
+        """
+        if not self.programs:
+            return True
+        if region.origin != model.OPERATOR:
+            return False
         if self.function_id:
-            return region.function_uuid == self.function_id
+            return (region.function_uuid == self.function_id
+                    and self.function_id not in model.SHARED_FUNCTIONS)
         if self.function_name:
             return region.function_name == self.function_name
-        if self.bitstream_id:
-            return region.bitstream_id == self.bitstream_id
-        return True
+        return region.bitstream_id == self.bitstream_id
 
     def __str__(self) -> str:
         where = f'group {self.group}' if self.group else 'the unnumbered group'
@@ -211,8 +224,10 @@ class Server:
 
         :raises InvalidRequest: in one sentence that names the key.
         """
-        return parse(with_image_overrides(
-            self.extra_specs, self.image_properties))
+        return [wanted if wanted in self.requests
+                else dataclasses.replace(wanted, chosen_by_owner=True)
+                for wanted in parse(with_image_overrides(
+                    self.extra_specs, self.image_properties))]
 
 
 def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
@@ -251,7 +266,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         raise exception.InvalidRequest(
             f'{" and ".join(f"accel{group}:{k}" for k in functions)} are '
             f'given for one accelerator: keep one of them.')
-    wanted = {key: _wanted(group, key, accel[key]) for key in functions}
+    wanted: dict[str, Any] = {
+        key: _wanted(group, key, accel[key]) for key in functions}
     runtime = RUNTIME in accel and _boolean(group, RUNTIME, accel[RUNTIME])
     return [AcceleratorRequest(
         group=group, resource_class=name,

@@ -288,10 +288,10 @@ class Accelerators:
         """Claim, program, prepare, bind and publish, as planned."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claim(server.uuid, steps.take, taken)
+            todo = self._claim(server, steps.take, taken)
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
-            self.readiness.first(context, todo)
+            self.readiness.first(context, server, todo)
         except Exception as error:
             if taken:
                 self.holdings.failed(
@@ -318,7 +318,7 @@ class Accelerators:
                 if region and not held.issuperset(region.handles):
                     yield mine[0].provider_uuid
 
-    def _claim(self, server_uuid, takes, taken):
+    def _claim(self, server, takes, taken):
         """Claim free handles of the allocated providers, all or none.
 
         :param taken: receives the claims.
@@ -330,7 +330,7 @@ class Accelerators:
             held = {claim.handle for claim in self.holdings.all()}
             todo = []
             for take in takes:
-                chosen = self._chosen(server_uuid, take, held)
+                chosen = self._chosen(server, take, held)
                 held |= {claim.handle for claim in chosen}
                 todo.append((take.wanted, chosen))
             claims = [claim for _, chosen in todo for claim in chosen]
@@ -338,7 +338,7 @@ class Accelerators:
             taken += claims
         return todo
 
-    def _chosen(self, server_uuid, take, held):
+    def _chosen(self, server, take, held):
         wanted = take.wanted
         provider = self.inventory.providers()[take.provider_uuid]
         device, region = self.inventory.find(
@@ -346,13 +346,14 @@ class Accelerators:
         free = [h for h in (region or device).handles if h not in held]
         if len(free) < wanted.amount:
             raise exception.DeviceUnavailable(
-                f'Server {server_uuid} was allocated {wanted.amount} of '
+                f'Server {server.uuid} was allocated {wanted.amount} of '
                 f'{provider.name}, and {len(free)} of it are free on this '
                 f'host: the build is retried on another host.')
         created_type = self._handles.type_for(wanted, device)
         return [model.Claim(
-            uuid=uuidutils.generate_uuid(), instance_uuid=server_uuid,
-            consumer_uuid=server_uuid, role=model.Role.CURRENT,
+            uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
+            consumer_uuid=server.uuid, role=model.Role.CURRENT,
+            project_id=server.project_id,
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,

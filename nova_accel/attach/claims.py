@@ -30,7 +30,7 @@ CREATE TABLE loaded (
     function_uuid TEXT,
     bitstream_id TEXT,
     function_name TEXT,
-    content TEXT,
+    content TEXT,{origin}
     PRIMARY KEY (device_address, region_index)
 )"""
 
@@ -63,12 +63,14 @@ CREATE TABLE claims (
     restore_bitstream TEXT,
     created_type TEXT,
     prepared INTEGER NOT NULL,
+    restore_origin TEXT,
+    project_id TEXT,
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
     address TEXT PRIMARY KEY,
     device TEXT NOT NULL
-)""", _LOADED, _RESERVED)
+)""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED)
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
@@ -88,19 +90,30 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
     db.execute("UPDATE claims SET prepared = 1 "
                "WHERE created_type IS NOT NULL AND state <> 'Initial'")
     db.execute('ALTER TABLE loaded RENAME TO loaded_0')
-    db.execute(_LOADED)
-    names = ', '.join(_LOADED_COLUMNS)
+    db.execute(_LOADED.format(origin=''))
+    names = ('device_address, region_index, function_uuid, bitstream_id, '
+             'function_name, content')
     db.execute(f'INSERT INTO loaded ({names}) SELECT {names} FROM loaded_0')
     db.execute('DROP TABLE loaded_0')
     db.execute(_RESERVED)
 
 
+def _from_version_1(db: sqlite3.Connection) -> None:
+    """Version 1 does not say who loaded what: it is not known."""
+    for table, name in (('loaded', 'origin'), ('claims', 'restore_origin'),
+                        ('claims', 'project_id')):
+        # there already in a store that went back to release 0.1 with them
+        if name not in {row['name'] for row in db.execute(
+                f'PRAGMA table_info({table})')}:
+            db.execute(f'ALTER TABLE {table} ADD COLUMN {name} TEXT')
+
+
 #: number n makes version n + 1 of version n
-_MIGRATIONS = (_from_release_0_1,)
+_MIGRATIONS = (_from_release_0_1, _from_version_1)
 VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
-                   'bitstream_id', 'function_name', 'content')
+                   'bitstream_id', 'function_name', 'content', 'origin')
 #: columns that are named as the fields of model.Claim are, or here
 _RENAMED = {'group': 'request_group'}
 _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
@@ -361,7 +374,8 @@ class ClaimStore:
 
         :returns: None for a region whose content is not known whatever its
             driver reads: a programming began, and its end was not seen. A
-            region that is not in it carries what its driver reads.
+            region that is not in it carries what its driver reads, which is
+            the operator's.
         """
         with self._transaction(write=False) as db:
             rows = db.execute(f'SELECT {", ".join(_LOADED_COLUMNS)} '
@@ -383,7 +397,7 @@ class ClaimStore:
                  'device_address': address, 'region_index': index})
 
     def drop_loaded(self, address: str, index: int) -> None:
-        """The region carries what its driver reads."""
+        """The region carries what its driver reads, the operator's."""
         with self._transaction() as db:
             db.execute('DELETE FROM loaded WHERE device_address = ? '
                        'AND region_index = ?', (address, index))
@@ -457,8 +471,10 @@ def _claim(row: sqlite3.Row) -> model.Claim:
 
 
 def _loaded(row: sqlite3.Row) -> model.Loaded | None:
-    if row['function_uuid'] is None:
+    if row['function_uuid'] is None and (
+            row['content'] is None or row['bitstream_id'] is not None):
         return None
     return model.Loaded(
         function_uuid=row['function_uuid'], bitstream_id=row['bitstream_id'],
-        function_name=row['function_name'], content=row['content'])
+        function_name=row['function_name'], content=row['content'],
+        origin=row['origin'])

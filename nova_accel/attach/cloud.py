@@ -52,7 +52,14 @@ class Cloud(typing.Protocol):
     # Glance
 
     def images(self, context) -> typing.Any:
-        """A glanceclient (version 2) with the credentials of a context."""
+        """A glanceclient (version 2) with the credentials of a context; those
+        of nova-compute itself only for admin_context()."""
+
+    def service_images(self) -> typing.Any:
+        """A glanceclient (version 2) with nova-compute's own credentials.
+
+        :raises GlanceUnavailable: there are none, or they are refused.
+        """
 
     def check_image(self, context, image_id: str, project_id: str) -> None:
         """See that servers of a project may use an image.

@@ -94,7 +94,8 @@ class Holdings:
         """
         self._go('bound', claims, state=_State.BOUND, error='',
                  restore_function=region and region.function_uuid,
-                 restore_bitstream=region and region.bitstream_id)
+                 restore_bitstream=region and region.bitstream_id,
+                 restore_origin=region and region.origin)
 
     def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
         """The devices are ready, with what they are to carry unchanged."""

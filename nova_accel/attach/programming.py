@@ -3,8 +3,9 @@
 
 From Glance or the cache to the card: one region of a card at a time, never one
 that a guest has, each call of a driver with a time limit. What a region
-carries is recorded as unknown before its programming begins, and as known
-after it was read back.
+carries is recorded as unknown before its programming begins, and as known,
+with its origin, after it was read back. Content of a project is for the server
+that had it loaded, and for no other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,10 +47,11 @@ class Programming:
         # when it is first needed: a host without FPGAs needs none
         return bitstream_cache.BitstreamCache(CONF.accel.bitstream_cache)
 
-    def provision(self, context, wanted: request.AcceleratorRequest,
-                  claims: Claims) -> None:
+    def provision(self, context, project_id: str,
+                  wanted: request.AcceleratorRequest, claims: Claims) -> None:
         """Make the region of a request carry what the request asks for.
 
+        :param project_id: of the server.
         :param claims: the handles of that region that its server holds.
         :raises AcceleratorError: the region does not carry it.
         """
@@ -62,13 +64,41 @@ class Programming:
                 f'The flavor asks {wanted} for a function, and '
                 f'{device.address} is not an FPGA: remove the accel: key from '
                 f'that group.')
-        if not wanted.carried_by(region):
-            self._program_for(
-                context, claims, device, region,
-                lambda: self._from_glance(
-                    context, wanted, claims, device, region))
+        if _was_loaded_for(claims, wanted, region) or (
+                wanted.carried_by(region) and not wanted.chosen_by_owner):
+            return
+        if region.origin != model.OPERATOR or region.bitstream_id is None:
+            # before Glance is asked in vain
+            self._check_may_program(claims, device, region)
+        client, image = self._find(context, project_id, wanted, region)
+        if (region.origin == glance.origin(image.record) == model.OPERATOR
+                and region.bitstream_id == image.id):
+            if wanted.function_name:
+                # the image has another name now
+                self._inventory.set_loaded(
+                    device.address, region.index, model.Loaded(
+                        region.function_uuid, image.id, wanted.function_name,
+                        image.content, model.OPERATOR))
+            return
+        self._program_for(
+            context, claims, device, region,
+            lambda: self._from_glance(client, image, wanted, device, region))
 
-    def restore(self, context, claims: Iterable[model.Claim],
+    def _find(self, context, project_id, wanted, region):
+        """(client, image) of what is asked for.
+
+        What the flavor names may be the operator's own image, which the
+        tenant need not see. What the owner of the server names is read as the
+        user, where there is one.
+        """
+        operators = None
+        if CONF.accel.bitstream_owners and not wanted.chosen_by_owner:
+            operators = self._cloud.service_images()
+        return glance.find(
+            self._cloud.images(context), wanted, region.region_type_uuid,
+            project_id, operators)
+
+    def restore(self, context, project_id: str, claims: Iterable[model.Claim],
                 requests: Mapping[str, request.AcceleratorRequest] = {},
                 ) -> None:
         """Make regions carry again what their server had in them.
@@ -76,6 +106,7 @@ class Programming:
         A card that lost its power has forgotten its function; it comes back
         from the cache, or from Glance.
 
+        :param project_id: of the server.
         :param claims: those of the devices that are to be restored, none of
             them in a running guest.
         :param requests: of the flavor by group, for a function that the server
@@ -85,9 +116,9 @@ class Programming:
         """
         for mine in by_region(claims).values():
             with self._holdings.kept_on_error(mine):
-                self._restore(context, mine, requests)
+                self._restore(context, project_id, mine, requests)
 
-    def _restore(self, context, mine, requests):
+    def _restore(self, context, project_id, mine, requests):
         device, region = self._inventory.find_held(
             mine[0].device_address, mine[0].region_index)
         _check_handles(device, region, mine)
@@ -97,22 +128,25 @@ class Programming:
             return
         if image and (region.bitstream_id, region.function_uuid) != (
                 image, function):
-            self._put_back(context, mine, device, region)
+            self._put_back(context, project_id, mine, device, region)
         elif (function and not image and region.function_uuid != function
                 and mine[0].group in requests):
-            self.provision(context, requests[mine[0].group], mine)
+            self.provision(
+                context, project_id, requests[mine[0].group], mine)
             self._holdings.bound(mine, self.region_of(mine))
 
-    def _put_back(self, context, claims, device, region):
+    def _put_back(self, context, project_id, claims, device, region):
         image, function = (claims[0].restore_bitstream,
                            claims[0].restore_function)
-        loaded = model.Loaded(function, image, region.function_name, '')
+        loaded = model.Loaded(
+            function, image, None, '', claims[0].restore_origin)
         LOG.info('%s %s does not carry function %s of server %s any more; it '
                  'is programmed again', device.address, region.name, function,
                  claims[0].instance_uuid)
         self._program_for(
             context, claims, device, region,
-            lambda: self._as_before(context, loaded, claims, device, region))
+            lambda: self._as_before(
+                context, project_id, loaded, device, region))
 
     def region_of(self, claims: Claims) -> model.Region | None:
         """The region of claims that all have the same one, as it is now."""
@@ -125,6 +159,12 @@ class Programming:
 
         :param load: does it.
         """
+        self._check_may_program(claims, device, region)
+        self._holdings.provisioning(claims)
+        load()
+        self._publisher.show(context, {c.provider_uuid for c in claims})
+
+    def _check_may_program(self, claims, device, region):
         name = f'{device.address} {region.name}'
         instance_uuid = claims[0].instance_uuid
         if not region.programmable:
@@ -135,16 +175,15 @@ class Programming:
                   if (c.device_address, c.region_index)
                   == (device.address, region.index)} - {instance_uuid}
         if others:
+            # the owner of the one is not told who the other is
+            LOG.warning('%s would have to be programmed for server %s, and '
+                        'server %s uses it', name, instance_uuid, min(others))
             raise exception.DeviceUnavailable(
                 f'{name} would have to be programmed for server '
-                f'{instance_uuid}, and server {min(others)} uses it.')
-        self._holdings.provisioning(claims)
-        load()
-        self._publisher.show(context, {c.provider_uuid for c in claims})
+                f'{instance_uuid}, and another server uses it: the build is '
+                f'retried on another host.')
 
-    def _from_glance(self, context, wanted, claims, device, region):
-        client = self._cloud.images(context)
-        image = glance.find(client, wanted, region.region_type_uuid)
+    def _from_glance(self, client, image, wanted, device, region):
         driver = self._inventory.driver_of(device)
         with self._cache.fetch(client, image) as file:
             bitstream = driver.read_bitstream(file.path, str(image))
@@ -153,25 +192,20 @@ class Programming:
                 function_uuid=bitstream.function_uuid or wanted.function_id,
                 bitstream_id=image.id,
                 function_name=glance.function_name(image),
-                content=file.content)
-            if (not wanted.bitstream_id
-                    and loaded.function_uuid == region.function_uuid):
-                # an image found by function, whose function is there already
-                # under another name, has nothing to program
-                self._inventory.set_loaded(
-                    device.address, region.index, loaded)
-            else:
-                self._program(driver, device, region, bitstream, loaded)
+                content=file.content, origin=glance.origin(image.record))
+            self._program(driver, device, region, bitstream, loaded)
 
-    def _as_before(self, context, loaded, claims, device, region):
+    def _as_before(self, context, project_id, loaded, device, region):
         try:
             self._from_cache(loaded, device, region)
         except exception.BitstreamError as error:
             LOG.info('%s', error)
             wanted = request.AcceleratorRequest(
                 group='', resource_class='', amount=1,
-                bitstream_id=loaded.bitstream_id)
-            self._from_glance(context, wanted, claims, device, region)
+                bitstream_id=loaded.bitstream_id,
+                chosen_by_owner=loaded.origin != model.OPERATOR)
+            client, image = self._find(context, project_id, wanted, region)
+            self._from_glance(client, image, wanted, device, region)
 
     def _from_cache(self, loaded, device, region):
         """What was loaded before, without asking Glance."""
@@ -222,16 +256,22 @@ class Programming:
                 f'the card and the kernel log.') from error
         self._inventory.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
+        LOG.info('%s %s carries function %s of image %s; its origin: %s',
+                 address, region.name, function, loaded.bitstream_id,
+                 loaded.origin or 'unknown')
 
     def _check_not_in_a_guest(self, device, region):
         addresses = {a for handle in region.handles
                      for a in (handle.address, *handle.companions)}
         for server_uuid, there in self._cloud.running().items():
             if addresses & there:
+                name = f'{device.address} {region.name}'
+                LOG.error('%s was to be programmed, and the guest of server '
+                          '%s, which runs, has %s: stop that server first',
+                          name, server_uuid, min(addresses & there))
                 raise exception.DeviceUnavailable(
-                    f'{device.address} {region.name} was to be programmed, '
-                    f'and the guest of server {server_uuid}, which runs, has '
-                    f'{min(addresses & there)}: stop that server first.')
+                    f'{name} was to be programmed, and a guest that runs has '
+                    f'{min(addresses & there)}: see the log of nova-compute.')
 
 
 def by_region(claims: Iterable[model.Claim],
@@ -242,6 +282,14 @@ def by_region(claims: Iterable[model.Claim],
         regions.setdefault(
             (claim.device_address, claim.region_index), []).append(claim)
     return regions
+
+
+def _was_loaded_for(claims, wanted, region) -> bool:
+    """Whether it is the server itself that had an image loaded, which it asks
+    for again."""
+    return bool(wanted.bitstream_id) and all(
+        c.restore_bitstream == wanted.bitstream_id == region.bitstream_id
+        and c.restore_function == region.function_uuid for c in claims)
 
 
 def _check_handles(device, region, claims):

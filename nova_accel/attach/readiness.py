@@ -23,7 +23,7 @@ class Readiness:
         self._handles = handles
         self._programming = programming
 
-    def first(self, context, claimed: Iterable[
+    def first(self, context, server: request.Server, claimed: Iterable[
             tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
             ) -> None:
         """Make devices ready that a server has just got.
@@ -33,7 +33,8 @@ class Readiness:
         """
         claimed = list(claimed)
         for wanted, claims in claimed:
-            self._programming.provision(context, wanted, claims)
+            self._programming.provision(
+                context, server.project_id, wanted, claims)
         for _, claims in claimed:
             self._handles.prepare(claims, fresh=True)
             self.bind(claims)
@@ -50,9 +51,11 @@ class Readiness:
                     c.restore_function or c.restore_bitstream
                     for c in claims):
                 self._programming.restore(
-                    context, claims, {keep.wanted.group: keep.wanted})
+                    context, server.project_id, claims,
+                    {keep.wanted.group: keep.wanted})
             else:
-                self._programming.provision(context, keep.wanted, claims)
+                self._programming.provision(
+                    context, server.project_id, keep.wanted, claims)
             self._handles.prepare(claims, fresh=False)
             if any(c.state is not model.ClaimState.BOUND or c.error
                    for c in self._holdings.now(claims)):
@@ -66,7 +69,8 @@ class Readiness:
         """
         self.look_again(claims)
         self._programming.restore(
-            context, claims, {r.group: r for r in server.requests})
+            context, server.project_id, claims,
+            {r.group: r for r in server.requests})
         self._handles.prepare(claims, fresh=False)
         self._holdings.bound_as_before(
             [c for c in self._holdings.now(claims)
@@ -84,8 +88,8 @@ class Readiness:
             address, index = claim.device_address, claim.region_index
             if index is not None and self._inventory.guest_can_reprogram(
                     address, index):
-                # only the guest knew what it loaded
-                self._inventory.forget(address, index)
+                # only the guest knows what it loaded
+                self._inventory.forget(address, index, claim.project_id)
                 again.add(address)
             elif claim.handle.address == address:
                 again.add(address)

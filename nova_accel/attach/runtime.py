@@ -153,7 +153,7 @@ class RuntimeProgramming:
             if self._is_too_soon(server, wanted):
                 return 0
             say('programming')
-            self.reprogram(context, server.uuid, wanted)
+            self.reprogram(context, server.accelerators, wanted)
         except exception.DeviceDetached as error:
             say('detached', error)
         except Exception as error:
@@ -165,7 +165,7 @@ class RuntimeProgramming:
             return 1
         return 0
 
-    def reprogram(self, context, server_uuid: str,
+    def reprogram(self, context, server: request.Server,
                   wanted: request.AcceleratorRequest) -> None:
         """Program a region of a running server with another bitstream.
 
@@ -175,28 +175,28 @@ class RuntimeProgramming:
         :raises AcceleratorError: the server has what it had.
         :raises DeviceDetached: the guest is without its device.
         """
-        claims = [c for c in self._accelerators.holdings.of(server_uuid)
+        claims = [c for c in self._accelerators.holdings.of(server.uuid)
                   if c.group == wanted.group]
         if not claims:
             raise exception.DeviceUnavailable(
-                f'Server {server_uuid} was to have {wanted} programmed, and '
+                f'Server {server.uuid} was to have {wanted} programmed, and '
                 f'has no accelerator there: hard reboot it.')
         handles = [claim.handle for claim in claims]
         try:
-            self._cloud.detach(server_uuid, handles)
+            self._cloud.detach(server.uuid, handles)
         except Exception:
             # nothing was touched; what is out already goes back
-            self._cloud.attach(server_uuid, handles)
+            self._cloud.attach(server.uuid, handles)
             raise
-        failure = self._programmed(context, wanted, claims)
+        failure = self._programmed(context, server, wanted, claims)
         try:
-            self._cloud.attach(server_uuid, handles)
+            self._cloud.attach(server.uuid, handles)
         except Exception as error:
             self._detached(claims, failure or error)
         if failure:
             raise failure
 
-    def _programmed(self, context, wanted, claims):
+    def _programmed(self, context, server, wanted, claims):
         """Program the region of claims that are out of their guest.
 
         :returns: the error, after which the region is as it was; or None.
@@ -207,23 +207,24 @@ class RuntimeProgramming:
             accelerators.readiness.look_again(claims)
             region = accelerators.programming.region_of(claims)
             function = region and region.function_uuid
-            accelerators.programming.provision(context, wanted, claims)
+            accelerators.programming.provision(
+                context, server.project_id, wanted, claims)
             accelerators.readiness.bind(claims)
             return None
         except Exception as error:
             failure = error
         try:
-            self._put_back(context, claims, function)
+            self._put_back(context, server, claims, function)
         except Exception:
             self._detached(claims, failure)
         return failure
 
-    def _put_back(self, context, claims, function):
+    def _put_back(self, context, server, claims, function):
         """Put back what a failed programming took from a server."""
         accelerators = self._accelerators
         now = accelerators.holdings.now(claims)
         accelerators.readiness.look_again(now)
-        accelerators.programming.restore(context, now)
+        accelerators.programming.restore(context, server.project_id, now)
         region = accelerators.programming.region_of(now)
         if function and not (region and region.function_uuid):
             raise exception.DeviceUnavailable(
@@ -264,4 +265,4 @@ def _request(server, group, image):
         ) from None
     return dataclasses.replace(
         free[group], function_id=None, function_name=None,
-        bitstream_id=bitstream_id)
+        bitstream_id=bitstream_id, chosen_by_owner=True)

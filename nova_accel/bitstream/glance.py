@@ -8,9 +8,13 @@ lower case with dashes; the spellings without dashes and in upper case are
 found too. (Glance compares properties only for equality: its ``in:`` works for
 built-in attributes alone.)
 
-Every client here is a glanceclient (version 2) made with a session. It carries
-the token of the user, so an image that the user may not see is not found. Each
-request has a time limit of its own, [accel] glance_timeout; the session's
+Every client here is a glanceclient (version 2) made with a session. Its token
+may be that of the user, of an administrator who moves the server, or of
+nova-compute itself, and the last two see the images of all projects.
+Therefore an image counts only if the project of the *server* may use it, or if
+it is the operator's, whatever the token.
+
+Each request has a time limit of its own, [accel] glance_timeout; the session's
 limit does not apply.
 """
 
@@ -68,14 +72,20 @@ class Image:
 
 
 def find(client, request: accel_request.AcceleratorRequest,
-         region_type: str | None) -> Image:
+         region_type: str | None, project_id: str, operators=None,
+         ) -> tuple[typing.Any, Image]:
     """Find the image that a request asks for and that fits a type of region.
 
     An image without REGION_TYPE_ID may fit; an image with another one does
-    not.
+    not. Among images of a function those of the operator come first, then
+    those of the server's project, then those that it accepted from others.
 
     :param request: a request with an image, a function or a function's name.
     :param region_type: UUID in the form of model.uuid_hex.
+    :param project_id: of the server.
+    :param operators: a client that sees the operator's images where the first
+        one may not; no other image is taken from it.
+    :returns: the image, and the client with which to fetch it.
     :raises BitstreamError: no image matches, several match, or the image
         cannot be used on any host.
     :raises IncompatibleBitstream: the images that match are for other types
@@ -83,7 +93,8 @@ def find(client, request: accel_request.AcceleratorRequest,
     :raises GlanceUnavailable: Glance did not answer.
     """
     if request.bitstream_id:
-        record = _record(client, request.bitstream_id)
+        client, record = _by_id(
+            client, request.bitstream_id, project_id, operators)
         if record['status'] != 'active':
             raise exception.BitstreamError(
                 f'{_named([record])} was asked for as a bitstream, and its '
@@ -91,7 +102,7 @@ def find(client, request: accel_request.AcceleratorRequest,
                 f'reactivate it.')
         if not _fits(record, region_type):
             raise _unfit([record], region_type)
-        return _image(record)
+        return client, _image(record)
 
     if request.function_id:
         key, wanted = FUNCTION_ID, str(uuid.UUID(request.function_id))
@@ -100,31 +111,104 @@ def find(client, request: accel_request.AcceleratorRequest,
     else:
         key, wanted = FUNCTION_NAME, request.function_name or ''
         spellings = [wanted]
-    records = {r['id']: r for value in spellings
-               for r in _list(client, {key: value})}.values()
-    active = [r for r in records if r['status'] == 'active']
-    fitting = [r for r in active if _fits(r, region_type)]
-    if len(fitting) == 1:
-        return _image(fitting[0])
-    if fitting:
-        raise exception.BitstreamError(
-            f'{_named(fitting)} have {key}={text.printable(wanted)}, and the '
-            f'request needs one image: keep one, or name it with '
-            f'accel:bitstream_id.')
+    seen: list[dict] = []
+    for source, records in _in_order(
+            client, key, spellings, project_id, operators):
+        seen += records
+        fitting = [r for r in records
+                   if r['status'] == 'active' and _fits(r, region_type)]
+        if len(fitting) == 1:
+            return source, _image(fitting[0])
+        if fitting:
+            raise exception.BitstreamError(
+                f'{_named(fitting)} have {key}={text.printable(wanted)}, and '
+                f'the request needs one image: keep one, or name it with '
+                f'accel:bitstream_id.')
+    active = [r for r in seen if r['status'] == 'active']
     if active:
         raise _unfit(active, region_type)
-    if records:
+    if seen:
         raise exception.BitstreamError(
-            f'{_named(records)} have {key}={text.printable(wanted)}, and '
+            f'{_named(seen)} have {key}={text.printable(wanted)}, and '
             f'none is active: upload data, or reactivate one.')
     raise exception.BitstreamError(
-        f'No image with {key}={text.printable(wanted)} is visible to the '
-        f'user: upload the bitstream with that property, or share it with '
-        f'the project.')
+        f'No image with {key}={text.printable(wanted)} may be used by the '
+        f'project of the server: upload the bitstream with that property, or '
+        f'share it with the project.')
+
+
+def _by_id(client, image_id, project_id, operators):
+    """(client, record) of an image that the project may use."""
+    if operators is not None:
+        with contextlib.suppress(exception.ImageNotFound):
+            record = _record(operators, image_id)
+            if origin(record) == model.OPERATOR:
+                return operators, record
+    record = _record(client, image_id)
+    if not (_may_use(client, record, project_id)
+            or record.get('visibility') == 'community'):
+        raise _invisible(image_id)
+    return client, record
+
+
+def _in_order(client, key, spellings, project_id, operators):
+    """(client, records) by precedence, of the images that count. Later ones
+    are asked for only when they are needed."""
+    found = _with(operators or client, key, spellings)
+    yield operators or client, [
+        r for r in found if origin(r) == model.OPERATOR]
+    if operators is not None:
+        found = _with(client, key, spellings)
+    others = [r for r in found if origin(r) != model.OPERATOR]
+    yield client, [r for r in others if r.get('owner') == project_id]
+    yield client, [r for r in others if r.get('owner') != project_id
+                   and _may_use(client, r, project_id)]
+
+
+def _with(client, key, spellings):
+    return {r['id']: r for value in spellings
+            for r in _list(client, {key: value})}.values()
+
+
+def origin(record: Mapping[str, typing.Any]) -> str | None:
+    """Return who answers for an image.
+
+    :param record: of Glance.
+    :returns: model.OPERATOR for a public image and for one of [accel]
+        bitstream_owners; else the project that owns it, None without one.
+    """
+    owner = record.get('owner')
+    if (record.get('visibility') == 'public'
+            or owner in CONF.accel.bitstream_owners):
+        return model.OPERATOR
+    return owner or None
+
+
+def _may_use(client, record, project_id) -> bool:
+    """Whether the servers of a project may use an image, of which they need
+    not know the id. Everybody may make an image for the community."""
+    if (record.get('owner') == project_id
+            or record.get('visibility') == 'public'):
+        return True
+    if record.get('visibility') != 'shared':
+        return False
+    _, body = _get(client, f'/v2/images/{record["id"]}/members',
+                   f'the members of image {record["id"]}')
+    return any(m['member_id'] == project_id and m['status'] == 'accepted'
+               for m in body['members'])
+
+
+def _invisible(image_id) -> exception.ImageNotFound:
+    # the same text as for a missing image, which must not be told apart
+    return exception.ImageNotFound(
+        f'Glance was asked for the record of image {image_id}, which does not '
+        f'exist or is not visible to the project of the server: correct the '
+        f'image id, or share the image with the project.')
 
 
 def service_client(endpoint: str | None):
-    """Return a client for nova-compute itself, for work without a user.
+    """Return a client for nova-compute itself: for work without a user, and
+    for the operator's own images.
 
     Uses the credentials of [service_user] and the session of [glance], both
     registered by Nova.
@@ -146,7 +230,7 @@ def _service_client(endpoint):
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:
         raise exception.GlanceUnavailable(
-            'A bitstream is needed without a request of a user, and '
+            'A bitstream has to be fetched by nova-compute itself, and '
             '[service_user] of nova.conf has no credentials: set them on this '
             'host.')
     session = ks_loading.load_session_from_conf_options(CONF, 'glance')
@@ -164,7 +248,8 @@ def check_use(client, image_id: str, project_id: str) -> None:
 
     :param client: the service's client, which sees every image.
     :raises BitstreamError: the image does not exist, or the project does not
-        own it and it is neither public nor shared with the project.
+        own it, it is neither public nor of the community, and the project has
+        not accepted it.
     """
     try:
         image_id = str(uuid.UUID(image_id))
@@ -172,21 +257,7 @@ def check_use(client, image_id: str, project_id: str) -> None:
         raise exception.BitstreamError(
             f'{text.printable(image_id)} is not the id of an image: give a '
             f'UUID.') from None
-    record = _record(client, image_id)
-    if record.get('owner') == project_id or record.get('visibility') in (
-            'public', 'community'):
-        return
-    if record.get('visibility') == 'shared':
-        _, body = _get(client, f'/v2/images/{image_id}/members',
-                       f'the members of image {image_id}')
-        if any(m['member_id'] == project_id and m['status'] == 'accepted'
-               for m in body['members']):
-            return
-    # the same text as for a missing image, which must not be told apart
-    raise exception.BitstreamError(
-        f'Glance was asked for the record of image {image_id}, which does not '
-        f'exist or is not visible to the project of the server: correct the '
-        f'image id, or share the image with the project.')
+    _by_id(client, image_id, project_id, None)
 
 
 def function_name(image: Image) -> str | None:
@@ -439,7 +510,7 @@ def _refusal(client, what, error) -> exception.AcceleratorError:
             f'Glance was asked for {what} and does not permit it to the user '
             f'(403): ask the owner of the image or the operator.')
     if code == 404:
-        return exception.BitstreamError(
+        return exception.ImageNotFound(
             f'Glance was asked for {what}, which does not exist or is not '
             f'visible to the user (404): correct the image id, or share the '
             f'image with the project.')

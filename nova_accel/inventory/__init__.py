@@ -224,8 +224,8 @@ class Inventory:
                 part = min(mine)
                 self._table.fence(
                     address, devices.Fence.GUEST,
-                    f'the guest of server {in_guests[part]} has {part} '
-                    f'without a claim')
+                    f'a guest has {part} without a claim, see the log of '
+                    f'nova-compute')
             else:
                 self._table.unfence(address, devices.Fence.GUEST)
         return found
@@ -275,7 +275,8 @@ class Inventory:
         """End a programming that did not succeed.
 
         :param report: True when the call of the driver has ended: the card is
-            scanned, and the driver says what is left in the region. False
+            scanned, and the driver says what is left in the region; from
+            where that is stays unknown until the next programming. False
             when it may still run (DeviceTimeout): the content stays unknown
             until the region is programmed again. The card is fenced by itself
             as long as the call runs.
@@ -289,18 +290,22 @@ class Inventory:
         if report:
             self._scanner.scan(addresses=[address])
 
-    def forget(self, address: str, index: int) -> None:
+    def forget(self, address: str, index: int, origin: str | None) -> None:
         """A guest may have changed the region: drop what is known of it.
 
         The next scan says what it carries; call scan(addresses=[address])
-        once the guest has given the card back.
+        once the guest has returned the card.
+
+        :param origin: durably noted as that of what the region carries: the
+            project of the guest's server, or None where it is not known.
+            model.OPERATOR: it is as if nothing had ever been programmed.
         """
-        self._table.drop_loaded(address, index)
+        self._table.forget(address, index, origin)
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
         """Note durably what a region turned out to carry without programming:
-        an image whose function is there already.
+        an image under another name.
 
         :raises IllegalTransition: the region is being programmed.
         """

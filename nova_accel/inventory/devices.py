@@ -20,12 +20,17 @@ QUARANTINED. A device may have fences of several causes.
 ===================  ============================  ===========================
 content of a region  comes by                      goes by
 ===================  ============================  ===========================
-as the driver reads  drop_loaded(), ended(report)  begin(), set_loaded()
+as the driver reads  forget(), ended(report)       begin(), set_loaded()
 being programmed     begin(); durably unknown      programmed(), ended()
-known                programmed(), set_loaded()    begin(), drop_loaded()
-unknown              ended(report=False), or the   begin(), drop_loaded(),
+known                programmed(), set_loaded()    begin(), forget()
+unknown              ended(report=False), or the   begin(), forget(),
                      process was killed meanwhile  set_loaded()
 ===================  ============================  ===========================
+
+Each content has an origin (model.Region.origin). As the driver reads: the
+operator's from the start, then what forget() was told, and not known after
+ended(). Known: that of the image; where the driver reads another function, as
+after a power cut, the origin is not known.
 
 Any other way raises IllegalTransition. While a region is being programmed, or
 where a change came in between, what a scan saw of the device is discarded:
@@ -156,18 +161,24 @@ class DeviceTable:
                       ) -> model.Region:
         key = (address, region.index)
         function, image, name = region.function_uuid, None, None
+        origin: str | None = model.OPERATOR
         if key in self._loaded:
             loaded = self._loaded[key]
+            origin = None
             if loaded is None:
                 function = None
             elif loaded.function_uuid == function:
                 image, name = loaded.bitstream_id, loaded.function_name
-        if (function, image, name) == (
+                origin = loaded.origin
+            elif not (loaded.function_uuid or loaded.bitstream_id):
+                origin = loaded.origin
+        if (function, image, name, origin) == (
                 region.function_uuid, region.bitstream_id,
-                region.function_name):
+                region.function_name, region.origin):
             return region
-        return dataclasses.replace(region, function_uuid=function,
-                                   bitstream_id=image, function_name=name)
+        return dataclasses.replace(
+            region, function_uuid=function, bitstream_id=image,
+            function_name=name, origin=origin)
 
     # What drivers say
 
@@ -344,7 +355,7 @@ class DeviceTable:
         """See Inventory.programming_failed()."""
         self._ends((address, index))
         if report:
-            self.drop_loaded(address, index)
+            self.forget(address, index, None)
 
     def _ends(self, key: Key) -> None:
         with self._lock:
@@ -372,11 +383,13 @@ class DeviceTable:
                 self._since[address] = next(self._clock)
         self.save()
 
-    def drop_loaded(self, address: str, index: int) -> None:
+    def forget(self, address: str, index: int, origin: str | None) -> None:
         """Nothing is known of a region but what the driver will read.
 
+        :param origin: of that, as model.Region.origin.
         :raises IllegalTransition: it is being programmed.
         """
+        as_read = model.Loaded(None, None, None, '', origin)
         key = (address, index)
         with self._writing:
             with self._lock:
@@ -384,12 +397,13 @@ class DeviceTable:
                     raise exception.IllegalTransition(
                         f'The content of {address} region{index} was to be '
                         f'forgotten while it is being programmed.')
-            self._store.drop_loaded(address, index)
+            if origin == model.OPERATOR:
+                self._store.drop_loaded(address, index)
+            else:
+                self._store.set_loaded(address, index, as_read)
             with self._lock:
-                self._loaded.pop(key, None)
-                self._function(key, None)
+                self._know(key, as_read)
                 self._since[address] = next(self._clock)
-                self._generation += 1
         self.save()
 
     def _know(self, key: Key, loaded: model.Loaded | None) -> None:

@@ -142,7 +142,10 @@ class NovaCloud:
             return nova_glance.GlanceClientWrapper(
                 context,
                 endpoint=nova_glance.generate_glance_url(context)).client
-        # at run time and at host boot no user is there to ask for
+        # at run time and at host boot there is no user
+        return self.service_images()
+
+    def service_images(self):
         servers = CONF.glance.api_servers
         return glance.service_client(servers[0] if servers else None)
 

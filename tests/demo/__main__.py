@@ -26,7 +26,7 @@ TERMINAL = sys.stdout.isatty()
 OUT = sys.stdout
 #: seconds that each simulated card takes to be programmed
 SECONDS = 1
-NAMES = {base.NLB0: 'NLB0', base.NLB3: 'NLB3', base.OPENCL: 'OpenCL'}
+NAMES = {base.NLB0: 'NLB0', base.NLB3: 'NLB3', base.CRYPTO: 'crypto'}
 FUNCTION = '5ad1bba2-6ee2-4b5a-9c2f-1f3a8c4d7e60'
 
 
@@ -125,11 +125,11 @@ class Story(operations.OperationsTestBase):
         say(f'  on {place} again')
 
         head('Server 3: a given bitstream, by image')
-        other = self.upload_bitstream(base.OPENCL)
+        other = self.upload_bitstream(base.CRYPTO)
         third, _ = self.create(self._create_flavor(
             extra_spec=base.fpga_flavor(bitstream_id=other)))
         place3 = self.place(third)
-        self.assertEqual(base.OPENCL, self.functions()[place3])
+        self.assertEqual(base.CRYPTO, self.functions()[place3])
         self.assertIn(naming.bitstream_trait(other), self.traits(place3))
         say(f'  {place3} carries image {other}')
 
@@ -209,18 +209,18 @@ class Story(operations.OperationsTestBase):
                 extra_spec=base.fpga_flavor(
                     bitstream_id=opencl, runtime_programming='true')))
             self._confirm_resize(server)
-            self.assertFunction(self.assertHas(server), base.OPENCL)
+            self.assertFunction(self.assertHas(server), base.CRYPTO)
             self.assertEqual(1, len(self.claims()))
         with Progress('shelve, unshelve: the card is released; one is found '
                       'and programmed anew'):
             self._shelve_server(server)
             self.assertEqual([], self.claims())
             self._unshelve_server(server)
-            self.assertFunction(self.assertHas(server), base.OPENCL)
+            self.assertFunction(self.assertHas(server), base.CRYPTO)
         with Progress('evacuate: programmed on the other host; the dead one '
                       'frees its card when it returns'):
             self.evacuate(server)
-            self.assertFunction(self.assertHas(server), base.OPENCL)
+            self.assertFunction(self.assertHas(server), base.CRYPTO)
             self.assertEqual(1, len(self.claims()))
         self.program_at_run_time(server)
         self.refused('live migration', f'/servers/{server["id"]}/action', {

@@ -25,6 +25,7 @@ from oslo_context import context
 import yaml
 
 from nova_accel import conf
+from nova_accel import model
 from nova_accel import sim
 from tests import functional
 from tests.functional import cloud
@@ -35,7 +36,7 @@ CONF = conf.CONF
 #: loopback function, of Intel's samples
 NLB0 = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 NLB3 = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
-OPENCL = '18b79ffa-2ee5-4aa0-96ef-4230dafacb5f'
+CRYPTO = '5b3a1c7e-92d4-4f60-8e1b-c07d64a2f935'
 #: interface ids of two releases of the Arria 10 shell
 SHELL_11 = '9926ab6d-6c92-5a68-aabc-a7d84c545738'
 SHELL_12 = '69528db6-eb31-577a-8c36-68f9faa081f6'
@@ -365,7 +366,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             if then.get(region):
                 accelerators.inventory.set_loaded(*region, then[region])
             else:
-                accelerators.inventory.forget(*region)
+                accelerators.inventory.forget(*region, model.OPERATOR)
 
     def _forget_images(self):
         for image in self.glance.client.images.list():

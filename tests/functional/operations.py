@@ -74,7 +74,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
                 rename(source, target, **kwargs)
         self.useFixture(fixtures.MonkeyPatch(
             'os.rename', rename_what_is_there))
-        self.function = base.OPENCL
+        self.function = base.CRYPTO
         self.bitstreams = {
             function: self.upload_bitstream(function)
             for function in (self.function, base.NLB0, base.NLB3)}

@@ -76,25 +76,25 @@ class BootTest(base.AcceleratorTestBase):
         self.assertIn('No valid host', self.fault(server))
 
     def test_bitstream_by_image(self):
-        image = self.upload_bitstream(base.OPENCL)
+        image = self.upload_bitstream(base.CRYPTO)
         specs = base.fpga_flavor(bitstream_id=image)
         server = self.boot(specs)
         region = f'{server["OS-EXT-SRV-ATTR:host"]}_accel_{DEVICE}_region0'
-        self.assertIn(naming.function_trait(base.OPENCL), self.traits(region))
+        self.assertIn(naming.function_trait(base.CRYPTO), self.traits(region))
         self._delete_server(server)
-        # exactly that bitstream is there, though every OpenCL image has the
+        # exactly that bitstream is there, though another image has the
         # same function
         first = self.boot(specs)
         self.assertEqual(server['OS-EXT-SRV-ATTR:host'],
                          first['OS-EXT-SRV-ATTR:host'])
-        other = self.upload_bitstream(base.OPENCL, size=8192)
+        other = self.upload_bitstream(base.CRYPTO, size=8192)
         second = self.boot(base.fpga_flavor(bitstream_id=other))
         region = f'{second["OS-EXT-SRV-ATTR:host"]}_accel_{DEVICE}_region0'
         self.assertIn(naming.bitstream_trait(other), self.traits(region))
 
     def test_function_by_name(self):
         self.upload_bitstream(
-            base.OPENCL, properties={'accel:function_name': 'My crypto-1'})
+            base.CRYPTO, properties={'accel:function_name': 'My crypto-1'})
         specs = base.fpga_flavor(function_name='My crypto-1')
         server = self.boot(specs)
         host = server['OS-EXT-SRV-ATTR:host']
@@ -118,7 +118,7 @@ class BootTest(base.AcceleratorTestBase):
     def test_early_spellings(self):
         spelled = base.NLB3.upper().replace('-', '_')
         self.upload_bitstream(
-            base.OPENCL, properties={'accel:function_name': 'crypto'})
+            base.CRYPTO, properties={'accel:function_name': 'crypto'})
         image = self.upload_bitstream(base.NLB0)
         for key in (f'function:CUSTOM_FPGA_FUNCTION_INTEL_{spelled}',
                     'function_name:crypto', f'bitstream:{image}'):
@@ -141,8 +141,8 @@ class SeveralTest(base.AcceleratorTestBase):
         base.card('0000:5e:00.0'), base.card('0000:af:00.0', [base.NLB3])]}}
 
     def test_each_group_has_its_own_function(self):
-        self.upload_bitstream(base.OPENCL)
-        specs = {**base.fpga_flavor('1', function_id=base.OPENCL),
+        self.upload_bitstream(base.CRYPTO)
+        specs = {**base.fpga_flavor('1', function_id=base.CRYPTO),
                  **base.fpga_flavor('_B', function_id=base.NLB3)}
         server = self.boot(specs)
         self.assertEqual(['0000:5e:00.0', '0000:af:00.0'],
@@ -150,7 +150,7 @@ class SeveralTest(base.AcceleratorTestBase):
         claims = {c.group: c.handle.address for c in self.claims()}
         # what was there is kept, the other was programmed
         self.assertEqual({'1': '0000:5e:00.0', '_B': '0000:af:00.0'}, claims)
-        self.assertIn(naming.function_trait(base.OPENCL),
+        self.assertIn(naming.function_trait(base.CRYPTO),
                       self.traits('compute1_accel_0000:5e:00.0_region0'))
         self._delete_server(server)
         self.assertEqual([], self.claims())
@@ -183,8 +183,8 @@ class ScarceTest(base.AcceleratorTestBase):
         base.card('0000:d8:00.0', [base.NLB0])]}}
 
     def test_the_function_with_most_copies_is_replaced(self):
-        self.upload_bitstream(base.OPENCL)
-        server = self.boot(base.fpga_flavor(function_id=base.OPENCL))
+        self.upload_bitstream(base.CRYPTO)
+        server = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
         self.assertNotEqual(['0000:5e:00.0'], self.hostdevs(server))
         self.assertIn(naming.function_trait(base.NLB3),
                       self.traits('compute1_accel_0000:5e:00.0_region0'))

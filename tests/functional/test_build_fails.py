@@ -83,9 +83,9 @@ class ImageTest(FailureBase):
             [DEVICE], self.hostdevs(self.boot(self.specs)))
 
     def test_other_function_than_the_properties_say(self):
-        image = self.upload_bitstream(base.OPENCL, properties={
+        image = self.upload_bitstream(base.CRYPTO, properties={
             'accel:function_id': FUNCTION})
-        self.assertRefused(self.specs, image, base.OPENCL)
+        self.assertRefused(self.specs, image, base.CRYPTO)
 
     def test_wrong_interface(self):
         image = self.upload_bitstream(FUNCTION, interface=base.SHELL_12)

@@ -144,7 +144,7 @@ class UnknownTest(base.AcceleratorTestBase):
     def setUp(self):
         super().setUp()
         self.one, self.two = (
-            self.upload_bitstream(base.OPENCL) for _ in range(2))
+            self.upload_bitstream(base.CRYPTO) for _ in range(2))
         self._delete_server(self.boot(self.flavor(self.one)))
         self.assertIn(naming.bitstream_trait(self.one), self.traits(REGION))
 
@@ -169,7 +169,7 @@ class UnknownTest(base.AcceleratorTestBase):
     def assertUnknown(self):
         self.assertEqual(set(), self.traits(REGION) & {
             naming.bitstream_trait(self.one), naming.bitstream_trait(self.two),
-            naming.function_trait(base.OPENCL)})
+            naming.function_trait(base.CRYPTO)})
 
     def assertProgrammedAgain(self):
         """Who asks for the one gets it, and not what is there."""

@@ -50,7 +50,7 @@ client = GlanceService().client(project=project, url=url)
 wanted = request.AcceleratorRequest('', 'CUSTOM_ACCELERATOR_FPGA', 1,
                                     bitstream_id=id)
 store = cache.BitstreamCache(directory)
-image = glance.find(client, wanted, None)
+_, image = glance.find(client, wanted, None, project)
 before = peak()
 with store.fetch(client, image):
     print(peak() - before)
@@ -95,9 +95,14 @@ class GlanceTestBase(testtools.TestCase):
         return self.glance.upload(
             client or self.client, name, data, **properties)
 
-    def find(self, type_=A10_11, client=None, **kwargs):
-        return glance.find(client or self.client, wanted(**kwargs),
-                           region(type_).region_type_uuid)
+    def find(self, type_=A10_11, client=None, project=None, operators=None,
+             **kwargs):
+        """The image alone; for a server of the client's project."""
+        self.source, image = glance.find(
+            client or self.client, wanted(**kwargs),
+            region(type_).region_type_uuid, project or self.project,
+            operators)
+        return image
 
     def refused(self, what, *parts, **kwargs):
         """find() raises what, in one sentence with the parts."""
@@ -142,18 +147,39 @@ class FindTest(GlanceTestBase):
         id = self.upload(visibility='private')['id']
         bob = self.glance.client('bob', 'another')
         self.refused(exception.BitstreamError, id, '(404)', 'share',
-                     client=bob, bitstream_id=id)
-        # and of an admin it is found
+                     client=bob, project='another', bitstream_id=id)
+        # an administrator sees it, and it counts for its project's servers
         root = self.glance.client('root', 'another', 'admin')
         self.assertEqual(id, self.find(client=root, bitstream_id=id).id)
+        error = self.refused(
+            exception.ImageNotFound, id, 'not visible to the project of the '
+            'server', client=root, project='another', bitstream_id=id)
+        # as if it did not exist
+        missing = str(uuid.uuid4())
+        with testtools.ExpectedException(exception.ImageNotFound):
+            self.find(client=root, project='another', bitstream_id=missing)
+        self.assertNotIn('nlb0', str(error))
 
     def test_by_image_shared(self):
         id = self.upload(visibility='shared')['id']
         bob = self.glance.client('bob', 'another')
+        root = self.glance.client('root', 'third', 'admin')
         self.refused(exception.BitstreamError, id, client=bob,
-                     bitstream_id=id)
+                     project='another', bitstream_id=id)
         self.client.image_members.create(id, 'another')
-        self.assertEqual(id, self.find(client=bob, bitstream_id=id).id)
+        for client in (bob, root):
+            self.refused(exception.BitstreamError, id, client=client,
+                         project='another', bitstream_id=id)
+        bob.image_members.update(id, 'another', 'accepted')
+        for client in (bob, root):
+            self.assertEqual(id, self.find(
+                client=client, project='another', bitstream_id=id).id)
+
+    def test_by_image_of_the_community(self):
+        id = self.upload(visibility='community')['id']
+        bob = self.glance.client('bob', 'another')
+        self.assertEqual(id, self.find(
+            client=bob, project='another', bitstream_id=id).id)
 
     def test_by_image_without_data(self):
         id = self.client.images.create(name='empty').id
@@ -188,7 +214,8 @@ class FindTest(GlanceTestBase):
             client = self.glance.client('alice', project)
             right = self.upload(client=client, function_id=spelling)['id']
             self.assertEqual(
-                right, self.find(client=client, function_id=NLB0).id)
+                right, self.find(client=client, project=project,
+                                 function_id=NLB0).id)
 
     def test_by_function_name(self):
         right = self.upload(function_name='aes-128', function_id=NLB0)['id']
@@ -217,7 +244,87 @@ class FindTest(GlanceTestBase):
     def test_by_function_of_another_project(self):
         self.upload(function_id=NLB0, visibility='private')
         self.refused(exception.BitstreamError, NLB0, function_id=NLB0,
-                     client=self.glance.client('bob', 'another'))
+                     client=self.glance.client('bob', 'another'),
+                     project='another')
+
+    def function(self):
+        """One that no other test has: administrators see all projects."""
+        return str(uuid.uuid4())
+
+    def test_by_function_with_any_token(self):
+        """Only what the project of the server may use is counted or named."""
+        function = self.function()
+        eve = self.glance.client('eve', 'third')
+        root = self.glance.client('root', 'another', 'admin')
+        ids = []
+        for visibility in ('private', 'shared', 'community'):
+            for _ in range(2):
+                ids.append(self.upload(
+                    client=eve, function_id=function,
+                    visibility=visibility)['id'])
+        for client in (root, self.client):
+            error = self.refused(exception.BitstreamError, 'No image',
+                                 client=client, function_id=function)
+            for id in ids:
+                self.assertNotIn(id, str(error))
+        own = self.upload(function_id=function, visibility='private')['id']
+        for client in (root, self.client):
+            self.assertEqual(own, self.find(
+                client=client, function_id=function).id)
+
+    def test_by_function_in_order(self):
+        """Accepted from others, then the project's own, then the
+        operator's."""
+        function = self.function()
+        root = self.glance.client('root', 'another', 'admin')
+        eve = self.glance.client('eve', 'third')
+        shared = self.upload(client=eve, function_id=function,
+                             visibility='shared')['id']
+        eve.image_members.create(shared, self.project)
+        self.refused(exception.BitstreamError, 'No image', client=root,
+                     function_id=function)
+        self.client.image_members.update(shared, self.project, 'accepted')
+
+        def assertFound(id):
+            for client in (root, self.client):
+                self.assertEqual(id, self.find(
+                    client=client, function_id=function).id)
+        assertFound(shared)
+        assertFound(self.upload(function_id=function)['id'])
+        unfit = self.upload(client=root, function_id=function,
+                            visibility='public', region_type_id=A10_12)
+        self.assertEqual('operator', glance.origin(unfit))
+        self.assertNotEqual(unfit['id'], self.find(function_id=function).id)
+        assertFound(self.upload(client=root, function_id=function,
+                                visibility='public')['id'])
+
+    def test_images_of_the_operator(self):
+        """They need not be visible to the user."""
+        function = self.function()
+        project = uuid.uuid4().hex
+        self.config(bitstream_owners=[project], group='accel')
+        admin = self.glance.client('admin', project, 'admin')
+        own = self.upload(function_id=function)
+        self.assertEqual(self.project, glance.origin(own))
+        self.assertEqual(own['id'], self.find(
+            function_id=function, operators=admin).id)
+        # the operator's credentials are for the operator's images
+        self.assertIs(self.client, self.source)
+        theirs = self.upload(client=admin, function_id=function,
+                             visibility='private')
+        self.assertEqual('operator', glance.origin(theirs))
+        self.assertEqual(own['id'], self.find(function_id=function).id)
+        for kwargs in ({'function_id': function},
+                       {'bitstream_id': theirs['id']}):
+            self.assertEqual(theirs['id'], self.find(
+                operators=admin, **kwargs).id)
+            self.assertIs(admin, self.source)
+        self.refused(exception.BitstreamError, theirs['id'], '(404)',
+                     bitstream_id=theirs['id'])
+        bob = self.glance.client('bob', 'another')
+        self.refused(exception.BitstreamError, own['id'], '(404)',
+                     client=bob, project='another', operators=admin,
+                     bitstream_id=own['id'])
 
     def test_by_function_several(self):
         ids = [self.upload(name=name, function_id=NLB0)['id']

@@ -48,7 +48,7 @@ class MixedTest(operations.OperationsTestBase):
         self.flags(resume_guests_state_on_host_boot=True)
         self.write_profiles({'name': 'secure-stream', 'groups': [
             {'resources:FPGA': '1', 'trait:CUSTOM_FPGA_INTEL': 'required',
-             'accel:function_id': base.OPENCL},
+             'accel:function_id': base.CRYPTO},
             {'resources:VGPU': '1', f'trait:{SMALL}': 'required'},
             {'resources:VGPU': '1', f'trait:{LARGE}': 'required'},
             {'resources:CUSTOM_ACCELERATOR_QAT': '1',
@@ -94,7 +94,7 @@ class MixedTest(operations.OperationsTestBase):
         self.assertEqual('1155', kernel.read(
             f'bus/pci/devices/{mine[VENDOR]}/nvidia/current_vgpu_type'))
         fpga, = (c for c in claims if c.device_address == FPGA)
-        self.assertEqual(base.OPENCL.replace('-', ''), fpga.restore_function)
+        self.assertEqual(base.CRYPTO.replace('-', ''), fpga.restore_function)
         return host, mine
 
     def delete_servers(self):

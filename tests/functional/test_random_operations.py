@@ -105,15 +105,15 @@ class RandomOperationsTest(operations.OperationsTestBase):
         #: name of the flavor -> functions that its servers' regions carry
         self.flavors = {}
         for name, functions, specs in (
-                ('programmed', [base.OPENCL],
-                 base.fpga_flavor(function_id=base.OPENCL)),
+                ('programmed', [base.CRYPTO],
+                 base.fpga_flavor(function_id=base.CRYPTO)),
                 ('loaded', [base.NLB0], nlb0),
                 ('any', [None], base.fpga_flavor()),
                 ('none', [], {}),
                 ('image', [base.NLB3], base.fpga_flavor(bitstream_id=image)),
-                ('two', [base.NLB0, base.OPENCL], {
+                ('two', [base.NLB0, base.CRYPTO], {
                     **nlb0, 'group_policy': 'isolate',
-                    **base.fpga_flavor('2', function_id=base.OPENCL)})):
+                    **base.fpga_flavor('2', function_id=base.CRYPTO)})):
             self._create_flavor(id=name, name=name, extra_spec=specs, disk=5)
             self.flavors[name] = [f and f.replace('-', '') for f in functions]
         self.images = [self.glance.guest_image, self.glance.service.upload(

@@ -23,7 +23,7 @@ class RestartTestBase(operations.OperationsTestBase):
 
     HOSTS = {'compute1': {'cards': [base.card(FPGA, [base.NLB0])],
                           'nvmes': [{'address': DISK}]}}
-    FLAVOR = {**base.fpga_flavor(function_id=base.OPENCL),
+    FLAVOR = {**base.fpga_flavor(function_id=base.CRYPTO),
               'resources2:CUSTOM_ACCELERATOR_SSD': '1',
               'group_policy': 'none'}
 

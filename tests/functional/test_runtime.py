@@ -23,7 +23,7 @@ CARDS = ('0000:5e:00.0', '0000:af:00.0')
 
 class RuntimeTestBase(operations.OperationsTestBase):
 
-    FLAVOR = {**base.fpga_flavor(function_id=base.OPENCL),
+    FLAVOR = {**base.fpga_flavor(function_id=base.CRYPTO),
               'accel1:runtime_programming': 'true'}
 
     def setUp(self):
@@ -60,7 +60,7 @@ class RuntimeTestBase(operations.OperationsTestBase):
         return self.api.get_server((server or self.server)['id'])[
             'metadata'].get(f'accel{group}:status')
 
-    def assertFails(self, *words, function=base.OPENCL):
+    def assertFails(self, *words, function=base.CRYPTO):
         """It is refused in words, and all is as it was."""
         self.assertEqual(0, self.run_now())
         self.assertEqual(self.before, self.assertHas(self.server))
@@ -113,10 +113,10 @@ class OwnerTest(RuntimeTestBase):
         # and back: an image that was there before
         opencl = next(
             i['id'] for i in self.glance.client.images.list()
-            if i.get('accel:function_id') == base.OPENCL)
+            if i.get('accel:function_id') == base.CRYPTO)
         self.ask(opencl)
         self.assertEqual(1, self.run_now())
-        self.assertProgrammed(base.OPENCL)
+        self.assertProgrammed(base.CRYPTO)
         self.delete_all()
 
     @cloud.fresh
@@ -203,7 +203,7 @@ class OwnerTest(RuntimeTestBase):
         self.assertEqual(0, self.run_now())
         self.assertIsNone(self.status())
         self._start_server(self.server)
-        self.assertFunction(self.before, base.OPENCL)
+        self.assertFunction(self.before, base.CRYPTO)
         self.assertEqual(1, self.run_now())
         self.assertProgrammed()
 
@@ -232,7 +232,7 @@ class OwnerTest(RuntimeTestBase):
         for name in os.listdir(cache):
             os.unlink(os.path.join(cache, name))
         self._start_server(self.server)
-        self.assertProgrammed(base.OPENCL)
+        self.assertProgrammed(base.CRYPTO)
 
     def card_function(self):
         return self.accelerators(self.host).inventory.devices[
@@ -247,7 +247,7 @@ class OwnerTest(RuntimeTestBase):
         self._confirm_resize(self.server)
         self.host = self.host_of(self.server)
         self.before = self.assertHas(self.server)
-        self.assertFunction(self.before, base.OPENCL)
+        self.assertFunction(self.before, base.CRYPTO)
         self.assertEqual(1, self.run_now())
         self.assertProgrammed()
 
@@ -393,7 +393,7 @@ class FailureTest(RuntimeTestBase):
         self.assertIn('CRC', super().fault(self.server))
         self.fault(pr_error=None)
         self._reboot_server(self.server, hard=True)
-        self.assertProgrammed(base.OPENCL)
+        self.assertProgrammed(base.CRYPTO)
         claim, = self.claims(self.host)
         self.assertEqual((model.ClaimState.BOUND, ''),
                          (claim.state, claim.error))
@@ -464,7 +464,7 @@ class CrashTest(RuntimeTestBase):
             self.crash(where)
             compute = self.restart_compute_service(self.host)
             compute.driver.reconciler.run(first=True)
-            self.assertProgrammed(base.OPENCL)
+            self.assertProgrammed(base.CRYPTO)
             claim, = self.claims(self.host)
             self.assertEqual(model.ClaimState.BOUND, claim.state)
             self.forget('accel:status')
@@ -474,9 +474,9 @@ class CrashTest(RuntimeTestBase):
 
 class SeveralGroupsTest(RuntimeTestBase):
 
-    FLAVOR = {**base.fpga_flavor('1', function_id=base.OPENCL,
+    FLAVOR = {**base.fpga_flavor('1', function_id=base.CRYPTO,
                                  runtime_programming='true'),
-              **base.fpga_flavor('2', function_id=base.OPENCL,
+              **base.fpga_flavor('2', function_id=base.CRYPTO,
                                  runtime_programming='true'),
               'group_policy': 'isolate'}
 
@@ -495,7 +495,7 @@ class SeveralGroupsTest(RuntimeTestBase):
         metadata(_2=nlb3)
         self.assertEqual(1, run())
         self.assertFunction([(host, address['2'])], base.NLB3)
-        self.assertFunction([(host, address['1'])], base.OPENCL)
+        self.assertFunction([(host, address['1'])], base.CRYPTO)
         metadata(_1=nlb3, _2=nlb0)
         self.assertEqual(2, run())
         self.assertFunction([(host, address['2'])], base.NLB0)

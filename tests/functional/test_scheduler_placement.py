@@ -20,7 +20,7 @@ from tests import functional
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = str(uuid.UUID('d8424dc4a4a3c413f89e433683f9040b'))
 OTHER = str(uuid.UUID('f7df405cbd7acf7222f144b0b93acd18'))
-THIRD = str(uuid.UUID('18b79ffa2ee54aa096ef4230dafacb5f'))
+THIRD = str(uuid.UUID('5b3a1c7e92d44f608e1bc07d64a2f935'))
 
 
 class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):

@@ -47,7 +47,7 @@ class VirtualFunctionsTest(operations.OperationsTestBase):
         """One region is programmed while a server has the other."""
         server = self.boot(base.fpga_flavor(function_id=base.NLB3))
         before = self.assertHas(server)
-        other = self.boot(base.fpga_flavor(function_id=base.OPENCL))
+        other = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
         self.assertHas(other)
         self.assertEqual(before, self.assertHas(server))
         self.delete_everything()

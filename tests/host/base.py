@@ -66,15 +66,21 @@ class Host:
 
     # The order of Nova's calls
 
-    def boot(self, specs, allocation, image_properties=None, uuid_=None):
-        """A server is built; its uuid."""
-        uuid_ = self.cloud.add_server(specs, image_properties, uuid_)
+    def boot(self, specs, allocation, image_properties=None, uuid_=None,
+             project=clouds.PROJECT, context=None):
+        """A server is built; its uuid.
+
+        :param context: of a user of another project, as an administrator's in
+            an evacuation; by default one that sees all images.
+        """
+        uuid_ = self.cloud.add_server(specs, image_properties, uuid_, project)
         self.cloud.allocate(uuid_, allocation)
-        self.spawn(uuid_)
+        self.spawn(uuid_, context=context)
         return uuid_
 
-    def spawn(self, uuid_, rebuilt=False, fails_after_start=None):
-        context = self.cloud.admin_context()
+    def spawn(self, uuid_, rebuilt=False, fails_after_start=None,
+              context=None):
+        context = context or self.cloud.admin_context()
         with self.accelerators.plugged(
                 context, self.cloud.server(uuid_),
                 lambda: self.cloud.allocations(context, uuid_), rebuilt):
@@ -212,12 +218,17 @@ class Host:
     def carries(self, address, index=0):
         return self.inventory.devices[address].region(index).function_uuid
 
-    def upload(self, function, **gbs):
-        """A bitstream with its function as a property; the image's id."""
+    def upload(self, function, image=None, **gbs):
+        """A bitstream with its function as a property; the image's id.
+
+        :param image: other attributes and properties of the image; it is
+            public and the operator's.
+        """
         with tempfile.NamedTemporaryFile() as file:
             sim.make_gbs(file.name, function, simulated.INTERFACE, **gbs)
             return self.cloud.upload(file.read(), **{
-                'accel:function_id': str(uuid.UUID(function))})
+                'accel:function_id': str(uuid.UUID(function)),
+                **(image or {})})
 
 
 class HostTestCase(testtools.TestCase):

@@ -19,13 +19,15 @@ import uuid
 from glanceclient import exc as glance_exc
 from oslo_context import context as oslo_context
 
-from nova_accel import exception
+from nova_accel.bitstream import glance
 from nova_accel import model
 from nova_accel import request
 
 NODE = 'host'
 ROOT = str(uuid.uuid5(uuid.NAMESPACE_DNS, NODE))
 PROJECT = 'demo'
+#: the project of the operator
+OPERATORS = 'admin'
 
 
 @dataclasses.dataclass
@@ -57,6 +59,8 @@ class Cloud:
         self.placement_error = None
         #: raised instead of letting go of, or taking, a device
         self.detach_error = self.attach_error = None
+        #: raised instead of reading images with nova-compute's credentials
+        self.service_error = None
         #: how many times Placement was asked for allocations, written to
         self.asked = self.shown = 0
 
@@ -117,11 +121,17 @@ class Cloud:
             self.shown += 1
 
     def images(self, context):
+        if context.user_id is None:
+            return self.service_images()
+        return Glance(self._images_path, context.project_id)
+
+    def service_images(self):
+        if self.service_error:
+            raise self.service_error
         return Glance(self._images_path)
 
     def check_image(self, context, image_id, project_id):
-        if not os.path.exists(os.path.join(self._images_path, image_id)):
-            raise exception.BitstreamError(f'There is no image {image_id}.')
+        glance.check_use(self.images(context), image_id, project_id)
 
     def servers(self, uuids):
         servers = self.read()['servers']
@@ -180,12 +190,19 @@ class Cloud:
 
     # What users and Nova do
 
-    def add_server(self, extra_specs, image_properties=None, uuid_=None):
+    @staticmethod
+    def user_context(project):
+        """Of a user, with a token."""
+        return oslo_context.RequestContext(
+            user_id='user', project_id=project, auth_token='token')
+
+    def add_server(self, extra_specs, image_properties=None, uuid_=None,
+                   project=PROJECT):
         """A server of that flavor; its uuid."""
         uuid_ = uuid_ or str(uuid.uuid4())
         with self.state() as state:
             state['servers'][uuid_] = {
-                'project_id': PROJECT, 'vm_state': 'active',
+                'project_id': project, 'vm_state': 'active',
                 'task_state': None, 'metadata': {},
                 'extra_specs': extra_specs,
                 'image_properties': image_properties or {}}
@@ -249,12 +266,20 @@ class Cloud:
         image_id = str(uuid.uuid4())
         record = {
             'id': image_id, 'name': 'bitstream', 'status': 'active',
-            'size': len(data), 'owner': PROJECT, 'visibility': 'public',
+            'size': len(data), 'owner': OPERATORS, 'visibility': 'public',
             'os_hash_algo': 'sha512',
             'os_hash_value': hashlib.sha512(data).hexdigest(), **properties}
         with open(os.path.join(self._images_path, image_id), 'wb') as file:
             file.write(json.dumps(record).encode() + b'\n' + data)
         return image_id
+
+    def change_image(self, image_id, **properties):
+        path = os.path.join(self._images_path, image_id)
+        with open(path, 'rb') as file:
+            record, data = json.loads(file.readline()), file.read()
+        with open(path, 'wb') as file:
+            file.write(json.dumps({**record, **properties}).encode() + b'\n'
+                       + data)
 
     def report(self, inventory) -> None:
         """One pass of Nova's report of our providers."""
@@ -272,9 +297,11 @@ def _is_managed(handle) -> bool:
 class Glance:
     """As much of a glanceclient as bitstream.glance uses."""
 
-    def __init__(self, directory):
-        self._directory = directory
+    def __init__(self, directory, project=None):
+        """:param project: of the user; None for one who sees everything."""
+        self._directory, self._project = directory, project
         self.http_client = self
+        self.endpoint_override = 'http://glance'
 
     def get(self, path, timeout=None, **kwargs):
         path, _, query = path.partition('?')
@@ -283,14 +310,23 @@ class Glance:
             wanted = dict(parse.parse_qsl(query))
             return Response(), {'images': [
                 record for record in map(self._record, self._names())
-                if wanted.items() <= record.items()]}
-        if parts[0] not in self._names():
+                if wanted.items() <= record.items()
+                and self._sees(record)]}
+        if parts[0] not in self._names() or not self._sees(
+                self._record(parts[0])):
             raise glance_exc.HTTPNotFound(f'No image {parts[0]}')
         if parts[1:] == ['file']:
             return Response(), iter([self._read(parts[0])[1]])
         if parts[1:] == ['members']:
-            return Response(), {'members': []}
+            return Response(), {'members': [
+                {'member_id': member, 'status': status} for member, status
+                in self._record(parts[0]).get('members', {}).items()]}
         return Response(), self._record(parts[0])
+
+    def _sees(self, record):
+        return (self._project in (None, record['owner'])
+                or record['visibility'] in ('public', 'community')
+                or self._project in record.get('members', ()))
 
     def _names(self):
         return os.listdir(self._directory)

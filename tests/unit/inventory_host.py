@@ -39,7 +39,8 @@ def fpga(address, regions=1, driver='good', **more):
 
 
 def loaded(function='c' * 32, name='new'):
-    return model.Loaded(function, str(uuid.uuid4()), name, 'sha512-0')
+    return model.Loaded(function, str(uuid.uuid4()), name, 'sha512-0',
+                        model.OPERATOR)
 
 
 class Driver(base.AcceleratorDriver):

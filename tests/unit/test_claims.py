@@ -3,6 +3,7 @@
 other releases."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -24,8 +25,11 @@ from nova_accel import model
 HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
 RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
                            'claims-0.1.sql')
+VERSION_1 = os.path.join(os.path.dirname(__file__), 'data',
+                         'claims-1.sql')
 BOUND = model.ClaimState.BOUND
-LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0')
+LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0',
+                      'a project')
 DEVICE = model.Device(
     address='0000:5e:00.0', type='FPGA', vendor='INTEL',
     product='PAC_ARRIA10', vendor_id='8086', product_id='09c4',
@@ -215,6 +219,19 @@ class ClaimStoreTest(StoreTestCase):
         again.drop_loaded(DEVICE.address, 0)
         again.drop_loaded(DEVICE.address, 2)
         self.assertEqual({(DEVICE.address, 1): LOADED}, self.store.loaded())
+
+    def test_origins(self):
+        """What the driver reads has one too; unknown is another thing."""
+        for origin in (model.OPERATOR, 'a project', None):
+            for loaded in (dataclasses.replace(LOADED, origin=origin),
+                           model.Loaded(None, None, None, '', origin)):
+                self.store.set_loaded(DEVICE.address, 0, loaded)
+                self.assertEqual({(DEVICE.address, 0): loaded},
+                                 claims.ClaimStore(self.path).loaded())
+        # nothing was read back after the programming
+        self.store.set_loaded(DEVICE.address, 0, dataclasses.replace(
+            LOADED, function_uuid=None))
+        self.assertEqual({(DEVICE.address, 0): None}, self.store.loaded())
 
     def test_reserved(self):
         self.assertEqual({}, self.store.reserved())
@@ -419,10 +436,36 @@ class OtherReleasesTest(StoreTestCase):
         # and the next start finds nothing to do
         self.assertEqual(8, len(claims.ClaimStore(self.path).claims()))
 
+    def test_version_1(self):
+        """From where something is, it does not say."""
+        with open(VERSION_1, encoding='utf-8') as file, self.file() as db:
+            db.executescript(file.read())
+        store = claims.ClaimStore(self.path)
+        self.assertEqual(
+            {('0000:5e:00.0', 0): model.Loaded(
+                'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), 'nlb',
+                'sha512-0', None),
+             ('0000:af:00.0', 1): None}, store.loaded())
+        self.assertEqual({('p', 'VGPU'): 1}, store.reserved())
+        one, = store.claims()
+        self.assertEqual(
+            (BOUND, self.uuid(401), None, None, True),
+            (one.state, one.restore_bitstream, one.restore_origin,
+             one.project_id, one.prepared))
+        store.update([one], restore_origin=model.OPERATOR, project_id='p')
+        one, = claims.ClaimStore(self.path).claims()
+        self.assertEqual((model.OPERATOR, 'p'),
+                         (one.restore_origin, one.project_id))
+
     def test_migrated_and_made_anew_are_the_same(self):
         self.release_0_1()
         claims.ClaimStore(self.path)
         migrated = self.schema()
+        os.remove(self.path)
+        with open(VERSION_1, encoding='utf-8') as file, self.file() as db:
+            db.executescript(file.read())
+        claims.ClaimStore(self.path)
+        self.assertEqual(self.schema(), migrated)
         os.remove(self.path)
         claims.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
@@ -465,6 +508,9 @@ class OtherReleasesTest(StoreTestCase):
         with self.file() as db:
             db.executescript('DELETE FROM devices; '
                              'DELETE FROM loaded WHERE function_uuid IS NULL; '
+                             'ALTER TABLE loaded DROP COLUMN origin; '
+                             'ALTER TABLE claims DROP COLUMN restore_origin; '
+                             'ALTER TABLE claims DROP COLUMN project_id; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '

@@ -467,10 +467,52 @@ class ContentTest(ScannerTestBase):
 
     def test_guest_may_have_changed_it(self):
         self.program()
-        self.inventory.forget(A, 0)
+        self.inventory.forget(A, 0, model.OPERATOR)
         self.assertEqual(self.UNKNOWN, self.content())
         self.inventory.scan(addresses=[A])
         self.assertEqual(('c' * 32, None, False), self.content())
+
+    def test_origin(self):
+        """Who put there what it carries, also for the next nova-compute."""
+        inventory = self.inventory
+
+        def program(origin):
+            inventory.begin_programming(A, 0)
+            self.assertOrigin(None)
+            self.driver.devices = (fpga(A).with_region(
+                0, function_uuid='c' * 32),)
+            inventory.programmed(A, 0, dataclasses.replace(
+                loaded(), origin=origin))
+        self.assertOrigin(model.OPERATOR)
+        for origin in ('a project', model.OPERATOR, None):
+            program(origin)
+            self.assertOrigin(origin)
+        # a guest could change it
+        for origin in ('a project', None, model.OPERATOR):
+            program(model.OPERATOR)
+            inventory.forget(A, 0, origin)
+            self.assertOrigin(origin)
+            inventory.scan(addresses=[A])
+            self.assertEqual('c' * 32, self.content()[0])
+            self.assertOrigin(origin)
+        # whatever is left by a programming that failed
+        for report in (False, True):
+            program(model.OPERATOR)
+            inventory.begin_programming(A, 0)
+            inventory.programming_failed(A, 0, report=report)
+            inventory.scan()
+            self.assertOrigin(None)
+        # it is not what was programmed: a power cut, or another program
+        program(model.OPERATOR)
+        self.driver.devices = (fpga(A),)
+        inventory.scan()
+        self.assertOrigin(None)
+
+    def assertOrigin(self, origin):
+        again = self.make()
+        again.scan()
+        self.assertEqual([origin] * 2, [
+            i.devices[A].region(0).origin for i in (self.inventory, again)])
 
     def test_found_to_be_there(self):
         self.inventory.set_loaded(A, 0, loaded('b' * 32))
@@ -483,7 +525,7 @@ class ContentTest(ScannerTestBase):
             self.assertRaises(exception.IllegalTransition, *call)
         self.inventory.begin_programming(A, 0)
         for call in ((self.inventory.begin_programming, A, 0),
-                     (self.inventory.forget, A, 0),
+                     (self.inventory.forget, A, 0, None),
                      (self.inventory.set_loaded, A, 0, loaded())):
             self.assertRaises(exception.IllegalTransition, *call)
         self.assertRaises(exception.DeviceUnavailable,

@@ -15,6 +15,7 @@ from nova_accel import naming
 
 FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
 SPELLED = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
+TYPE = '69528db6eb31577a8c3668f9faa081f6'
 
 
 def device(**more):
@@ -55,6 +56,28 @@ class NamingTest(unittest.TestCase):
         traits = naming.region_traits(device(), model.Region(0, None, None))
         self.assertEqual(naming.device_traits(device()), traits)
         self.assertFalse(any(map(naming.is_volatile, traits)))
+
+    def test_origin(self):
+        """Only what the operator put there is shown."""
+        self.set(function_class=[f'network:{uuid.UUID(FUNCTION)}'])
+        image = str(uuid.uuid4())
+        bare = naming.region_traits(device(), model.Region(0, TYPE, None))
+
+        def shown(**fields):
+            return naming.region_traits(device(), model.Region(
+                0, TYPE, **{'function_uuid': FUNCTION, 'bitstream_id': image,
+                            'function_name': 'nlb', **fields})) - bare
+        self.assertEqual(6, len(shown(origin=model.OPERATOR)))
+        for origin in ('a project', None, ''):
+            self.assertEqual(set(), shown(origin=origin))
+
+    def test_function_that_does_not_identify(self):
+        opencl = '18b79ffa2ee54aa096ef4230dafacb5f'
+        image = str(uuid.uuid4())
+        region = model.Region(0, TYPE, opencl, bitstream_id=image)
+        bare = naming.region_traits(device(), model.Region(0, TYPE, None))
+        self.assertEqual({naming.bitstream_trait(image)},
+                         naming.region_traits(device(), region) - bare)
 
     def test_class_of_function(self):
         self.set(function_class=[f'network:{uuid.UUID(FUNCTION)}'])

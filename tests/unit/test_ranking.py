@@ -22,7 +22,7 @@ from nova_accel.scheduler import ranking
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
 OTHER = 'f7df405cbd7acf7222f144b0b93acd18'
-THIRD = '18b79ffa2ee54aa096ef4230dafacb5f'
+THIRD = '5b3a1c7e92d44f608e1bc07d64a2f935'
 
 
 class Answer:

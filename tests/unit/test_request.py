@@ -8,12 +8,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_accel import exception
+from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
 
 FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 SPELLED = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+
+
+class CarriedTest(unittest.TestCase):
+    """Which region has what a request asks for."""
+
+    IMAGE = '0e1c3a52-7d64-4a0b-9f1e-000000000401'
+    OPENCL = '18b79ffa2ee54aa096ef4230dafacb5f'
+    EVERY = [request.AcceleratorRequest('1', FPGA, 1, **asked) for asked in (
+        {}, {'function_id': model.uuid_hex(FUNCTION)},
+        {'function_name': 'nlb'}, {'bitstream_id': IMAGE})]
+
+    @classmethod
+    def carried(cls, origin=model.OPERATOR, function=FUNCTION,
+                image=IMAGE, name='nlb', wanted=None):
+        region = model.Region(
+            0, None, model.uuid_hex(function), bitstream_id=image,
+            function_name=name, origin=origin)
+        return [r.carried_by(region) for r in wanted or cls.EVERY]
+
+    def test_origin(self):
+        self.assertEqual([True] * 4, self.carried())
+        for origin in ('a project', None, ''):
+            self.assertEqual([True] + [False] * 3, self.carried(origin))
+
+    def test_other_content(self):
+        self.assertEqual([True, True, False, False],
+                         self.carried(image=None, name=None))
+        self.assertEqual([True, False, True, True],
+                         self.carried(function=self.IMAGE))
+
+    def test_function_that_does_not_identify(self):
+        wanted = [request.AcceleratorRequest('1', FPGA, 1,
+                                             function_id=self.OPENCL),
+                  *self.EVERY[2:]]
+        self.assertEqual([False, True, True], self.carried(
+            function=self.OPENCL, wanted=wanted))
+
+    def test_who_chose(self):
+        free = {f'resources1:{FPGA}': '1', 'accel1:bitstream_id': self.IMAGE,
+                'accel1:runtime_programming': 'true'}
+        other = self.IMAGE.replace('401', '402')
+        for wish, chosen in (({}, False), (
+                {'accel1:bitstream_id': self.IMAGE}, False),
+                ({'accel1:bitstream_id': other}, True)):
+            server = request.Server('s', 'p', free, wish)
+            self.assertEqual([chosen], [
+                r.chosen_by_owner for r in server.wanted])
+            self.assertEqual([False], [
+                r.chosen_by_owner for r in server.requests])
 
 
 class ParseTest(unittest.TestCase):

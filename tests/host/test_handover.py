@@ -1,0 +1,468 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What one project loads does not reach the next one, and no project's images
+concern the servers of another. Written as the attacker would."""
+
+import dataclasses
+import tempfile
+import uuid
+
+import ddt
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import sim
+from tests.host import base
+from tests.host import cloud as clouds
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain
+
+#: an attacker and a victim
+EVE, BOB = 'eve', 'bob'
+OPENCL = '18b79ffa-2ee5-4aa0-96ef-4230dafacb5f'
+NAMES = {'accel:function_id': FUNCTION, 'accel:function_name': 'crypto'}
+#: a flavor whose owner chooses the bitstream
+FREE = base.asks(runtime_programming='true')
+
+
+def private(owner, **properties):
+    return {'owner': owner, 'visibility': 'private', **properties}
+
+
+class Base(base.HostTestCase):
+
+    CARDS: tuple = ({'address': A}, {'address': B})
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(runtime_programming_pause=0, group='accel')
+        self.start_host(*self.CARDS)
+        #: how many times cards were programmed
+        self.programmed = 0
+        program = self.host.kernel.program_dfl_port
+
+        def programs(*args):
+            self.programmed += 1
+            return program(*args)
+        self.host.kernel.program_dfl_port = programs
+
+    def boot(self, specs, project=BOB, as_user=True, address=A, **kwargs):
+        """:param as_user: with a token of the project; else with one that
+            sees everything, as at host boot."""
+        return self.host.boot(
+            specs, self.host.allocation(address), project=project,
+            context=self.host.cloud.user_context(project) if as_user else None,
+            **kwargs)
+
+    def region(self, address=A):
+        return self.host.inventory.devices[address].region(0)
+
+    def shown(self, address=A):
+        """Traits of what a region carries."""
+        self.host.report()
+        provider, = [
+            p for p in self.host.cloud.read()['providers'].values()
+            if p['name'].endswith(f'{address}_region0')]
+        return {t for t in provider['traits']
+                if 'FUNCTION' in t or 'BITSTREAM' in t}
+
+    def load(self, server, image):
+        """The owner of a server asks for an image at run time."""
+        self.host.ask(server, image)
+        self.assertEqual(1, self.host.runtime.run())
+
+    def refused(self, *args, **kwargs):
+        """What a tenant reads of a boot that fails."""
+        return str(self.assertRaises(
+            exception.AcceleratorError, self.boot, *args, **kwargs))
+
+
+@ddt.ddt
+class LoadedByTenantTest(Base):
+    """Eve has had her own file on the card; now it is Bob's."""
+
+    def leave(self, **properties):
+        """Eve leaves a file that names the operator's function."""
+        self.trojan = self.host.upload(
+            FUNCTION, private(EVE, **properties), size=1234)
+        server = self.boot(FREE, EVE)
+        self.load(server, self.trojan)
+        self.assertEqual(EVE, self.region().origin)
+        self.host.delete(server)
+        self.programmed = 0
+
+    @ddt.data({'function_id': FUNCTION}, {'function_name': 'crypto'})
+    def test_names_the_function_of_the_operator(self, accel):
+        self.leave(**NAMES)
+        self.assertEqual((plain(FUNCTION), self.trojan), (
+            self.region().function_uuid, self.region().bitstream_id))
+        # nothing of it is shown, so that nothing prefers it
+        self.assertEqual(set(), self.shown())
+        genuine = self.host.upload(FUNCTION, NAMES)
+        self.boot({**base.ONE, **{f'accel1:{k}': v for k, v in accel.items()}})
+        self.assertEqual(1, self.programmed)
+        self.assertEqual((genuine, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+
+    def test_after_a_restart_of_nova_compute(self):
+        self.leave()
+        self.restart()
+        self.assertEqual(EVE, self.region().origin)
+        self.assertEqual(set(), self.shown())
+        genuine = self.host.upload(FUNCTION)
+        self.boot(base.asks(FUNCTION))
+        self.assertEqual(genuine, self.region().bitstream_id)
+
+    def test_without_an_image_of_the_operator(self):
+        self.leave()
+        said = self.refused(base.asks(FUNCTION), as_user=False)
+        self.assertNotIn(self.trojan, said)
+        self.assertEqual([], self.host.holdings.all())
+
+    def test_next_server_names_the_image(self):
+        """Of another project: not at all, though the region carries it."""
+        self.leave()
+        for as_user in (True, False):
+            said = self.refused(FREE, as_user=as_user, image_properties={
+                'accel:bitstream_id': self.trojan})
+            self.assertIn('not exist or is not visible', said)
+        self.assertEqual(0, self.programmed)
+
+    def test_next_server_of_the_same_project(self):
+        self.leave()
+        self.boot(FREE, EVE, image_properties={
+            'accel:bitstream_id': self.trojan})
+        self.assertEqual(1, self.programmed)
+
+    def test_programmed_by_the_operator_again(self):
+        self.leave()
+        self.host.upload(OTHER)
+        self.host.delete(self.boot(base.asks(OTHER)))
+        self.assertNotEqual(set(), self.shown())
+        self.boot(base.asks(OTHER))
+        self.assertEqual(1, self.programmed)
+
+
+class OwnServerTest(Base):
+    """The server that had a bitstream loaded keeps it."""
+
+    def setUp(self):
+        super().setUp()
+        self.image = self.host.upload(OTHER, private(EVE))
+        self.server = self.boot(FREE, EVE)
+        self.load(self.server, self.image)
+        self.programmed = 0
+
+    def assertOwn(self, programmed=0):
+        self.assertHas(self.server, A)
+        self.assertEqual(
+            (plain(OTHER), self.image, EVE, programmed),
+            (self.region().function_uuid, self.region().bitstream_id,
+             self.region().origin, self.programmed))
+        self.assertEqual(set(), self.shown())
+
+    def test_reboot(self):
+        self.host.reboot(self.server)
+        self.assertOwn()
+
+    def test_restart_of_nova_compute(self):
+        self.restart()
+        self.host.reboot(self.server)
+        self.assertOwn()
+
+    def test_rebuild_with_the_same_wish(self):
+        self.host.rebuild(self.server, {'accel:bitstream_id': self.image})
+        self.assertOwn()
+
+    def test_power_cut(self):
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        # what came back is not said to be anything
+        self.assertEqual(set(), self.shown())
+        self.host.start_guest(self.server)
+        self.assertOwn(1)
+
+    def test_power_cut_and_cache_lost(self):
+        self.config.config(bitstream_cache=f'{self.directory}/new',
+                           group='accel')
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        self.host.start_guest(self.server)
+        self.assertOwn(1)
+
+
+class OriginTest(Base):
+    """From where a content is, and what follows."""
+
+    def test_from_the_start(self):
+        self.assertEqual(model.OPERATOR, self.region().origin)
+        self.assertNotEqual(set(), self.shown())
+        self.boot(base.asks(FIRST))
+        self.assertEqual(0, self.programmed)
+
+    def test_name_of_what_is_there_from_the_start(self):
+        """A name says which image it is; what is there is of none."""
+        image = self.host.upload(FIRST, {'accel:function_name': 'crypto'})
+        self.boot(base.asks(function_name='crypto'))
+        self.assertEqual((1, image), (
+            self.programmed, self.region().bitstream_id))
+
+    def test_image_of_the_operator_has_another_name(self):
+        image = self.host.upload(FUNCTION)
+        self.host.delete(self.boot(base.asks(bitstream_id=image)))
+        self.host.cloud.change_image(
+            image, **{'accel:function_name': 'crypto'})
+        self.boot(base.asks(function_name='crypto'))
+        self.assertEqual((1, 'crypto'), (
+            self.programmed, self.region().function_name))
+
+    def test_put_back_after_a_power_cut(self):
+        image = self.host.upload(FUNCTION)
+        server = self.boot(base.asks(FUNCTION))
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        self.host.start_guest(server)
+        self.assertEqual((image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+        self.host.delete(server)
+        self.boot(base.asks(FUNCTION))
+        self.assertEqual(2, self.programmed)
+
+    def test_left_after_a_failure(self):
+        """What the card reports then may be anything."""
+        self.host.upload(FUNCTION)
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.refused(base.asks(FUNCTION))
+        left = str(uuid.UUID(self.region().function_uuid))
+        self.assertIsNone(self.region().origin)
+        self.assertEqual(set(), self.shown())
+        self.assertIn(left, self.refused(base.asks(left)))
+
+    def test_store_of_an_earlier_release(self):
+        """It does not say from where what is loaded came."""
+        self.host.upload(FUNCTION)
+        self.host.delete(self.boot(base.asks(FUNCTION)))
+        (key, loaded), = self.host.accelerators.store.loaded().items()
+        self.host.accelerators.store.set_loaded(
+            *key, dataclasses.replace(loaded, origin=None))
+        self.restart()
+        self.assertEqual(set(), self.shown())
+        self.boot(base.asks(FUNCTION))
+        self.assertEqual(2, self.programmed)
+
+
+class OpenClTest(Base):
+    """One function UUID for all bitstreams of the OpenCL BSP."""
+
+    CARDS = ({'address': A, 'functions': [OPENCL], 'ports': 1},)
+
+    def test_from_the_start(self):
+        """Which one that is cannot be known."""
+        self.assertEqual(set(), self.shown())
+        self.assertIn('No image', self.refused(base.asks(OPENCL)))
+        image = self.host.upload(OPENCL)
+        self.boot(base.asks(OPENCL))
+        self.assertEqual((1, image), (
+            self.programmed, self.region().bitstream_id))
+
+    def test_other_image_of_the_operator(self):
+        other = self.host.upload(OPENCL, {'accel:function_id': None})
+        self.host.delete(self.boot(base.asks(bitstream_id=other)))
+        image = self.host.upload(OPENCL)
+        self.host.delete(self.boot(base.asks(OPENCL)))
+        self.assertEqual((2, image), (
+            self.programmed, self.region().bitstream_id))
+        self.assertEqual(1, len(self.shown()), self.shown())
+        # the very same one
+        self.boot(base.asks(OPENCL))
+        self.assertEqual(2, self.programmed)
+
+
+@ddt.ddt
+class WhoseImageTest(Base):
+    """Bob asks for a function; others have images of it."""
+
+    def assertBobGets(self, image, **kwargs):
+        self.host.delete(self.boot(base.asks(FUNCTION), **kwargs))
+        self.assertEqual(image, self.region().bitstream_id)
+
+    @ddt.data(True, False)
+    def test_private_image_of_another_project(self, as_user):
+        eves = self.host.upload(FUNCTION, private(EVE))
+        said = self.refused(base.asks(FUNCTION), as_user=as_user)
+        self.assertNotIn(eves, said)
+        self.assertBobGets(self.host.upload(FUNCTION, private(BOB)),
+                           as_user=as_user)
+
+    def test_token_of_an_administrator(self):
+        """Of a project of his own, whose images do not count either."""
+        self.host.upload(FUNCTION, private('root'))
+        context = self.host.cloud.user_context('root')
+        error = self.assertRaises(
+            exception.BitstreamError, self.host.boot, base.asks(FUNCTION),
+            self.host.allocation(A), project=BOB, context=context)
+        self.assertIn('project of the server', str(error))
+
+    @ddt.data(True, False)
+    def test_image_of_the_operator_wins(self, as_user):
+        self.host.upload(FUNCTION, private(BOB))
+        self.host.upload(FUNCTION, private(EVE, members={BOB: 'accepted'}))
+        self.assertBobGets(self.host.upload(FUNCTION), as_user=as_user)
+
+    @ddt.data(True, False)
+    def test_shared(self, as_user):
+        eves = self.host.upload(
+            FUNCTION, {'owner': EVE, 'visibility': 'shared',
+                       'members': {BOB: 'pending'}})
+        self.refused(base.asks(FUNCTION), as_user=as_user)
+        self.host.cloud.change_image(eves, members={BOB: 'accepted'})
+        self.assertBobGets(eves, as_user=as_user)
+        # it is Eve's, all the same
+        self.assertEqual(EVE, self.region().origin)
+        self.assertBobGets(self.host.upload(FUNCTION, private(BOB)),
+                           as_user=as_user)
+
+    def test_community(self):
+        """Every tenant can make one, which counts only where it is named."""
+        eves = self.host.upload(FUNCTION, {'owner': EVE,
+                                           'visibility': 'community'})
+        self.refused(base.asks(FUNCTION), as_user=False)
+        self.boot(FREE, image_properties={'accel:bitstream_id': eves})
+        self.assertEqual(EVE, self.region().origin)
+
+    def test_private_image_of_the_operator(self):
+        """What a flavor names is the operator's to choose, and his alone."""
+        self.config.config(bitstream_owners=[clouds.OPERATORS], group='accel')
+        image = self.host.upload(FUNCTION, private(clouds.OPERATORS))
+        self.assertBobGets(image)
+        self.assertEqual(model.OPERATOR, self.region().origin)
+        self.assertNotEqual(set(), self.shown())
+        self.host.delete(self.boot(base.asks(bitstream_id=image)))
+        self.host.delete(self.boot(base.asks(FUNCTION)))
+        self.assertEqual(1, self.programmed)
+        # a tenant cannot name it, though the region carries it
+        for as_user in (True, False):
+            self.assertIn('not visible', self.refused(
+                FREE, as_user=as_user,
+                image_properties={'accel:bitstream_id': image}))
+        # nor at run time
+        server = self.boot(FREE)
+        self.host.ask(server, image)
+        self.assertEqual(0, self.host.runtime.run())
+        self.assertIn('not visible', self.host.cloud.read()['servers'][
+            server]['metadata']['accel1:status'])
+        self.assertHas(server, A)
+
+    def test_no_owners(self):
+        """Then nova-compute's own credentials are for no user."""
+        self.host.upload(FUNCTION, private(clouds.OPERATORS))
+        self.assertIn('No image', self.refused(base.asks(FUNCTION)))
+        self.host.cloud.service_error = exception.GlanceUnavailable(
+            'They are not to be used.')
+        self.assertBobGets(self.host.upload(FUNCTION))
+
+    def test_credentials_that_do_not_work(self):
+        self.config.config(bitstream_owners=[clouds.OPERATORS], group='accel')
+        self.host.upload(FUNCTION)
+        self.host.cloud.service_error = exception.GlanceUnavailable(
+            'Keystone rejects them.')
+        self.assertEqual('Keystone rejects them.',
+                         self.refused(base.asks(FUNCTION)))
+
+    def test_own_image_where_the_operator_has_none(self):
+        """It is read as the user, not by nova-compute."""
+        self.config.config(bitstream_owners=[clouds.OPERATORS], group='accel')
+        bobs = self.host.upload(FUNCTION, private(BOB))
+        self.assertBobGets(bobs)
+        self.assertEqual(BOB, self.region().origin)
+        self.assertIn('No image', str(self.assertRaises(
+            exception.BitstreamError, self.host.boot, base.asks(FUNCTION),
+            self.host.allocation(B), project=BOB,
+            context=self.host.cloud.user_context('root'))))
+
+    def test_for_another_type_of_region(self):
+        """Another host may have one: the build goes there."""
+        self.config.config(bitstream_owners=[clouds.OPERATORS], group='accel')
+        self.host.upload(FUNCTION, private(
+            clouds.OPERATORS, **{'accel:region_type_id': str(uuid.uuid4())}))
+        error = self.assertRaises(
+            exception.IncompatibleBitstream, self.boot, base.asks(FUNCTION))
+        self.assertTrue(error.elsewhere)
+
+
+class TextTest(Base):
+    """What one tenant reads does not name another one's server."""
+
+    def test_region_with_another_server(self):
+        self.host.upload(FUNCTION)
+        server = self.boot(base.ONE, EVE)
+        claim, = self.host.holdings.all()
+        self.host.cloud.stop_guest(server, undefine=True)
+        # a second handle of the same region
+        self.host.accelerators.store.remove([claim])
+        self.host.accelerators.store.add([dataclasses.replace(
+            claim, handle=dataclasses.replace(claim.handle, address='x'))])
+        said = self.refused(base.asks(FUNCTION))
+        self.assertNotIn(server, said)
+        self.assertIn('another server', said)
+        self.assertIn(server, self.log.output)
+
+    def test_device_in_a_guest_without_a_claim(self):
+        server = self.boot(base.ONE, EVE)
+        self.host.accelerators.store.remove(self.host.holdings.all())
+        self.host.reconciler.run()
+        said = self.refused(base.ONE)
+        self.assertIn('a guest has', said)
+        self.assertNotIn(server, said)
+        self.assertIn(server, self.log.output)
+
+
+class MailboxTest(base.HostTestCase):
+    """A card under XRT whose guest can have it programmed by itself."""
+
+    MANAGEMENT, USER = '0000:81:00.0', '0000:81:00.1'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(alveos=[{'address': self.MANAGEMENT,
+                                 'programming_seconds': 0}], drivers=('xrt',))
+        self.image = self.upload(FUNCTION)
+
+    def upload(self, function, **image):
+        with tempfile.NamedTemporaryFile() as file:
+            sim.make_xclbin(file.name, function, SHELL)
+            return self.host.cloud.upload(file.read(), **{
+                'accel:function_id': function, **image})
+
+    def boot(self, project):
+        return self.host.boot(base.asks(FUNCTION), self.host.allocation(),
+                              project=project)
+
+    def region(self):
+        return self.host.inventory.devices[self.MANAGEMENT].region(0)
+
+    def test_guest_may_have_loaded_something(self):
+        server = self.boot(EVE)
+        self.assertEqual(model.OPERATOR, self.region().origin)
+        with tempfile.NamedTemporaryFile() as file:
+            sim.make_xclbin(file.name, OTHER, SHELL)
+            self.host.kernel.guest_programs(self.USER, file.name)
+        self.host.delete(server)
+        for _ in range(2):
+            self.assertEqual((EVE, None), (
+                self.region().origin, self.region().bitstream_id))
+            self.assertEqual([EVE], [
+                loaded.origin for loaded
+                in self.host.accelerators.store.loaded().values()])
+            self.restart()
+        self.boot(BOB)
+        self.assertEqual((self.image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+
+    def test_own_restart(self):
+        server = self.boot(EVE)
+        self.host.reboot(server)
+        # what its guest may have changed was put back
+        self.assertEqual((self.image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
