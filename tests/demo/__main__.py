@@ -160,7 +160,7 @@ class Story(operations.OperationsTestBase):
                   'accelerator claimed; the functions stay loaded for the '
                   'next server', 32))
 
-    def operations(self, flavor, opencl):
+    def operations(self, flavor, crypto):
         head('What Nova with Cyborg refuses or breaks: done, or refused in '
              'words')
         self.give_credentials()
@@ -207,7 +207,7 @@ class Story(operations.OperationsTestBase):
                       'the old card is free'):
             self._resize_server(server, self._create_flavor(
                 extra_spec=base.fpga_flavor(
-                    bitstream_id=opencl, runtime_programming='true')))
+                    bitstream_id=crypto, runtime_programming='true')))
             self._confirm_resize(server)
             self.assertFunction(self.assertHas(server), base.CRYPTO)
             self.assertEqual(1, len(self.claims()))

@@ -79,6 +79,20 @@ class TenantTest(operations.OperationsTestBase):
         self.assertEqual(1, len(held))
         self.assertFunction(held, FUNCTION)
 
+    def test_migration_by_an_administrator(self):
+        """Whose token sees the images of all projects."""
+        tenant = self.glance.service.client(
+            'tenant', self.api.project_id)
+        own = self.upload_as(tenant)
+        server = self.boot()
+        for _ in range(2):
+            self.upload_as(self.eve)
+        self._migrate_server(server, api=self.admin_api)
+        (host, address), = self.held(server)
+        region = self.accelerators(host).inventory.devices[address].region(0)
+        self.assertEqual((own, self.api.project_id),
+                         (region.bitstream_id, region.origin))
+
     def test_without_credentials_of_nova_compute(self):
         """Boots need none: the tenant's token is enough."""
         self.flags(auth_type=None, group='service_user')

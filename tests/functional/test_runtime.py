@@ -111,10 +111,10 @@ class OwnerTest(RuntimeTestBase):
                       ' '.join(self.traits(region)))
         self.assertNothingToDo()
         # and back: an image that was there before
-        opencl = next(
+        crypto = next(
             i['id'] for i in self.glance.client.images.list()
             if i.get('accel:function_id') == base.CRYPTO)
-        self.ask(opencl)
+        self.ask(crypto)
         self.assertEqual(1, self.run_now())
         self.assertProgrammed(base.CRYPTO)
         self.delete_all()

@@ -134,7 +134,7 @@ class Cloud:
             self.api.image.create_image(
                 f'bitstream-{function[:8]}', filename=file.name,
                 disk_format='raw', container_format='bare', wait=True,
-                **{'accel:function_id': function})
+                visibility='public', **{'accel:function_id': function})
         return function
 
     def flavor(self, **specs):
