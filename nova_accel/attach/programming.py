@@ -67,8 +67,10 @@ class Programming:
         if _was_loaded_for(claims, wanted, region) or (
                 wanted.carried_by(region) and not wanted.chosen_by_owner):
             return
-        if region.origin != model.OPERATOR or region.bitstream_id is None:
-            # before Glance is asked in vain
+        if not (region.bitstream_id and region.origin == model.OPERATOR and (
+                wanted.bitstream_id == region.bitstream_id
+                or wanted.function_id == region.function_uuid)):
+            # before Glance is asked: another host may do without it
             self._check_may_program(claims, device, region)
         client, image = self._find(context, project_id, wanted, region)
         if (region.origin == glance.origin(image.record) == model.OPERATOR

@@ -94,7 +94,8 @@ def find(client, request: accel_request.AcceleratorRequest,
     """
     if request.bitstream_id:
         client, record = _by_id(
-            client, request.bitstream_id, project_id, operators)
+            client, request.bitstream_id, project_id, operators,
+            request.chosen_by_owner)
         if record['status'] != 'active':
             raise exception.BitstreamError(
                 f'{_named([record])} was asked for as a bitstream, and its '
@@ -137,16 +138,17 @@ def find(client, request: accel_request.AcceleratorRequest,
         f'share it with the project.')
 
 
-def _by_id(client, image_id, project_id, operators):
-    """(client, record) of an image that the project may use."""
+def _by_id(client, image_id, project_id, operators, chosen_by_owner):
+    """(client, record) of an image that the project may use. One that anybody
+    made for the community counts where the owner of the server named it."""
     if operators is not None:
         with contextlib.suppress(exception.ImageNotFound):
             record = _record(operators, image_id)
             if origin(record) == model.OPERATOR:
                 return operators, record
     record = _record(client, image_id)
-    if not (_may_use(client, record, project_id)
-            or record.get('visibility') == 'community'):
+    if not (_may_use(client, record, project_id) or chosen_by_owner
+            and record.get('visibility') == 'community'):
         raise _invisible(image_id)
     return client, record
 
@@ -185,8 +187,8 @@ def origin(record: Mapping[str, typing.Any]) -> str | None:
 
 
 def _may_use(client, record, project_id) -> bool:
-    """Whether the servers of a project may use an image, of which they need
-    not know the id. Everybody may make an image for the community."""
+    """Whether the servers of a project may use an image; those of the
+    community aside, which any project can make."""
     if (record.get('owner') == project_id
             or record.get('visibility') == 'public'):
         return True
@@ -244,7 +246,8 @@ def _service_client(endpoint):
 
 
 def check_use(client, image_id: str, project_id: str) -> None:
-    """Check that the servers of a project may use an image.
+    """Check that the servers of a project may use an image that their owner
+    names.
 
     :param client: the service's client, which sees every image.
     :raises BitstreamError: the image does not exist, or the project does not
@@ -257,7 +260,7 @@ def check_use(client, image_id: str, project_id: str) -> None:
         raise exception.BitstreamError(
             f'{text.printable(image_id)} is not the id of an image: give a '
             f'UUID.') from None
-    _by_id(client, image_id, project_id, None)
+    _by_id(client, image_id, project_id, None, chosen_by_owner=True)
 
 
 def function_name(image: Image) -> str | None:

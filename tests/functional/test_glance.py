@@ -179,7 +179,11 @@ class FindTest(GlanceTestBase):
         id = self.upload(visibility='community')['id']
         bob = self.glance.client('bob', 'another')
         self.assertEqual(id, self.find(
-            client=bob, project='another', bitstream_id=id).id)
+            client=bob, project='another', bitstream_id=id,
+            chosen_by_owner=True).id)
+        # any project can make one with the id of an image that is gone
+        self.refused(exception.ImageNotFound, id, client=bob,
+                     project='another', bitstream_id=id)
 
     def test_by_image_without_data(self):
         id = self.client.images.create(name='empty').id

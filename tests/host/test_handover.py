@@ -216,6 +216,21 @@ class OriginTest(Base):
         self.assertEqual((1, 'crypto'), (
             self.programmed, self.region().function_name))
 
+    def test_fixed_device(self):
+        """Another host may have the function without any image."""
+        image = self.host.upload(OTHER)
+        self.host.delete(self.boot(base.asks(OTHER)))
+        self.config.config(fixed_devices=[A], group='accel')
+        self.restart()
+        for asked in (base.asks(FUNCTION), base.asks(function_name='crypto')):
+            error = self.assertRaises(
+                exception.DeviceUnavailable, self.boot, asked)
+            self.assertIn('fixed_devices', str(error))
+        # and what it has is given as it is
+        for asked in (base.asks(OTHER), base.asks(bitstream_id=image)):
+            self.host.delete(self.boot(asked))
+        self.assertEqual(1, self.programmed)
+
     def test_put_back_after_a_power_cut(self):
         image = self.host.upload(FUNCTION)
         server = self.boot(base.asks(FUNCTION))
@@ -328,6 +343,7 @@ class WhoseImageTest(Base):
         eves = self.host.upload(FUNCTION, {'owner': EVE,
                                            'visibility': 'community'})
         self.refused(base.asks(FUNCTION), as_user=False)
+        self.refused(base.asks(bitstream_id=eves))
         self.boot(FREE, image_properties={'accel:bitstream_id': eves})
         self.assertEqual(EVE, self.region().origin)
 
