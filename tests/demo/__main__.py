@@ -203,7 +203,7 @@ class Story(operations.OperationsTestBase):
             self.assertFunction(self.assertHas(server), FUNCTION)
             self._revert_resize(server)
             same()
-        with Progress('resize to a flavor with OpenCL, confirm: programmed, '
+        with Progress('resize to a flavor with crypto, confirm: programmed, '
                       'the old card is free'):
             self._resize_server(server, self._create_flavor(
                 extra_spec=base.fpga_flavor(
