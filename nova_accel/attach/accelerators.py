@@ -22,6 +22,7 @@ from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from nova_accel.attach import claims as claim_store
+from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
@@ -102,10 +103,12 @@ class Accelerators:
         self.kernel = kernel
         self.holdings = server_holdings.Holdings(store)
         self._cloud = cloud
-        self._handles = handles.Handles(inventory, self.holdings)
         self.publisher = publishing.Publisher(inventory, cloud)
         self.programming = programming.Programming(
             inventory, self.holdings, cloud, self.publisher)
+        self._handles = handles.Handles(
+            inventory, self.holdings, cleaning.Regions(
+                inventory, self.programming))
         self.readiness = readiness.Readiness(
             inventory, self.holdings, self._handles, self.programming)
         self._plugging: dict[str, _Plugging] = {}
@@ -288,7 +291,7 @@ class Accelerators:
         """Claim, program, prepare, bind and publish, as planned."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claim(server, steps.take, taken)
+            todo = self._claim(context, server, steps.take, taken)
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
             self.readiness.first(context, server, todo)
@@ -318,14 +321,19 @@ class Accelerators:
                 if region and not held.issuperset(region.handles):
                     yield mine[0].provider_uuid
 
-    def _claim(self, server, takes, taken):
+    def _claim(self, context, server, takes, taken):
         """Claim free handles of the allocated providers, all or none.
+
+        Waits for regions that are being cleaned after another server: the
+        function that a server wants is mostly there again sooner than
+        elsewhere.
 
         :param taken: receives the claims.
         :returns: each request with its claims.
         """
         if not takes:
             return []
+        self._await_clean(context, {take.provider_uuid for take in takes})
         with self.inventory.claiming:
             held = {claim.handle for claim in self.holdings.all()}
             todo = []
@@ -337,6 +345,15 @@ class Accelerators:
             self.holdings.claim(claims)
             taken += claims
         return todo
+
+    def _await_clean(self, context, provider_uuids):
+        """Wait for what cleans regions, or clean them where a crash left
+        them."""
+        left = [claim for claim in self.holdings.being_released()
+                if claim.provider_uuid in provider_uuids
+                and claim.region_index is not None and not claim.error]
+        if left:
+            self._clean(context, left, patient=True)
 
     def _chosen(self, server, take, held):
         wanted = take.wanted
@@ -456,21 +473,24 @@ class Accelerators:
             with contextlib.suppress(Exception):
                 plugging.future.result()
 
-    def release(self, context, claims: Iterable[model.Claim]) -> int:
+    def release(self, context, claims: Iterable[model.Claim],
+                patient: bool = False) -> int:
         """Release just these claims; the caller has judged them.
 
+        :param patient: wait for regions that are programmed again, too.
         :returns: how many the server lost.
         """
         claims = self.holdings.releasing(claims)
-        self._clean(context, claims)
+        self._clean(context, claims, patient=patient)
         return len(claims)
 
-    def _clean(self, context, claims, wait=True):
+    def _clean(self, context, claims, wait=True, patient=False):
         claims = self.holdings.now(claims)
         self._handles.release(
             claims, lambda claim: self._freed(context, claim),
             # an error of the last moment is to be written
-            CONF.accel.device_timeout + 1 if wait else 0)
+            CONF.accel.device_timeout + 1 if wait else 0,
+            CONF.accel.programming_timeout + 1 if patient else 0)
         # what is not clean yet must not be offered
         left = self.holdings.now(claims)
         self.publisher.show(context, {c.provider_uuid for c in left})
@@ -488,7 +508,7 @@ class Accelerators:
         """
         left = self.holdings.being_released()
         if left:
-            self._clean(context, left)
+            self._clean(context, left, patient=True)
         return len(left) - len(self.holdings.now(left))
 
     # What is held

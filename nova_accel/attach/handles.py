@@ -9,9 +9,12 @@ a handle, each with a time limit.
 from collections.abc import Callable, Iterable
 from concurrent import futures
 
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
+from nova_accel.attach import cleaning
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import programming
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
@@ -26,9 +29,11 @@ LOG = logging.getLogger(__name__)
 class Handles:
 
     def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings):
+                 holdings: server_holdings.Holdings,
+                 regions: cleaning.Regions):
         self._inventory = inventory
         self._holdings = holdings
+        self._regions = regions
 
     def type_for(self, wanted: request.AcceleratorRequest,
                  device: model.Device) -> str | None:
@@ -90,16 +95,61 @@ class Handles:
         self._on_handle(device, claim, what, driver.prepare, fresh)
 
     def release(self, claims: Iterable[model.Claim],
-                freed: Callable[[model.Claim], None], seconds: float) -> None:
+                freed: Callable[[model.Claim], None], seconds: float,
+                region_seconds: float = 0) -> None:
         """Clean handles, all side by side.
 
         :param freed: called for each handle once it is clean, at once or long
             after this call has ended.
         :param seconds: how long to wait for them; none waits for another.
+        :param region_seconds: how long to wait for those of FPGA regions.
         """
-        started = [limited.start(self._release, claim, freed)
-                   for claim in claims]
+        started, of_regions = [], []
+        for (_, index), mine in programming.by_region(
+                claims).items():
+            if index is None:
+                started += [limited.start(self._release, claim, freed)
+                            for claim in mine]
+            else:
+                of_regions.append(
+                    limited.start(self._release_region, mine, freed))
         futures.wait(started, seconds)
+        futures.wait(of_regions, region_seconds)
+
+    def _release_region(self, claims, freed):
+        address, index = claims[0].device_address, claims[0].region_index
+        try:
+            # of several that release it the next one finds it clean
+            with lockutils.lock(f'accel-region-{address}-{index}'):
+                claims = self._holdings.now(claims)
+                if self._clean_region(address, index, claims):
+                    for claim in claims:
+                        freed(claim)
+        except Exception:
+            LOG.exception('%s region%s, which server %s had, could not be '
+                          'released; the next comparison tries again',
+                          address, index, claims[0].instance_uuid)
+
+    def _clean_region(self, address, index, claims):
+        """Return True once nothing of the server is in its region. Otherwise
+        the claims stay, and no other server gets it."""
+        used = any((c.device_address, c.region_index) == (address, index)
+                   and c.state is not model.ClaimState.DELETING
+                   for c in self._holdings.all())
+        if not claims or used:
+            # of servers that share a region the last one leaves it clean
+            return True
+        try:
+            self._regions.clean(claims)
+            return True
+        except exception.AcceleratorError as error:
+            if str(error) != claims[0].error:
+                LOG.error('%s region%s, which server %s had, is not given to '
+                          'another server: %s', address, index,
+                          claims[0].instance_uuid, error)
+            for claim in claims:
+                self._holdings.keep_error(claim, str(error))
+            return False
 
     def _release(self, claim, freed):
         try:

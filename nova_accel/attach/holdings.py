@@ -90,9 +90,11 @@ class Holdings:
         """The devices are ready for the guest.
 
         :param region: the one of all of them, whose content is put back where
-            the card forgets it; None for devices without regions.
+            the card forgets it, and which is cleaned after the server; None
+            for devices without regions.
         """
         self._go('bound', claims, state=_State.BOUND, error='',
+                 **({'prepared': True} if region else {}),
                  restore_function=region and region.function_uuid,
                  restore_bitstream=region and region.bitstream_id,
                  restore_origin=region and region.origin)
@@ -134,7 +136,7 @@ class Holdings:
         :returns: those that have not ended already.
         """
         return self._go('releasing', claims, gone_is_fine=True,
-                        state=_State.DELETING)
+                        state=_State.DELETING, error='')
 
     def released(self, claims: Iterable[model.Claim]) -> None:
         """The devices are clean and free."""

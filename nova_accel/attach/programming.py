@@ -150,6 +150,49 @@ class Programming:
             lambda: self._as_before(
                 context, project_id, loaded, device, region))
 
+    # Between two servers
+
+    def again(self, device: model.Device, region: model.Region) -> str:
+        """Program the operator's image again that a region carries.
+
+        Registers and block RAM begin as the image has them.
+
+        :returns: how, for the record of the hand-over.
+        :raises BitstreamError: the image is not to be had any more.
+        :raises AcceleratorError: of other kinds: the region is not clean.
+        """
+        loaded = model.Loaded(
+            region.function_uuid, region.bitstream_id, region.function_name,
+            '', model.OPERATOR)
+        try:
+            self._from_cache(loaded, device, region)
+        except exception.BitstreamError as error:
+            LOG.info('%s', error)
+            client = self._cloud.service_images()
+            image = glance.find_operators(
+                client, region.bitstream_id or '')
+            self._load(client, image, device, region)
+        return f'programmed again with image {region.bitstream_id}'
+
+    def clear(self, device: model.Device, region: model.Region) -> str:
+        """Program the operator's clearing image of the region's type.
+
+        :returns: how, for the record of the hand-over.
+        :raises BitstreamError: there is none that can be used.
+        :raises AcceleratorError: of other kinds: the region is not clean.
+        """
+        client = self._cloud.service_images()
+        image = glance.find_clearing(client, region.region_type_uuid)
+        self._load(client, image, device, region)
+        return f'cleared with image {image.id}'
+
+    def _load(self, client, image, device, region):
+        wanted = request.AcceleratorRequest(
+            group='', resource_class='', amount=1, bitstream_id=image.id)
+        self._from_glance(client, image, wanted, device, region)
+
+    # The region of a server
+
     def region_of(self, claims: Claims) -> model.Region | None:
         """The region of claims that all have the same one, as it is now."""
         _, region = self._inventory.find_held(

@@ -165,7 +165,7 @@ class Reconciler:
                         'allocation: its accelerators are released',
                         server_uuid)
             return self._accelerators.release(
-                self._cloud.admin_context(), stale)
+                self._cloud.admin_context(), stale, patient=True)
 
     # Guests without their devices, and devices without their claims
 

@@ -50,6 +50,11 @@ FUNCTION_NAME = 'accel:function_name'
 #: UUID of the type of region that the bitstream fits (DFL: compat_id)
 REGION_TYPE_ID = 'accel:region_type_id'
 
+#: of the operator's images that clear a region after a server: what they
+#: clear beside the region's function, 'memory' of the card or 'registers'
+CLEARS = 'accel:clears'
+_CLEARED = ('memory', 'registers')
+
 #: number of images that an error names
 _NAMED = 3
 
@@ -151,6 +156,48 @@ def _by_id(client, image_id, project_id, operators, chosen_by_owner):
             and record.get('visibility') == 'community'):
         raise _invisible(image_id)
     return client, record
+
+
+def find_operators(client, image_id: str) -> Image:
+    """Find an image of the operator.
+
+    :param client: of nova-compute itself.
+    :raises BitstreamError: there is none, it is somebody else's now, or it has
+        no data.
+    :raises GlanceUnavailable: Glance did not answer.
+    """
+    record = _record(client, image_id)
+    if record['status'] != 'active' or origin(record) != model.OPERATOR:
+        raise exception.BitstreamError(
+            f'{_named([record])} was to be programmed for the operator, and '
+            f'it is {record["status"]} and {record.get("visibility")}: make it '
+            f'public, or add its project to [accel] bitstream_owners.')
+    return _image(record)
+
+
+def find_clearing(client, region_type: str | None) -> Image:
+    """Find the operator's image that clears regions of a type.
+
+    One that clears the memory of the card comes first, then the first by id.
+
+    :param client: of nova-compute itself.
+    :param region_type: UUID in the form of model.uuid_hex.
+    :raises BitstreamError: there is none.
+    :raises GlanceUnavailable: Glance did not answer.
+    """
+    for what in _CLEARED if region_type else ():
+        records = [
+            r for r in _list(client, {CLEARS: what})
+            if r['status'] == 'active' and origin(r) == model.OPERATOR
+            and _hex(r.get(REGION_TYPE_ID) or '') == region_type]
+        if records:
+            return _image(min(records, key=lambda r: r['id']))
+    raise exception.BitstreamError(
+        f'An image that clears regions of type '
+        f'{uuid.UUID(region_type) if region_type else "unknown"} was looked '
+        f'for, and no image of the operator has {CLEARS}=memory or '
+        f'{CLEARS}=registers and this type as {REGION_TYPE_ID}: upload one, '
+        f'or choose another policy in [accel] handover.')
 
 
 def _in_order(client, key, spellings, project_id, operators):

@@ -174,6 +174,21 @@ class AcceleratorDriver(abc.ABC):
         raise exception.ProgrammingFailed(
             f'{type(self).__name__} cannot program {device.address}.')
 
+    def reset_region(self, device: model.Device, region: model.Region,
+                     ) -> str:
+        """Take away what a server left in the user logic of a region.
+
+        The function stays, and the memory of the card keeps its content.
+        Called by one thread at a time per device, and only while no guest has
+        a handle of the region.
+
+        :returns: how, for the record of the hand-over: 'port reset'.
+        :raises DeviceError: it could not be done.
+        """
+        raise exception.DeviceError(
+            f'{type(self).__name__} cannot reset {region.name} of '
+            f'{device.address}: choose another policy in [accel] handover.')
+
     def recover(self, address: str) -> None:
         """Try to bring back regions that examine() found quarantined.
 

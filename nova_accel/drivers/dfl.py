@@ -381,6 +381,20 @@ class DflDriver(base.PciDriver):
                 f'not hold what its header says, make it anew.')
         return function
 
+    def reset_region(self, device, region):
+        """See the base class; resets the port."""
+        what = f'{region.name} of {device.address} was to be reset'
+        try:
+            _, port = self._prepare(device.address, region.index)
+            self.kernel.reset_dfl_port(port.function, port.id)
+            if not pci.answers(self.kernel, port.function):
+                raise _Defect('the card does not answer after it')
+        except (_Defect, OSError, ValueError) as error:
+            raise exception.DeviceError(
+                f'{what}, and that failed ({error}): look into dmesg, and '
+                f'power-cycle the card if others fail as well.') from error
+        return 'port reset'
+
     def recover(self, address: str) -> None:
         """Bind dfl-pci anew, which enables ports that a failure left disabled.
 

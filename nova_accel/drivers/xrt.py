@@ -282,6 +282,27 @@ class XrtDriver(base.PciDriver):
         self._load(what, address, bitstream)
         return self._read_back(what, address, user, bitstream)
 
+    def reset_region(self, device, region):
+        """See the base class; resets the dynamic region.
+
+        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT.
+        """
+        address = device.address
+        what = f'{region.name} of {address} was to be reset'
+        try:
+            if not pci.answers(self.kernel, address):
+                raise _Defect('it does not answer on the PCI bus')
+            self._check_management(address)
+            self.kernel.write_attribute(address, 'mgmt_reset', '2')
+            # it tells nothing of how that ended
+            self._check_management(address)
+            self._user_function(device)
+        except (_Defect, OSError, ValueError) as error:
+            raise exception.DeviceError(
+                f'{what}, and that failed ({error}): look into dmesg, and '
+                f'reset the card by xbmgmt reset.') from error
+        return 'reset of the dynamic region'
+
     def _forget_shown(self, what, user, bitstream):
         """Have xocl not show what is about to be replaced behind its back."""
         try:

@@ -170,6 +170,20 @@ class Kernel:
         """
         privileged.program_dfl_port(pf, port, path, offset, size)
 
+    def reset_dfl_port(self, function: str, port: int) -> None:
+        """Reset the user logic of a port: its registers and what is under
+        way, neither its function nor the memory of the card.
+
+        Source: DFL_FPGA_PORT_RESET in include/uapi/linux/fpga-dfl.h of Linux.
+
+        :param function: PCI address of the function that shows the port.
+        :param port: the id of the port.
+        :raises OSError: ENODEV when the function does not show that port,
+            EBUSY when somebody programs it, ETIMEDOUT when the port does not
+            end what it is doing.
+        """
+        privileged.reset_dfl_port(function, port)
+
     def clear_dfl_port_errors(self, function: str, port: int) -> None:
         """Clear the attribute errors of a port, if it has one."""
         privileged.clear_dfl_port_errors(function, port)

@@ -35,11 +35,12 @@ MAX_PORTS = 4
 
 #: attributes of PCI functions that may be written -> pattern of their values.
 #: Source: Documentation/ABI/testing/sysfs-driver-qat of Linux; NVIDIA's vGPU
-#: user guide for the VFIO framework of the vendor
+#: user guide for the VFIO framework of the vendor; mgmt-sysfs.c of XRT
 WRITABLE = {
     'qat/cfg_services': '[a-z]+(;[a-z]+){0,3}',
     'qat/state': 'up|down',
     'nvidia/current_vgpu_type': '[0-9]{1,6}',
+    'mgmt_reset': '2',
 }
 
 _PARENT = re.compile('[A-Za-z0-9_][A-Za-z0-9_.:-]*')
@@ -49,6 +50,8 @@ _ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 _FME = re.compile('dfl-fme[.][0-9]+')
 _XCLMGMT = re.compile('xclmgmt[0-9]+')
 _PATH = re.compile('^(nvme[0-9]+)c[0-9]+(n[0-9]+)$')
+_PORT = re.compile('dfl-port[.][0-9]+')
+_PORT_RESET = 0xb640
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
@@ -105,6 +108,19 @@ def _move_port(request, pf, port):
     _check_number('port', port, MAX_PORTS - 1)
     with _fme(pf) as fme:
         fcntl.ioctl(fme, request, struct.pack('=i', port))
+
+
+@privsep.ctx.entrypoint
+def reset_dfl_port(function: str, port: int) -> None:
+    _check_function(function)
+    _check_number('port', port, MAX_PORTS - 1)
+    for found in glob.glob(f'{SYS}/bus/pci/devices/{function}/fpga_region/'
+                           f'region*/dfl-port.*'):
+        if _read(f'{found}/id') == str(port):
+            with _node(found, _PORT, function) as node:
+                fcntl.ioctl(node, _PORT_RESET)
+            return
+    raise OSError(errno.ENODEV, f'{function} shows no port {port}')
 
 
 @privsep.ctx.entrypoint

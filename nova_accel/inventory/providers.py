@@ -162,8 +162,10 @@ class _Use:
         self.held_up: set[model.AttachHandle] = set()
         for claim in claims:
             self.used.add((claim.device_address, claim.region_index))
-            if (claim.state is model.ClaimState.DELETING
-                    or claim.handle in held_back):
+            if (claim.handle in held_back
+                    or claim.state is model.ClaimState.DELETING
+                    # who gets a region waits until it is clean
+                    and (claim.region_index is None or claim.error)):
                 self.held_up.add(claim.handle)
             elif claim.created_type:
                 self.made[claim.device_address].add(claim.handle)

@@ -255,3 +255,10 @@ def number(state) -> int:
     """Return an unused number for device names; the nine next are free."""
     state['number'] += 10
     return state['number']
+
+
+def forget(mine, port: int, *kinds: str) -> None:
+    """End what guests left in a region: 'registers', 'memory'."""
+    left = mine.get('left', {}).get(str(port), {})
+    for kind in kinds:
+        left.pop(kind, None)

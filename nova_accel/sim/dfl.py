@@ -10,6 +10,7 @@ import uuid
 
 from nova_accel import model
 from nova_accel.sim import card
+from nova_accel.sim import gbs
 from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
@@ -36,6 +37,7 @@ DEFAULT_FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
 DEFAULT_INTERFACE = '9926ab6d6c925a68aabca7d84c545738'
 
 _ALL_ONES = 'f' * 32
+_RESET_ERRORS = ('EBUSY', 'ETIMEDOUT')
 _NEVER = 1e12
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
@@ -62,6 +64,8 @@ class DflCard(card.Card):
         'busy': reader.boolean,
         'hang': reader.checked(lambda v: v in ('read', 'program'),
                                'read or program'),
+        'port_reset': reader.checked(lambda v: v in _RESET_ERRORS,
+                                     f'one of {", ".join(_RESET_ERRORS)}'),
         'port_errors': reader.text,
         'pr_error': reader.checked(lambda v: v in PR_ERRORS,
                                    f'one of {", ".join(PR_ERRORS)}'),
@@ -101,6 +105,7 @@ class DflCard(card.Card):
 
     def fresh(self, state):
         return {**super().fresh(state), 'functions': list(self.functions),
+                'left': {},
                 'released': [], 'lost': [], 'disabled': {},
                 'manager': 'unknown', 'status': [], 'program': None,
                 'errors': {}, 'failed': 0}
@@ -113,11 +118,11 @@ class DflCard(card.Card):
         return mine
 
     def keeps(self):
-        return ('functions', 'faults', 'failed')
+        return ('functions', 'faults', 'failed', 'left')
 
     def power_on(self, mine):
         super().power_on(mine)
-        mine['functions'] = list(self.functions)
+        mine.update(functions=list(self.functions), left={})
 
     def settle(self, mine):
         """End a programming whose time is over.
@@ -137,6 +142,8 @@ class DflCard(card.Card):
         else:
             mine.update(manager='operating', status=[])
             mine['functions'][program['port']] = program['function']
+            card.forget(
+                mine, program['port'], 'registers', *program['clears'])
             mine['disabled'][str(program['port'])] -= 1
 
     # Operations
@@ -272,6 +279,7 @@ class DflOperations(operations.Operations):
         with open(path, 'rb') as file:
             file.seek(offset)
             payload = file.read(32)
+            clears = file.read(len(gbs.CLEARS_MEMORY)) == gbs.CLEARS_MEMORY
         if size == 0 or offset + size > os.path.getsize(path):
             raise sysfs.error(errno.EINVAL, path)
         while True:
@@ -284,7 +292,8 @@ class DflOperations(operations.Operations):
                 if not mine['program']:
                     error, seconds = found.outcome(mine, faults,
                                                    payload[:size])
-                    _begin(mine, port, payload, error, time.time() + seconds)
+                    _begin(mine, port, payload, error, time.time() + seconds,
+                           ['memory'] * clears)
                     break
             # the kernel holds a mutex of the FME during a programming
             time.sleep(_TICK)
@@ -307,6 +316,23 @@ class DflOperations(operations.Operations):
         with self._update() as (host, state):
             found, _ = self._owner(host, state, function)
             state['cards'][found.address]['errors'][str(port)] = '0x0'
+
+    def reset_dfl_port(self, function, port):
+        with self._update() as (host, state):
+            found, vf = self._owner(host, state, function)
+            mine = state['cards'][found.address]
+            shown = mine if vf is None else mine['vfs'][vf]
+            if shown['driver'] != 'dfl-pci' or not (
+                    port not in mine['released'] if vf is None
+                    else port == shown['port']):
+                raise sysfs.error(errno.ENODEV, function)
+            faults = found.faulty(mine)
+            failure = faults.get('port_reset') or (
+                'EBUSY' if mine['program'] else None) or (
+                'ETIMEDOUT' if faults.get('dead') else None)
+            if failure:
+                raise sysfs.error(getattr(errno, failure), function)
+            card.forget(mine, port, 'registers')
 
     def release_dfl_port(self, pf, port):
         with self._update() as (host, state):
@@ -340,10 +366,11 @@ class DflOperations(operations.Operations):
         return found
 
 
-def _begin(mine, port, payload, error, until):
+def _begin(mine, port, payload, error, until, clears):
     disabled = mine['disabled']
     disabled[str(port)] = disabled.get(str(port), 0) + 1
     mine.update(manager='write', status=[], program={
         'port': port, 'until': min(until, _NEVER), 'error': error,
+        'clears': clears,
         'function': (None if error
                      else uuid.UUID(bytes_le=payload[:16]).hex)})

@@ -6,12 +6,14 @@ import struct
 import uuid
 
 GUID = b'XeonFPGA\xb7GBSv001'
+#: in a payload, after the two UUIDs
+CLEARS_MEMORY = b'clears memory'
 
 
 def make_gbs(path: str, function: str, interface: str, size: int = 4096,
              payload_function: str | None = None,
              payload_interface: str | None = None,
-             name: str = 'simulated') -> None:
+             name: str = 'simulated', clears_memory: bool = False) -> None:
     """Write a GBS file for programming a simulated card.
 
     The payload has the format of simulated cards: function and interface, 16
@@ -22,6 +24,7 @@ def make_gbs(path: str, function: str, interface: str, size: int = 4096,
     :param size: length of the payload in bytes.
     :param payload_function: the function in the payload if it differs.
     :param payload_interface: the region type in the payload if it differs.
+    :param clears_memory: its function writes zeros into the card's memory.
     :raises ValueError: a UUID is malformed.
     """
     metadata = json.dumps({'version': 1, 'afu-image': {
@@ -34,7 +37,8 @@ def make_gbs(path: str, function: str, interface: str, size: int = 4096,
             'accelerator-type-uuid': str(uuid.UUID(function))}],
     }}).encode()
     payload = (uuid.UUID(payload_function or function).bytes_le
-               + uuid.UUID(payload_interface or interface).bytes_le)
+               + uuid.UUID(payload_interface or interface).bytes_le
+               + CLEARS_MEMORY * clears_memory)
     with open(path, 'wb') as file:
         file.write(GUID + struct.pack('<I', len(metadata)) + metadata)
         file.write(payload.ljust(size, b'\xa5'))

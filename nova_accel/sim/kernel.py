@@ -317,6 +317,34 @@ class SimulatedKernel(dfl.DflOperations,
                 state['cards'][address] = {
                     **card.fresh(state), **{n: mine[n] for n in card.keeps()}}
 
+    def guest_writes(self, function: str, **what: str) -> None:
+        """Have the guest that has an FPGA region write into it.
+
+        :param function: PCI address of what the guest has.
+        :param what: ``registers``, which end with a reset, or ``memory`` of
+            the card, which a bitstream clears that is made for it.
+        :raises OSError: ENODEV where no guest has the function.
+        """
+        with self._update() as (host, state):
+            port, mine = self._region_of_guest(host, state, function)
+            mine.setdefault('left', {}).setdefault(str(port), {}).update(what)
+
+    def guest_reads(self, function: str) -> dict[str, str]:
+        """What a guest finds in its region, as guest_writes() has it.
+
+        :raises OSError: ENODEV where no guest has the function.
+        """
+        host, state = self._look()
+        port, mine = self._region_of_guest(host, state, function)
+        return dict(mine.get('left', {}).get(str(port), {}))
+
+    def _region_of_guest(self, host, state, function):
+        found, vf = self._owner(host, state, function)
+        if function not in state['guests']:
+            raise sysfs.error(errno.ENODEV, function)
+        mine = state['cards'][found.address]
+        return (0 if vf is None else mine['vfs'][vf].get('port', 0)), mine
+
     def power_cycle(self) -> None:
         """Reboot and restore the functions that the cards ship with.
 

@@ -66,6 +66,7 @@ class XrtCard(card.Card):
         'hang': reader.checked(lambda v: v in ('read', 'program'),
                                'read or program'),
         'program_error': _errno_name,
+        'reset_kills': reader.boolean,
     }
 
     @classmethod
@@ -111,6 +112,16 @@ class XrtCard(card.Card):
         program = mine['program']
         if program and time.time() >= program['until']:
             mine.update(program=None, loaded=program['loaded'])
+            if program['loaded']:
+                card.forget(mine, 0, 'registers')
+
+    def write(self, mine, vf, attribute, value):
+        if (vf is not None or attribute != 'mgmt_reset'
+                or mine['driver'] != 'xclmgmt'):
+            return super().write(mine, vf, attribute, value)
+        card.forget(mine, 0, 'registers')
+        if self.faulty(mine).get('reset_kills'):
+            mine['faults']['dead'] = True
 
     # Operations
 

@@ -23,6 +23,8 @@ from nova_accel import sim
 from tests.host import cloud as clouds
 from tests.unit import host as simulated
 
+#: seconds in which a region is cleaned on a loaded machine
+PATIENCE = 60
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 #: a flavor with one FPGA, as it is
 ONE = {f'resources1:{FPGA}': '1'}
@@ -81,12 +83,16 @@ class Host:
     def spawn(self, uuid_, rebuilt=False, fails_after_start=None,
               context=None):
         context = context or self.cloud.admin_context()
-        with self.accelerators.plugged(
-                context, self.cloud.server(uuid_),
-                lambda: self.cloud.allocations(context, uuid_), rebuilt):
-            self.start_guest(uuid_)
-            if fails_after_start:
-                raise fails_after_start
+        try:
+            with self.accelerators.plugged(
+                    context, self.cloud.server(uuid_),
+                    lambda: self.cloud.allocations(context, uuid_), rebuilt):
+                self.start_guest(uuid_)
+                if fails_after_start:
+                    raise fails_after_start
+        except Exception:
+            self.settle()
+            raise
 
     def start_guest(self, uuid_):
         self.cloud.start_guest(uuid_, self.accelerators.handles_to_start(
@@ -107,6 +113,15 @@ class Host:
         self.accelerators.unplug(
             self.cloud.admin_context(), uuid_, wait=wait)
         self.cloud.allocate(uuid_, None)
+        if wait:
+            self.settle()
+
+    def settle(self):
+        """Regions that are being cleaned are clean, or will not be."""
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends and any(
+                not claim.error for claim in self.holdings.being_released()):
+            time.sleep(0.01)
 
     def migrate_away(self, uuid_):
         """The source of a cold migration; the migration's uuid."""
@@ -120,6 +135,7 @@ class Host:
         self.cloud.stop_guest(uuid_, undefine=True)
         self.accelerators.unplug(self.cloud.admin_context(), uuid_,
                                  model.Role.OLD)
+        self.settle()
         self.cloud.allocate(migration, None)
 
     def revert(self, uuid_, migration):
@@ -218,14 +234,15 @@ class Host:
     def carries(self, address, index=0):
         return self.inventory.devices[address].region(index).function_uuid
 
-    def upload(self, function, image=None, **gbs):
+    def upload(self, function, image=None, interface=simulated.INTERFACE,
+               **gbs):
         """A bitstream with its function as a property; the image's id.
 
         :param image: other attributes and properties of the image; it is
             public and the operator's.
         """
         with tempfile.NamedTemporaryFile() as file:
-            sim.make_gbs(file.name, function, simulated.INTERFACE, **gbs)
+            sim.make_gbs(file.name, function, interface, **gbs)
             return self.cloud.upload(file.read(), **{
                 'accel:function_id': str(uuid.UUID(function)),
                 **(image or {})})

@@ -281,6 +281,9 @@ class Cloud:
             file.write(json.dumps({**record, **properties}).encode() + b'\n'
                        + data)
 
+    def delete_image(self, image_id: str) -> None:
+        os.unlink(os.path.join(self._images_path, image_id))
+
     def report(self, inventory) -> None:
         """One pass of Nova's report of our providers."""
         tree = Tree(self)

@@ -33,7 +33,9 @@ class Base(base.HostTestCase):
 
     def setUp(self):
         super().setUp()
-        self.config.config(runtime_programming_pause=0, group='accel')
+        # what holds where nothing is cleaned between two servers
+        self.config.config(runtime_programming_pause=0, handover=['none'],
+                           group='accel')
         self.start_host(*self.CARDS)
         #: how many times cards were programmed
         self.programmed = 0

@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What a server left in an FPGA region is taken away before the next one.
+
+======================== ================================ ==================
+What the region carries  Policy clear                     Policy reset
+======================== ================================ ==================
+the operator's image     programmed with it again         reset
+the operator's, an image reset                            reset
+that is not known, or is
+not in Glance any more
+a project's              programmed with the clearing     reset; no other
+                         image of the region's type, else server gets it
+                         fenced                           as it is
+======================== ================================ ==================
+
+Programming initializes registers and block RAM. The memory of the card is
+cleared by an image that is made for it.
+"""
+
+from collections.abc import Sequence
+
+from oslo_log import log as logging
+
+from nova_accel.attach import programming as region_programming
+from nova_accel import conf
+from nova_accel.drivers import handover
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+Policy = handover.Policy
+
+
+class Regions:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 programming: region_programming.Programming):
+        self._inventory = inventory
+        self._programming = programming
+
+    def clean(self, claims: Sequence[model.Claim]) -> str:
+        """Clean the region of claims that no guest uses any more.
+
+        :param claims: all of them of one region, of servers that lost it.
+        :returns: how, for the record of the hand-over.
+        :raises AcceleratorError: it is not clean.
+        """
+        address, index = claims[0].device_address, claims[0].region_index
+        device = self._inventory.devices.get(address)
+        regions = [r for r in device.regions if r.index == index
+                   ] if device else []
+        if not device or not regions or device.health is model.Health.GONE:
+            # what it carries is known when it comes back
+            return 'gone'
+        region = regions[0]
+        policy = handover.policy(
+            device.driver, *(c.handle.address for c in claims), address)
+        if policy in (Policy.NONE, Policy.OPERATOR):
+            return policy.value
+        used = any(claim.prepared for claim in claims)
+        if not used and region.origin in (model.OPERATOR, None):
+            return 'not used'
+        operators = region.origin == model.OPERATOR
+        if policy is Policy.RESET or operators and not (
+                region.bitstream_id and region.programmable):
+            return self._reset(device, region)
+        if not operators:
+            return self._programming.clear(device, region)
+        try:
+            return self._programming.again(device, region)
+        except (exception.BitstreamError,
+                exception.GlanceUnavailable) as error:
+            LOG.warning('%s %s is reset, and not programmed again: %s',
+                        address, region.name, error)
+            return self._reset(device, region)
+
+    def _reset(self, device, region):
+        return self._inventory.cards.call(
+            device.address, f'Resetting {device.address} {region.name}',
+            self._inventory.driver_of(device).reset_region, device, region,
+            seconds=CONF.accel.device_timeout)

@@ -1,0 +1,253 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What one tenant left in an FPGA region, the next one does not find."""
+
+import os
+import uuid
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.host import cloud as clouds
+from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain
+
+#: of the clearing image
+BLANK = 'cccccccc-0000-4000-8000-000000000000'
+SECRET = 'the key of the tenant'
+CLEAN: dict[str, str] = {}
+
+
+class CleaningTest(base.HostTestCase):
+
+    CARDS = ({'address': A},)
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(programming_timeout=5, device_timeout=5,
+                           discovery_timeout=5, group='accel')
+        self.start_host(*self.CARDS)
+        #: the function in each file that is programmed
+        self.programmed = []
+        program = self.host.kernel.program_dfl_port
+
+        def programs(address, port, path, *args):
+            self.programmed.append(os.path.basename(path))
+            return program(address, port, path, *args)
+        self.host.kernel.program_dfl_port = programs
+
+    def boot(self, function=None, **more):
+        return self.host.boot(base.asks(function, **more),
+                              self.host.allocation(A))
+
+    def tenant_loads(self, image):
+        """At run time, on a flavor that permits it."""
+        server = self.boot(runtime_programming='true')
+        self.host.ask(server, image)
+        self.assertEqual(1, self.host.runtime.run())
+        return server
+
+    def private_image(self, function=OTHER):
+        return self.host.upload(
+            function, image={
+                'visibility': 'private', 'owner': clouds.PROJECT})
+
+    def clearing_image(self, what='registers', **more):
+        return self.host.upload(
+            BLANK, clears_memory=what == 'memory', image={
+                'accel:clears': what, 'accel:region_type_id': INTERFACE,
+                **more})
+
+    def write(self):
+        """Registers, and the memory of the card."""
+        self.host.kernel.guest_writes(A, registers=SECRET, memory=SECRET)
+
+    def delete(self, server):
+        self.host.delete(server)
+
+    def assertFenced(self, *words):
+        claim, = self.host.holdings.being_released()
+        for word in words:
+            self.assertIn(word, claim.error)
+        self.host.report()
+        self.assertEqual(['host_accel_' + A + '_region0'], self.host.fenced())
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+
+    def assertNextReads(self, expected, function=None):
+        """The next server, which asks for any FPGA."""
+        self.assertEqual([], self.host.holdings.all())
+        self.host.report()
+        self.assertEqual([], self.host.fenced())
+        server = self.boot()
+        self.assertEqual(expected, self.host.kernel.guest_reads(A))
+        if function:
+            self.assertEqual(plain(function), self.host.carries(A))
+        return server
+
+    # The operator's function
+
+    def test_image_of_the_operator_is_programmed_again(self):
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        self.delete(server)
+        self.assertEqual(2, len(self.programmed))
+        self.assertEqual(1, len(set(self.programmed)))
+        self.assertNextReads({'memory': SECRET}, FUNCTION)
+        # and it is still known which image that is
+        self.assertEqual(2, len(self.programmed))
+
+    def test_function_of_the_flash_is_reset(self):
+        server = self.boot()
+        self.write()
+        self.delete(server)
+        self.assertEqual([], self.programmed)
+        self.assertNextReads({'memory': SECRET}, FIRST)
+
+    def test_image_that_is_gone(self):
+        """The function stays; its registers are reset."""
+        image = self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        self.host.cloud.delete_image(image)
+        cache = os.path.join(self.directory, 'cache')
+        for name in os.listdir(cache):
+            os.unlink(os.path.join(cache, name))
+        self.delete(server)
+        self.assertEqual(1, len(self.programmed))
+        self.assertNextReads({'memory': SECRET}, FUNCTION)
+
+    def test_port_that_cannot_be_reset(self):
+        """It is fenced, said once, and tried again."""
+        server = self.boot()
+        self.write()
+        self.host.kernel.set_fault(A, port_reset='ETIMEDOUT')
+        self.delete(server)
+        self.assertFenced('was to be reset', 'power-cycle')
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertEqual(1, self.log.output.count('not given to another'))
+        self.host.kernel.set_fault(A, port_reset=None)
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads({'memory': SECRET}, FIRST)
+
+    def test_card_that_fails(self):
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        self.host.kernel.set_fault(A, pr_error='crc')
+        self.delete(server)
+        self.assertFenced('CRC')
+        self.clearing_image()
+        self.host.kernel.set_fault(A, pr_error=None)
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads({'memory': SECRET})
+
+    def test_build_that_failed(self):
+        """No guest has been in the region: nothing is done."""
+        self.host.upload(FUNCTION)
+        self.assertRaises(
+            exception.BitstreamError, self.boot, OTHER)
+        self.assertEqual([], self.programmed)
+        self.assertEqual([], self.host.holdings.all())
+
+    # A project's
+
+    def test_project_is_cleared(self):
+        image = self.clearing_image()
+        server = self.tenant_loads(self.private_image())
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+        self.write()
+        self.delete(server)
+        region = self.host.inventory.devices[A].region(0)
+        self.assertEqual((image, model.OPERATOR),
+                         (region.bitstream_id, region.origin))
+        self.assertNextReads({'memory': SECRET}, BLANK)
+
+    def test_memory_is_cleared(self):
+        """By the image that does so, where there are several."""
+        self.clearing_image('registers')
+        self.clearing_image('memory')
+        server = self.tenant_loads(self.private_image())
+        self.write()
+        self.delete(server)
+        self.assertNextReads(CLEAN, BLANK)
+
+    def test_without_clearing_image(self):
+        """It is fenced until there is one."""
+        server = self.tenant_loads(self.private_image())
+        self.write()
+        self.delete(server)
+        self.assertFenced('accel:clears', str(uuid.UUID(INTERFACE)))
+        # neither a tenant's counts, nor one of another type
+        self.clearing_image(visibility='private', owner=clouds.PROJECT)
+        self.clearing_image(**{'accel:region_type_id': BLANK})
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertFenced('accel:clears', str(uuid.UUID(INTERFACE)))
+        self.clearing_image()
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads({'memory': SECRET}, BLANK)
+
+    def test_clearing_image_that_does_not_fit(self):
+        self.host.upload(
+            BLANK, interface=BLANK, image={
+                'accel:clears': 'registers',
+                'accel:region_type_id': INTERFACE})
+        server = self.tenant_loads(self.private_image())
+        self.delete(server)
+        self.assertFenced(BLANK)
+
+    def test_killed_before_it_was_cleared(self):
+        """nova-compute starts again, and a build comes before the next
+        comparison."""
+        self.clearing_image()
+        server = self.tenant_loads(self.private_image())
+        self.write()
+        claims = self.host.holdings.of(server)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.allocate(server, None)
+        self.host.holdings.releasing(claims)
+        self.restart()
+        self.boot()
+        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(A))
+        self.assertEqual(plain(BLANK), self.host.carries(A))
+
+    # Policies
+
+    def test_none(self):
+        self.config.config(handover=['none'], group='accel')
+        server = self.boot()
+        self.write()
+        self.delete(server)
+        self.assertNextReads({'memory': SECRET, 'registers': SECRET}, FIRST)
+
+    def test_reset(self):
+        self.config.config(handover=['dfl=reset'], group='accel')
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        self.delete(server)
+        self.assertEqual(1, len(self.programmed))
+        self.assertNextReads({'memory': SECRET}, FUNCTION)
+
+
+class BesideTest(CleaningTest):
+    """A programming takes a while."""
+
+    CARDS = ({'address': A, 'programming_seconds': 1},)
+
+    def delete(self, server):
+        """A delete does not wait for it, and the next build does."""
+        self.host.delete(server, wait=False)
+        self.assertEqual([model.ClaimState.DELETING],
+                         self.host.states(server))
+        self.host.settle()
+
+    def test_build_waits(self):
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        self.host.delete(server, wait=False)
+        self.host.report()
+        self.assertEqual([], self.host.fenced())
+        self.boot(FUNCTION)
+        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(A))
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+        self.assertEqual(2, len(self.programmed))
