@@ -99,7 +99,10 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
 
 
 def _from_version_1(db: sqlite3.Connection) -> None:
-    """Version 1 does not say who loaded what: it is not known."""
+    """Version 1 does not say who loaded what: it is not known. Nor does it
+    mark regions that a guest may have had, which are cleaned now."""
+    db.execute("UPDATE claims SET prepared = 1 WHERE region_index IS NOT NULL "
+               "AND state NOT IN ('Initial', 'Provisioning', 'BindFailed')")
     for table, name in (('loaded', 'origin'), ('claims', 'restore_origin'),
                         ('claims', 'project_id')):
         # there already in a store that went back to release 0.1 with them

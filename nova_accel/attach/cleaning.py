@@ -8,6 +8,9 @@ the operator's image     programmed with it again         reset
 the operator's, an image reset                            reset
 that is not known, or is
 not in Glance any more
+of unknown origin        as the operator's, where Glance  reset
+                         says that the image is his;
+                         else as a project's
 a project's              programmed with the clearing     reset; no other
                          image of the region's type, else server gets it
                          fenced                           as it is
@@ -66,15 +69,15 @@ class Regions:
         if policy is Policy.RESET or operators and not (
                 region.bitstream_id and region.programmable):
             return self._reset(device, region)
-        if not operators:
-            return self._programming.clear(device, region)
-        try:
-            return self._programming.again(device, region)
-        except (exception.BitstreamError,
-                exception.GlanceUnavailable) as error:
-            LOG.warning('%s %s is reset, and not programmed again: %s',
-                        address, region.name, error)
-            return self._reset(device, region)
+        if operators or region.origin is None and region.bitstream_id:
+            try:
+                return self._programming.again(device, region)
+            except (exception.BitstreamError,
+                    exception.GlanceUnavailable) as error:
+                LOG.warning('%s %s is not programmed again: %s', address,
+                            region.name, error)
+        return (self._reset(device, region) if operators
+                else self._programming.clear(device, region))
 
     def _reset(self, device, region):
         return self._inventory.cards.call(

@@ -157,20 +157,26 @@ class Programming:
 
         Registers and block RAM begin as the image has them.
 
+        :param region: one whose origin is not known, as in a store of an
+            earlier release, is taken for the operator's where Glance says
+            that its image is.
         :returns: how, for the record of the hand-over.
-        :raises BitstreamError: the image is not to be had any more.
+        :raises BitstreamError: the image is not to be had any more, or is not
+            the operator's.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
         loaded = model.Loaded(
             region.function_uuid, region.bitstream_id, region.function_name,
             '', model.OPERATOR)
         try:
+            if region.origin != model.OPERATOR:
+                raise exception.BitstreamError(
+                    f'Glance has to say whose image {loaded.bitstream_id} is.')
             self._from_cache(loaded, device, region)
         except exception.BitstreamError as error:
             LOG.info('%s', error)
             client = self._cloud.service_images()
-            image = glance.find_operators(
-                client, region.bitstream_id or '')
+            image = glance.find_operators(client, region.bitstream_id or '')
             self._load(client, image, device, region)
         return f'programmed again with image {region.bitstream_id}'
 

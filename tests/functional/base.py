@@ -454,8 +454,15 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         return sim.SimulatedKernel(os.path.join(self.hosts, f'{host}.yaml'))
 
     def claims(self, host=None):
-        return [c for h in ([host] if host else self.computes)
-                for c in self.accelerators(h).store.claims()]
+        """The claims of a host or of all, once no region is being cleaned."""
+        def look():
+            found = [c for h in ([host] if host else self.computes)
+                     for c in self.accelerators(h).store.claims()]
+            self.assertEqual([], [
+                c for c in found if c.state is model.ClaimState.DELETING
+                and c.region_index is not None and not c.error])
+            return found
+        return process.until(look)
 
     def domain(self, server):
         """What libvirt has of a server, on the host where Nova sees it."""

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What one tenant left in an FPGA region, the next one does not find."""
 
+import dataclasses
 import os
 import uuid
 
@@ -184,6 +185,24 @@ class CleaningTest(base.HostTestCase):
         self.clearing_image()
         self.assertEqual(1, self.host.reconciler.run())
         self.assertNextReads({'memory': SECRET}, BLANK)
+
+    def test_origin_that_an_earlier_release_did_not_note(self):
+        """Glance says whose image it is."""
+        image = self.host.upload(FUNCTION)
+        for operators in (True, False):
+            server = self.boot(FUNCTION)
+            self.host.inventory.set_loaded(A, 0, dataclasses.replace(
+                self.host.accelerators.store.loaded()[A, 0], origin=None))
+            if not operators:
+                self.host.cloud.change_image(
+                    image, visibility='private', owner=clouds.PROJECT)
+            self.delete(server)
+            if operators:
+                self.assertEqual([], self.host.holdings.all())
+                self.assertEqual(
+                    model.OPERATOR,
+                    self.host.inventory.devices[A].region(0).origin)
+        self.assertFenced('accel:clears')
 
     def test_clearing_image_that_does_not_fit(self):
         self.host.upload(

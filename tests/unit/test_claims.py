@@ -395,7 +395,7 @@ class OtherReleasesTest(StoreTestCase):
             device_address='0000:5e:00.0', region_index=0, handle=HANDLE,
             consumer_uuid=self.uuid(101), state=BOUND,
             restore_function='d8424dc4a4a3c413f89e433683f9040b',
-            restore_bitstream=self.uuid(401)), fpga)
+            restore_bitstream=self.uuid(401), prepared=True), fpga)
         self.assertEqual(
             (model.Role.OLD, self.uuid(500), False, ('0000:86:00.1',)),
             (gpu.role, gpu.consumer_uuid, gpu.handle.managed,
@@ -403,7 +403,7 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual('0000:3b:00.4', bound.handle.parent)
         # release() is called where 0.1 would have called it
         self.assertEqual(
-            [False, False, True, False, True, True, True],
+            [True, False, True, False, True, True, True],
             [c.prepared for c in (fpga, gpu, bound, initial, provisioning,
                                   deleting, nvme)])
         self.assertEqual((model.ClaimState.DELETING, 'busy'),
