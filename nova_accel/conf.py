@@ -79,10 +79,11 @@ delayed."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
-    cfg.BoolOpt('nvme_scrub', default=True, help="""
-Whether the driver ``nvme`` erases a disk by Format NVM when a server releases
-it. A disk that cannot be erased is not given to another server. VFs are not
-erased: whoever manages their namespaces must erase them."""),
+    cfg.BoolOpt('nvme_scrub', default=True, deprecated_for_removal=True,
+                deprecated_reason="""
+``[accel] handover`` covers devices of all kinds.""", help="""
+False has the effect of ``nvme=none`` in ``[accel] handover``, unless that
+option names the driver ``nvme`` or the disk."""),
     cfg.ListOpt('handover', default=[],
                 sample_default='clear,gpu=reset,0000:3b:00.0=operator', help="""
 What is done with a device when a server releases it, before another one gets

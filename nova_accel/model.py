@@ -210,6 +210,13 @@ class Device:
     traits: tuple[str, ...] = ()
     #: traits that come and go: those that are not in traits now are taken away
     state_traits: tuple[str, ...] = ()
+    #: serial number and firmware revision when the device was first seen, for
+    #: drivers that compare them; None where they are not known
+    serial: str | None = None
+    firmware: str | None = None
+    #: what a server can change of the device and the driver restores, when it
+    #: was first seen (NVMe: its namespaces); empty where it is not known
+    layout: tuple[str, ...] = ()
     health: Health = Health.OK
     reason: str = ''
 
@@ -242,7 +249,7 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('traits', 'state_traits'):
+        for name in ('traits', 'state_traits', 'layout'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         return cls(**{

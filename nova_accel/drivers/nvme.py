@@ -3,16 +3,32 @@
 
 A controller that the host uses itself is shown, and given to nobody. Sources:
 the PCI code of the NVM Express interface (010802), drivers/nvme/host of Linux
-for what is below a controller in sysfs, the PCI ID repository for vendors.
+for what is below a controller in sysfs, the NVM Express Base Specification 2.0
+for what a server can change of a disk, the PCI ID repository for vendors.
+
+The record of a disk is the serial number, the firmware revision and the
+namespaces that it had when it was first seen. It is part of the device, which
+comes back as ``before`` and survives a restart in the claim store. It never
+follows the disk while the policy is ``clear``: the driver does not know
+whether what it sees was made by the operator or by the last server, and a
+record of a claim could only be made after a server got the disk. A disk that
+the host's driver never had, for example because the operator binds it to
+vfio-pci, has no record. Its namespaces are restored by rule then: one of the
+full capacity.
 """
 
+import contextlib
 import dataclasses
 import errno
+import os
+import re
 import time
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import model
@@ -21,8 +37,18 @@ CONF = conf.CONF
 
 _NVM_EXPRESS = 0x010802
 _DRIVER = 'nvme'
-#: in which the host's driver should know a disk after it is bound to it
+#: in which the host's driver must have a disk after it is bound or reset
 _READY_SECONDS = 20
+#: in which the host's driver must show the namespaces of a disk that it has
+_SETTLE_SECONDS = 0.5
+#: between two looks at a sanitize operation
+_POLL_SECONDS = 1
+#: bytes; capacity that the granularity of namespaces leaves unused
+_ROUNDING = 1 << 30
+#: sysfs counts the size of block devices in these
+_SECTOR = 512
+_ACCEPT = ('to accept it, set [accel] handover to none for this disk for one '
+           'start of nova-compute')
 #: others go by their id
 _VENDORS = {
     '025e': 'SOLIDIGM', '1179': 'TOSHIBA', '1344': 'MICRON',
@@ -30,6 +56,8 @@ _VENDORS = {
     '1bb1': 'SEAGATE', '1b36': 'QEMU', '1c58': 'HGST', '1c5c': 'SK_HYNIX',
     '1e0f': 'KIOXIA', '8086': 'INTEL', 'cc53': 'SCALEFLUX',
 }
+
+Policy = handover.Policy
 
 
 class NvmeDriver(base.PciDriver):
@@ -43,6 +71,16 @@ class NvmeDriver(base.PciDriver):
     def fingerprint(self):
         return (*super().fingerprint(), usage.fingerprint(self.kernel))
 
+    def state(self, address):
+        """See the base class; what the record and the VFs are compared by."""
+        found = super().state(address)
+        try:
+            return (*found, self._identity(address), self._alone(address),
+                    self._usable_vfs(address)
+                    if pci.virtual_functions(self.kernel, address) else ())
+        except (OSError, ValueError, base.Defect) as error:
+            return *found, str(error)
+
     def identify(self, address):
         if pci.class_code(self.kernel, address) != _NVM_EXPRESS:
             return None
@@ -53,9 +91,176 @@ class NvmeDriver(base.PciDriver):
             product=product, vendor_id=vendor, product_id=product,
             driver=self.NAME, numa_node=pci.numa_node(self.kernel, address))
 
+    def recognize(self, address, before):
+        """See the base class; a device keeps its record."""
+        device = self.identify(address)
+        if device and before:
+            device = dataclasses.replace(
+                device, serial=before.serial, firmware=before.firmware,
+                layout=before.layout)
+        return device
+
     def look(self, device, before):
-        return dataclasses.replace(
-            device, handles=self.unused_handles(device.address))
+        address = device.address
+        others = self._alone(address)
+        if others:
+            raise base.Defect(
+                f'{others[0]} is another controller of the same NVM '
+                f'subsystem, and may reach the same namespaces: have one of '
+                f'the two removed from the host')
+        handles = self.unused_handles(address)
+        if handles and handles[0].address == address:
+            device = self._recorded(device)
+        else:
+            handles = self._cleanable(address, handles)
+        return dataclasses.replace(device, handles=handles)
+
+    # The record
+
+    def _recorded(self, device):
+        """Return the device with its record, which begins now if it has none.
+
+        :raises Defect: the disk is not as recorded.
+        """
+        address = device.address
+        now = self._identity(address)
+        if now is None:
+            # the host's driver does not have it
+            return device
+        serial, firmware, layout = now
+        if (device.serial is None
+                or _policy(address, address) is not Policy.CLEAR):
+            return dataclasses.replace(device, serial=serial,
+                                       firmware=firmware, layout=layout)
+        difference = _identity_difference(device, serial, firmware)
+        if difference:
+            raise base.Defect(difference)
+        if not device.layout:
+            return dataclasses.replace(device, layout=layout)
+        self._check_layout(device)
+        return device
+
+    def _check_layout(self, device):
+        """:raises Defect: the namespaces are not as recorded."""
+        # the kernel finds them one by one, after the controller is live
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            layout = self._layout(device.address)
+            if _are_alike(device.layout, layout):
+                return
+            if time.monotonic() > deadline:
+                raise base.Defect(
+                    f'its namespaces are {_shown(layout)}, and were '
+                    f'{_shown(device.layout)}: restore them, or {_ACCEPT}')
+            time.sleep(0.05)
+
+    def _identity(self, address):
+        """Return (serial number, firmware revision, namespaces).
+
+        None where the host's driver does not have the disk, or has not begun
+        with it.
+        """
+        if pci.driver(self.kernel, address) != _DRIVER:
+            return None
+        names = self.names(pci.path(address, 'nvme'))
+        if len(names) != 1:
+            return None
+        top = pci.path(address, 'nvme', names[0])
+        if self.kernel.read(f'{top}/state') != 'live':
+            return None
+        return (self.kernel.read(f'{top}/serial').strip(),
+                self.kernel.read(f'{top}/firmware_rev').strip(),
+                self._layout(address))
+
+    def _layout(self, address) -> tuple[str, ...]:
+        found = []
+        for name in usage.disks(self.kernel, address):
+            # not the partitions, nor the paths to a disk that has several
+            if re.fullmatch('nvme[0-9]+n[0-9]+', name):
+                top = f'class/block/{name}'
+                size = int(self.kernel.read(
+                    f'{top}/queue/logical_block_size'))
+                try:
+                    metadata = int(self.kernel.read(f'{top}/metadata_bytes'))
+                except FileNotFoundError:
+                    # before Linux 6.8
+                    metadata = None
+                found.append((
+                    int(self.kernel.read(f'{top}/nsid')),
+                    str(nvme_admin.Namespace(
+                        int(self.kernel.read(f'{top}/size')) * _SECTOR
+                        // size, size, metadata))))
+        return tuple(text for _, text in sorted(found))
+
+    def _alone(self, address) -> tuple[str, ...]:
+        """Return the other functions with a controller of its NVM subsystem.
+
+        Its VFs are such controllers, and do not count. The host's driver must
+        have both.
+        """
+        own, others = None, {}
+        for name in self.names('class/nvme'):
+            try:
+                place = self.kernel.readlink(f'class/nvme/{name}')
+                function = os.path.basename(place.rpartition('/nvme/')[0])
+                nqn = self.kernel.read(f'class/nvme/{name}/subsysnqn')
+            except OSError:
+                # gone since the listing
+                continue
+            if function == address:
+                own = nqn
+            elif (pci.ADDRESS.fullmatch(function) and pci.physical_function(
+                    self.kernel, function) is None):
+                others[function] = nqn
+        return tuple(sorted(f for f, nqn in others.items() if nqn == own))
+
+    # VFs
+
+    def _cleanable(self, address, handles):
+        """Return those VFs that can be cleaned after a server, and those for
+        which nothing is to be done.
+
+        :raises Defect: there are VFs, and none of them can be given away.
+        """
+        free = {h.address for h in handles if _policy(h.address, address)
+                in (Policy.NONE, Policy.OPERATOR)}
+        try:
+            free |= self._usable_vfs(address)
+        except base.Defect:
+            if not free:
+                raise
+        return tuple(h for h in handles if h.address in free)
+
+    def _usable_vfs(self, address) -> frozenset[str]:
+        """Return the VFs whose secondary controller is online.
+
+        :raises Defect: none is, or the PF does not tell.
+        """
+        vfs = pci.virtual_functions(self.kernel, address)
+        policies = {_policy(vf, address) for vf in vfs}
+        if not policies & {Policy.RESET, Policy.CLEAR}:
+            return frozenset()
+        try:
+            online = {found.vf for found in self.kernel.read_nvme_vfs(address)
+                      if found.online}
+            about = self.kernel.read_nvme(address)
+            if Policy.CLEAR in policies and not (
+                    about.has_format and about.has_management):
+                raise OSError(errno.EOPNOTSUPP, 'it has no Format NVM or no '
+                                                'Namespace Management')
+        except OSError as error:
+            raise base.Defect(
+                f'its VFs cannot be cleaned after a server '
+                f'({error.strerror}): set [accel] handover to none or '
+                f'operator for it, or use the disk whole') from error
+        usable = frozenset(vf for number, vf in enumerate(vfs, 1)
+                           if number in online)
+        if not usable:
+            raise base.Defect(
+                'none of its VFs has a secondary controller that is online: '
+                'give them resources and bring them online with nvme '
+                'virt-mgmt')
+        return usable
 
     # What servers get
 
@@ -66,31 +271,148 @@ class NvmeDriver(base.PciDriver):
         self.check_unused(handle)
 
     def release(self, device, handle, created_type):
-        """Erase a whole disk.
+        """Erase a disk and restore it, or erase the namespaces of a VF.
 
-        The host's driver has to have it for that, also where the operator has
-        given it to VFIO.
+        Each step can be repeated: a call that ended in the middle, or was
+        killed, leaves a disk that the next call cleans from the start. A
+        sanitize operation that runs is waited for.
 
-        :raises DeviceError: it could not be erased.
+        :raises DeviceError: it could not be; or the disk is not as recorded.
         """
-        address = handle.address
-        if not CONF.accel.nvme_scrub or address != device.address:
+        policy = _policy(handle.address, device.address)
+        if policy in (Policy.NONE, Policy.OPERATOR):
             return
         try:
-            bound = pci.driver(self.kernel, address)
-            if bound != _DRIVER:
-                self.kernel.rebind(address, _DRIVER)
-            try:
-                self._await_controller(address)
-                self.kernel.format_nvme(address)
-            finally:
-                if bound == base.VFIO:
-                    self.kernel.rebind(address, base.VFIO)
+            if handle.address != device.address:
+                self._release_vf(device, handle.address, policy)
+                return
+            with self._bound(handle.address):
+                self._reset(handle.address)
+                if policy is Policy.CLEAR:
+                    self._clear(device)
         except OSError as error:
             raise exception.DeviceError(
-                f'{address} was to be erased after its server, and that '
-                f'failed ({error.strerror}): erase it with nvme format, or '
-                f'free it, and it is tried again.') from error
+                f'{handle.address} was to be erased after its server, and '
+                f'that failed ({error.strerror}): erase it with nvme format, '
+                f'or free it, and it is tried again.') from error
+
+    @contextlib.contextmanager
+    def _bound(self, address):
+        """The host's driver has the disk, also one that is for VFIO."""
+        bound = pci.driver(self.kernel, address)
+        if bound != _DRIVER:
+            self.kernel.rebind(address, _DRIVER)
+        try:
+            self._await_controller(address)
+            yield
+        finally:
+            if bound == base.VFIO:
+                self.kernel.rebind(address, base.VFIO)
+
+    def _reset(self, address):
+        self.kernel.reset_nvme(address)
+        self._await_controller(address)
+
+    def _clear(self, device):
+        address = device.address
+        found = self.kernel.read_nvme(address)
+        if device.serial not in (None, found.serial):
+            # nothing is erased that is another disk
+            self._refuse(device, found)
+        if found.sanitize:
+            self._sanitize(address, found.sanitize)
+        layout = [nvme_admin.Namespace.parse(n) for n in device.layout]
+        found = self._restore_namespaces(address, found, layout)
+        formats = [] if _has_formats_of(found, layout) else layout
+        if formats or not found.sanitize:
+            self.kernel.format_nvme(address, formats)
+        self._refuse(device, found)
+
+    def _sanitize(self, address, method):
+        """Sanitize a disk, and wait until that has ended.
+
+        An operation that runs already is ours after a restart of nova-compute
+        if it is of the same kind. One that has ended proves nothing: the
+        server may have written after it.
+        """
+        status = self.kernel.read_nvme_sanitize(address)
+        is_ours = status.state == 'running' and status.method == method
+        if not is_ours:
+            self._await_sanitize(address, status)
+            self._exit_failure(address)
+            self.kernel.start_nvme_sanitize(address, method)
+        status = self._await_sanitize(
+            address, self.kernel.read_nvme_sanitize(address))
+        if status.state != 'done':
+            self._exit_failure(address)
+            raise exception.DeviceError(
+                f'{address} was to be erased after its server, and Sanitize '
+                f'({method}) ended in failure mode: replace the disk, or set '
+                f'[accel] handover to operator for it; it is tried again.')
+
+    def _await_sanitize(self, address, status):
+        while status.state == 'running':
+            time.sleep(_POLL_SECONDS)
+            status = self.kernel.read_nvme_sanitize(address)
+        return status
+
+    def _exit_failure(self, address):
+        if self.kernel.read_nvme_sanitize(address).state == 'failed':
+            # refused after an operation that the server began without
+            # AUSE: the next sanitize operation is accepted all the same
+            with contextlib.suppress(OSError):
+                self.kernel.exit_nvme_sanitize_failure(address)
+
+    def _restore_namespaces(self, address, found, layout):
+        """Restore the number and sizes of the namespaces.
+
+        :returns: the controller as it is then.
+        :raises OSError: it refuses, or has other namespaces nevertheless.
+        """
+        if _has_sizes_of(found, layout):
+            return found
+        if not found.has_management:
+            raise exception.DeviceError(
+                f'{address} has other namespaces than before its server, and '
+                f'its controller has no Namespace Management to restore them: '
+                f'restore {_shown(str(n) for n in layout)} with the tool of '
+                f'its vendor, and it is tried again.')
+        self.kernel.restore_nvme_namespaces(address, layout)
+        found = self.kernel.read_nvme(address)
+        if not _has_sizes_of(found, layout):
+            raise OSError(errno.EIO, 'its namespaces are not as they were '
+                                     'restored')
+        return found
+
+    def _refuse(self, device, found):
+        """:raises DeviceError: serial number or firmware differ."""
+        difference = _identity_difference(device, found.serial,
+                                          found.firmware)
+        if difference:
+            raise exception.DeviceError(
+                f'{device.address} was to be given to the next server, and '
+                f'{difference}.')
+
+    def _release_vf(self, device, vf, policy):
+        pf = device.address
+        vfs = pci.virtual_functions(self.kernel, pf)
+        if vf not in vfs:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        number = vfs.index(vf) + 1
+        self.kernel.check_disks(vf)
+        if pci.driver(self.kernel, vf) == _DRIVER:
+            # the host's driver would try to bring it back while it is offline
+            self.kernel.rebind(vf, base.VFIO)
+        if (policy is Policy.CLEAR
+                and not self.kernel.format_nvme_vf(pf, number)):
+            raise exception.DeviceError(
+                f'{vf} was to be erased after its server, and it has no '
+                f'namespace: attach one to its secondary controller, and it '
+                f'is tried again.')
+        self.kernel.reset_nvme_vf(pf, number)
+        if not any(found.vf == number and found.online
+                   for found in self.kernel.read_nvme_vfs(pf)):
+            raise OSError(errno.EIO, 'its secondary controller is offline')
 
     def _await_controller(self, address):
         """The host's driver begins with a disk after it is bound to it."""
@@ -105,3 +427,57 @@ class NvmeDriver(base.PciDriver):
                 raise OSError(errno.ENODEV, f'its controller is '
                                             f'{"".join(states) or "absent"}')
             time.sleep(0.1)
+
+
+def _policy(*addresses) -> handover.Policy:
+    """Return the policy of [accel] handover for a handle of a device.
+
+    [accel] nvme_scrub, the older option, counts only where handover names
+    neither the driver nor the disk.
+
+    :raises ConfigurationError: the option cannot be read.
+    """
+    if not CONF.accel.nvme_scrub and not (
+            {*addresses, NvmeDriver.NAME} & set(handover.policies())):
+        return Policy.NONE
+    return handover.policy(NvmeDriver.NAME, *addresses)
+
+
+def _identity_difference(device, serial, firmware) -> str:
+    """Return in which way a disk is another one than recorded, or ''."""
+    for what, before, now in (('serial number', device.serial, serial),
+                              ('firmware', device.firmware, firmware)):
+        if before not in (None, now):
+            return (f'its {what} is {now[:20]!r}, and was {before[:20]!r}: '
+                    f'{_ACCEPT}')
+    return ''
+
+
+def _are_alike(before, now) -> bool:
+    """Compare two layouts."""
+    one, two = ([nvme_admin.Namespace.parse(n) for n in layout]
+                for layout in (before, now))
+    return len(one) == len(two) and all(
+        a.is_like(b) for a, b in zip(one, two, strict=True))
+
+
+def _has_sizes_of(found, layout) -> bool:
+    """Whether the namespaces have the sizes of a layout, in bytes."""
+    if found.detached or not found.namespaces:
+        return False
+    if not layout:
+        # a server cannot change them without Namespace Management
+        return not found.has_management or (
+            len(found.namespaces) == 1 and found.unallocated < _ROUNDING)
+    return [n.blocks * n.block_size for n in found.namespaces] == [
+        n.blocks * n.block_size for n in layout]
+
+
+def _has_formats_of(found, layout) -> bool:
+    """Whether the namespaces have the block formats of a layout."""
+    return not layout or all(a.has_format_of(b) for a, b in zip(
+        found.namespaces, layout, strict=True))
+
+
+def _shown(layout) -> str:
+    return ' '.join(layout)[:60] or 'none'

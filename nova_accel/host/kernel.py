@@ -6,7 +6,7 @@ host (nova_accel.sim) replace it. Reads run in this process, operations in the
 privileged one. Both raise OSError as the kernel does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import errno
 import os
@@ -16,6 +16,7 @@ import typing
 
 from nova_accel import conf
 from nova_accel.host import limited
+from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
 
 if typing.TYPE_CHECKING:
@@ -250,17 +251,104 @@ class Kernel:
         """
         privileged.check_disks(function)
 
-    def format_nvme(self, function: str) -> None:
+    def reset_nvme(self, function: str) -> None:
+        """Reset an NVMe controller; block until the driver has it again.
+
+        Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. With a
+        primary controller all its secondary ones go offline.
+
+        :raises OSError: ENODEV when the host's driver has no controller,
+            EBUSY or ENETRESET when it does not come back.
+        """
+        privileged.reset_nvme(function)
+
+    def read_nvme(self, function: str) -> nvme_admin.Controller:
+        """Return what an NVMe controller reports.
+
+        :raises OSError: ENODEV when the host's driver has no controller, EIO
+            when it refuses.
+        """
+        return nvme_admin.Controller.from_tuple(privileged.read_nvme(function))
+
+    def read_nvme_sanitize(self, function: str) -> nvme_admin.SanitizeStatus:
+        """Return how far the last sanitize operation is.
+
+        :raises OSError: see read_nvme().
+        """
+        return nvme_admin.SanitizeStatus(
+            *privileged.read_nvme_sanitize(function))
+
+    def start_nvme_sanitize(self, function: str, method: str) -> None:
+        """Begin to sanitize a disk, and return at once.
+
+        :param method: crypto, block or overwrite.
+        :raises OSError: EBUSY when the host uses a namespace, EIO when the
+            controller refuses, ENODEV without controller.
+        """
+        privileged.start_nvme_sanitize(function, method)
+
+    def exit_nvme_sanitize_failure(self, function: str) -> None:
+        """End the failure mode that follows a failed sanitize operation.
+
+        :raises OSError: EIO when the controller refuses, ENODEV without
+            controller.
+        """
+        privileged.exit_nvme_sanitize_failure(function)
+
+    def format_nvme(self, function: str,
+                    formats: Sequence[nvme_admin.Namespace] = ()) -> None:
         """Erase all namespaces of an NVMe controller; may take an hour.
 
         Uses Format NVM with a cryptographic erase if the controller supports
-        it, otherwise with an erase of the user data. The block formats stay.
+        it, otherwise with an erase of the user data.
 
+        :param formats: the block format of each namespace afterwards; by
+            default they keep theirs.
         :raises OSError: EBUSY when a namespace is held or not attached,
             ENODEV when the host's driver has no controller, EOPNOTSUPP when
             the controller has no Format NVM, EIO when it refused.
         """
-        privileged.format_nvme(function)
+        privileged.format_nvme(function, [str(n) for n in formats])
+
+    def restore_nvme_namespaces(
+            self, function: str, namespaces: Sequence[nvme_admin.Namespace],
+            ) -> None:
+        """Delete all namespaces, and create and attach these.
+
+        :param namespaces: none for one of the full capacity.
+        :raises OSError: EOPNOTSUPP when the controller has no Namespace
+            Management or no such block format, otherwise as format_nvme().
+        """
+        privileged.restore_nvme_namespaces(function,
+                                           [str(n) for n in namespaces])
+
+    def read_nvme_vfs(self, pf: str) -> list[nvme_admin.Secondary]:
+        """Return the secondary controllers of the VFs of an NVMe controller.
+
+        :raises OSError: EOPNOTSUPP when the controller has no Virtualization
+            Management, otherwise as read_nvme().
+        """
+        return [nvme_admin.Secondary(*found)
+                for found in privileged.read_nvme_vfs(pf)]
+
+    def format_nvme_vf(self, pf: str, vf: int) -> int:
+        """Take the controller of a VF offline, and erase its namespaces.
+
+        :param vf: its number, from 1.
+        :returns: how many namespaces it has.
+        :raises OSError: EBUSY when another VF has one of them as well,
+            EOPNOTSUPP when the PF has no Format NVM, Namespace Management or
+            Virtualization Management, otherwise as read_nvme().
+        """
+        return privileged.format_nvme_vf(pf, vf)
+
+    def reset_nvme_vf(self, pf: str, vf: int) -> None:
+        """Take the controller of a VF offline, and bring it online.
+
+        :param vf: its number, from 1.
+        :raises OSError: as format_nvme_vf().
+        """
+        privileged.reset_nvme_vf(pf, vf)
 
     def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
         """Create a mediated device.

@@ -8,8 +8,10 @@ raised as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h of
 Linux, mgmt-ioctl.h of XRT.
 """
 
+from collections.abc import Sequence
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import fcntl
 import glob
@@ -20,6 +22,7 @@ import stat
 import struct
 
 from nova_accel import conf
+from nova_accel.host import nvme_admin
 from nova_accel import privsep
 
 CONF = conf.CONF
@@ -52,29 +55,15 @@ _XCLMGMT = re.compile('xclmgmt[0-9]+')
 _PATH = re.compile('^(nvme[0-9]+)c[0-9]+(n[0-9]+)$')
 _PORT = re.compile('dfl-port[.][0-9]+')
 _PORT_RESET = 0xb640
+_NVME = re.compile('nvme[0-9]+')
+_METHOD = re.compile('crypto|block|overwrite')
+_NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
+#: more than a controller can have attached in practice
+_MAX_NAMESPACES = 1024
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
 _ICAP_DOWNLOAD_AXLF = 0x40085806
-
-#: NVME_IOCTL_ADMIN_CMD and struct nvme_passthru_cmd, include/uapi/linux/
-#: nvme_ioctl.h; commands and data structures: NVM Express Base Specification
-#: and NVM Command Set Specification
-_NVME_ADMIN = 0xc0484e41
-_NVME_COMMAND = struct.Struct('=BBHIIIQQII6III')
-_NVME_IDENTIFY = 0x06
-_NVME_FORMAT = 0x80
-#: what Identify returns: a namespace, the controller, the attached namespaces,
-#: all allocated namespaces
-_CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE, _CNS_ALLOCATED = 0, 1, 2, 0x10
-#: Optional Admin Command Support: Format NVM, Namespace Management
-_OACS_FORMAT, _OACS_NAMESPACES = 1 << 1, 1 << 3
-#: Format NVM Attributes: cryptographic erase
-_FNA_CRYPTOGRAPHIC = 1 << 2
-#: Secure Erase Settings of Format NVM
-_USER_DATA_ERASE, _CRYPTOGRAPHIC_ERASE = 1, 2
-#: milliseconds; an erase of the user data of a large disk takes minutes
-_IDENTIFY_MS, _FORMAT_MS = 60_000, 3_600_000
 
 
 @privsep.ctx.entrypoint
@@ -214,71 +203,125 @@ def check_disks(function: str) -> None:
         _hold_disks(function, stack)
 
 
+@privsep.ctx.entrypoint
+def reset_nvme(function: str) -> None:
+    _check_function(function)
+    found = _controllers(function)
+    if len(found) != 1:
+        raise OSError(errno.ENODEV, f'{function} shows no such device')
+    _write(f'{found[0]}/reset_controller', '1')
+
+
 @privsep.disks.entrypoint
-def format_nvme(function: str) -> None:
+def read_nvme(function: str) -> tuple:
+    with _controller(function) as fd:
+        return dataclasses.astuple(nvme_admin.read_controller(fd))
+
+
+@privsep.disks.entrypoint
+def read_nvme_sanitize(function: str) -> tuple:
+    with _controller(function) as fd:
+        return dataclasses.astuple(nvme_admin.read_sanitize_status(fd))
+
+
+@privsep.disks.entrypoint
+def start_nvme_sanitize(function: str, method: str) -> None:
+    _check_text('method of Sanitize', method, _METHOD)
+    with _controller(function, hold=True) as fd:
+        nvme_admin.start_sanitize(fd, method)
+
+
+@privsep.disks.entrypoint
+def exit_nvme_sanitize_failure(function: str) -> None:
+    with _controller(function) as fd:
+        nvme_admin.exit_sanitize_failure(fd)
+
+
+@privsep.disks.entrypoint
+def format_nvme(function: str, formats: Sequence[str] = ()) -> None:
+    wanted = _check_namespaces(formats)
+    with _controller(function, hold=True) as fd:
+        nvme_admin.format_namespaces(fd, function, wanted)
+
+
+@privsep.disks.entrypoint
+def restore_nvme_namespaces(function: str, namespaces: Sequence[str]) -> None:
+    wanted = _check_namespaces(namespaces)
+    with _controller(function, hold=True) as fd:
+        nvme_admin.restore_namespaces(fd, function, wanted)
+
+
+@privsep.disks.entrypoint
+def read_nvme_vfs(pf: str) -> list:
+    with _controller(pf) as fd:
+        return [dataclasses.astuple(secondary) for secondary
+                in nvme_admin.read_secondaries(fd, pf)]
+
+
+@privsep.disks.entrypoint
+def format_nvme_vf(pf: str, vf: int) -> int:
+    _check_number('VF', vf, MAX_VFS)
+    with _controller(pf) as fd, contextlib.ExitStack() as stack:
+        controller = _secondary(fd, pf, vf)
+        namespaces = nvme_admin.private_namespaces(fd, pf, controller)
+        # those that are attached to the PF as well
+        _hold_disks(pf, stack, {str(number) for number in namespaces})
+        nvme_admin.set_offline(fd, controller)
+        nvme_admin.format_of_secondary(fd, pf, namespaces)
+        return len(namespaces)
+
+
+@privsep.disks.entrypoint
+def reset_nvme_vf(pf: str, vf: int) -> None:
+    _check_number('VF', vf, MAX_VFS)
+    with _controller(pf) as fd:
+        controller = _secondary(fd, pf, vf)
+        nvme_admin.set_offline(fd, controller)
+        nvme_admin.set_online(fd, controller)
+
+
+def _secondary(fd, pf, vf) -> int:
+    for found in nvme_admin.read_secondaries(fd, pf):
+        if found.vf == vf:
+            return found.id
+    raise OSError(errno.ENODEV, f'{pf} has no secondary controller for VF '
+                                f'{vf}')
+
+
+def _controllers(function) -> list[str]:
+    return [path for path in glob.glob(
+                f'{SYS}/bus/pci/devices/{function}/nvme/nvme*')
+            if _NVME.fullmatch(os.path.basename(path))]
+
+
+@contextlib.contextmanager
+def _controller(function, hold=False):
+    """Open the controller of a function.
+
+    :param hold: open its disks exclusively as well: meanwhile no other
+        process can begin to use them.
+    :raises OSError: EBUSY when one of them is used, and as _node().
+    """
     _check_function(function)
     with contextlib.ExitStack() as stack:
-        # while the disks are held, no other process can start to use them
-        _hold_disks(function, stack)
-        fd = stack.enter_context(_node(
-            f'{SYS}/bus/pci/devices/{function}/nvme/nvme*',
-            re.compile('nvme[0-9]+'), function))
-        about = _nvme_identify(fd, _CNS_CONTROLLER)
-        supported, = struct.unpack_from('<H', about, 256)
-        if not supported & _OACS_FORMAT:
-            raise OSError(errno.EOPNOTSUPP, f'{function} has no Format NVM')
-        namespaces = _nvme_list(fd, _CNS_ACTIVE)
-        hidden = (set(_nvme_list(fd, _CNS_ALLOCATED)) - set(namespaces)
-                  if supported & _OACS_NAMESPACES else ())
-        if hidden:
-            raise OSError(errno.EBUSY, f'namespace {min(hidden)} of '
-                                       f'{function} is not attached')
-        erase = (_CRYPTOGRAPHIC_ERASE if about[524] & _FNA_CRYPTOGRAPHIC
-                 else _USER_DATA_ERASE)
-        for namespace in namespaces:
-            _nvme_format(fd, namespace, erase)
+        if hold:
+            _hold_disks(function, stack)
+        yield stack.enter_context(_node(
+            f'{SYS}/bus/pci/devices/{function}/nvme/nvme*', _NVME, function))
 
 
-def _nvme_identify(fd, cns, namespace=0) -> bytes:
-    page = ctypes.create_string_buffer(4096)
-    _nvme_command(fd, _NVME_IDENTIFY, namespace, cns, _IDENTIFY_MS, page)
-    return page.raw
+def _check_namespaces(texts) -> list[nvme_admin.Namespace]:
+    if not isinstance(texts, (list, tuple)) or len(texts) > _MAX_NAMESPACES:
+        raise _invalid('list of namespaces', texts)
+    for text in texts:
+        _check_text('namespace', text, _NAMESPACE)
+    return [nvme_admin.Namespace.parse(text) for text in texts]
 
 
-def _nvme_list(fd, cns) -> list[int]:
-    """Return the numbers of namespaces, read in lists of up to 1024."""
-    found: list[int] = []
-    while True:
-        numbers = [n for n in struct.unpack('<1024I', _nvme_identify(
-            fd, cns, found[-1] if found else 0)) if n]
-        found += numbers
-        if len(numbers) < 1024:
-            return found
-
-
-def _nvme_format(fd, namespace, erase):
-    """Format a namespace; keep its block format and its protection."""
-    about = _nvme_identify(fd, _CNS_NAMESPACE, namespace)
-    blocks, protection = about[26], about[29]
-    _nvme_command(fd, _NVME_FORMAT, namespace, (
-        blocks & 0xf | (blocks >> 4 & 1) << 4 | (protection & 7) << 5
-        | (protection >> 3 & 1) << 8 | erase << 9 | (blocks >> 5 & 3) << 12),
-        _FORMAT_MS)
-
-
-def _nvme_command(fd, opcode, namespace, cdw10, timeout, page=None):
-    command = bytearray(_NVME_COMMAND.pack(
-        opcode, 0, 0, namespace, 0, 0, 0,
-        ctypes.addressof(page) if page else 0, 0, len(page) if page else 0,
-        cdw10, 0, 0, 0, 0, 0, timeout, 0))
-    status = fcntl.ioctl(fd, _NVME_ADMIN, command)
-    if status:
-        raise OSError(errno.EIO, f'the disk answers command {opcode:#x} with '
-                                 f'status {status:#x}')
-
-
-def _hold_disks(function, stack):
+def _hold_disks(function, stack, namespaces=None):
     """Open each disk of a function exclusively.
+
+    :param namespaces: only NVMe disks with these namespace numbers.
 
     :raises OSError: EBUSY when a disk, or a part of it, is mounted or
         otherwise held.
@@ -290,7 +333,9 @@ def _hold_disks(function, stack):
     # of a disk with several paths only the head has a node
     mine = {_PATH.sub(r'\1\2', name) for name in mine}
     for name in sorted(mine):
-        if os.path.exists(f'{block}/{name}/partition'):
+        if os.path.exists(f'{block}/{name}/partition') or (
+                namespaces is not None
+                and _read(f'{block}/{name}/nsid') not in namespaces):
             continue
         stack.enter_context(_node(
             f'{block}/{name}', re.compile('[A-Za-z0-9_-]+'), function,

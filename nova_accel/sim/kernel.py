@@ -36,7 +36,8 @@ _LOOK = 1
 #: attributes of PCI functions that the kernel answers without the device
 _IN_MEMORY = frozenset((
     'vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
-    'numa_node', 'boot_vga', 'sriov_numvfs', 'sriov_totalvfs'))
+    'numa_node', 'boot_vga', 'sriov_numvfs', 'sriov_totalvfs', 'serial',
+    'firmware_rev', 'subsysnqn'))
 #: vendor and device that vfio-pci refuses without disable_denylist
 _DENYLIST = frozenset(('8086', device) for device in (
     '0435', '0443', '19e2', '19e3', '37c8', '37c9'))

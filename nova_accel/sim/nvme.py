@@ -1,5 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""NVMe disks with their uses by the host and their data."""
+"""NVMe disks with their uses by the host, their namespaces and their data.
+
+The data is what is on the media: Format NVM erases it where namespaces cover
+the whole capacity, Sanitize always.
+"""
 
 import dataclasses
 import errno
@@ -7,6 +11,7 @@ import re
 import time
 from typing import ClassVar
 
+from nova_accel.host import nvme_admin
 from nova_accel.sim import card
 from nova_accel.sim import operations
 from nova_accel.sim import reader
@@ -14,6 +19,10 @@ from nova_accel.sim import tree as sysfs
 
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
+#: of a namespace with which a disk comes
+_BLOCKS, _BLOCK_SIZE = 1 << 30, 512
+#: (bytes of data, bytes of metadata) of the blocks that it can have
+_FORMATS = ((512, 0), (4096, 0), (512, 8))
 _USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs|zfs')
 
 
@@ -21,6 +30,13 @@ _use = reader.checked(
     lambda v: isinstance(v, str) and _USES.fullmatch(v),
     '"mounted at <directory>", "used as swap", "btrfs", "zfs", or the name of '
     'a device on the disk, dm-<n> or md<n>')
+
+
+def _methods(value):
+    if not isinstance(value, list) or not set(value) <= {
+            'crypto', 'block', 'overwrite'}:
+        raise ValueError('it has to be a list of crypto, block, overwrite')
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +54,33 @@ class NvmeCard(card.Card):
     use: str | None = None
     #: the data on the disk
     data: str = ''
+    #: the methods of Sanitize that it has, and how long one takes
+    sanitize: tuple[str, ...] = ()
+    sanitize_seconds: float = 0
+    #: whether it has Namespace Management
+    namespace_management: bool = True
+    #: qualified name of its NVM subsystem, None for one of its own
+    subsystem: str | None = None
+    #: secondary controllers of VFs after they are made: online or offline;
+    #: none without Virtualization Management
+    secondary: str = 'online'
+    #: private namespaces of each VF
+    vf_namespaces: int = 1
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         #: result of Format NVM
-        'format': reader.one_of('refused', 'unsupported', 'unattached'),
-        'hang': reader.one_of('read', 'format'),
+        'format': reader.one_of('refused', 'unsupported'),
+        'hang': reader.one_of('read', 'format', 'sanitize'),
+        #: Namespace Management is refused, or has no effect; or VFs share
+        #: their namespaces
+        'namespaces': reader.one_of('refused', 'ignored', 'shared'),
+        'reset': reader.one_of('refused'),
+        #: refused; ends in failure mode; and does not leave that mode
+        'sanitize': reader.one_of('refused', 'fails', 'locked'),
+        #: Virtualization Management is refused, or only to go online, or that
+        #: has no effect
+        'virtualization': reader.one_of('refused', 'offline', 'ignored'),
     }
 
     @classmethod
@@ -58,13 +95,68 @@ class NvmeCard(card.Card):
             namespaces=item.take('namespaces', reader.natural, 1),
             multipath=item.take('multipath', reader.boolean, False),
             use=item.take('use', _use, None),
-            data=item.take('data', reader.text, ''))
+            data=item.take('data', reader.text, ''),
+            sanitize=tuple(item.take('sanitize', _methods, [])),
+            sanitize_seconds=item.take('sanitize_seconds', reader.seconds, 0),
+            namespace_management=item.take('namespace_management',
+                                           reader.boolean, True),
+            subsystem=item.take('subsystem', reader.text, None),
+            secondary=item.take('secondary', reader.one_of(
+                'online', 'offline', 'none'), 'online'),
+            vf_namespaces=item.take('vf_namespaces', reader.natural, 1))
 
     def fresh(self, state):
-        return {**super().fresh(state), 'data': self.data, 'use': self.use}
+        serial = self.address.replace(':', '').replace('.', '')
+        return {**super().fresh(state), 'data': self.data, 'use': self.use,
+                'serial': f'S{serial}', 'firmware': 'SIM1',
+                # blocks, bytes of a block, bytes of metadata, attached
+                'namespaces': [[_BLOCKS, _BLOCK_SIZE, 0, True]
+                               for _ in range(self.namespaces)],
+                'sanitize': {'state': 'never', 'method': None, 'until': 0},
+                'vf_data': {}}
 
     def keeps(self):
-        return (*super().keeps(), 'data')
+        return (*super().keeps(), 'data', 'serial', 'firmware', 'namespaces',
+                'sanitize', 'vf_data')
+
+    def settle(self, mine):
+        operation = mine['sanitize']
+        faults = self.faulty(mine)
+        if (operation['state'] != 'running' or faults.get('hang') == 'sanitize'
+                or time.time() < operation['until']):
+            return
+        if faults.get('sanitize') in ('fails', 'locked'):
+            operation['state'] = 'failed'
+        else:
+            operation['state'], mine['data'] = 'done', ''
+
+    def make_vfs(self, state, mine, count):
+        super().make_vfs(state, mine, count)
+        for vf in mine['vfs']:
+            vf['online'] = self.secondary == 'online'
+
+    # The controller
+
+    def capacity(self) -> int:
+        """Return the bytes of the disk."""
+        return max(1, self.namespaces) * _BLOCKS * _BLOCK_SIZE
+
+    @staticmethod
+    def allocated(mine) -> int:
+        """Return the bytes of all namespaces."""
+        return sum(n[0] * n[1] for n in mine['namespaces'])
+
+    def report(self, mine) -> nvme_admin.Controller:
+        attached = [n for n in mine['namespaces'] if n[3]]
+        managed = self.namespace_management
+        return nvme_admin.Controller(
+            mine['serial'], mine['firmware'],
+            next((m for m in ('crypto', 'block', 'overwrite')
+                  if m in self.sanitize), None),
+            self.faulty(mine).get('format') != 'unsupported', managed,
+            tuple(nvme_admin.Namespace(*n[:3]) for n in attached),
+            len(mine['namespaces']) - len(attached) if managed else 0,
+            self.capacity() - self.allocated(mine) if managed else 0)
 
     def drivers(self):
         return {*super().drivers(), 'nvme'}
@@ -81,12 +173,24 @@ class NvmeCard(card.Card):
         # numbers of controllers change, those of namespaces do not
         number = mine['number']
         controller: sysfs.Directory = {
-            'state': 'live', 'model': 'SIMULATED', 'dev': f'240:{number}'}
+            'state': 'live', 'model': 'SIMULATED', 'dev': f'240:{number}',
+            # padded as in the data structure
+            'serial': mine['serial'].ljust(20),
+            'firmware_rev': mine['firmware'].ljust(8),
+            'subsysnqn': self.subsystem or (
+                f'nqn.2014-08.org.nvmexpress:{mine["serial"]}')}
         function['nvme'] = {f'nvme{number}': controller}
         top = f'{sysfs.place(self.address)}/nvme/nvme{number}'
-        for n in range(1, self.namespaces + 1):
+        tree['class'].setdefault('nvme', {})[f'nvme{number}'] = (
+            sysfs.Link(top))
+        present = [(n, *fields) for n, fields in enumerate(
+            mine['namespaces'], 1) if fields[3]]
+        for n, blocks, size, metadata, _ in present:
             disk = f'nvme{number}n{n}'
             node: sysfs.Directory = {
+                'nsid': str(n), 'size': str(blocks * size // 512),
+                'metadata_bytes': str(metadata),
+                'queue': {'logical_block_size': str(size)},
                 'dev': f'259:{number * 100 + 2 * n}', 'holders': {},
                 f'{disk}p1': {'partition': '1', 'holders': {},
                               'dev': self._number(mine, n)}}
@@ -104,7 +208,7 @@ class NvmeCard(card.Card):
                 at = top
             _in_class(tree, disk, at)
             _in_class(tree, f'{disk}p1', f'{at}/{disk}')
-        if mine['use'] and self.namespaces:
+        if mine['use'] and present:
             self._add_use(tree, mine['use'], node[f'{disk}p1'], disk)
 
     @staticmethod
@@ -127,7 +231,7 @@ class NvmeCard(card.Card):
     def mounted(self, mine):
         """Return its entries of Kernel.mounted_devices()."""
         if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
-            return {self._number(mine, self.namespaces): mine['use']}
+            return {self._number(mine, len(mine['namespaces'])): mine['use']}
         return {}
 
 
@@ -148,46 +252,237 @@ class NvmeOperations(operations.Operations):
 
     def check_disks(self, function):
         host, state = self._look()
-        found = host.cards.get(function)
+        found, vf = self._owner(host, state, function)
         if isinstance(found, NvmeCard):
-            mine = state['cards'][function]
-            if mine['driver'] == 'nvme' and mine['use']:
+            mine = state['cards'][found.address]
+            if vf is not None:
+                mine = mine['vfs'][vf]
+            if mine['driver'] == 'nvme' and mine.get('use'):
                 raise sysfs.error(errno.EBUSY, function)
 
-    def format_nvme(self, function):
+    def _nvme(self, host, state, function, hold=False):
+        """Return the card with a controller of the host's driver, its state
+        and its faults.
+
+        :param hold: open its disks exclusively.
+        """
+        found, vf = self._owner(host, state, function)
+        mine = state['cards'][found.address]
+        if vf is not None or mine['driver'] != 'nvme':
+            raise sysfs.error(errno.ENODEV, function)
+        if hold and mine['use']:
+            raise sysfs.error(errno.EBUSY, function)
+        return found, mine, found.faulty(mine)
+
+    def reset_nvme(self, function):
+        with self._update() as (host, state):
+            found, mine, faults = self._nvme(host, state, function)
+            if faults.get('reset'):
+                raise sysfs.error(errno.EBUSY, function)
+            for vf in mine['vfs']:
+                vf['online'] = False
+
+    def read_nvme(self, function):
+        found, mine, _ = self._nvme(*self._look(), function)
+        return found.report(mine)
+
+    def read_nvme_sanitize(self, function):
+        found, mine, _ = self._nvme(*self._look(), function)
+        if not found.sanitize:
+            raise sysfs.error(errno.EIO, function)
+        operation = mine['sanitize']
+        return nvme_admin.SanitizeStatus(
+            operation['state'], 50 if operation['state'] == 'running' else 100,
+            operation['method'])
+
+    def start_nvme_sanitize(self, function, method):
+        with self._update() as (host, state):
+            found, mine, faults = self._nvme(host, state, function, hold=True)
+            if (faults.get('sanitize') == 'refused'
+                    or method not in found.sanitize
+                    or mine['sanitize']['state'] == 'running'):
+                raise sysfs.error(errno.EIO, function)
+            mine['sanitize'] = {
+                'state': 'running', 'method': method,
+                'until': time.time() + found.sanitize_seconds}
+
+    def exit_nvme_sanitize_failure(self, function):
+        with self._update() as (host, state):
+            _, mine, faults = self._nvme(host, state, function)
+            if (faults.get('sanitize') == 'locked'
+                    or mine['sanitize']['state'] == 'running'):
+                raise sysfs.error(errno.EIO, function)
+            mine['sanitize']['state'] = 'never'
+
+    @staticmethod
+    def _check_sanitize(mine, function):
+        # meanwhile, and in failure mode, the controller refuses the rest
+        if mine['sanitize']['state'] in ('running', 'failed'):
+            raise sysfs.error(errno.EIO, function)
+
+    def format_nvme(self, function, formats=()):
         while True:
             with self._update() as (host, state):
-                found, _ = self._owner(host, state, function)
-                mine = state['cards'][function]
-                faults = found.faulty(mine)
-                if mine['driver'] != 'nvme':
-                    raise sysfs.error(errno.ENODEV, function)
-                if mine['use'] or faults.get('format') == 'unattached':
-                    raise sysfs.error(errno.EBUSY, function)
+                found, mine, faults = self._nvme(host, state, function,
+                                                 hold=True)
                 if faults.get('format') == 'unsupported':
                     raise sysfs.error(errno.EOPNOTSUPP, function)
+                if not all(n[3] for n in mine['namespaces']):
+                    raise sysfs.error(errno.EBUSY, function)
                 if faults.get('format') == 'refused':
                     raise sysfs.error(errno.EIO, function)
+                self._check_sanitize(mine, function)
+                if formats and len(formats) != len(mine['namespaces']):
+                    raise sysfs.error(errno.EINVAL, function)
                 if faults.get('hang') != 'format':
-                    mine['data'] = ''
+                    for there, wanted in zip(mine['namespaces'], formats,
+                                             strict=False):
+                        size = there[0] * there[1]
+                        there[:3] = [size // wanted.block_size,
+                                     *self._block_format(wanted, function)]
+                    if found.allocated(mine) == found.capacity():
+                        mine['data'] = ''
                     return
             time.sleep(_TICK)
+
+    @staticmethod
+    def _block_format(wanted, function):
+        chosen = wanted.block_size, wanted.metadata or 0
+        if chosen not in _FORMATS:
+            raise sysfs.error(errno.EOPNOTSUPP, function)
+        return chosen
+
+    def restore_nvme_namespaces(self, function, namespaces):
+        with self._update() as (host, state):
+            found, mine, faults = self._nvme(host, state, function, hold=True)
+            if not found.namespace_management:
+                raise sysfs.error(errno.EOPNOTSUPP, function)
+            if faults.get('namespaces') == 'refused':
+                raise sysfs.error(errno.EIO, function)
+            self._check_sanitize(mine, function)
+            if faults.get('namespaces') == 'ignored':
+                return
+            size = (mine['namespaces'][0][1] if mine['namespaces']
+                    else _BLOCK_SIZE)
+            mine['namespaces'] = [
+                [n.blocks, *self._block_format(n, function), True]
+                for n in namespaces] or [
+                    [found.capacity() // size, size, 0, True]]
+
+    # VFs, by the PF
+
+    def read_nvme_vfs(self, pf):
+        found, mine, _ = self._nvme(*self._look(), pf)
+        if found.secondary == 'none':
+            raise sysfs.error(errno.EOPNOTSUPP, pf)
+        # there is one for each VF that can be made
+        online = [vf['online'] for vf in mine['vfs']]
+        online += [False] * (found.total_vfs - len(online))
+        return [nvme_admin.Secondary(n, n, state)
+                for n, state in enumerate(online, 1)]
+
+    def _secondary(self, host, state, pf, vf):
+        found, mine, faults = self._nvme(host, state, pf)
+        if found.secondary == 'none':
+            raise sysfs.error(errno.EOPNOTSUPP, pf)
+        if not 1 <= vf <= len(mine['vfs']):
+            raise sysfs.error(errno.ENODEV, pf)
+        if faults.get('virtualization') == 'refused':
+            raise sysfs.error(errno.EIO, pf)
+        return found, mine, faults, mine['vfs'][vf - 1]
+
+    def format_nvme_vf(self, pf, vf):
+        with self._update() as (host, state):
+            found, _, faults, secondary = self._secondary(host, state, pf, vf)
+            if not found.namespace_management:
+                raise sysfs.error(errno.EOPNOTSUPP, pf)
+            if faults.get('namespaces') == 'shared':
+                raise sysfs.error(errno.EBUSY, pf)
+            secondary['online'] = False
+        while True:
+            with self._update() as (host, state):
+                _, mine, faults, _ = self._secondary(host, state, pf, vf)
+                if faults.get('format'):
+                    raise sysfs.error(
+                        errno.EIO if faults['format'] == 'refused'
+                        else errno.EOPNOTSUPP, pf)
+                if faults.get('hang') != 'format':
+                    if found.vf_namespaces:
+                        mine['vf_data'].pop(str(vf), None)
+                    return found.vf_namespaces
+            time.sleep(_TICK)
+
+    def reset_nvme_vf(self, pf, vf):
+        with self._update() as (host, state):
+            _, _, faults, secondary = self._secondary(host, state, pf, vf)
+            secondary['online'] = False
+        if faults.get('virtualization') == 'offline':
+            raise sysfs.error(errno.EIO, pf)
+        if faults.get('virtualization') != 'ignored':
+            self.set_secondary(pf, vf, True)
 
     # What tests and demonstrations do to the host
 
     def use_disk(self, address: str, use: str | None) -> None:
         """Mount or otherwise use the disk; None ends the use.
 
+        Of a VF only check_disks() tells.
+
         :param use: as in the description.
         """
+        with self._update() as (host, state):
+            found, vf = self._owner(host, state, address)
+            mine = state['cards'][found.address]
+            (mine if vf is None else mine['vfs'][vf])['use'] = (
+                use and _use(use))
+
+    def set_secondary(self, pf: str, vf: int, online: bool) -> None:
+        """Bring the controller of a VF online or take it offline.
+
+        :param vf: its number, from 1.
+        """
         with self._update() as (_, state):
-            state['cards'][address]['use'] = use and _use(use)
+            state['cards'][pf]['vfs'][vf - 1]['online'] = online
+
+    def change_disk(self, address: str, **changes) -> None:
+        """Change serial, firmware or namespaces, as a guest or operator does.
+
+        :param changes: namespaces is a list of lists: blocks, bytes of a
+            block, bytes of its metadata, whether it is attached.
+        """
+        with self._update() as (_, state):
+            for name, value in changes.items():
+                if name not in ('serial', 'firmware', 'namespaces'):
+                    raise ValueError(f'{name} of a disk cannot be changed')
+                state['cards'][address][name] = value
+
+    def sanitize_disk(self, address: str, method: str, seconds: float = 0,
+                      ) -> None:
+        """Begin a sanitize operation, as a guest does with its disk."""
+        with self._update() as (_, state):
+            state['cards'][address]['sanitize'] = {
+                'state': 'running', 'method': method,
+                'until': time.time() + seconds}
 
     def write_disk(self, address: str, data: str) -> None:
-        """Write data to the disk, as a guest does."""
-        with self._update() as (_, state):
-            state['cards'][address]['data'] = data
+        """Write data to a disk or to the namespaces of a VF, as a guest."""
+        with self._update() as (host, state):
+            mine, vf = self._media(host, state, address)
+            if vf is None:
+                mine['data'] = data
+            else:
+                mine['vf_data'][vf] = data
 
     def data_of_disk(self, address: str) -> str:
-        """Return what a server with the disk can read from it."""
-        return self._look()[1]['cards'][address]['data']
+        """Return what a server with the disk or VF can read from it."""
+        mine, vf = self._media(*self._look(), address)
+        return mine['data'] if vf is None else mine['vf_data'].get(vf, '')
+
+    @staticmethod
+    def _media(host, state, address):
+        """Return (state of the card, number of the VF as text or None)."""
+        for pf, found in host.cards.items():
+            if address in found.addresses():
+                vf = found.addresses().index(address)
+                return state['cards'][pf], str(vf) if vf else None
+        raise KeyError(address)

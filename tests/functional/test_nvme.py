@@ -69,9 +69,11 @@ class NvmeTest(base.AcceleratorTestBase):
         self.kernel('compute1').guest_returns(DISK)
         self.kernel('compute1').guest_takes(DISK)
         self.assertEqual('a secret', self.disk.data_of_disk(DISK))
+        self.disk.write_disk('0000:81:00.2', 'a secret')
         for each in (server, *vfs):
             self._delete_server(each)
-        self.assertEqual('', self.disk.data_of_disk(DISK))
+        for each in (DISK, '0000:81:00.2'):
+            self.assertEqual('', self.disk.data_of_disk(each))
         self.assertAsAtStart()
 
     def test_disk_that_cannot_be_erased(self):
@@ -85,6 +87,21 @@ class NvmeTest(base.AcceleratorTestBase):
         # and it is erased when that can be
         self.disk.set_fault(DISK, format=None)
         self.compare()
+        self.assertEqual('', self.disk.data_of_disk(DISK))
+        self.assertAsAtStart()
+        self.assertEqual([DISK], self.hostdevs(self.boot(FLAVOR)))
+
+    def test_server_that_deletes_its_namespaces(self):
+        server = self.boot(FLAVOR)
+        self.disk.write_disk(DISK, 'a secret')
+        self.disk.change_disk(DISK, namespaces=[])
+        self.disk.set_fault(DISK, namespaces='refused')
+        self.delete_unerased(server)
+        self.disk.set_fault(DISK, namespaces=None)
+        self.compare()
+        self.assertEqual([1 << 39], [
+            n.blocks * n.block_size
+            for n in self.disk.read_nvme(DISK).namespaces])
         self.assertEqual('', self.disk.data_of_disk(DISK))
         self.assertAsAtStart()
         self.assertEqual([DISK], self.hostdevs(self.boot(FLAVOR)))

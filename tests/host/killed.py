@@ -32,7 +32,9 @@ CALLS = {
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
         'set_reserved', 'drop_reserved'),
     sim.SimulatedKernel: (
-        'program_dfl_port', 'create_mdev', 'remove_mdev', 'format_nvme'),
+        'program_dfl_port', 'create_mdev', 'remove_mdev', 'reset_nvme',
+        'start_nvme_sanitize', 'format_nvme', 'restore_nvme_namespaces',
+        'format_nvme_vf', 'reset_nvme_vf', 'set_secondary'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest'),
 }
 

@@ -27,6 +27,7 @@ class KilledTestCase(base.HostTestCase):
     CLASS = base.FPGA
     ADDRESS = A
     SPECS: dict = {}
+    OPTIONS: dict = {}
 
     def setUp(self):
         super().setUp()
@@ -42,7 +43,7 @@ class KilledTestCase(base.HostTestCase):
             enabled_drivers=[self.DRIVER],
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
-            runtime_programming_pause=0)
+            runtime_programming_pause=0, **self.OPTIONS)
         self.addCleanup(self.compute.close)
 
     def booted(self, uuid_=SERVER):
@@ -183,6 +184,55 @@ class DiskTest(KilledTestCase, OperationsMixin):
 
     def check_clean(self):
         self.assertNotIn('secret', self.simulated.kernel.data_of_disk(DISK))
+
+
+class SanitizeTest(DiskTest):
+    """Servers delete the namespaces of their disks."""
+
+    DEVICES = {'nvmes': [{'address': DISK, 'sanitize': ['crypto']}]}
+    OPTIONS = {'device_timeout': 1}
+    SIZE = 1 << 39
+
+    def booted(self, uuid_=SERVER):
+        super().booted(uuid_)
+        self.simulated.kernel.change_disk(DISK, namespaces=[])
+
+    def check_clean(self):
+        super().check_clean()
+        found = self.simulated.kernel.read_nvme(DISK)
+        self.assertEqual([self.SIZE], [
+            n.blocks * n.block_size for n in found.namespaces])
+
+    def test_sanitize_that_runs_when_it_is_killed(self):
+        """The next nova-compute waits for it."""
+        self.booted()
+        self.simulated.kernel.set_fault(DISK, hang='sanitize')
+        # it ends while the driver waits, as each process here does
+        self.compute.run([['delete', SERVER]])
+        self.compute.run([['reconcile']])
+        self.assertIn('secret', self.simulated.kernel.data_of_disk(DISK))
+        self.assertEqual([[SERVER, DISK]],
+                         self.compute.run([['seen']])[0][0])
+        self.simulated.kernel.set_fault(DISK, hang=None)
+        self.compute.run([['reconcile']])
+        self.assertNothingLeft()
+
+
+class NvmeVfTest(DiskTest):
+
+    PF, VF = DISK, '0000:02:00.1'
+    DEVICES = {'nvmes': [{'address': DISK, 'total_vfs': 1, 'vfs': 1}]}
+
+    def booted(self, uuid_=SERVER):
+        KilledTestCase.booted(self, uuid_)
+        self.simulated.kernel.write_disk(self.VF, f'secret of {uuid_}')
+
+    def check_clean(self):
+        self.assertNotIn('secret', self.simulated.kernel.data_of_disk(self.VF))
+        self.assertTrue(self.simulated.kernel.read_nvme_vfs(DISK)[0].online)
+
+    # a loss of power takes the VFs, which the operator configures again
+    test_resume = None
 
 
 @ddt.ddt

@@ -81,6 +81,8 @@ def qemu():
                    'sriov_max_vq_per_vf=4,sriov_max_vi_per_vf=3',
         '-drive', 'if=none,id=n0,file=/lab/nvme.raw,format=raw,cache=unsafe',
         '-device', 'nvme-ns,drive=n0,nsid=1,shared=on',
+        '-drive', 'if=none,id=n1,file=/lab/nvme1.raw,format=raw,cache=unsafe',
+        '-device', 'nvme-ns,drive=n1,nsid=2,shared=on',
         '-device', 'igb,bus=rp3,id=qat0',
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
         *emulated('fpga', '0xc'), *emulated('timecard', '0xd')]
@@ -97,8 +99,9 @@ def power_on() -> None:
     (processes.RUN / 'disk.qcow2').unlink(missing_ok=True)
     processes.call('vm', 'qemu-img', 'create', '-q', '-f', 'qcow2', '-F',
                    'raw', '-b', '/image/disk.ext4', '/lab/disk.qcow2')
-    with open(processes.RUN / 'nvme.raw', 'wb') as disk:
-        disk.truncate(64 << 20)
+    for name in ('nvme.raw', 'nvme1.raw'):
+        with open(processes.RUN / name, 'wb') as disk:
+            disk.truncate(64 << 20)
     connect()
 
 

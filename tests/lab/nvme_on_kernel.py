@@ -5,12 +5,17 @@ Runs as root on a machine whose disk at the PCI address given may be erased:
 
     nvme_on_kernel.py 0000:02:00.0
 
+Where it has VFs and a second namespace that may be shared, that one is given
+to a VF, and erased by the PF.
+
 The exit status is 1 when something is not as expected.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +25,7 @@ from oslo_config import cfg
 from nova_accel.drivers import nvme
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import privileged
 from nova_accel.host import usage
@@ -136,7 +142,94 @@ def main(address):
             check(f'what is left, from {bound}', disk.read(len(SECRET)),
                   bytes(len(SECRET)))
     check('offered again', driver.discover(), {address: device})
+    found = kernel.read_nvme(address)
+    check('record', (device.serial, device.firmware, device.layout),
+          (found.serial, found.firmware, tuple(map(str, found.namespaces))))
+    if (int(kernel.read(pci.path(address, 'sriov_totalvfs')))
+            and len(found.namespaces) > 1):
+        virtual_functions(kernel, driver, address)
     return failed
+
+
+def assign(address, action, controller, resource, number):
+    """Virtualization Management for queues (0) or interrupts (1)."""
+    with privileged._controller(address) as fd:
+        command = bytearray(nvme_admin.COMMAND.pack(
+            0x1c, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            action | resource << 8 | controller << 16, number, 0, 0, 0, 0,
+            60_000, 0))
+        status = fcntl.ioctl(fd, nvme_admin.ADMIN, command)
+    check(f'virt-mgmt {action} of controller {controller:#x}', status, 0)
+
+
+def attach(address, namespace, controllers):
+    """Attach a namespace to these controllers only; None is the PF."""
+    with privileged._controller(address) as fd:
+        about = nvme_admin._identify(fd, 1)
+        own, = struct.unpack_from('<H', about, 78)
+        wanted = {own if c is None else c for c in controllers}
+        there = set(nvme_admin._attached(fd, namespace))
+        for controller in there - wanted:
+            nvme_admin._attach(fd, namespace, controller, 1)
+        for controller in wanted - there:
+            nvme_admin._attach(fd, namespace, controller, 0)
+        fcntl.ioctl(fd, nvme_admin.RESCAN)
+    return own
+
+
+def second(kernel, address):
+    """The node of the second namespace, once the kernel has it."""
+    for _ in range(100):
+        for name in usage.disks(kernel, address):
+            if name.endswith('n2') and os.path.exists(f'/dev/{name}'):
+                return f'/dev/{name}'
+        time.sleep(0.1)
+    raise SystemExit('the kernel shows no second namespace')
+
+
+def virtual_functions(kernel, driver, address):
+    """The second namespace is a VF's, and is erased by the PF."""
+    own = attach(address, 2, {None})
+    with open(second(kernel, address), 'r+b', buffering=0) as disk:
+        disk.seek(1 << 20)
+        disk.write(SECRET.ljust(4096, b'\0'))
+        os.fsync(disk.fileno())
+    # the PF gives its flexible resources away at a reset of the function
+    for resource in (0, 1):
+        assign(address, 1, own, resource, 0)
+    with open(f'/sys/bus/pci/devices/{address}/reset', 'w') as file:
+        file.write('1')
+    driver._await_controller(address)
+    with open(f'/sys/bus/pci/devices/{address}/sriov_drivers_autoprobe',
+              'w') as file:
+        file.write('0')
+    kernel.set_numvfs(address, 2)
+    check('VFs that are offline', driver.discover()[address].handles, ())
+    one, two = (found for found in kernel.read_nvme_vfs(address)
+                if found.vf in (1, 2))
+    # the first namespace stays with the PF
+    attach(address, 1, {None})
+    attach(address, 2, {one.id})
+    for resource, count in ((0, 3), (1, 2)):
+        assign(address, 8, one.id, resource, count)
+    assign(address, 9, one.id, 0, 0)
+    device = driver.discover()[address]
+    vf = pci.virtual_functions(kernel, address)[0]
+    check('VFs that are online', [h.address for h in device.handles], [vf])
+    driver.release(device, device.handles[0], None)
+    check('secondary controllers', [
+        (found.vf, found.online) for found in kernel.read_nvme_vfs(address)
+        if found.vf in (1, 2)], [(1, True), (2, False)])
+    # a namespace of two VFs is neither erased nor given on
+    attach(address, 2, {one.id, two.id})
+    check('shared namespace', number(kernel.format_nvme_vf, address, 1),
+          'EBUSY')
+    attach(address, 2, {None})
+    with open(second(kernel, address), 'rb', buffering=0) as disk:
+        disk.seek(1 << 20)
+        check('what is left by the VF', disk.read(len(SECRET)),
+              bytes(len(SECRET)))
+    kernel.set_numvfs(address, 0)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks, on simulated hosts."""
 
+import dataclasses
+import json
+import threading
+
 import ddt
 import fixtures
 from oslo_config import fixture as config_fixture
@@ -172,28 +176,66 @@ class VirtualFunctions(TestCase):
         self.assertEqual(2, len(pci.virtual_functions(self.kernel, B)))
 
 
-@ddt.ddt
-class Scrub(TestCase):
+class ReleaseTestCase(TestCase):
+    """A server had a disk or VF, and left data on it."""
 
-    def start(self, **disk):
-        self.device = super().start({'address': A, **disk})[A]
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._POLL_SECONDS', 0.01))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._SETTLE_SECONDS', 0))
+
+    def start(self, serial=None, **disk):
+        """:param serial: of the disk that comes back."""
+        found = super().start({'address': A, **disk})
+        # as the claim store gives it back after a restart
+        self.device = model.Device.from_dict(json.loads(json.dumps(
+            dataclasses.asdict(found[A]), default=lambda v: v.value)))
+        self.assertEqual(found[A], self.device)
         self.handle = self.device.handles[0]
         self.kernel.guest_takes(self.handle.address)
-        self.kernel.write_disk(A, 'a secret')
+        self.kernel.write_disk(self.handle.address, 'a secret')
+        if serial:
+            self.kernel.change_disk(A, serial=serial)
         self.kernel.guest_returns(self.handle.address)
+
+    def watch(self):
+        """Return a list of the calls that change the disk from now on."""
+        calls = []
+
+        def note(name, method):
+            def call(*args, **more):
+                calls.append(name)
+                return method(*args, **more)
+            return call
+        for name in ('reset_nvme', 'start_nvme_sanitize',
+                     'exit_nvme_sanitize_failure', 'format_nvme',
+                     'restore_nvme_namespaces', 'format_nvme_vf',
+                     'reset_nvme_vf', 'rebind'):
+            setattr(self.kernel, name, note(name, getattr(self.kernel, name)))
+        return calls
 
     def release(self):
         self.driver.release(self.device, self.handle, None)
 
-    def data(self):
-        return self.kernel.data_of_disk(A)
+    def look(self):
+        return self.driver.examine(A, self.device)
 
-    def refused(self, said):
+    def data(self):
+        return self.kernel.data_of_disk(self.handle.address)
+
+    def refused(self, said, data='a secret'):
         error = self.assertRaises(exception.DeviceError, self.release)
-        self.assertIn(A, str(error))
+        self.assertIn(self.handle.address, str(error))
         self.assertIn(said, str(error))
         self.assertLessEqual(len(str(error)), 255)
-        self.assertEqual('a secret', self.data())
+        self.assertTrue(str(error).endswith('.'))
+        self.assertEqual(data, self.data())
+
+
+@ddt.ddt
+class Scrub(ReleaseTestCase):
 
     @ddt.data({}, {'namespaces': 3}, {'multipath': True})
     def test_erased(self, disk):
@@ -203,18 +245,39 @@ class Scrub(TestCase):
         self.assertEqual('', self.data())
         self.release()
 
-    def test_turned_off(self):
-        self.config.config(group='accel', nvme_scrub=False)
-        self.start()
+    @ddt.data({'nvme_scrub': False}, {'handover': ['nvme=none']},
+              {'handover': ['nvme=operator']},
+              {'handover': [f'{A}=none', 'nvme=clear']},
+              {'nvme_scrub': False, 'handover': ['clear']})
+    def test_turned_off(self, options):
+        self.config.config(group='accel', **options)
+        self.start(serial='another')
+        calls = self.watch()
         self.release()
+        self.assertEqual([], calls)
         self.assertEqual('a secret', self.data())
 
-    def test_vf(self):
-        # its namespaces are managed over the PF, by somebody else
-        self.start(total_vfs=2, vfs=1)
-        self.assertEqual(vf(0), self.handle.address)
+    @ddt.data({'handover': ['nvme=clear']}, {'handover': [f'{A}=clear']})
+    def test_turned_off_by_the_older_option_alone(self, options):
+        self.config.config(group='accel', nvme_scrub=False, **options)
+        self.start()
         self.release()
-        self.assertEqual('a secret', self.data())
+        self.assertEqual('', self.data())
+
+    def test_reset_only(self):
+        self.config.config(group='accel', handover=['nvme=reset'])
+        self.start()
+        calls = self.watch()
+        self.release()
+        self.assertEqual(['reset_nvme'], calls)
+        self.kernel.set_fault(A, reset='refused')
+        self.refused('busy')
+
+    def test_steps_of_format(self):
+        self.start()
+        calls = self.watch()
+        self.release()
+        self.assertEqual(['reset_nvme', 'format_nvme'], calls)
 
     def test_bound_to_vfio_by_the_operator(self):
         self.start(driver='vfio-pci')
@@ -233,8 +296,7 @@ class Scrub(TestCase):
         self.assertEqual('', self.data())
 
     @ddt.data(('refused', 'Input/output error'),
-              ('unsupported', 'not supported'),
-              ('unattached', 'busy'))
+              ('unsupported', 'not supported'))
     @ddt.unpack
     def test_disk_that_cannot_be_erased(self, fault, said):
         self.start()
@@ -263,6 +325,11 @@ class Scrub(TestCase):
         self.kernel.set_fault(A, attributes={'state': 'connecting'})
         self.refused('its controller is connecting')
 
+    def test_controller_that_refuses_the_reset(self):
+        self.start()
+        self.kernel.set_fault(A, reset='refused')
+        self.refused('busy')
+
     def test_zfs_is_found_when_the_disk_is_given(self):
         self.start()
         self.kernel.use_disk(A, 'zfs')
@@ -272,3 +339,410 @@ class Scrub(TestCase):
             exception.DeviceUnavailable, self.driver.prepare, self.device,
             self.handle, None, True)
         self.assertIn('ZFS', str(error))
+
+
+@ddt.ddt
+class Sanitize(ReleaseTestCase):
+
+    @ddt.data((['overwrite', 'crypto', 'block'], 'crypto'),
+              (['overwrite', 'block'], 'block'), (['overwrite'], 'overwrite'))
+    @ddt.unpack
+    def test_best_method(self, methods, chosen):
+        self.start(sanitize=methods)
+        calls = self.watch()
+        self.release()
+        # nothing is left for Format NVM
+        self.assertEqual(['reset_nvme', 'start_nvme_sanitize'], calls)
+        self.assertEqual((chosen, ''), (
+            self.kernel.read_nvme_sanitize(A).method, self.data()))
+
+    def begin(self):
+        """A release in a thread; returns it and what it raises."""
+        errors = []
+
+        def run():
+            try:
+                self.release()
+            except Exception as error:
+                errors.append(error)
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.addCleanup(thread.join)
+        return thread, errors
+
+    def until(self, state):
+        while self.kernel.read_nvme_sanitize(A).state != state:
+            pass
+
+    def test_is_polled(self):
+        self.start(sanitize=['block'])
+        self.kernel.set_fault(A, hang='sanitize')
+        thread, errors = self.begin()
+        self.until('running')
+        thread.join(0.2)
+        self.assertEqual((True, 'a secret'), (thread.is_alive(), self.data()))
+        self.kernel.set_fault(A, hang=None)
+        thread.join()
+        self.assertEqual(([], ''), (errors, self.data()))
+
+    def test_one_that_runs_since_nova_compute_was_killed(self):
+        self.start(sanitize=['crypto', 'block'])
+        self.kernel.sanitize_disk(A, 'crypto', 0.1)
+        calls = self.watch()
+        self.release()
+        self.assertEqual((['reset_nvme'], ''), (calls, self.data()))
+
+    def test_one_that_the_server_began(self):
+        # another kind may leave what the server chose
+        self.start(sanitize=['crypto', 'overwrite'])
+        self.kernel.sanitize_disk(A, 'overwrite', 0.1)
+        calls = self.watch()
+        self.release()
+        self.assertEqual((['reset_nvme', 'start_nvme_sanitize'], ''),
+                         (calls, self.data()))
+
+    def test_one_that_ended_before_proves_nothing(self):
+        self.start(sanitize=['crypto'])
+        self.kernel.sanitize_disk(A, 'crypto')
+        self.until('done')
+        self.kernel.write_disk(A, 'written since')
+        self.release()
+        self.assertEqual('', self.data())
+
+    @ddt.data('fails', 'locked')
+    def test_failure_mode(self, fault):
+        self.start(sanitize=['crypto'])
+        self.kernel.set_fault(A, sanitize=fault)
+        calls = self.watch()
+        self.refused('Sanitize (crypto) ended in failure mode')
+        self.assertEqual(['reset_nvme', 'start_nvme_sanitize',
+                          'exit_nvme_sanitize_failure'], calls)
+        self.assertEqual('never' if fault == 'fails' else 'failed',
+                         self.kernel.read_nvme_sanitize(A).state)
+        self.refused('failure mode')
+        self.kernel.set_fault(A, sanitize=None)
+        self.release()
+        self.assertEqual('', self.data())
+
+    def test_refused(self):
+        self.start(sanitize=['crypto'])
+        self.kernel.set_fault(A, sanitize='refused')
+        self.refused('Input/output')
+
+    def test_used_by_the_host_since(self):
+        self.start(sanitize=['crypto'])
+        self.kernel.use_disk(A, 'dm-3')
+        self.refused('busy')
+
+
+WHOLE = [1 << 30, 512, 0, True]
+
+
+@ddt.ddt
+class Namespaces(ReleaseTestCase):
+
+    #: what a server may leave
+    LEFT = ([], [[1 << 20, 512, 0, True]], [[1 << 29, 512, 0, True]] * 2,
+            [[*WHOLE[:3], False]], [[1 << 27, 4096, 0, True]],
+            [[1 << 30, 512, 8, True]])
+
+    def found(self):
+        return self.kernel._look()[1]['cards'][A]['namespaces']
+
+    @ddt.data(*((methods, left) for left in LEFT
+                for methods in ([], ['crypto'])))
+    @ddt.unpack
+    def test_changed_by_the_server(self, methods, left):
+        self.start(sanitize=methods)
+        self.kernel.change_disk(A, namespaces=left)
+        # meanwhile no server gets it
+        looked = self.look()
+        self.assertEqual((QUARANTINED, self.device.layout),
+                         (looked.health, looked.layout))
+        self.assertIn('its namespaces are', looked.reason)
+        self.release()
+        self.assertEqual(([WHOLE], ''), (self.found(), self.data()))
+        self.assertEqual(self.device, self.driver.examine(A, looked))
+
+    def test_several_are_restored(self):
+        self.start(namespaces=3)
+        self.kernel.change_disk(A, namespaces=[[3 << 30, 512, 0, True]])
+        calls = self.watch()
+        self.release()
+        # what no namespace covered is erased as well
+        self.assertEqual(['reset_nvme', 'restore_nvme_namespaces',
+                          'format_nvme'], calls)
+        self.assertEqual(([WHOLE] * 3, ''), (self.found(), self.data()))
+
+    def test_steps_after_sanitize(self):
+        self.start(sanitize=['block'])
+        self.kernel.change_disk(A, namespaces=[])
+        calls = self.watch()
+        self.release()
+        self.assertEqual(['reset_nvme', 'start_nvme_sanitize',
+                          'restore_nvme_namespaces'], calls)
+
+    @ddt.data(*LEFT)
+    def test_without_record(self, left):
+        # the host's driver never had it: one of the full capacity
+        self.start(driver='vfio-pci')
+        self.assertEqual((None, ()), (self.device.serial, self.device.layout))
+        self.kernel.change_disk(A, namespaces=left)
+        self.release()
+        (blocks, size, _, attached), = self.found()
+        self.assertEqual((1 << 39, True, ''),
+                         (blocks * size, attached, self.data()))
+
+    def test_without_management(self):
+        self.start(namespace_management=False)
+        self.kernel.change_disk(A, namespaces=[[1 << 20, 512, 0, True]])
+        self.refused('no Namespace Management')
+        # what a server can do there
+        self.kernel.change_disk(A, namespaces=[[1 << 27, 4096, 0, True]])
+        self.release()
+        self.assertEqual(([WHOLE], ''), (self.found(), self.data()))
+
+    def test_without_management_and_record(self):
+        self.start(namespace_management=False, driver='vfio-pci',
+                   namespaces=2)
+        self.release()
+        self.assertEqual(([WHOLE] * 2, ''), (self.found(), self.data()))
+
+    @ddt.data(('refused', 'Input/output'), ('ignored', 'not as they were'))
+    @ddt.unpack
+    def test_that_cannot_be_restored(self, fault, said):
+        self.start()
+        self.kernel.change_disk(A, namespaces=[])
+        self.kernel.set_fault(A, namespaces=fault)
+        self.refused(said)
+        self.kernel.set_fault(A, namespaces=None)
+        self.release()
+        self.assertEqual(([WHOLE], ''), (self.found(), self.data()))
+
+    def test_killed_before_the_disk_is_formatted(self):
+        self.start()
+        self.kernel.change_disk(A, namespaces=[])
+        self.kernel.set_fault(A, format='refused')
+        self.refused('Input/output')
+        self.assertEqual([WHOLE], self.found())
+        self.kernel.set_fault(A, format=None)
+        self.release()
+        self.assertEqual('', self.data())
+
+
+@ddt.ddt
+class Record(ReleaseTestCase):
+
+    def test_of_a_disk(self):
+        self.start(namespaces=2)
+        self.assertEqual(
+            ('S00005e000', 'SIM1', ('1073741824x512+0',) * 2),
+            (self.device.serial, self.device.firmware, self.device.layout))
+
+    def test_begins_when_the_host_has_the_disk(self):
+        self.start(driver='vfio-pci')
+        self.kernel.rebind(A, 'nvme')
+        self.assertEqual('S00005e000', self.look().serial)
+
+    def test_namespaces_that_the_kernel_finds_later(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._SETTLE_SECONDS', 60))
+        self.start()
+        self.kernel.change_disk(A, namespaces=[])
+        thread = threading.Timer(
+            0.1, self.kernel.change_disk, [A], {'namespaces': [WHOLE]})
+        thread.start()
+        self.addCleanup(thread.join)
+        self.assertEqual(self.device, self.look())
+
+    def test_kernel_that_does_not_tell_the_metadata(self):
+        self.start(faults={'attributes': {'metadata_bytes': 'missing'}})
+        self.assertEqual(('1073741824x512',), self.device.layout)
+        self.release()
+        self.assertEqual(self.device, self.look())
+
+    def test_firmware(self):
+        self.start()
+        self.kernel.change_disk(A, firmware='EVIL')
+        before = self.driver.state(A)
+        self.refused("its firmware is 'EVIL', and was 'SIM1'", data='')
+        looked = self.look()
+        self.assertEqual((QUARANTINED, 'SIM1'),
+                         (looked.health, looked.firmware))
+        self.assertIn("its firmware is 'EVIL'", looked.reason)
+        self.kernel.change_disk(A, firmware='SIM1')
+        self.assertNotEqual(before, self.driver.state(A))
+        self.release()
+        self.assertEqual(self.device, self.driver.examine(A, looked))
+
+    def test_firmware_that_the_operator_accepts(self):
+        self.start()
+        self.kernel.change_disk(A, firmware='SIM2')
+        looked = self.look()
+        self.config.config(group='accel', handover=[f'{A}=none'])
+        self.release()
+        accepted = self.driver.examine(A, looked)
+        self.assertEqual((OK, 'SIM2'), (accepted.health, accepted.firmware))
+        self.config.config(group='accel', handover=[])
+        self.assertEqual(accepted, self.driver.examine(A, accepted))
+
+    def test_another_disk_is_not_erased(self):
+        self.start(serial='OTHER')
+        calls = self.watch()
+        self.refused("its serial number is 'OTHER'")
+        self.assertEqual(['reset_nvme'], calls)
+        self.assertEqual(QUARANTINED, self.look().health)
+
+    def test_of_an_earlier_release(self):
+        self.start()
+        known = dataclasses.asdict(self.device)
+        for name in ('serial', 'firmware', 'layout'):
+            del known[name]
+        self.device = model.Device.from_dict(
+            {**known, 'health': 'ok', 'handles': []})
+        self.assertEqual(('S00005e000', 'SIM1', ('1073741824x512+0',)),
+                         (lambda d: (d.serial, d.firmware, d.layout))(
+                             self.look()))
+
+
+class Subsystem(TestCase):
+
+    def test_that_two_disks_share(self):
+        found = self.start({'address': A, 'subsystem': 'nqn.1'},
+                           {'address': B, 'subsystem': 'nqn.1'})
+        self.assertEqual([(QUARANTINED, ())] * 2, [
+            (found[a].health, found[a].handles) for a in (A, B)])
+        self.assertIn(B, found[A].reason)
+        self.assertIn(A, found[B].reason)
+
+    def test_of_two_disks(self):
+        found = self.start({'address': A, 'subsystem': 'nqn.1'},
+                           {'address': B, 'subsystem': 'nqn.2'})
+        self.assertEqual([OK, OK], [found[a].health for a in (A, B)])
+
+    def test_state_tells_of_the_other(self):
+        self.start({'address': A, 'subsystem': 'nqn.1'},
+                   {'address': B, 'subsystem': 'nqn.1',
+                    'driver': 'vfio-pci'})
+        before = self.driver.state(A)
+        self.kernel.rebind(B, 'nvme')
+        self.assertNotEqual(before, self.driver.state(A))
+
+
+@ddt.ddt
+class CleanVirtualFunctions(ReleaseTestCase):
+
+    def start(self, **disk):
+        super().start(**{'total_vfs': 4, 'vfs': 2, **disk})
+        self.assertEqual(vf(0), self.handle.address)
+        self.kernel.write_disk(vf(1), 'of another')
+        self.kernel.write_disk(A, 'of the host')
+
+    def refused(self, said, data='a secret'):
+        super().refused(said, data)
+        self.assertOthers()
+
+    def assertOthers(self):
+        self.assertEqual(['of another', 'of the host'], [
+            self.kernel.data_of_disk(a) for a in (vf(1), A)])
+
+    def test_erased(self):
+        self.start()
+        calls = self.watch()
+        self.release()
+        self.assertEqual((['format_nvme_vf', 'reset_nvme_vf'], ''),
+                         (calls, self.data()))
+        self.assertOthers()
+        self.assertEqual(self.device, self.look())
+
+    def test_reset_only(self):
+        self.config.config(group='accel', handover=[f'{vf(0)}=reset'])
+        self.start()
+        calls = self.watch()
+        self.release()
+        self.assertEqual((['reset_nvme_vf'], 'a secret'),
+                         (calls, self.data()))
+
+    @ddt.data('none', 'operator')
+    def test_nothing_is_done(self, policy):
+        self.config.config(group='accel', handover=[f'{A}={policy}'])
+        self.start(secondary='offline')
+        calls = self.watch()
+        self.release()
+        self.assertEqual(([], 'a secret'), (calls, self.data()))
+
+    @ddt.data(({'format': 'refused'}, 'Input/output'),
+              ({'format': 'unsupported'}, 'not supported'),
+              ({'namespaces': 'shared'}, 'busy'),
+              ({'virtualization': 'refused'}, 'Input/output'))
+    @ddt.unpack
+    def test_that_cannot_be_erased(self, fault, said):
+        self.start()
+        self.kernel.set_fault(A, **fault)
+        self.refused(said)
+        self.kernel.set_fault(A, **dict.fromkeys(fault))
+        self.release()
+        self.assertEqual('', self.data())
+
+    def test_used_by_the_host_since(self):
+        self.start()
+        self.kernel.rebind(vf(0), 'nvme')
+        self.kernel.use_disk(vf(0), 'dm-3')
+        self.refused('busy')
+
+    @ddt.data(('offline', 'Input/output'), ('ignored', 'is offline'))
+    @ddt.unpack
+    def test_that_does_not_come_online(self, fault, said):
+        self.start()
+        self.kernel.set_fault(A, virtualization=fault)
+        self.refused(said, data='')
+        # as a kill leaves it after it was erased
+        self.assertEqual([vf(1)], self.handles(self.look()))
+        self.kernel.set_fault(A, virtualization=None)
+        self.release()
+        self.assertEqual(self.device, self.look())
+
+    def test_without_namespace(self):
+        self.start(vf_namespaces=0)
+        self.refused('it has no namespace')
+
+    def test_gone(self):
+        self.start()
+        self.kernel.set_numvfs(A, 0)
+        self.refused('No such device')
+
+    def test_of_the_host(self):
+        # which would start it again while it is offline
+        self.start()
+        self.kernel.rebind(vf(0), 'nvme')
+        calls = self.watch()
+        self.release()
+        self.assertEqual(['rebind', 'format_nvme_vf', 'reset_nvme_vf'], calls)
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, vf(0)))
+
+    def test_only_those_online_are_offered(self):
+        self.start()
+        before = self.driver.state(A)
+        self.kernel.set_secondary(A, 1, False)
+        self.assertNotEqual(before, self.driver.state(A))
+        self.assertEqual([vf(1)], self.handles(self.look()))
+        self.kernel.set_secondary(A, 2, False)
+        looked = self.look()
+        self.assertEqual(QUARANTINED, looked.health)
+        self.assertIn('virt-mgmt', looked.reason)
+        self.kernel.set_secondary(A, 1, True)
+        self.assertEqual([vf(0)], self.handles(
+            self.driver.examine(A, looked)))
+
+    @ddt.data({'secondary': 'none'}, {'namespace_management': False},
+              {'faults': {'format': 'unsupported'}})
+    def test_of_a_controller_that_cannot_clean_them(self, less):
+        device = TestCase.start(self, {
+            'address': A, 'total_vfs': 2, 'vfs': 2, **less})[A]
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        self.assertIn('[accel] handover', device.reason)
+        self.config.config(group='accel', handover=[f'{vf(1)}=none'])
+        self.assertEqual([vf(1)], self.handles(self.driver.examine(A, device)))
+        self.config.config(group='accel', handover=[f'{A}=operator'])
+        self.assertEqual([vf(0), vf(1)],
+                         self.handles(self.driver.examine(A, device)))

@@ -4,6 +4,7 @@
 sysfs and /dev are directories here, and the process is this one.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -23,6 +24,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
 from nova_accel import privsep
 from nova_accel import sim
@@ -372,29 +374,98 @@ class Privileged(testtools.TestCase):
         self.kernel.check_disks(PF)
         self.kernel.check_disks('0000:00:18.0')
 
-    def test_format_without_controller(self):
-        error = self.assertRaises(OSError, self.kernel.format_nvme, PF)
-        self.assertEqual(errno.ENODEV, error.errno)
-        self.write(f'{self.root}/sys/{self.device}/nvme/nvme3/dev', '240:3')
-        error = self.assertRaises(OSError, self.kernel.format_nvme, PF)
-        self.assertEqual((errno.ENOENT, f'{self.root}/dev/nvme3'),
-                         (error.errno, error.filename))
+    def nvme_calls(self):
+        """Those by the node of a controller."""
+        blocks = (nvme_admin.Namespace(1, 512, 0),)
+        return ((self.kernel.read_nvme, PF),
+                (self.kernel.read_nvme_sanitize, PF),
+                (self.kernel.start_nvme_sanitize, PF, 'crypto'),
+                (self.kernel.exit_nvme_sanitize_failure, PF),
+                (self.kernel.format_nvme, PF),
+                (self.kernel.format_nvme, PF, blocks),
+                (self.kernel.restore_nvme_namespaces, PF, blocks),
+                (self.kernel.restore_nvme_namespaces, PF, ()),
+                (self.kernel.read_nvme_vfs, PF),
+                (self.kernel.format_nvme_vf, PF, 1),
+                (self.kernel.reset_nvme_vf, PF, 1))
 
-    def test_nvme_numbers(self):
-        # _IOWR('N', 0x41, struct nvme_passthru_cmd)
-        self.assertEqual(3 << 30 | 72 << 16 | ord('N') << 8 | 0x41,
-                         privileged._NVME_ADMIN)
-        self.assertEqual(72, privileged._NVME_COMMAND.size)
+    def test_nvme_without_controller(self):
+        for call in (*self.nvme_calls(), (self.kernel.reset_nvme, PF)):
+            self.fails(errno.ENODEV, *call)
+
+    def test_node_of_the_nvme_controller(self):
+        directory = f'{self.device}/nvme/nvme3'
+        self.write(f'{self.root}/sys/{directory}/dev', '1:3')
+        self.check_node('nvme3', directory, self.nvme_calls)
+
+    @ddt.data('5e:00.0', f'{PF}/..', None)
+    def test_nvme_addresses(self, address):
+        for call, _, *more in (*self.nvme_calls(),
+                               (self.kernel.reset_nvme, PF)):
+            self.fails(errno.EINVAL, call, address, *more)
+
+    def test_nvme_arguments(self):
+        for method in ('', 'exit', 'crypto\n', None, 4):
+            self.fails(errno.EINVAL, self.kernel.start_nvme_sanitize, PF,
+                       method)
+        for vf in (-1, 1 << 16, True, '1', None):
+            for call in (self.kernel.format_nvme_vf,
+                         self.kernel.reset_nvme_vf):
+                self.fails(errno.EINVAL, call, PF, vf)
+        for call in (privileged.format_nvme,
+                     privileged.restore_nvme_namespaces):
+            for namespaces in (None, '1x512', ['1x512+'], ['1x512\n'], [None],
+                               ['-1x512'], ['1x512'] * 1025, {'1x512': 1}):
+                self.fails(errno.EINVAL, call, PF, namespaces)
+
+    def test_disks_are_held(self):
+        """What erases opens them before it sends a command."""
+        controller = f'{self.device}/nvme/nvme0'
+        self.write(f'{self.root}/sys/{controller}/dev', '1:3')
+        self.write(f'{self.root}/dev/nvme0', '')
+        self.disk('nvme0n1', controller)
+        for call in ((self.kernel.start_nvme_sanitize, PF, 'crypto'),
+                     (self.kernel.format_nvme, PF),
+                     (self.kernel.restore_nvme_namespaces, PF, ())):
+            error = self.assertRaises(OSError, *call)
+            self.assertEqual((errno.ENOENT, f'{self.root}/dev/nvme0n1'),
+                             (error.errno, error.filename))
+
+    def test_disks_that_are_held_by_number(self):
+        for number in (1, 2):
+            place = f'{self.device}/nvme/nvme0'
+            self.disk(f'nvme0n{number}', place)
+            self.write(f'{self.root}/sys/{place}/nvme0n{number}/nsid',
+                       f'{number}\n')
+        for number in (1, 2):
+            with contextlib.ExitStack() as stack:
+                error = self.assertRaises(
+                    OSError, privileged._hold_disks, PF, stack, {str(number)})
+            self.assertEqual(f'{self.root}/dev/nvme0n{number}',
+                             error.filename)
+        with contextlib.ExitStack() as stack:
+            privileged._hold_disks(PF, stack, {'3'})
+
+    def test_reset_of_an_nvme_controller(self):
+        reset = f'{self.device}/nvme/nvme3/reset_controller'
+        self.write(f'{self.root}/sys/{reset}', '')
+        self.kernel.reset_nvme(PF)
+        self.assertEqual('1', self.kernel.read(reset))
 
     def test_context(self):
         entry_points = [getattr(privileged, name) for name in (
             'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
             'clear_dfl_port_errors', 'program_xclbin', 'rebind',
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
-            'create_mdev', 'remove_mdev', 'check_disks')]
+            'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
-        self.assertTrue(privsep.disks.is_entrypoint(privileged.format_nvme))
+        for name in ('read_nvme', 'read_nvme_sanitize', 'start_nvme_sanitize',
+                     'exit_nvme_sanitize_failure', 'format_nvme',
+                     'restore_nvme_namespaces', 'read_nvme_vfs',
+                     'format_nvme_vf', 'reset_nvme_vf'):
+            self.assertTrue(privsep.disks.is_entrypoint(
+                getattr(privileged, name)))
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)
         self.assertEqual('nova_accel.privsep.disks', privsep.disks.pypath)
         # in a fresh process: other tests clear the defaults of options

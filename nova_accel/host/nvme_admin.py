@@ -1,0 +1,477 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Admin commands to NVMe controllers.
+
+The functions take the file descriptor of a controller's device node, and send
+each command with a time limit by the ioctl of Linux. Sources:
+NVME_IOCTL_ADMIN_CMD, NVME_IOCTL_RESCAN and struct nvme_passthru_cmd of
+include/uapi/linux/nvme_ioctl.h; NVM Express Base Specification 2.0 and NVM
+Command Set Specification 1.0, in which each command and data structure is
+found under the name that it has here.
+"""
+
+import ctypes
+import dataclasses
+import errno
+import fcntl
+import re
+import struct
+
+ADMIN = 0xc0484e41
+RESCAN = 0x4e46
+COMMAND = struct.Struct('=BBHIIIQQII6III')
+
+_GET_LOG_PAGE, _IDENTIFY = 0x02, 0x06
+_NAMESPACE_MANAGEMENT, _NAMESPACE_ATTACHMENT = 0x0d, 0x15
+_VIRTUALIZATION, _FORMAT, _SANITIZE = 0x1c, 0x80, 0x84
+#: what Identify returns: a namespace, the controller, the attached namespaces,
+#: all allocated namespaces, an allocated namespace, the controllers to which a
+#: namespace is attached, the secondary controllers
+_CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE = 0, 1, 2
+_CNS_ALLOCATED, _CNS_ALLOCATED_NAMESPACE = 0x10, 0x11
+_CNS_ATTACHED, _CNS_SECONDARY = 0x12, 0x15
+#: Optional Admin Command Support
+_OACS_FORMAT, _OACS_NAMESPACES, _OACS_VIRTUALIZATION = 1 << 1, 1 << 3, 1 << 7
+#: Format NVM Attributes: cryptographic erase
+_FNA_CRYPTOGRAPHIC = 1 << 2
+#: Secure Erase Settings of Format NVM
+_USER_DATA_ERASE, _CRYPTOGRAPHIC_ERASE = 1, 2
+_SANITIZE_LOG = 0x81
+#: Sanitize Action -> bit of SANICAP, the best method first
+_METHODS = {'crypto': (4, 1 << 0), 'block': (2, 1 << 1),
+            'overwrite': (3, 1 << 2)}
+_EXIT_FAILURE_MODE = 1
+#: Allow Unrestricted Sanitize Exit: a controller in failure mode may leave it.
+#: Without it only a sanitize operation that succeeds ends the failure mode
+_UNRESTRICTED = 1 << 3
+_ONE_PASS = 1 << 4
+#: Sanitize Status; 4 is "completed, and deallocated although not asked"
+_STATES = {0: 'never', 1: 'done', 2: 'running', 3: 'failed', 4: 'done'}
+_CREATE, _DELETE, _ATTACH, _DETACH = 0, 1, 0, 1
+_OFFLINE, _ONLINE = 7, 9
+_ALL = 0xffffffff
+#: milliseconds. Format NVM cannot be polled, and an erase of the user data of
+#: a large disk takes minutes
+_SHORT_MS, _FORMAT_MS = 60_000, 3_600_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Namespace:
+    """Size and block format of a namespace."""
+
+    blocks: int
+    #: bytes
+    block_size: int
+    #: bytes for each block; None where it is not known
+    metadata: int | None
+
+    def __str__(self):
+        metadata = '' if self.metadata is None else f'+{self.metadata}'
+        return f'{self.blocks}x{self.block_size}{metadata}'
+
+    @classmethod
+    def parse(cls, text: str) -> 'Namespace':
+        """Read what str() returned.
+
+        :raises ValueError: it did not return that.
+        """
+        found = re.fullmatch('([0-9]+)x([0-9]+)(?:[+]([0-9]+))?', text)
+        if not found:
+            raise ValueError(f'{text!r} is not a namespace')
+        blocks, size, metadata = found.groups()
+        return cls(int(blocks), int(size),
+                   None if metadata is None else int(metadata))
+
+    def has_format_of(self, other: 'Namespace') -> bool:
+        """Whether the block formats are the same, as far as known."""
+        return (self.block_size == other.block_size and (
+            None in (self.metadata, other.metadata)
+            or self.metadata == other.metadata))
+
+    def is_like(self, other: 'Namespace') -> bool:
+        """Whether size and block format are the same, as far as known."""
+        return self.blocks == other.blocks and self.has_format_of(other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Controller:
+    """What a controller reports about itself and its namespaces."""
+
+    serial: str
+    firmware: str
+    #: the best supported method of Sanitize: crypto, block, overwrite or None
+    sanitize: str | None
+    has_format: bool
+    #: whether it supports Namespace Management
+    has_management: bool
+    #: those attached to the controller, in the order of their numbers
+    namespaces: tuple[Namespace, ...]
+    #: number of namespaces that are not attached to the controller
+    detached: int
+    #: bytes that belong to no namespace; 0 without Namespace Management
+    unallocated: int
+
+    @classmethod
+    def from_tuple(cls, fields) -> 'Controller':
+        """Make one of what dataclasses.astuple() returned."""
+        serial, firmware, sanitize, has_format, has_management, *more = fields
+        namespaces, detached, unallocated = more
+        return cls(serial, firmware, sanitize, has_format, has_management,
+                   tuple(Namespace(*n) for n in namespaces), detached,
+                   unallocated)
+
+
+@dataclasses.dataclass(frozen=True)
+class SanitizeStatus:
+    """The Sanitize Status log page."""
+
+    #: of the last sanitize operation: never, running, done or failed
+    state: str
+    #: of the operation that runs, percent
+    progress: int
+    #: the method of the last operation if it was as start_sanitize() begins
+    #: one, otherwise None
+    method: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Secondary:
+    """A secondary controller: the controller of a VF."""
+
+    #: number of the VF, from 1
+    vf: int
+    #: controller identifier
+    id: int
+    online: bool
+
+
+def read_controller(fd: int) -> Controller:
+    """Identify a controller and its namespaces.
+
+    :raises OSError: EIO when the controller refuses.
+    """
+    about = _identify(fd, _CNS_CONTROLLER)
+    supported, = struct.unpack_from('<H', about, 256)
+    methods, = struct.unpack_from('<I', about, 328)
+    active = _namespaces(fd, _CNS_ACTIVE)
+    managed = bool(supported & _OACS_NAMESPACES)
+    return Controller(
+        _text(about[4:24]), _text(about[64:72]),
+        next((name for name, (_, bit) in _METHODS.items() if methods & bit),
+             None),
+        bool(supported & _OACS_FORMAT), managed,
+        tuple(_namespace(_identify(fd, _CNS_NAMESPACE, n)) for n in active),
+        len(set(_namespaces(fd, _CNS_ALLOCATED)) - set(active))
+        if managed else 0,
+        int.from_bytes(about[296:312], 'little') if managed else 0)
+
+
+def read_sanitize_status(fd: int) -> SanitizeStatus:
+    """Read the Sanitize Status log page.
+
+    :raises OSError: EIO when the controller has none.
+    """
+    page = ctypes.create_string_buffer(512)
+    _command(fd, _GET_LOG_PAGE, _ALL, _SANITIZE_LOG | (512 // 4 - 1) << 16,
+             page=page)
+    progress, status, command = struct.unpack_from('<HHI', page.raw)
+    return SanitizeStatus(
+        _STATES.get(status & 7, 'failed'), progress * 100 // 65536,
+        next((m for m in _METHODS if _sanitize_word(m) == command), None))
+
+
+def start_sanitize(fd: int, method: str) -> None:
+    """Begin to sanitize a disk: all namespaces, caches and other capacity.
+
+    The operation runs on in the controller, also after a reset of it.
+
+    :param method: see Controller.sanitize.
+    :raises OSError: EIO when the controller refuses.
+    """
+    # the pattern of an overwrite is CDW11: zeros
+    _command(fd, _SANITIZE, 0, _sanitize_word(method))
+
+
+def exit_sanitize_failure(fd: int) -> None:
+    """End the failure mode after a sanitize operation that failed.
+
+    :raises OSError: EIO when the controller refuses, as after an operation
+        that was begun without Allow Unrestricted Sanitize Exit.
+    """
+    _command(fd, _SANITIZE, 0, _EXIT_FAILURE_MODE)
+
+
+def _sanitize_word(method):
+    return (_METHODS[method][0] | _UNRESTRICTED
+            | (_ONE_PASS if method == 'overwrite' else 0))
+
+
+def format_namespaces(fd: int, of: str, formats: list[Namespace]) -> None:
+    """Erase all namespaces that are attached to a controller.
+
+    :param of: the PCI function, for errors.
+    :param formats: a block format for each namespace in the order of their
+        numbers; empty to keep those that they have.
+    :raises OSError: EOPNOTSUPP when the controller has no Format NVM or no
+        such block format, EBUSY when a namespace is not attached, EINVAL when
+        formats is of another length, EIO when the controller refuses.
+    """
+    about = _formatter(fd, of)
+    supported, = struct.unpack_from('<H', about, 256)
+    numbers = _namespaces(fd, _CNS_ACTIVE)
+    hidden = (set(_namespaces(fd, _CNS_ALLOCATED)) - set(numbers)
+              if supported & _OACS_NAMESPACES else ())
+    if hidden:
+        raise OSError(errno.EBUSY,
+                      f'namespace {min(hidden)} of {of} is not attached')
+    if formats and len(formats) != len(numbers):
+        raise OSError(errno.EINVAL, f'{of} has {len(numbers)} namespaces')
+    for position, number in enumerate(numbers):
+        page = _identify(fd, _CNS_NAMESPACE, number)
+        wanted = formats[position] if formats else None
+        _format(fd, number, page, about, _format_index(page, wanted, of)
+                if wanted and not _namespace(page).has_format_of(wanted)
+                else _used_index(page))
+
+
+def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
+    """Delete all namespaces, then create and attach others.
+
+    :param of: the PCI function, for errors.
+    :param wanted: empty for one of the full capacity, with the block format
+        that the first namespace had.
+    :raises OSError: EOPNOTSUPP when the controller has no Namespace
+        Management or no such block format, EIO when it refuses.
+    """
+    about = _identify(fd, _CNS_CONTROLLER)
+    controller, = struct.unpack_from('<H', about, 78)
+    supported, = struct.unpack_from('<H', about, 256)
+    if not supported & _OACS_NAMESPACES:
+        raise OSError(errno.EOPNOTSUPP, f'{of} has no Namespace Management')
+    there = _namespaces(fd, _CNS_ALLOCATED)
+    # what all namespaces have in common, as the table of block formats
+    common = _identify(fd, _CNS_NAMESPACE, _ALL)
+    first = (_used_index(_identify(fd, _CNS_ALLOCATED_NAMESPACE, there[0]))
+             if there else 0)
+    chosen = [(n.blocks, _format_index(common, n, of)) for n in wanted]
+    if there:
+        _command(fd, _NAMESPACE_MANAGEMENT, _ALL, _DELETE)
+    if not wanted:
+        free = int.from_bytes(
+            _identify(fd, _CNS_CONTROLLER)[296:312], 'little')
+        chosen = [(free // _block_format(common, first)[0], first)]
+    for blocks, index in chosen:
+        page = ctypes.create_string_buffer(4096)
+        struct.pack_into('<QQ', page, 0, blocks, blocks)
+        struct.pack_into('<B', page, 26, _index_bits(index))
+        number = _command(fd, _NAMESPACE_MANAGEMENT, 0, _CREATE, page=page)
+        _attach(fd, number, controller, _ATTACH)
+    # the driver of Linux looks at its namespaces again
+    fcntl.ioctl(fd, RESCAN)
+
+
+# VFs
+
+def read_secondaries(fd: int, of: str) -> list[Secondary]:
+    """Return the secondary controllers that are VFs, by the primary one.
+
+    :param of: the PCI function, for errors.
+    :raises OSError: EOPNOTSUPP when the controller has no Virtualization
+        Management, EIO when it refuses.
+    """
+    supported, = struct.unpack_from('<H', _identify(fd, _CNS_CONTROLLER), 256)
+    if not supported & _OACS_VIRTUALIZATION:
+        raise OSError(errno.EOPNOTSUPP,
+                      f'{of} has no Virtualization Management')
+    found: list[Secondary] = []
+    begin = 0
+    while True:
+        page = _identify(fd, _CNS_SECONDARY, word=begin)
+        count = min(page[0], 127)
+        for number in range(count):
+            at = 32 + 32 * number
+            id_, _, state, vf = struct.unpack_from('<HHB3xH', page, at)
+            begin = id_ + 1
+            if vf:
+                found.append(Secondary(vf, id_, bool(state & 1)))
+        if count < 127:
+            return found
+
+
+def set_offline(fd: int, controller: int) -> None:
+    """Take a secondary controller offline, which resets it.
+
+    :raises OSError: EIO when the primary controller refuses.
+    """
+    _command(fd, _VIRTUALIZATION, 0, _OFFLINE | controller << 16)
+
+
+def set_online(fd: int, controller: int) -> None:
+    """Bring a secondary controller online.
+
+    :raises OSError: EIO when the primary controller refuses, as without queue
+        and interrupt resources.
+    """
+    _command(fd, _VIRTUALIZATION, 0, _ONLINE | controller << 16)
+
+
+def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
+    """Return the numbers of the namespaces of a secondary controller.
+
+    :param of: the PCI function, for errors.
+    :raises OSError: EOPNOTSUPP when the primary controller has no Namespace
+        Management, EBUSY when another secondary controller has one of the
+        namespaces as well, EIO when the primary controller refuses.
+    """
+    about = _identify(fd, _CNS_CONTROLLER)
+    own, = struct.unpack_from('<H', about, 78)
+    supported, = struct.unpack_from('<H', about, 256)
+    if not supported & _OACS_NAMESPACES:
+        raise OSError(errno.EOPNOTSUPP, f'{of} has no Namespace Management')
+    found = []
+    for number in _namespaces(fd, _CNS_ALLOCATED):
+        controllers = set(_attached(fd, number))
+        if controller not in controllers:
+            continue
+        if controllers - {own, controller}:
+            raise OSError(errno.EBUSY, f'namespace {number} of {of} is shared '
+                                       f'with another controller')
+        found.append(number)
+    return found
+
+
+def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
+    """Erase namespaces of a secondary controller by the primary one.
+
+    A primary controller that accepts the command only for namespaces of its
+    own has each attached to it meanwhile, which the namespace must allow
+    (NMIC). It is never detached from its own controller: a process that is
+    killed leaves it where it was.
+
+    :param of: the PCI function, for errors.
+    :raises OSError: EOPNOTSUPP when the controller has no Format NVM, EIO
+        when it refuses.
+    """
+    about = _formatter(fd, of)
+    own, = struct.unpack_from('<H', about, 78)
+    for number in namespaces:
+        page = _identify(fd, _CNS_ALLOCATED_NAMESPACE, number)
+        is_mine = own in _attached(fd, number)
+        if not is_mine:
+            try:
+                _format(fd, number, page, about, _used_index(page))
+                continue
+            except OSError:
+                _attach(fd, number, own, _ATTACH)
+        try:
+            _format(fd, number, page, about, _used_index(page))
+        finally:
+            _attach(fd, number, own, _DETACH)
+
+
+# Commands
+
+def _formatter(fd, of) -> bytes:
+    about = _identify(fd, _CNS_CONTROLLER)
+    supported, = struct.unpack_from('<H', about, 256)
+    if not supported & _OACS_FORMAT:
+        raise OSError(errno.EOPNOTSUPP, f'{of} has no Format NVM')
+    return about
+
+
+def _format(fd, number, page, about, index):
+    """Format a namespace; keep its protection if it keeps its format."""
+    erase = (_CRYPTOGRAPHIC_ERASE if about[524] & _FNA_CRYPTOGRAPHIC
+             else _USER_DATA_ERASE)
+    used = _used_index(page)
+    # bit 4 of FLBAS: metadata at the end of the data
+    extended = page[26] >> 4 & 1 if index == used else 0
+    protection = page[29] & 0xf if index == used else 0
+    _command(fd, _FORMAT, number, (
+        index & 0xf | extended << 4 | (protection & 7) << 5
+        | (protection >> 3) << 8 | erase << 9 | (index >> 4) << 12),
+        _FORMAT_MS)
+
+
+def _attach(fd, number, controller, select):
+    page = ctypes.create_string_buffer(4096)
+    struct.pack_into('<HH', page, 0, 1, controller)
+    _command(fd, _NAMESPACE_ATTACHMENT, number, select, page=page)
+
+
+def _attached(fd, number) -> list[int]:
+    """Return the controllers to which a namespace is attached."""
+    page = _identify(fd, _CNS_ATTACHED, number)
+    count, = struct.unpack_from('<H', page)
+    return list(struct.unpack_from(f'<{min(count, 2047)}H', page, 2))
+
+
+def _namespace(page) -> Namespace:
+    blocks, = struct.unpack_from('<Q', page)
+    return Namespace(blocks, *_block_format(page, _used_index(page)))
+
+
+def _used_index(page) -> int:
+    """Return the index of the block format of a namespace (FLBAS)."""
+    return page[26] & 0xf | (page[26] >> 5 & 3) << 4
+
+
+def _index_bits(index) -> int:
+    return index & 0xf | (index >> 4) << 5
+
+
+def _block_format(page, index) -> tuple[int, int]:
+    """Return bytes of data and of metadata of a block (LBAF)."""
+    metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
+    if not 9 <= exponent <= 31:
+        raise OSError(errno.EIO, f'block format {index} has blocks of '
+                                 f'2^{exponent} bytes')
+    return 1 << exponent, metadata
+
+
+def _format_index(page, wanted, of) -> int:
+    """Return the index of a block format; without metadata if not known."""
+    for index in range(min(page[25], 63) + 1):
+        metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
+        if (1 << exponent, metadata) == (wanted.block_size,
+                                         wanted.metadata or 0):
+            return index
+    raise OSError(errno.EOPNOTSUPP,
+                  f'{of} has no block format of {wanted.block_size} bytes')
+
+
+def _namespaces(fd, cns) -> list[int]:
+    """Return the numbers of namespaces, read in lists of up to 1024."""
+    found: list[int] = []
+    while True:
+        numbers = [n for n in struct.unpack('<1024I', _identify(
+            fd, cns, found[-1] if found else 0)) if n]
+        found += numbers
+        if len(numbers) < 1024:
+            return found
+
+
+def _identify(fd, cns, namespace=0, word=0) -> bytes:
+    page = ctypes.create_string_buffer(4096)
+    _command(fd, _IDENTIFY, namespace, cns | word << 16, page=page)
+    return page.raw
+
+
+def _text(field) -> str:
+    return field.decode('ascii', 'replace').rstrip(' \0').strip()
+
+
+def _command(fd, opcode, namespace, cdw10, timeout=_SHORT_MS,
+             page=None) -> int:
+    """Send a command, and return dword 0 of its completion.
+
+    :raises OSError: EIO with the status that the controller answered.
+    """
+    command = bytearray(COMMAND.pack(
+        opcode, 0, 0, namespace, 0, 0, 0,
+        ctypes.addressof(page) if page else 0, 0, len(page) if page else 0,
+        cdw10, 0, 0, 0, 0, 0, timeout, 0))
+    status = fcntl.ioctl(fd, ADMIN, command)
+    if status:
+        raise OSError(errno.EIO, f'the disk answers command {opcode:#x} with '
+                                 f'status {status:#x}')
+    return COMMAND.unpack(command)[-1]
