@@ -199,6 +199,15 @@ class Device:
     state_traits: tuple[str, ...] = ()
     health: Health = Health.OK
     reason: str = ''
+    #: (name, value) of what a driver compares or restores after a server:
+    #: the serial number, versions of firmware, settings. While a server has a
+    #: claim on the device it stays as it was before
+    record: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def serial(self) -> str:
+        """The serial number in the record, '' when it is not known."""
+        return dict(self.record).get('serial', '')
 
     def region(self, index: int) -> Region:
         """:raises KeyError: when the device has no such region."""
@@ -232,6 +241,9 @@ class Device:
         for name in ('traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
+        known['record'] = tuple(
+            (str(name), str(value))
+            for name, value in known.get('record') or ())
         return cls(**{
             **known, **_health(fields),
             'regions': tuple(Region.from_dict(item)

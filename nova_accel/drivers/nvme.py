@@ -75,7 +75,7 @@ class NvmeDriver(base.PciDriver):
         """
         address = handle.address
         if not CONF.accel.nvme_scrub or address != device.address:
-            return
+            return None
         try:
             bound = pci.driver(self.kernel, address)
             if bound != _DRIVER:
@@ -91,6 +91,7 @@ class NvmeDriver(base.PciDriver):
                 f'{address} was to be erased after its server, and that '
                 f'failed ({error.strerror}): erase it with nvme format, or '
                 f'free it, and it is tried again.') from error
+        return 'format'
 
     def _await_controller(self, address):
         """The host's driver begins with a disk after it is bound to it."""

@@ -17,6 +17,7 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
@@ -285,6 +286,8 @@ class Scanner:
                 raise exception.ConfigurationError(
                     f'{conflict} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
+        # an option that cannot be read is said before the first release
+        handover.policies()
         for text in self.rules.unused() + [
                 f'{sriov.OPTION} names {address}, which no driver of [accel] '
                 f'enabled_drivers finds: correct the address, or enable its '
