@@ -353,3 +353,42 @@ class Loaded:
     function_name: str | None
     #: '<algorithm>-<hex digest>' of the file
     content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """The record of one hand-over: what was done with a device after a server.
+
+    Every field is a text, '' where it is not known.
+    """
+
+    #: when it was judged, UTC, as 2026-11-22T02:17:43+00:00
+    time: str
+    device: str
+    #: serial number of the device
+    serial: str
+    #: address of the handle that the server had
+    handle: str
+    server: str
+    #: where the content of the region came from
+    origin: str = ''
+    #: what was done, as AcceleratorDriver.release() returned it, or 'none'
+    method: str = 'none'
+    #: what the device carried before and after
+    before: str = ''
+    after: str = ''
+    #: 'clean', another of Holdings' results, or why it failed
+    result: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """A handle that the operator has to give back (policy operator)."""
+
+    handle: AttachHandle
+    device_address: str
+    #: None for a device without regions
+    region_index: int | None
+    #: whether Placement was seen to have it reserved: only then a lower value
+    #: there is the operator's word
+    shown: bool = False

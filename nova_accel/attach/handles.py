@@ -8,11 +8,13 @@ a handle, each with a time limit.
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
+import datetime
 
 from oslo_log import log as logging
 
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import conf
+from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
@@ -114,15 +116,23 @@ class Handles:
         """Return True once the handle is clean. Otherwise the claim stays, and
         the handle is not given to another server."""
         device = self._inventory.devices.get(claim.device_address)
-        if device is None or not claim.prepared:
-            return True
-        if claim.created_type and device.health is model.Health.GONE:
+        if device is None or (
+                claim.created_type and device.health is model.Health.GONE):
             return True
         try:
+            if not claim.prepared:
+                if not self._inventory.prepares_every_handle(device):
+                    # the driver leaves nothing, and cleans nothing
+                    self._judge(claim, device, None)
+                return True
+            driver = self._inventory.driver_of(device)
+
+            def release(*args):
+                self._release_by(driver, claim, *args)
             self._on_handle(
                 device, claim,
                 f'Releasing {claim.handle.address} of {device.address}',
-                self._inventory.driver_of(device).release, late=late)
+                release, late=late)
             return True
         except exception.AcceleratorError as error:
             if str(error) != claim.error:
@@ -131,6 +141,54 @@ class Handles:
                           claim.instance_uuid, error)
             self._holdings.keep_error(claim, str(error))
             return False
+
+    def _release_by(self, driver, claim, device, *args):
+        """In the worker of the card, however long it takes."""
+        try:
+            done = driver.release(device, *args)
+        except Exception as error:
+            text = str(error) or repr(error)
+            # the same one is not written again at each attempt
+            if any(text not in c.error for c in self._holdings.now([claim])):
+                self._record(claim, device, 'none', text)
+            raise
+        self._judge(claim, device, done)
+
+    def _judge(self, claim, device, done):
+        """The driver has done its part.
+
+        :raises AcceleratorsUnavailable: that the operator has to give the
+            handle back cannot be written down.
+        """
+        result = 'clean' if done else 'not cleaned'
+        if not claim.created_type and handover.policy(
+                device.driver, claim.handle.address,
+                device.address) is handover.Policy.OPERATOR:
+            self._holdings.await_operator(claim)
+            LOG.warning('%s, which server %s had, is given to another server '
+                        'when the operator has cleaned it and has lowered '
+                        'reserved of the provider %s in Placement',
+                        claim.handle.address, claim.instance_uuid,
+                        claim.provider_uuid)
+            result = 'waits for the operator'
+        self._record(claim, device, done or 'none', result)
+
+    def _record(self, claim, device, method, result):
+        before = self._carries(device, claim)
+        now = self._inventory.devices.get(claim.device_address)
+        self._holdings.record(model.Handover(
+            time=datetime.datetime.now(datetime.UTC).isoformat(
+                timespec='seconds'),
+            device=device.address, serial=device.serial,
+            handle=claim.handle.address, server=claim.instance_uuid,
+            method=method, before=before,
+            after=self._carries(now, claim) if now else '', result=result))
+
+    @staticmethod
+    def _carries(device, claim):
+        """The function of the claim's region, '' where it has none."""
+        return next((region.function_uuid or '' for region in device.regions
+                     if region.index == claim.region_index), '')
 
     def _on_handle(self, device, claim, what, method, *args, late=None):
         """Call a method of the driver for the handle of a claim, unless the

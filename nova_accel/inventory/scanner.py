@@ -9,6 +9,7 @@ fenced, and the others go on.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 import functools
 import threading
 import time
@@ -25,6 +26,7 @@ from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
 from nova_accel import model
+from nova_accel import naming
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -215,6 +217,8 @@ class Scanner:
         device = driver.examine(address, before)
         if device is not None:
             device = self.rules.applied(device)
+        if device is not None:
+            device = _with_policy(device)
         return (ticket, state, device,
                 self._conflict(device) if device else '')
 
@@ -400,3 +404,24 @@ class Scanner:
     def close(self) -> None:
         """See Inventory.close()."""
         self._closed = True
+
+
+def _with_policy(device: model.Device) -> model.Device:
+    """The device, with what the operator's policy changes in Placement.
+
+    :raises ConfigurationError: [accel] handover cannot be read.
+    """
+    handles = [*device.handles, *(
+        h for region in device.regions for h in region.handles)]
+    if not any(handover.policy(device.driver, address, device.address)
+               is handover.Policy.OPERATOR for address in (
+                   device.address, *(h.address for h in handles))):
+        return device
+    if device.creatable:
+        return dataclasses.replace(
+            device, health=model.Health.QUARANTINED,
+            reason=f'{handover.OPTION} has the policy operator for it, and '
+                   f'vGPUs that are made on demand cannot wait for the '
+                   f'operator: set another policy')
+    return dataclasses.replace(
+        device, traits=(*device.traits, naming.ONE_TIME_USE))

@@ -30,9 +30,10 @@ from tests.host import cloud as clouds
 CALLS = {
     claims.ClaimStore: (
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
-        'set_reserved', 'drop_reserved'),
+        'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover'),
     sim.SimulatedKernel: (
-        'program_dfl_port', 'create_mdev', 'remove_mdev', 'format_nvme'),
+        'program_dfl_port', 'create_mdev', 'remove_mdev', 'format_nvme',
+        'unbind', 'reset_function', 'probe', 'write_timecard'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest'),
 }
 
