@@ -31,10 +31,6 @@ VFIO = 'vfio-pci'
 
 class AcceleratorDriver(abc.ABC):
 
-    #: True: release() resets PCI functions by reset(), and a handle that
-    #: cannot be reset is not offered
-    RESETS = False
-
     #: True: call prepare() and release() for every handle. False: only for
     #: those that are made on demand
     PREPARES_EVERY_HANDLE = False
@@ -213,6 +209,9 @@ class PciDriver(AcceleratorDriver):
 
     #: of the entry point
     NAME: str
+    #: True: release() resets the function of a handle, and a handle that
+    #: cannot be reset is not offered; needs PREPARES_EVERY_HANDLE
+    RESETS = False
     #: whether its devices change without a sign in any directory, so that
     #: each is examined every [accel] discovery_interval
     POLLED = False
@@ -431,6 +430,11 @@ class PciDriver(AcceleratorDriver):
         return handover.policy(
             self.NAME, handle.address, device.address) in (
                 handover.Policy.RESET, handover.Policy.CLEAR)
+
+    def prepare(self, device, handle, created_type, fresh):
+        """See the base class; makes nothing of a whole function."""
+        if created_type:
+            super().prepare(device, handle, created_type, fresh)
 
     def release(self, device, handle, created_type):
         """See the base class; resets the function where the driver RESETS.

@@ -217,9 +217,6 @@ class TimecardDriver(base.PciDriver):
 
     # What servers get
 
-    def prepare(self, device, handle, created_type, fresh):
-        """See the base class; nothing is made."""
-
     def release(self, device, handle, created_type):
         """Reset the card, compare it with what it was, restore its settings.
 
