@@ -204,11 +204,6 @@ class Device:
     #: claim on the device it stays as it was before
     record: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def serial(self) -> str:
-        """The serial number in the record, '' when it is not known."""
-        return dict(self.record).get('serial', '')
-
     def region(self, index: int) -> Region:
         """:raises KeyError: when the device has no such region."""
         for region in self.regions:

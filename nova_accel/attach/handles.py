@@ -179,7 +179,8 @@ class Handles:
         self._holdings.record(model.Handover(
             time=datetime.datetime.now(datetime.UTC).isoformat(
                 timespec='seconds'),
-            device=device.address, serial=device.serial,
+            device=device.address,
+            serial=dict(device.record).get('serial', ''),
             handle=claim.handle.address, server=claim.instance_uuid,
             method=method, before=before,
             after=self._carries(now, claim) if now else '', result=result))
