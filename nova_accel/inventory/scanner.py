@@ -14,6 +14,7 @@ import functools
 import threading
 import time
 
+import os_traits
 from oslo_log import log as logging
 
 from nova_accel import conf
@@ -423,5 +424,8 @@ def _with_policy(device: model.Device) -> model.Device:
             reason=f'{handover.OPTION} has the policy operator for it, and '
                    f'vGPUs that are made on demand cannot wait for the '
                    f'operator: set another policy')
+    if not hasattr(os_traits, naming.ONE_TIME_USE):
+        # a Placement as old as that would refuse all of Nova's report
+        return device
     return dataclasses.replace(
         device, traits=(*device.traits, naming.ONE_TIME_USE))

@@ -5,6 +5,8 @@ import contextlib
 import sqlite3
 import time
 
+import fixtures
+
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
@@ -378,6 +380,12 @@ class OperatorTest(HandoverTestCase):
         self.start(gpus=[{'address': A}], drivers=('gpu',))
         self.config.config(handover=[], group='accel')
         self.restart()
+        self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
+
+    def test_trait_that_placement_may_not_know(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            f'os_traits.{ONE_TIME_USE}', fixtures.MonkeyPatch.delete))
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
         self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
 
     def test_vgpus_cannot_wait(self):
