@@ -457,7 +457,7 @@ class PciDriver(AcceleratorDriver):
         :returns: what was done, for example 'reset flr'.
         :raises DeviceError: it could not be reset, or is another one now.
         """
-        address = handle.address
+        address = at = handle.address
         try:
             used = usage.usage(self.kernel, address)
             if used:
@@ -467,6 +467,7 @@ class PciDriver(AcceleratorDriver):
             done = []
             returned = []
             for function in (address, *others):
+                at = function
                 methods = pci.reset_methods(self.kernel, function)
                 if function != address and not methods:
                     continue
@@ -482,6 +483,7 @@ class PciDriver(AcceleratorDriver):
         except OSError as error:
             raise exception.DeviceError(
                 f'{address} was to be reset after its server, and that failed '
+                f'{"" if at == address else f"at {at} "}'
                 f'({error.strerror}): see the kernel log; it is tried again, '
                 f'and a power cycle may help.') from error
         return ', '.join(done)

@@ -146,14 +146,15 @@ def _reserved_for_operator(
     """What is to be reserved of a class of which handles wait.
 
     The operator's own value and one for each that waits. Less than was seen
-    there is the operator's word: as many are his to give again.
+    there is the operator's word: as many are his to give again. An inventory
+    that is not there at all is not his word.
 
     :returns: what is to be reserved, how many are given back, whether all
         that wait are reserved there.
     """
     there = item.get('reserved', 0)
     theirs, returned = kept.get(name, there), 0
-    if name in kept and not marked:
+    if name in kept and item and not marked:
         seen = min(theirs + sum(w.shown for w in waiting),
                    item.get('total', total))
         most = min(theirs + len(waiting), total)

@@ -38,7 +38,7 @@ class GpuTest(operations.OperationsTestBase):
         self.report()
         self.assertEqual(self.start, self.provider_tree())
         self.assertEqual(['nvidia', 'vfio-pci'], self.bound())
-        # after the guest, and before the host's driver
+        # while the host's driver did not have it
         self.assertEqual([[[GPU, None]], [[SOUND, 'vfio-pci']]], [
             self.kernel('compute1').resets(a)[-1:] for a in (GPU, SOUND)])
 

@@ -328,6 +328,12 @@ class Release(TestCase):
         self.assertEqual('reset flr', self.release())
         self.assertEqual('nvidia', pci.driver(self.kernel, A))
 
+    def test_reset_of_the_company_that_fails(self):
+        self.start(*COMPANY)
+        self.use()
+        self.kernel.set_fault(SOUND, reset='EIO')
+        self.refused(f'failed at {SOUND} (Input/output error)')
+
     def test_card_that_does_not_come_back(self):
         self.start()
         self.use()

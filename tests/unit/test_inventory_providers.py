@@ -221,7 +221,10 @@ class MergedTest(testtools.TestCase):
         ('SSSS', 3, 2, False, 4, None, 1, False),
         # our fence ends
         ('S', 4, 0, True, 1, None, 0, False),
-        ('S', 4, 1, True, 2, None, 0, False))
+        ('S', 4, 1, True, 2, None, 0, False),
+        # the inventory was deleted
+        ('S', None, 0, False, 1, None, 0, False),
+        ('SS', None, 1, False, 3, None, 0, False))
     @ddt.unpack
     def test_waiting(self, waiting, there, kept, marked, reserved, keep,
                      returned, shown):
@@ -233,7 +236,8 @@ class MergedTest(testtools.TestCase):
         self.assertEqual(({CLASS: 4}, False, len(waiting)), (
             provider.inventory, provider.fenced, len(provider.waiting)))
         merged = provider.merged_inventory(
-            {CLASS: {'total': 4, 'reserved': there}},
+            {} if there is None else {
+                CLASS: {'total': 4, 'reserved': there}},
             {} if kept is None else {CLASS: kept}, marked,
             in_use=lambda uuid: False)
         self.assertEqual(
