@@ -219,6 +219,10 @@ class Device:
     layout: tuple[str, ...] = ()
     health: Health = Health.OK
     reason: str = ''
+    #: (name, value) of what a driver compares or restores after a server:
+    #: the serial number, versions of firmware, settings. While a server has a
+    #: claim on the device it stays as it was before
+    record: tuple[tuple[str, str], ...] = ()
 
     def region(self, index: int) -> Region:
         """:raises KeyError: when the device has no such region."""
@@ -252,6 +256,9 @@ class Device:
         for name in ('traits', 'state_traits', 'layout'):
             if name in known:
                 known[name] = tuple(known[name] or ())
+        known['record'] = tuple(
+            (str(name), str(value))
+            for name, value in known.get('record') or ())
         return cls(**{
             **known, **_health(fields),
             'regions': tuple(Region.from_dict(item)
@@ -369,3 +376,42 @@ class Loaded:
     content: str
     #: who put it there: OPERATOR, a project, or None where that is not known
     origin: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """The record of one hand-over: what was done with a device after a server.
+
+    Every field is a text, '' where it is not known.
+    """
+
+    #: when it was judged, UTC, as 2026-11-22T02:17:43+00:00
+    time: str
+    device: str
+    #: serial number of the device
+    serial: str
+    #: address of the handle that the server had
+    handle: str
+    server: str
+    #: where the content of the region came from
+    origin: str = ''
+    #: what was done, as AcceleratorDriver.release() returned it, or 'none'
+    method: str = 'none'
+    #: what the device carried before and after
+    before: str = ''
+    after: str = ''
+    #: 'clean', another of Holdings' results, or why it failed
+    result: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """A handle that the operator has to give back (policy operator)."""
+
+    handle: AttachHandle
+    device_address: str
+    #: None for a device without regions
+    region_index: int | None
+    #: whether Placement was seen to have it reserved: only then a lower value
+    #: there is the operator's word
+    shown: bool = False

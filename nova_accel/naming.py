@@ -23,6 +23,9 @@ PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
 #: on a provider whose whole inventory we reserved; tells our reservation,
 #: which we remove later, from one of the operator
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
+#: on devices that the operator gives back after each server, as Nova's PCI
+#: devices of one-time use have it (os-traits)
+ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
 MEMORY_CLASS = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
@@ -39,7 +42,8 @@ _FUNCTION = re.compile(
 #: traits stay, because somebody else may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|CUSTOM_FPGA_BITSTREAM_{_UUID}'
-    f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED})')
+    f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED}'
+    f'|{ONE_TIME_USE})')
 
 
 def normalize(text: str, of: str) -> str:

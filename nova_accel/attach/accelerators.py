@@ -58,7 +58,7 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
     """
     loaded = drivers.load(CONF.accel.enabled_drivers, kernel)
     store = _open_store(
-        os.path.join(state_path, f'accel_claims_{host}.sqlite'))
+        os.path.join(state_path, claim_store.file_name(host)))
     accelerators = Accelerators(
         cloud, store, host_inventory.Inventory(
             loaded, store, taken_elsewhere), kernel)
@@ -127,6 +127,14 @@ class Accelerators:
         self.inventory.scan()
         self.inventory.check_configuration()
         self.inventory.watch(self.kernel)
+        # an earlier release did not prepare the handles of every driver that
+        # cleans them now
+        for claim in self.holdings.all():
+            device = self.inventory.devices.get(claim.device_address)
+            if (device and claim.state is model.ClaimState.BOUND
+                    and not claim.prepared
+                    and self.inventory.prepares_every_handle(device)):
+                self.holdings.mark_prepared(claim, True)
         # what a process that is gone was doing when it went
         self.holdings.doubt(
             [c for c in self.holdings.all() if c.state in (
@@ -313,6 +321,7 @@ class Accelerators:
         reprogramming, or give what is used up; full ones can wait for the
         periodic report."""
         held = {c.handle for c in self.holdings.all()}
+        held |= self.holdings.waiting()
         for (_, index), mine in programming.by_region(claims).items():
             if mine[0].created_type:
                 yield mine[0].provider_uuid
@@ -336,6 +345,7 @@ class Accelerators:
         self._await_clean(context, {take.provider_uuid for take in takes})
         with self.inventory.claiming:
             held = {claim.handle for claim in self.holdings.all()}
+            held |= self.holdings.waiting()
             todo = []
             for take in takes:
                 chosen = self._chosen(server, take, held)

@@ -15,6 +15,7 @@ import os
 import sqlite3
 import threading
 from typing import Any
+from urllib import parse
 
 from oslo_log import log as logging
 
@@ -40,6 +41,31 @@ CREATE TABLE IF NOT EXISTS reserved (
     resource_class TEXT NOT NULL,
     reserved INTEGER NOT NULL,
     PRIMARY KEY (provider_uuid, resource_class)
+)"""
+
+_HANDOVERS = """
+CREATE TABLE IF NOT EXISTS handovers (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    time TEXT NOT NULL,
+    device TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    handle TEXT NOT NULL,
+    server TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    method TEXT NOT NULL,
+    before TEXT NOT NULL,
+    after TEXT NOT NULL,
+    result TEXT NOT NULL
+)"""
+
+_WAITING = """
+CREATE TABLE IF NOT EXISTS waiting (
+    handle_type TEXT NOT NULL,
+    handle_address TEXT NOT NULL,
+    device_address TEXT NOT NULL,
+    region_index INTEGER,
+    shown INTEGER NOT NULL,
+    PRIMARY KEY (handle_type, handle_address)
 )"""
 
 #: the newest; a file without tables gets it
@@ -70,7 +96,8 @@ CREATE TABLE claims (
 CREATE TABLE devices (
     address TEXT PRIMARY KEY,
     device TEXT NOT NULL
-)""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED)
+)""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
+           _WAITING)
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
@@ -100,7 +127,10 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
 
 def _from_version_1(db: sqlite3.Connection) -> None:
     """Version 1 does not say who loaded what: it is not known. Nor does it
-    mark regions that a guest may have had, which are cleaned now."""
+    mark regions that a guest may have had, which are cleaned now.
+
+    Also of a store that was version 2 and was given back to release 0.1.
+    """
     db.execute("UPDATE claims SET prepared = 1 WHERE region_index IS NOT NULL "
                "AND state NOT IN ('Initial', 'Provisioning', 'BindFailed')")
     for table, name in (('loaded', 'origin'), ('claims', 'restore_origin'),
@@ -109,6 +139,8 @@ def _from_version_1(db: sqlite3.Connection) -> None:
         if name not in {row['name'] for row in db.execute(
                 f'PRAGMA table_info({table})')}:
             db.execute(f'ALTER TABLE {table} ADD COLUMN {name} TEXT')
+    db.execute(_HANDOVERS)
+    db.execute(_WAITING)
 
 
 #: number n makes version n + 1 of version n
@@ -117,6 +149,9 @@ VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
                    'bitstream_id', 'function_name', 'content', 'origin')
+#: how many hand-overs are kept
+MOST_HANDOVERS = 1000
+_HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
 #: columns that are named as the fields of model.Claim are, or here
 _RENAMED = {'group': 'request_group'}
 _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
@@ -137,6 +172,11 @@ _ADVICE = {
 _ADVICE[sqlite3.SQLITE_NOTADB] = _ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
                  'errors')
+
+
+def file_name(host: str) -> str:
+    """Return the name of the store of a compute host."""
+    return f'accel_claims_{host}.sqlite'
 
 
 class ClaimStore:
@@ -161,6 +201,9 @@ class ClaimStore:
         self._claims: tuple[model.Claim, ...] = ()
         #: those of the transaction under way, if it changes them
         self._changed: tuple[model.Claim, ...] | None = None
+        #: the handles of the file that wait for the operator, oldest first
+        self._waiting: tuple[model.Waiting, ...] = ()
+        self._changed_waiting: tuple[model.Waiting, ...] | None = None
         with self._one_sentence():
             # none for ':memory:'
             if os.path.dirname(path):
@@ -188,6 +231,10 @@ class ClaimStore:
             rows = db.execute(_SELECT).fetchall()
             with self._reading('claims'):
                 self._changed = _in_order(map(_claim, rows))
+            waiting = db.execute('SELECT * FROM waiting ORDER BY rowid'
+                                 ).fetchall()
+            with self._reading('waiting'):
+                self._changed_waiting = tuple(map(_waiting, waiting))
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -231,6 +278,9 @@ class ClaimStore:
                     self._db.execute('COMMIT')
                 if self._changed is not None:
                     self._claims = self._changed
+                if self._changed_waiting is not None:
+                    self._waiting = self._changed_waiting
+                if (self._changed, self._changed_waiting) != (None, None):
                     self._generation += 1
             except BaseException:
                 # after some errors SQLite has done so itself
@@ -238,7 +288,7 @@ class ClaimStore:
                     self._db.execute('ROLLBACK')
                 raise
             finally:
-                self._changed = None
+                self._changed = self._changed_waiting = None
 
     @contextlib.contextmanager
     def _one_sentence(self):
@@ -266,8 +316,8 @@ class ClaimStore:
 
     @property
     def generation(self) -> int:
-        """Another number after each change of claims; begins with each
-        object."""
+        """Another number after each change of claims, or of what waits for
+        the operator; begins with each object."""
         return self._generation
 
     def add(self, claims: Iterable[model.Claim]) -> None:
@@ -431,6 +481,90 @@ class ClaimStore:
             db.execute('DELETE FROM reserved WHERE provider_uuid = ? '
                        'AND resource_class = ?',
                        (provider_uuid, resource_class))
+
+    # Handles that wait for the operator
+
+    def waiting(self) -> tuple[model.Waiting, ...]:
+        """Those that the operator has to give back, the oldest first; from
+        memory."""
+        return self._waiting
+
+    def change_waiting(self, add: Iterable[model.Waiting] = (),
+                       remove: Iterable[model.Waiting] = (),
+                       shown: Iterable[model.Waiting] = ()) -> None:
+        """
+        :param add: that wait from now on; those that do already stay.
+        :param remove: that the operator has given back.
+        :param shown: that Placement shows as reserved.
+        """
+        with self._transaction() as db:
+            waiting = {w.handle: w for w in self._waiting}
+            for new in add:
+                waiting.setdefault(new.handle, new)
+            for known in shown:
+                if known.handle in waiting:
+                    waiting[known.handle] = dataclasses.replace(
+                        known, shown=True)
+            for old in remove:
+                waiting.pop(old.handle, None)
+            db.execute('DELETE FROM waiting')
+            db.executemany(
+                'INSERT INTO waiting (handle_type, handle_address, '
+                'device_address, region_index, shown) VALUES (?, ?, ?, ?, ?)',
+                [(w.handle.type.value, w.handle.address, w.device_address,
+                  w.region_index, w.shown) for w in waiting.values()])
+            self._changed_waiting = tuple(waiting.values())
+
+    # The record of hand-overs
+
+    def add_handover(self, handover: model.Handover) -> None:
+        """Write one; the oldest beyond MOST_HANDOVERS go."""
+        columns = ', '.join(_HANDOVER_COLUMNS)
+        names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)
+        with self._transaction() as db:
+            db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
+                       dataclasses.asdict(handover))
+            db.execute('DELETE FROM handovers WHERE number <= '
+                       '(SELECT max(number) FROM handovers) - ?',
+                       (MOST_HANDOVERS,))
+
+    def handovers(self) -> list[model.Handover]:
+        """All that are kept, the oldest first."""
+        with self._transaction(write=False) as db:
+            return _handovers(db)
+
+
+def read_handovers(path: str) -> list[model.Handover]:
+    """The hand-overs in a store that another process may have open.
+
+    :raises AcceleratorsUnavailable: there is no such file, it cannot be read,
+        or it is of an earlier release.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(
+                f'file:{parse.quote(path)}?mode=ro', uri=True)) as db:
+            db.row_factory = sqlite3.Row
+            return _handovers(db)
+    except (sqlite3.Error, OSError) as error:
+        raise exception.AcceleratorsUnavailable(
+            f'The hand-overs in the claim store {path} cannot be read '
+            f'({error}): name the file of this host by --store, read it as '
+            f'the user of nova-compute, and start nova-compute of this '
+            f'release once.') from error
+
+
+def _handovers(db: sqlite3.Connection) -> list[model.Handover]:
+    return [model.Handover(**{name: str(row[name])
+                              for name in _HANDOVER_COLUMNS})
+            for row in db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
+                                  f'FROM handovers ORDER BY number')]
+
+
+def _waiting(row: sqlite3.Row) -> model.Waiting:
+    return model.Waiting(
+        model.AttachHandle(model.HandleType(row['handle_type']),
+                           row['handle_address']),
+        row['device_address'], row['region_index'], bool(row['shown']))
 
 
 def _json(value) -> str:

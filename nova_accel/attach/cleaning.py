@@ -43,11 +43,12 @@ class Regions:
         self._inventory = inventory
         self._programming = programming
 
-    def clean(self, claims: Sequence[model.Claim]) -> str:
+    def clean(self, claims: Sequence[model.Claim]) -> str | None:
         """Clean the region of claims that no guest uses any more.
 
         :param claims: all of them of one region, of servers that lost it.
-        :returns: how, for the record of the hand-over.
+        :returns: how, for the record of the hand-over; None where nothing is
+            to be done.
         :raises AcceleratorError: it is not clean.
         """
         address, index = claims[0].device_address, claims[0].region_index
@@ -56,12 +57,12 @@ class Regions:
                    ] if device else []
         if not device or not regions or device.health is model.Health.GONE:
             # what it carries is known when it comes back
-            return 'gone'
+            return None
         region = regions[0]
         policy = handover.policy(
             device.driver, *(c.handle.address for c in claims), address)
         if policy in (Policy.NONE, Policy.OPERATOR):
-            return policy.value
+            return None
         used = any(claim.prepared for claim in claims)
         if not used and region.origin in (model.OPERATOR, None):
             return 'not used'

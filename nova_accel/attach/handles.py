@@ -8,6 +8,7 @@ a handle, each with a time limit.
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
+import datetime
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
@@ -16,6 +17,7 @@ from nova_accel.attach import cleaning
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import programming
 from nova_accel import conf
+from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
@@ -139,16 +141,21 @@ class Handles:
         if not claims or used:
             # of servers that share a region the last one leaves it clean
             return True
+        device = self._inventory.devices.get(address)
         try:
-            self._regions.clean(claims)
+            done = self._regions.clean(claims)
+            for claim in claims if device else ():
+                self._judge(claim, device, done)
             return True
         except exception.AcceleratorError as error:
-            if str(error) != claims[0].error:
+            new = [claim for claim in claims if str(error) != claim.error]
+            for claim in new:
                 LOG.error('%s region%s, which server %s had, is not given to '
                           'another server: %s', address, index,
-                          claims[0].instance_uuid, error)
-            for claim in claims:
+                          claim.instance_uuid, error)
                 self._holdings.keep_error(claim, str(error))
+                if device:
+                    self._record(claim, device, 'none', str(error))
             return False
 
     def _release(self, claim, freed):
@@ -164,15 +171,23 @@ class Handles:
         """Return True once the handle is clean. Otherwise the claim stays, and
         the handle is not given to another server."""
         device = self._inventory.devices.get(claim.device_address)
-        if device is None or not claim.prepared:
-            return True
-        if claim.created_type and device.health is model.Health.GONE:
+        if device is None or (
+                claim.created_type and device.health is model.Health.GONE):
             return True
         try:
+            if not claim.prepared:
+                if not self._inventory.prepares_every_handle(device):
+                    # the driver leaves nothing, and cleans nothing
+                    self._judge(claim, device, None)
+                return True
+            driver = self._inventory.driver_of(device)
+
+            def release(*args):
+                self._release_by(driver, claim, *args)
             self._on_handle(
                 device, claim,
                 f'Releasing {claim.handle.address} of {device.address}',
-                self._inventory.driver_of(device).release, late=late)
+                release, late=late)
             return True
         except exception.AcceleratorError as error:
             if str(error) != claim.error:
@@ -181,6 +196,56 @@ class Handles:
                           claim.instance_uuid, error)
             self._holdings.keep_error(claim, str(error))
             return False
+
+    def _release_by(self, driver, claim, device, *args):
+        """In the worker of the card, however long it takes."""
+        try:
+            done = driver.release(device, *args)
+        except Exception as error:
+            text = str(error) or repr(error)
+            # the same one is not written again at each attempt
+            if any(text not in c.error for c in self._holdings.now([claim])):
+                self._record(claim, device, 'none', text)
+            raise
+        self._judge(claim, device, done)
+
+    def _judge(self, claim, device, done):
+        """The driver has done its part.
+
+        :raises AcceleratorsUnavailable: that the operator has to give the
+            handle back cannot be written down.
+        """
+        result = 'clean' if done else 'not cleaned'
+        if not claim.created_type and handover.policy(
+                device.driver, claim.handle.address,
+                device.address) is handover.Policy.OPERATOR:
+            self._holdings.await_operator(claim)
+            LOG.warning('%s, which server %s had, is given to another server '
+                        'when the operator has cleaned it and has lowered '
+                        'reserved of the provider %s in Placement',
+                        claim.handle.address, claim.instance_uuid,
+                        claim.provider_uuid)
+            result = 'waits for the operator'
+        self._record(claim, device, done or 'none', result)
+
+    def _record(self, claim, device, method, result):
+        region = self._region(device, claim)
+        now = self._inventory.devices.get(claim.device_address)
+        self._holdings.record(model.Handover(
+            time=datetime.datetime.now(datetime.UTC).isoformat(
+                timespec='seconds'),
+            device=device.address,
+            serial=device.serial or dict(device.record).get('serial', ''),
+            handle=claim.handle.address, server=claim.instance_uuid,
+            origin=region.origin or '' if region else '',
+            method=method, before=_function(region),
+            after=_function(self._region(now, claim)), result=result))
+
+    @staticmethod
+    def _region(device, claim):
+        """The region of a claim, None where there is none."""
+        return next((region for region in (device.regions if device else ())
+                     if region.index == claim.region_index), None)
 
     def _on_handle(self, device, claim, what, method, *args, late=None):
         """Call a method of the driver for the handle of a claim, unless the
@@ -206,3 +271,7 @@ class Handles:
             raise exception.DeviceError(
                 f'{what} failed ({type(error).__name__}: {error}): look at '
                 f'the device and the kernel log.') from error
+
+
+def _function(region: model.Region | None) -> str:
+    return region.function_uuid or '' if region else ''

@@ -27,9 +27,13 @@ import contextlib
 import threading
 from typing import Any
 
+from oslo_log import log as logging
+
 from nova_accel.attach import claims as claim_store
 from nova_accel import exception
 from nova_accel import model
+
+LOG = logging.getLogger(__name__)
 
 _State = model.ClaimState
 _IN_HAND = frozenset((_State.INITIAL, _State.PROVISIONING, _State.BOUND,
@@ -151,6 +155,27 @@ class Holdings:
     def keep_error(self, claim: model.Claim, error: str) -> None:
         """Record why a release has not come to its end."""
         self._store.update([claim], error=error)
+
+    # Between two servers
+
+    def await_operator(self, claim: model.Claim) -> None:
+        """The handle is given to no server until the operator gives it back,
+        also when the claim has ended."""
+        self._store.change_waiting(add=[model.Waiting(
+            claim.handle, claim.device_address, claim.region_index)])
+
+    def waiting(self) -> set[model.AttachHandle]:
+        """Handles that wait for the operator."""
+        return {w.handle for w in self._store.waiting()}
+
+    def record(self, handover: model.Handover) -> None:
+        """Write the record of a hand-over; a store that fails is logged, and
+        stops no release."""
+        try:
+            self._store.add_handover(handover)
+        except exception.AcceleratorError as error:
+            LOG.warning('The hand-over of %s after server %s is not in the '
+                        'record: %s', handover.handle, handover.server, error)
 
     # Servers that move
 

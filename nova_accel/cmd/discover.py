@@ -3,11 +3,10 @@
 
 import collections
 import json
-import socket
 
 from cliff import lister
-from oslo_config import cfg
 
+from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -32,10 +31,7 @@ class Discover(lister.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            '--config-file', action='append', metavar='FILE',
-            help='configuration of nova-compute, may be repeated (default: '
-                 'as nova-compute finds it)')
+        configuration.add_argument(parser)
         parser.add_argument(
             '--simulated-host', metavar='FILE',
             help='look at the host that this file describes, in place of '
@@ -104,6 +100,9 @@ class _NoStore:
     def claims(self):
         return []
 
+    def waiting(self):
+        return ()
+
     def devices(self):
         return {}
 
@@ -114,19 +113,7 @@ class _NoStore:
 
 
 def _configure(parsed_args):
-    try:
-        # Nova registers it likewise
-        CONF.register_opt(cfg.StrOpt('host', default=socket.gethostname()))
-    except cfg.DuplicateOptError:
-        pass
-    files = [argument for file in parsed_args.config_file or ()
-             for argument in ('--config-file', file)]
-    try:
-        CONF(files, project='nova', prog='nova-compute')
-    except cfg.Error as e:
-        raise exception.ConfigurationError(
-            f'The configuration cannot be read ({e}): correct it or give '
-            f'--config-file.') from e
+    configuration.read(parsed_args.config_file)
     if parsed_args.simulated_host:
         CONF.set_override('simulated_host', parsed_args.simulated_host,
                           group='accel')

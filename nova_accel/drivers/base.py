@@ -16,6 +16,7 @@ import functools
 import time
 
 from nova_accel import conf
+from nova_accel.drivers import handover
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
@@ -136,18 +137,22 @@ class AcceleratorDriver(abc.ABC):
             f'{type(self).__name__} makes nothing of {device.address}.')
 
     def release(self, device: model.Device, handle: model.AttachHandle,
-                created_type: str | None) -> None:
+                created_type: str | None) -> str | None:
         """Undo prepare(), so that the next server finds nothing of this one.
 
-        Does nothing where there is nothing, or what others made. Called when
+        What it has to do the operator says: handover.policy(). Does nothing
+        where there is nothing, or what others made. Called when
         no guest of ours has the handle; the kernel may block while somebody
         else keeps it open. What takes longer than [accel] device_timeout goes
         on, and the handle is free when it has ended.
 
         :param created_type: as given to prepare().
+        :returns: what was done, in a few words for the record of hand-overs,
+            for example 'reset flr'; None when nothing was.
         :raises DeviceError: the kernel refused, or is still at it; it is
             called again later, and nobody is given the handle until then.
         """
+        return None
 
     def read_bitstream(self, path: str, name: str | None = None,
                        ) -> model.Bitstream:
@@ -219,6 +224,9 @@ class PciDriver(AcceleratorDriver):
 
     #: of the entry point
     NAME: str
+    #: True: release() resets the function of a handle, and a handle that
+    #: cannot be reset is not offered; needs PREPARES_EVERY_HANDLE
+    RESETS = False
     #: whether its devices change without a sign in any directory, so that
     #: each is examined every [accel] discovery_interval
     POLLED = False
@@ -310,7 +318,8 @@ class PciDriver(AcceleratorDriver):
         """
         try:
             check()
-            return self.look(device, before)
+            found = self.look(device, before)
+            return self._resettable(found) if self.RESETS else found
         except Defect as e:
             return self._quarantined(device, before, str(e))
         except (OSError, ValueError) as e:
@@ -341,7 +350,8 @@ class PciDriver(AcceleratorDriver):
             device = dataclasses.replace(
                 device, regions=before.regions, handles=before.handles,
                 creatable=before.creatable,
-                shell_id=device.shell_id or before.shell_id)
+                shell_id=device.shell_id or before.shell_id,
+                record=before.record)
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED, reason=reason)
 
@@ -408,6 +418,109 @@ class PciDriver(AcceleratorDriver):
             if not used:
                 handles.append(handle)
         return tuple(handles)
+
+    # Between two servers
+
+    def _resettable(self, device: model.Device) -> model.Device:
+        """The device without handles that are to be reset and cannot be.
+
+        :raises Defect: none is left.
+        """
+        handles = tuple(
+            h for h in device.handles
+            if not self.is_reset(device, h)
+            or pci.reset_methods(self.kernel, h.address))
+        if device.handles and not handles:
+            first = device.handles[0].address
+            raise Defect(
+                f'{first} cannot be reset between two servers (its '
+                f'reset_method names nothing that the kernel can do): set '
+                f'{handover.OPTION} to {first}=operator or {first}=none if it '
+                f'is to be offered all the same')
+        return dataclasses.replace(device, handles=handles)
+
+    def is_reset(self, device: model.Device, handle: model.AttachHandle,
+                 ) -> bool:
+        """Whether the operator's policy is that we reset a handle."""
+        return handover.policy(
+            self.NAME, handle.address, device.address) in (
+                handover.Policy.RESET, handover.Policy.CLEAR)
+
+    def prepare(self, device, handle, created_type, fresh):
+        """See the base class; makes nothing of a whole function."""
+        if created_type:
+            super().prepare(device, handle, created_type, fresh)
+
+    def release(self, device, handle, created_type):
+        """See the base class; resets the function where the driver RESETS.
+
+        :raises DeviceError: it could not be reset.
+        """
+        if not self.RESETS or not self.is_reset(device, handle):
+            return None
+        return self.reset(device, handle)
+
+    def reset(self, device: model.Device, handle: model.AttachHandle,
+              others: Iterable[str] = ()) -> str:
+        """Reset a function without a driver of the host, then have the kernel
+        choose its driver again.
+
+        When it fails, the function stays without a driver of the host.
+
+        :param others: further functions of the slot, which are reset too where
+            they can be.
+        :returns: what was done, for example 'reset flr'.
+        :raises DeviceError: it could not be reset, or is another one now.
+        """
+        address = at = handle.address
+        try:
+            used = usage.usage(self.kernel, address)
+            if used:
+                raise exception.DeviceError(
+                    f'{address} was to be reset after its server, and the '
+                    f'host uses it ({used}): end that, and it is tried again.')
+            done = []
+            returned = []
+            for function in (address, *others):
+                at = function
+                methods = pci.reset_methods(self.kernel, function)
+                if function != address and not methods:
+                    continue
+                if pci.driver(self.kernel, function) != VFIO:
+                    self.kernel.unbind(function)
+                    returned.append(function)
+                self.kernel.reset_function(function)
+                done.append(f'reset {methods[0] if methods else "any"}'
+                            f'{"" if function == address else f" {function}"}')
+            self._check_after_reset(device, address)
+            for function in returned:
+                self.kernel.probe(function)
+        except OSError as error:
+            raise exception.DeviceError(
+                f'{address} was to be reset after its server, and that failed '
+                f'{"" if at == address else f"at {at} "}'
+                f'({error.strerror}): see the kernel log; it is tried again, '
+                f'and a power cycle may help.') from error
+        return ', '.join(done)
+
+    def _check_after_reset(self, device, address):
+        """:raises DeviceError: the function does not answer, or its ids are
+        not those of the device."""
+        config = self.kernel.read_bytes(pci.path(address, 'config'), 8)
+        # command and status; the ids of a VF read as ones by the SR-IOV
+        # specification
+        if config[4:8] == b'\xff' * 4:
+            raise exception.DeviceError(
+                f'{address} was reset after its server, and does not answer '
+                f'on the PCI bus since: power-cycle it.')
+        expected = b''.join(bytes.fromhex(name)[::-1] for name in (
+            device.vendor_id, device.product_id))
+        if address == device.address and config[:4] != expected:
+            raise exception.DeviceError(
+                f'{address} was reset after its server, and has other ids '
+                f'since ({config[:4].hex()} in place of {expected.hex()}): '
+                f'see what the server has loaded into it, and power-cycle '
+                f'it.')
 
     def check_unused(self, handle: model.AttachHandle) -> None:
         """Before a server gets it: the host may have begun to use it.

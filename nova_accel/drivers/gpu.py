@@ -11,7 +11,6 @@ pci-sysfs.c of Linux for boot_vga.
 import dataclasses
 
 from nova_accel.drivers import base
-from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -79,40 +78,8 @@ class GpuDriver(base.PciDriver):
 
     NAME = 'gpu'
 
-    def configure(self):
-        """Bind what goes with the cards to VFIO.
-
-        A guest that starts gets all functions at once. One that runs, as after
-        a resume, gets them one by one, and for the first the IOMMU group has
-        to be viable already.
-
-        :raises DeviceError: the kernel refused.
-        """
-        chosen = rules.DeviceRules()
-        failed = []
-        for address in self.find():
-            # not by examine(), which reads from the card, and may hang
-            try:
-                device = self.identify(address)
-            except (OSError, ValueError):
-                continue
-            if device is not None:
-                device = chosen.applied(self._looked_at(device, None))
-            for handle in device.handles if device else ():
-                for function in handle.companions:
-                    if pci.driver(self.kernel, function) in (None, base.VFIO):
-                        continue
-                    try:
-                        self.kernel.rebind(function, base.VFIO)
-                    except OSError as error:
-                        failed.append(
-                            f'{function}, which goes with {device.address}, '
-                            f'cannot be bound to {base.VFIO} '
-                            f'({error.strerror})')
-        if failed:
-            raise exception.DeviceError(
-                f'{failed[0]}: look whether that module is loaded, and into '
-                f'dmesg.')
+    PREPARES_EVERY_HANDLE = True
+    RESETS = True
 
     # Discovery
 
@@ -150,7 +117,7 @@ class GpuDriver(base.PciDriver):
         companions = tuple(self._companions(address))
         device = dataclasses.replace(
             device, handles=self.function_handles(address, companions))
-        for companion in companions:
+        for companion in self._company(address):
             used = usage.usage(self.kernel, companion)
             if used:
                 raise base.Defect(f'{companion} goes with it, and {used}')
@@ -164,10 +131,52 @@ class GpuDriver(base.PciDriver):
             return False
 
     def _companions(self, address):
-        """Functions of its slot that have to go where it goes."""
-        slot = address.rpartition('.')[0]
-        for member in pci.group_members(self.kernel, address) or ():
-            if (member != address and member.rpartition('.')[0] == slot
-                    and pci.class_code(self.kernel, member) >> 8
-                    in _COMPANIONS):
-                yield member
+        """Functions of its slot that a guest has to get with it."""
+        members = pci.group_members(self.kernel, address) or ()
+        return [f for f in self._company(address) if f in members]
+
+    def _company(self, address):
+        """Functions of its slot that go where it goes, also those in IOMMU
+        groups of their own."""
+        return [function for function in pci.siblings(self.kernel, address)
+                if pci.class_code(self.kernel, function) >> 8 in _COMPANIONS]
+
+    # What servers get
+
+    def prepare(self, device, handle, created_type, fresh):
+        """Bind what goes with the card to VFIO.
+
+        A guest that starts gets all functions of an IOMMU group at once. One
+        that runs, as after a resume, gets them one by one, and for the first
+        the group has to be viable already. Functions in groups of their own
+        stay with VFIO as well: it resets a slot only when it has all of it.
+
+        :raises DeviceUnavailable: the host uses one of them.
+        :raises DeviceError: the kernel refused.
+        """
+        for function in self._company(handle.address):
+            try:
+                if pci.driver(self.kernel, function) == base.VFIO:
+                    continue
+                used = usage.usage(self.kernel, function)
+                if used:
+                    raise exception.DeviceUnavailable(
+                        f'{handle.address} was allocated, and {function}, '
+                        f'which goes with it, is used by the host ({used}): '
+                        f'the build is retried on another host.')
+                self.kernel.rebind(function, base.VFIO)
+            except OSError as error:
+                raise exception.DeviceError(
+                    f'{function}, which goes with {device.address}, was to be '
+                    f'bound to {base.VFIO}, and the kernel refused '
+                    f'({error.strerror}): see whether that module is loaded, '
+                    f'and the kernel log.') from error
+
+    def release(self, device, handle, created_type):
+        """Reset the card and what goes with it.
+
+        :raises DeviceError: the card could not be reset.
+        """
+        if not self.is_reset(device, handle):
+            return None
+        return self.reset(device, handle, self._company(handle.address))

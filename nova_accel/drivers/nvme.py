@@ -277,19 +277,20 @@ class NvmeDriver(base.PciDriver):
         killed, leaves a disk that the next call cleans from the start. A
         sanitize operation that runs is waited for.
 
+        :returns: 'sanitize <method>', 'format', 'reset controller', 'format
+            by the PF' or 'reset by the PF'; None where nothing was done.
         :raises DeviceError: it could not be; or the disk is not as recorded.
         """
         policy = _policy(handle.address, device.address)
         if policy in (Policy.NONE, Policy.OPERATOR):
-            return
+            return None
         try:
             if handle.address != device.address:
-                self._release_vf(device, handle.address, policy)
-                return
+                return self._release_vf(device, handle.address, policy)
             with self._bound(handle.address):
                 self._reset(handle.address)
-                if policy is Policy.CLEAR:
-                    self._clear(device)
+                return (self._clear(device) if policy is Policy.CLEAR
+                        else 'reset controller')
         except OSError as error:
             raise exception.DeviceError(
                 f'{handle.address} was to be erased after its server, and '
@@ -327,6 +328,7 @@ class NvmeDriver(base.PciDriver):
         if formats or not found.sanitize:
             self.kernel.format_nvme(address, formats)
         self._refuse(device, found)
+        return f'sanitize {found.sanitize}' if found.sanitize else 'format'
 
     def _sanitize(self, address, method):
         """Sanitize a disk, and wait until that has ended.
@@ -413,6 +415,8 @@ class NvmeDriver(base.PciDriver):
         if not any(found.vf == number and found.online
                    for found in self.kernel.read_nvme_vfs(pf)):
             raise OSError(errno.EIO, 'its secondary controller is offline')
+        return ('format by the PF' if policy is Policy.CLEAR
+                else 'reset by the PF')
 
     def _await_controller(self, address):
         """The host's driver begins with a disk after it is bound to it."""

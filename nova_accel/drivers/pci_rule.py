@@ -28,6 +28,8 @@ OPTION = '[accel] pci_devices'
 _KEYS = ('vendor', 'product', 'class', 'address', 'driver',
          'type', 'traits', 'name')
 _BRIDGE = 0x06
+#: drivers of a function that a guest has, or had a moment ago
+_OF_A_GUEST = (base.VFIO, '')
 #: others go by their id
 _VENDORS = {
     '1002': 'AMD', '10de': 'NVIDIA', '10ee': 'XILINX', '15b3': 'MELLANOX',
@@ -42,6 +44,7 @@ class PciRuleDriver(base.PciDriver):
 
     NAME = 'pci'
     PREPARES_EVERY_HANDLE = True
+    RESETS = True
 
     def configure(self):
         """See the base class; tells which rules do not work, makes VFs."""
@@ -90,7 +93,7 @@ class PciRuleDriver(base.PciDriver):
 
     def may_be_mine(self, address):
         values = self._values(address)
-        if values['driver'] == base.VFIO:
+        if values['driver'] in _OF_A_GUEST:
             # see recognize()
             del values['driver']
         return not _is_bridge(values) and any(
@@ -99,14 +102,14 @@ class PciRuleDriver(base.PciDriver):
     def recognize(self, address, before):
         """See the base class.
 
-        The driver of a function that a guest has is vfio-pci, and says nothing
-        of the one that it has otherwise.
+        The driver of a function that a guest has is vfio-pci, and none while
+        it is reset; that says nothing of the one that it has otherwise.
         """
         values = self._values(address)
         if _is_bridge(values):
             return None
         found = [r for r in _rules() if r.matches(values)]
-        if not found and before and values['driver'] == base.VFIO:
+        if not found and before and values['driver'] in _OF_A_GUEST:
             del values['driver']
             found = [r for r in _rules() if r.matches(values)]
         return (self._device(address, values, found[0].pairs) if found

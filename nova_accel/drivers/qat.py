@@ -34,16 +34,14 @@ class _Product:
     family: str
     #: of the kernel, for the PF
     driver: str
-    #: whether vfio-pci refuses it and its VFs
-    denied: bool = False
 
 
 #: device id of the PF
 _PRODUCTS = {
     '0434': _Product('DH89XXCC', 'GEN1', 'dh895xcc'),
-    '0435': _Product('DH895XCC', 'GEN2', 'dh895xcc', denied=True),
-    '37c8': _Product('C62X', 'GEN2', 'c6xx', denied=True),
-    '19e2': _Product('C3XXX', 'GEN2', 'c3xxx', denied=True),
+    '0435': _Product('DH895XCC', 'GEN2', 'dh895xcc'),
+    '37c8': _Product('C62X', 'GEN2', 'c6xx'),
+    '19e2': _Product('C3XXX', 'GEN2', 'c3xxx'),
     '6f54': _Product('D15XX', 'GEN2', 'd15xx'),
     '18a0': _Product('C4XXX', 'GEN3', 'c4xxx'),
     '4940': _Product('4XXX', 'GEN4', '4xxx'),
@@ -203,12 +201,6 @@ class QatDriver(base.PciDriver):
         device = self._with_services(device, before)
         vfs = pci.virtual_functions(self.kernel, device.address)
         obstacles = {vf: pci.obstacle(self.kernel, vf) for vf in vfs}
-        if product.denied and self._denies():
-            obstacles = dict.fromkeys(vfs, (
-                'vfio-pci refuses it and its VFs, which are on its deny-list: '
-                'load vfio-pci with disable_denylist=1 (a line "options '
-                'vfio-pci disable_denylist=1" in /etc/modprobe.d) if you '
-                'trust the guests'))
         device = dataclasses.replace(device, handles=tuple(
             model.AttachHandle(model.HandleType.PCI, vf, parent=device.address)
             for vf in vfs if not obstacles[vf]))
@@ -243,16 +235,6 @@ class QatDriver(base.PciDriver):
             return self.kernel.read(pci.path(address, name))
         except FileNotFoundError:
             return None
-
-    def _denies(self) -> bool:
-        module = 'module/vfio_pci'
-        try:
-            return self.kernel.read(
-                f'{module}/parameters/disable_denylist') != 'Y'
-        except FileNotFoundError:
-            # Linux before 5.9 has no such list; a module that is not loaded
-            # yet may have one
-            return not self.kernel.exists(module)
 
     def _defect(self, device, before) -> str:
         """Why its VFs would not do their work, or ''."""

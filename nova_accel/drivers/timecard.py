@@ -4,15 +4,22 @@
 A time card (driver ptp_ocp) tells its serial number, whether it follows its
 GNSS receiver, and how far it is from its source; of any other PTP hardware
 clock sysfs tells that it is one. While a guest has the card nothing of that is
-to be seen. Sources: Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of
-Linux, drivers/ptp/ptp_ocp.c.
+to be seen. A guest can write the card's settings, its memory and its flash:
+after it the card is reset, its serial number and firmware are compared with
+what they were, and its settings restored. Sources:
+Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of Linux,
+drivers/ptp/ptp_ocp.c.
 """
 
+import contextlib
 import dataclasses
+import errno
 import re
+import time
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
@@ -34,6 +41,12 @@ _PRODUCTS = {
 _NETWORK = 0x02
 #: nanoseconds -> how the trait says it
 _BANDS = {100: '100NS', 1000: '1US', 10000: '10US'}
+#: what is restored after a server, in this order
+_SETTINGS = ('utc_tai_offset', 'ts_window_adjust', 'irig_b_mode',
+             'sma1', 'sma2', 'sma3', 'sma4', 'clock_source')
+_SETTING, _FIRMWARE = 'setting ', 'firmware '
+#: in which the host's driver should show a card after it is bound to it
+_READY_SECONDS = 20
 #: of ptp_ocp.c; NONE is no source
 _SOURCES = ('TOD', 'IRIG', 'PPS', 'PTP', 'RTC', 'DCF', 'REGS', 'EXT')
 
@@ -55,6 +68,8 @@ class TimecardDriver(base.PciDriver):
 
     NAME = 'timecard'
     POLLED = True
+    PREPARES_EVERY_HANDLE = True
+    RESETS = True
 
     def configure(self):
         """Nothing to set.
@@ -124,8 +139,9 @@ class TimecardDriver(base.PciDriver):
             raise base.Defect(
                 f'it is bound to {bound or "no driver"} and shows '
                 f'{len(cards) or "no"} time card: bind it to {KERNEL_DRIVER}')
-        return self._seen(device, pci.path(address, 'timecard', cards[0]),
-                          before)
+        return dataclasses.replace(
+            self._seen(device, pci.path(address, 'timecard', cards[0]),
+                       before), record=self._record(address))
 
     def _seen(self, device, card, before):
         serial = self._serial(card)
@@ -135,6 +151,22 @@ class TimecardDriver(base.PciDriver):
         return dataclasses.replace(
             device, traits=tuple(sorted(traits)), state_traits=tuple(sorted(
                 _STATES.union(traits, old).difference(serial))))
+
+    def _record(self, address) -> tuple[tuple[str, str], ...]:
+        """What the card is and how it is set; the driver has it."""
+        card, = self._children(address, 'timecard')
+        top = pci.path(address, 'timecard', card)
+        found = {'serial': self._attribute(top, 'serialnum')}
+        # a host without devlink knows no firmware; one that loses it during
+        # a server's life does not accept the card
+        with contextlib.suppress(OSError):
+            for name, version in sorted(
+                    self.kernel.read_firmware(address).items()):
+                found[f'{_FIRMWARE}{name}'] = version
+        for name in _SETTINGS:
+            found[f'{_SETTING}{name}'] = self._attribute(top, name)
+        return tuple((name, value) for name, value in found.items()
+                     if value and value != '(null)')
 
     def _attribute(self, card, name) -> str | None:
         """None for one that this card or kernel does not have."""
@@ -183,6 +215,82 @@ class TimecardDriver(base.PciDriver):
                        if abs(int(text)) <= most}
         return traits
 
+    # What servers get
+
+    def release(self, device, handle, created_type):
+        """Reset the card, compare it with what it was, restore its settings.
+
+        Only what the host saw of the card before can be compared.
+
+        :raises DeviceError: the card could not be reset, is another one or
+            has other firmware than before, or refuses its settings.
+        """
+        done = super().release(device, handle, created_type)
+        if done is None or not device.record:
+            return done
+        address = device.address
+        # the operator may keep the card for guests
+        kept = pci.driver(self.kernel, address) == base.VFIO
+        try:
+            if kept:
+                self.kernel.probe(address)
+            self._await_card(address)
+            now = dict(self._record(address))
+            self._compare(address, dict(device.record), now)
+            restored = 0
+            if handover.policy(self.NAME, address) is handover.Policy.CLEAR:
+                restored = self._restore(address, dict(device.record), now)
+            if kept:
+                self.kernel.rebind(address, base.VFIO)
+        except (OSError, ValueError) as error:
+            raise exception.DeviceError(
+                f'{address} was to be compared and set as before its server, '
+                f'and that failed ({error}): see the kernel log; it is tried '
+                f'again.') from error
+        return (f'{done}, compared, {restored} '
+                f'setting{"" if restored == 1 else "s"} restored')
+
+    def _await_card(self, address):
+        deadline = time.monotonic() + _READY_SECONDS
+        while len(self._children(address, 'timecard')) != 1:
+            if time.monotonic() > deadline:
+                raise OSError(errno.ENODEV, f'{KERNEL_DRIVER} shows no card')
+            time.sleep(0.1)
+
+    @staticmethod
+    def _compare(address, before, now):
+        """:raises DeviceError: it is not the card, or not with the firmware,
+            that the server got."""
+        for name, value in before.items():
+            if name.startswith(_SETTING) or now.get(name) == value:
+                continue
+            raise exception.DeviceError(
+                f'{address} came back from its server with {name} '
+                f'{now.get(name) or "missing"} in place of {value}: check '
+                f'what is in the card; {handover.OPTION} {address}=none '
+                f'accepts it.')
+
+    def _restore(self, address, before, now) -> int:
+        """Write settings that are others than before; how many there were."""
+        count = 0
+        for name in _SETTINGS:
+            value = before.get(f'{_SETTING}{name}')
+            if not value or now.get(f'{_SETTING}{name}') == value:
+                continue
+            try:
+                self.kernel.write_timecard(address, name, value)
+            except OSError as error:
+                raise OSError(error.errno, f'{name} {value!r}: '
+                                           f'{error.strerror}') from error
+            count += 1
+        after = dict(self._record(address))
+        for name in _SETTINGS:
+            key = f'{_SETTING}{name}'
+            if key in before and after.get(key) != before[key]:
+                raise ValueError(f'{name} is {after.get(key)!r} and not '
+                                 f'{before[key]!r}')
+        return count
+
 
 def _unseen(device, before):
     """A card that a guest has, or that the operator keeps for guests: of what
@@ -190,7 +298,8 @@ def _unseen(device, before):
     if before is None:
         return device
     return dataclasses.replace(
-        device, state_traits=before.state_traits, traits=tuple(
+        device, record=before.record,
+        state_traits=before.state_traits, traits=tuple(
             trait for trait in before.traits
             if trait not in before.state_traits))
 

@@ -403,10 +403,12 @@ class VgpuDriver(base.PciDriver):
     def release(self, device, handle, created_type):
         if handle.type is model.HandleType.MDEV:
             parent = handle.parent or device.address
-            if self.kernel.exists(f'{MDEV_BUS}/{parent}/{handle.address}'):
-                self._remove(parent, handle.address)
-        else:
-            self._clear(handle.address, created_type)
+            if not self.kernel.exists(
+                    f'{MDEV_BUS}/{parent}/{handle.address}'):
+                return 'was absent'
+            self._remove(parent, handle.address)
+            return 'removed'
+        return self._clear(handle.address, created_type)
 
     def _make_mdev(self, what, device, handle, created_type, fresh):
         parent = handle.parent or device.address
@@ -468,20 +470,21 @@ class VgpuDriver(base.PciDriver):
         try:
             current = self._current(vf)
             if current == '0':
-                return
+                return 'was absent'
             if _vendor_name(current) != created_type:
                 LOG.warning('VF %s was a %s of ours, and is a %s of somebody '
                             'else now, which stays', vf, created_type,
                             _vendor_name(current))
-                return
+                return 'was absent'
             self._write(vf, '0')
         except FileNotFoundError:
             # it went with its VF or its driver
-            return
+            return 'was absent'
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
                 f'{vf} was to be given back, and that failed ({error}): look '
                 f'who keeps it open, and into dmesg.') from error
+        return 'type cleared'
 
     def _write(self, vf, number):
         self.kernel.write_attribute(vf, 'nvidia/current_vgpu_type', number)

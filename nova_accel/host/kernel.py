@@ -15,6 +15,7 @@ import stat
 import typing
 
 from nova_accel import conf
+from nova_accel.host import devlink
 from nova_accel.host import limited
 from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
@@ -215,6 +216,48 @@ class Kernel:
     def rebind(self, function: str, driver: str) -> None:
         """Bind a function to driver; unbind it from its driver before."""
         privileged.rebind(function, driver)
+
+    def unbind(self, function: str) -> None:
+        """Take a function from its driver, if it has one."""
+        privileged.unbind(function)
+
+    def probe(self, function: str) -> None:
+        """Have the kernel choose the driver of a function.
+
+        Source: drivers_probe in Documentation/ABI/testing/sysfs-bus-pci.
+        """
+        privileged.probe(function)
+
+    def reset_function(self, function: str) -> None:
+        """Reset a PCI function by the first of its methods that works.
+
+        Blocks until the function answers, up to a minute. Source: reset in
+        Documentation/ABI/testing/sysfs-bus-pci, pci_reset_function() of Linux.
+
+        :raises OSError: ENOENT or ENOTTY when no method works, EIO and others
+            when the device failed.
+        """
+        privileged.reset_function(function)
+
+    def write_timecard(self, function: str, attribute: str, value: str,
+                       ) -> None:
+        """Write an attribute of the time card of a function.
+
+        :param attribute: one of privileged.TIMECARD_WRITABLE.
+        :raises OSError: EINVAL for a value that the card does not have,
+            EOPNOTSUPP for a connector that cannot be changed.
+        """
+        privileged.write_timecard(function, attribute, value)
+
+    @limited.blocking
+    def read_firmware(self, function: str) -> dict[str, str]:
+        """Return the versions that devlink shows of a function.
+
+        :returns: name -> version, for example {'fw': '32771'}; empty when its
+            driver tells none.
+        :raises OSError: the kernel does not answer.
+        """
+        return devlink.versions(function)
 
     def set_numvfs(self, pf: str, count: int) -> None:
         """Enable count VFs; 0 disables all.

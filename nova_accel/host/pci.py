@@ -15,6 +15,13 @@ DEVICES = 'bus/pci/devices'
 ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 #: drivers that VFIO accepts on the other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
+#: vendor and device that vfio-pci refuses: QAT of generation 2 and its VFs,
+#: DSA, IAA; source: vfio_pci_dev_in_denylist() in vfio_pci.c of Linux
+_DENYLIST = frozenset(('8086', device) for device in (
+    '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
+#: resets that reach every function of a bus, which the kernel refuses where
+#: there are several; source: pci_parent_bus_reset() in pci.c of Linux
+_OF_THE_BUS = frozenset(('bus', 'cxl_bus'))
 
 
 def address(text: str) -> str:
@@ -114,6 +121,11 @@ def obstacle(kernel, function: str, companions=()) -> str:
 
     :param companions: functions that the guest gets as well.
     """
+    if is_denied(kernel, function):
+        return (f'vfio-pci refuses {function}, whose kind is on its '
+                f'deny-list: load vfio-pci with disable_denylist=1 (a line '
+                f'"options vfio-pci disable_denylist=1" in /etc/modprobe.d) '
+                f'if you trust the guests')
     members = group_members(kernel, function)
     if members is None:
         return (f'{function} has no IOMMU group: enable the IOMMU in the '
@@ -126,6 +138,48 @@ def obstacle(kernel, function: str, companions=()) -> str:
             return (f'{function} shares its IOMMU group with {member}, which '
                     f'the driver {name} of the host keeps')
     return ''
+
+
+def is_denied(kernel, function: str) -> bool:
+    """Whether vfio-pci refuses the function because of its deny list."""
+    if (identifier(kernel, function, 'vendor'),
+            identifier(kernel, function, 'device')) not in _DENYLIST:
+        return False
+    module = 'module/vfio_pci'
+    try:
+        return kernel.read(f'{module}/parameters/disable_denylist') != 'Y'
+    except FileNotFoundError:
+        # Linux before 5.9 has no such list; a module that is not loaded yet
+        # may have one
+        return not kernel.exists(module)
+
+
+def siblings(kernel, function: str) -> list[str]:
+    """Return the other functions of the same slot."""
+    slot = function.rpartition('.')[0]
+    return [other for other in kernel.listdir(DEVICES)
+            if other != function and other.rpartition('.')[0] == slot]
+
+
+def reset_methods(kernel, function: str) -> tuple[str, ...]:
+    """Return how the kernel can reset a function, the first one first.
+
+    Without the resets of a whole bus where other functions are on that bus:
+    the kernel lists them for the first function that it finds there, and
+    refuses them later (pci_reset_bus_function() of Linux).
+
+    :returns: names as in the attribute reset_method; ('any',) from kernels
+        before 5.15, which do not name them; () when it cannot be reset.
+    """
+    try:
+        methods = tuple(kernel.read(path(function, 'reset_method')).split())
+    except FileNotFoundError:
+        return ('any',) if kernel.exists(path(function, 'reset')) else ()
+    bus = function.rpartition(':')[0]
+    if any(other != function and other.rpartition(':')[0] == bus
+           for other in kernel.listdir(DEVICES)):
+        methods = tuple(m for m in methods if m not in _OF_THE_BUS)
+    return methods
 
 
 def _target(kernel, link: str) -> str | None:

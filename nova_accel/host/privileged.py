@@ -439,3 +439,53 @@ def _mapped(path, offset, size):
     finally:
         del first
         area.close()
+
+
+#: attributes of time cards that may be written -> pattern of their values.
+#: Source: Documentation/ABI/testing/sysfs-timecard of Linux
+TIMECARD_WRITABLE = {
+    'clock_source': '[A-Za-z0-9_]{1,16}',
+    'irig_b_mode': '[0-7]',
+    'ts_window_adjust': '[0-9]{1,10}',
+    'utc_tai_offset': '[0-9]{1,5}',
+    **{f'sma{number}': '(IN|OUT):( [A-Za-z0-9_]{1,16}){0,16}'
+       for number in range(1, 5)},
+}
+
+
+@privsep.ctx.entrypoint
+def reset_function(function: str) -> None:
+    _check_function(function)
+    _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
+
+
+@privsep.ctx.entrypoint
+def unbind(function: str) -> None:
+    _check_function(function)
+    driver = f'{SYS}/bus/pci/devices/{function}/driver'
+    if os.path.exists(driver):
+        _write(f'{driver}/unbind', function)
+
+
+@privsep.ctx.entrypoint
+def probe(function: str) -> None:
+    _check_function(function)
+    device = f'{SYS}/bus/pci/devices/{function}'
+    if os.path.exists(f'{device}/driver'):
+        _write(f'{device}/driver/unbind', function)
+    # a bare newline clears the override
+    _write(f'{device}/driver_override', '\n')
+    _write(f'{SYS}/bus/pci/drivers_probe', function)
+
+
+@privsep.ctx.entrypoint
+def write_timecard(function: str, attribute: str, value: str) -> None:
+    _check_function(function)
+    if (attribute not in TIMECARD_WRITABLE or not isinstance(value, str)
+            or not re.fullmatch(TIMECARD_WRITABLE[attribute], value)):
+        raise _invalid(f'a value for {attribute!r}', value)
+    # the number in ocp<n> changes each time the driver is bound
+    found = glob.glob(f'{SYS}/bus/pci/devices/{function}/timecard/ocp*')
+    if len(found) != 1:
+        raise OSError(errno.ENODEV, f'{function} shows no time card')
+    _write(f'{found[0]}/{attribute}', value)

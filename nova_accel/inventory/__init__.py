@@ -415,7 +415,7 @@ class Inventory:
         made = providers.providers(
             self.devices.values(),
             self._store.claims() if claims is None else claims, node,
-            root_uuid, held_back, self._unnamable)
+            root_uuid, held_back, self._unnamable, self._store.waiting())
         # what did not change is the same object, so that it costs nothing
         # when the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new

@@ -216,6 +216,11 @@ class DeviceTable:
                 if owner != device.driver:
                     return False
             self._since[address] = ticket
+            if before and before.record != device.record and any(
+                    c.device_address == address
+                    for c in self._store.claims()):
+                # what the driver reads now may be the work of a server
+                device = dataclasses.replace(device, record=before.record)
             if before != device:
                 self._told[address] = device
                 self._generation += 1

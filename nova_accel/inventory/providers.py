@@ -21,6 +21,10 @@ class Merged:
     keep: Mapping[str, int] = dataclasses.field(default_factory=dict)
     #: resource classes of which that is not needed any more
     done: frozenset[str] = frozenset()
+    #: how many of Provider.waiting the operator has given back
+    returned: int = 0
+    #: whether all that wait are reserved in Placement
+    shown: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,9 @@ class Provider:
     fenced: bool = False
     #: ours, of a state that it is not in now
     retired_traits: frozenset[str] = frozenset()
+    #: handles that wait for the operator, the oldest first: as many are
+    #: reserved
+    waiting: tuple[model.Waiting, ...] = ()
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
         """Ours now, and of those present the ones that others set."""
@@ -63,10 +70,16 @@ class Provider:
         inventory: dict[str, dict] = {}
         keep: dict[str, int] = {}
         done: set[str] = set()
+        returned, shown = 0, False
         for name, total in self.inventory.items():
             item = there.get(name, {})
-            reserved = _reserved(name, item, total, self.fenced, kept, marked,
-                                 keep, done)
+            waiting = () if name == naming.MEMORY_CLASS else self.waiting
+            if waiting and not self.fenced:
+                reserved, returned, shown = _reserved_for_operator(
+                    name, item, total, kept, marked, waiting, keep)
+            else:
+                reserved = _reserved(name, item, total, self.fenced, kept,
+                                     marked, keep, done, waiting)
             inventory[name] = {
                 **item, 'total': total, 'reserved': min(reserved, total),
                 'min_unit': 1, 'max_unit': total, 'step_size': 1,
@@ -83,7 +96,7 @@ class Provider:
         # of classes that are not there any more, and need no value back
         done |= {name for name in kept
                  if name not in inventory and name not in there}
-        return Merged(inventory, keep, frozenset(done))
+        return Merged(inventory, keep, frozenset(done), returned, shown)
 
 
 def fenced_inventory(there: Mapping[str, Mapping], kept: Mapping[str, int],
@@ -99,7 +112,8 @@ def fenced_inventory(there: Mapping[str, Mapping], kept: Mapping[str, int],
 
 def _reserved(name: str, item: Mapping, total: int, fenced: bool,
               kept: Mapping[str, int], marked: bool,
-              keep: dict[str, int], done: set[str]) -> int:
+              keep: dict[str, int], done: set[str],
+              waiting: tuple[model.Waiting, ...] = ()) -> int:
     """What is to be reserved of one class.
 
     The operator's value is what is there, unless it is our own: then it is
@@ -109,7 +123,10 @@ def _reserved(name: str, item: Mapping, total: int, fenced: bool,
     full = bool(item) and there == item.get('total')
     if name in kept:
         # another value than ours and the operator's of then is his new one
-        theirs = kept[name] if full or not item else there
+        ours = full or not item or (
+            kept[name] + sum(w.shown for w in waiting) <= there
+            <= kept[name] + len(waiting))
+        theirs = kept[name] if ours else there
     else:
         theirs = 0 if full and marked else there
     if fenced:
@@ -122,10 +139,39 @@ def _reserved(name: str, item: Mapping, total: int, fenced: bool,
     return theirs
 
 
+def _reserved_for_operator(
+        name: str, item: Mapping, total: int, kept: Mapping[str, int],
+        marked: bool, waiting: tuple[model.Waiting, ...],
+        keep: dict[str, int]) -> tuple[int, int, bool]:
+    """What is to be reserved of a class of which handles wait.
+
+    The operator's own value and one for each that waits. Less than was seen
+    there is the operator's word: as many are his to give again. An inventory
+    that is not there at all is not his word.
+
+    :returns: what is to be reserved, how many are given back, whether all
+        that wait are reserved there.
+    """
+    there = item.get('reserved', 0)
+    theirs, returned = kept.get(name, there), 0
+    if name in kept and item and not marked:
+        seen = min(theirs + sum(w.shown for w in waiting),
+                   item.get('total', total))
+        most = min(theirs + len(waiting), total)
+        returned = min(sum(w.shown for w in waiting), max(0, seen - there))
+        theirs = min(theirs, there) + max(0, there - most)
+    if kept.get(name) != theirs:
+        keep[name] = theirs
+    reserved = min(theirs + len(waiting) - returned, total)
+    return reserved, returned, (
+        name in kept and not marked and not returned and there == reserved)
+
+
 def providers(devices: Iterable[model.Device],
               claims: Iterable[model.Claim], node: str, root_uuid: str,
               held_back: Collection[model.AttachHandle] = (),
               report: Callable[[str, str], None] | None = None,
+              waiting: Iterable[model.Waiting] = (),
               ) -> dict[str, Provider]:
     """The providers of a node by uuid, parents before children.
 
@@ -135,8 +181,9 @@ def providers(devices: Iterable[model.Device],
     :param held_back: handles of servers to which Placement has allocated
         nothing of theirs.
     :param report: told the address of a device that cannot be shown, and why.
+    :param waiting: handles that wait for the operator, the oldest first.
     """
-    use = _Use(claims, held_back)
+    use = _Use(claims, held_back, waiting)
     result = {}
     for device in devices:
         try:
@@ -152,7 +199,9 @@ class _Use:
     """What claims say of what is used."""
 
     def __init__(self, claims: Iterable[model.Claim],
-                 held_back: Collection[model.AttachHandle]):
+                 held_back: Collection[model.AttachHandle],
+                 waiting: Iterable[model.Waiting]):
+        self._waiting = tuple(waiting)
         #: (device address, region index)
         self.used: set[tuple[str, int | None]] = set()
         #: device address -> handles that were made on demand; a driver tells
@@ -169,6 +218,14 @@ class _Use:
                 self.held_up.add(claim.handle)
             elif claim.created_type:
                 self.made[claim.device_address].add(claim.handle)
+
+    def waiting(self, address: str, index: int | None,
+                handles: Collection[model.AttachHandle],
+                ) -> tuple[model.Waiting, ...]:
+        """Those of a device or of its region that wait for the operator."""
+        return tuple(
+            w for w in self._waiting if w.handle in handles
+            and (w.device_address, w.region_index) == (address, index))
 
 
 def _providers_of(device, node, root_uuid, use):
@@ -192,7 +249,7 @@ def _providers_of(device, node, root_uuid, use):
         uuid=uuid, name=name, parent=node, address=device.address,
         region_index=None, inventory=inventory,
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
-        fenced=fenced,
+        fenced=fenced, waiting=use.waiting(device.address, None, left),
         retired_traits=frozenset(device.state_traits) - device_traits)
     for region in device.regions:
         traits = naming.region_traits(device, region)
@@ -210,4 +267,5 @@ def _providers_of(device, node, root_uuid, use):
             parent=uuid, address=device.address, region_index=region.index,
             inventory={resource_class: len(left or region.handles)}
             if region.handles else {},
-            traits=frozenset(traits), fenced=fenced)
+            traits=frozenset(traits), fenced=fenced,
+            waiting=use.waiting(device.address, region.index, left))

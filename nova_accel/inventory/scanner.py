@@ -9,14 +9,17 @@ fenced, and the others go on.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 import functools
 import threading
 import time
 
+import os_traits
 from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
@@ -24,6 +27,7 @@ from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
 from nova_accel import model
+from nova_accel import naming
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -214,6 +218,8 @@ class Scanner:
         device = driver.examine(address, before)
         if device is not None:
             device = self.rules.applied(device)
+        if device is not None:
+            device = _with_policy(device)
         return (ticket, state, device,
                 self._conflict(device) if device else '')
 
@@ -285,6 +291,8 @@ class Scanner:
                 raise exception.ConfigurationError(
                     f'{conflict} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
+        # an option that cannot be read is said before the first release
+        handover.policies()
         for text in self.rules.unused() + [
                 f'{sriov.OPTION} names {address}, which no driver of [accel] '
                 f'enabled_drivers finds: correct the address, or enable its '
@@ -397,3 +405,27 @@ class Scanner:
     def close(self) -> None:
         """See Inventory.close()."""
         self._closed = True
+
+
+def _with_policy(device: model.Device) -> model.Device:
+    """The device, with what the operator's policy changes in Placement.
+
+    :raises ConfigurationError: [accel] handover cannot be read.
+    """
+    handles = [*device.handles, *(
+        h for region in device.regions for h in region.handles)]
+    if not any(handover.policy(device.driver, address, device.address)
+               is handover.Policy.OPERATOR for address in (
+                   device.address, *(h.address for h in handles))):
+        return device
+    if device.creatable:
+        return dataclasses.replace(
+            device, health=model.Health.QUARANTINED,
+            reason=f'{handover.OPTION} has the policy operator for it, and '
+                   f'vGPUs that are made on demand cannot wait for the '
+                   f'operator: set another policy')
+    if not hasattr(os_traits, naming.ONE_TIME_USE):
+        # a Placement as old as that would refuse all of Nova's report
+        return device
+    return dataclasses.replace(
+        device, traits=(*device.traits, naming.ONE_TIME_USE))

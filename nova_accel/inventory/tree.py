@@ -25,6 +25,7 @@ from oslo_log import log as logging
 
 from nova_accel import exception
 from nova_accel.inventory import providers
+from nova_accel import model
 from nova_accel import naming
 
 LOG = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class _Pass:
     keep: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
     #: (uuid, resource class)
     done: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    #: handles that the operator has given back
+    returned: list[model.Waiting] = dataclasses.field(default_factory=list)
+    #: handles that Placement shows as reserved
+    shown: list[model.Waiting] = dataclasses.field(default_factory=list)
 
 
 class Tree:
@@ -108,6 +113,7 @@ class Tree:
         self._apply(plan, tree)
         for uuid, name in plan.done:
             self._drop(uuid, name)
+        self._change_waiting(plan.returned, plan.shown)
         return [address for address in gone if address not in left]
 
     @staticmethod
@@ -160,7 +166,12 @@ class Tree:
             naming.FENCED in shown.traits, in_use)
         traits = provider.merged_traits(shown.traits)
         self.foreign_traits[provider.uuid] = traits - provider.traits
-        changed = bool(merged.keep or merged.done)
+        changed = bool(merged.keep or merged.done or merged.returned)
+        plan.returned += provider.waiting[:merged.returned]
+        # Nova's copy of Placement may be older than what we wrote there at
+        # once, but not older than what an earlier pass found in it
+        plan.shown += [w for w in provider.waiting
+                       if merged.shown and not w.shown]
         if merged.inventory != shown.inventory:
             plan.inventories.append((provider.uuid, merged.inventory))
             changed = True
@@ -269,6 +280,15 @@ class Tree:
         if not values:
             self._kept.pop(uuid, None)
 
+    def _change_waiting(self, returned, shown=()) -> None:
+        """Write down what the operator has given back, and what he can."""
+        if not returned and not shown:
+            return
+        self._store.change_waiting(remove=returned, shown=shown)
+        for waiting in returned:
+            LOG.info('The operator has given back %s of %s',
+                     waiting.handle.address, waiting.device_address)
+
     def _forget_unknown(self, plan, everything, wanted) -> None:
         """Of providers that are gone."""
         plan.done += [(uuid, name) for uuid, values in self._kept.items()
@@ -288,6 +308,7 @@ class Tree:
             naming.FENCED in present, in_use)
         for name, value in merged.keep.items():
             self._keep(provider.uuid, name, value)
+        self._change_waiting(provider.waiting[:merged.returned])
         return (None if merged.inventory == inventory else merged.inventory,
                 set(provider.merged_traits(present)))
 

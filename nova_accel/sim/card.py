@@ -39,6 +39,9 @@ class Card:
     #: initial driver: path -> text
     attributes: dict = dataclasses.field(default_factory=dict)
     faults: dict = dataclasses.field(default_factory=dict)
+    #: how the kernel can reset the physical function, the first one first;
+    #: empty when it cannot. VFs have a function level reset
+    reset_method: str = 'flr'
 
     #: fault -> function that checks its value
     FAULTS: ClassVar[dict] = {
@@ -48,6 +51,8 @@ class Card:
         'dead': reader.boolean,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
         'renumber': reader.boolean,
+        #: errno of a reset, or that the device reads as all ones after it
+        'reset': reader.one_of('EIO', 'ENOTTY', 'ETIMEDOUT', 'dead', 'hang'),
         'vanish': reader.boolean,
     }
 
@@ -82,6 +87,7 @@ class Card:
             address=item.take('address', reader.address),
             numa_node=item.take('numa_node', int, -1),
             iommu_group=item.take('iommu_group', reader.natural, None),
+            reset_method=item.take('reset_method', reader.text, 'flr'),
             faults=cls.describe_faults(item))
         if 'driver' in item.items:
             fields['driver'] = item.take('driver', reader.text, None)
@@ -131,7 +137,7 @@ class Card:
         :param state: of the host; number(state) gives numbers of devices.
         """
         return {'driver': self.driver, 'number': number(state), 'vfs': [],
-                'faults': {}}
+                'faults': {}, 'resets': []}
 
     def at_first(self, state) -> dict:
         """Return fresh() plus the initial state of the description."""
@@ -173,6 +179,24 @@ class Card:
         """Bind the physical function to another driver."""
         mine.update(driver=driver, number=number(state), vfs=[])
 
+    def reset(self, mine, vf) -> None:
+        """Reset one of its functions.
+
+        :param vf: number of the VF, None for the physical function.
+        :raises OSError: as the kernel does.
+        """
+        address = self.address if vf is None else self.vf_address(vf)
+        method = self.reset_method if vf is None else 'flr'
+        if not method:
+            raise sysfs.error(errno.ENOENT, address)
+        fault = self.faulty(mine).get('reset')
+        if fault == 'dead':
+            mine['faults']['dead'] = True
+        elif fault:
+            raise sysfs.error(getattr(errno, fault), address)
+        bound = mine['driver'] if vf is None else mine['vfs'][vf]['driver']
+        mine.setdefault('resets', []).append([address, bound])
+
     def check_vfs(self, mine, count) -> None:
         """:raises OSError: the driver refuses this number of VFs."""
         if not self.total_vfs or mine['driver'] is None:
@@ -213,6 +237,7 @@ class Card:
         pf = sysfs.add_function(tree, self.address, self.ids, self.class_code,
                                 mine['driver'], own)
         pf['numa_node'] = str(self.numa_node)
+        _resettable(pf, self.reset_method)
         functions = [pf]
         if faults.get('dead'):
             pf['config'] = b'\xff' * 64
@@ -237,6 +262,7 @@ class Card:
             # by the SR-IOV specification, in every state of the card
             made['config'] = b'\xff\xff' + made['config'][2:]
             made['numa_node'] = str(self.numa_node)
+            _resettable(made, 'flr')
             made['physfn'] = sysfs.Link(sysfs.place(self.address))
             pf[f'virtfn{n}'] = sysfs.Link(sysfs.place(address))
             self.add_virtual(tree, mine, n, made)
@@ -249,6 +275,13 @@ class Card:
 
     def add_virtual(self, tree, mine, n, function) -> None:
         """Add what a VF has beside the common attributes."""
+
+
+def _resettable(function, method):
+    """Add the attributes of a function that can be reset."""
+    if method:
+        # written by root, read by nobody
+        function.update(reset_method=method, reset=sysfs.Errno(errno.EACCES))
 
 
 def number(state) -> int:

@@ -22,6 +22,7 @@ from nova_accel.sim import description
 from nova_accel.sim import dfl
 from nova_accel.sim import nvme
 from nova_accel.sim import qat
+from nova_accel.sim import timecard
 from nova_accel.sim import tree as sysfs
 from nova_accel.sim import vgpu
 from nova_accel.sim import xrt
@@ -36,17 +37,18 @@ _LOOK = 1
 #: attributes of PCI functions that the kernel answers without the device
 _IN_MEMORY = frozenset((
     'vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
-    'numa_node', 'boot_vga', 'sriov_numvfs', 'sriov_totalvfs', 'serial',
-    'firmware_rev', 'subsysnqn'))
+    'numa_node', 'boot_vga', 'reset_method', 'sriov_numvfs',
+    'sriov_totalvfs', 'serial', 'firmware_rev', 'subsysnqn'))
 #: vendor and device that vfio-pci refuses without disable_denylist
 _DENYLIST = frozenset(('8086', device) for device in (
-    '0435', '0443', '19e2', '19e3', '37c8', '37c9'))
+    '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
 
 
 class SimulatedKernel(dfl.DflOperations,
                       nvme.NvmeOperations,
                       xrt.XrtOperations,
                       qat.QatOperations,
+                      timecard.TimecardOperations,
                       vgpu.MdevOperations):
     """Replaces nova_accel.host.kernel.Kernel; has the same methods.
 
@@ -152,6 +154,24 @@ class SimulatedKernel(dfl.DflOperations,
         while True:
             with self._update() as (host, state):
                 if self._rebind(host, state, function, driver):
+                    return
+            time.sleep(_TICK)
+
+    def unbind(self, function):
+        self.rebind(function, None)
+
+    def probe(self, function):
+        host, state = self._look()
+        card, vf = self._owner(host, state, function)
+        self.rebind(function, card.driver if vf is None else card.vf_driver)
+
+    def reset_function(self, function):
+        while True:
+            with self._update() as (host, state):
+                card, vf = self._owner(host, state, function)
+                mine = state['cards'][card.address]
+                if card.faulty(mine).get('reset') != 'hang':
+                    card.reset(mine, vf)
                     return
             time.sleep(_TICK)
 
@@ -308,6 +328,10 @@ class SimulatedKernel(dfl.DflOperations,
                 return
             self._rebind(host, state, address,
                          card.driver if vf is None else card.vf_driver)
+
+    def resets(self, address: str) -> list[list]:
+        """Return the resets of a card: [function, driver that it had]."""
+        return self._look()[1]['cards'][address].get('resets', [])
 
     def reboot(self) -> None:
         """Reset the state of the kernel; the cards keep their functions."""

@@ -6,8 +6,12 @@ offset.
 """
 
 import dataclasses
+import errno
+import typing
+from typing import ClassVar
 
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -66,6 +70,19 @@ class TimeCard(ClockCard):
     gnss: str | None = 'SYNC'
     source: str = 'PPS'
     offset: int | None = 0
+    #: as devlink shows it
+    firmware: str = '32771'
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        #: attributes that the driver refuses to write
+        'write': reader.one_of('EINVAL', 'EOPNOTSUPP', 'EIO'),
+    }
+    #: what the card has when it was reset, beside the source
+    SETTINGS: ClassVar[dict] = {
+        'utc_tai_offset': '37', 'ts_window_adjust': '0', 'irig_b_mode': '0',
+        'sma1': 'IN: 10Mhz', 'sma2': 'IN: PPS1', 'sma3': 'OUT: 10Mhz',
+        'sma4': 'OUT: PHC'}
 
     @classmethod
     def describe(cls, item):
@@ -78,7 +95,20 @@ class TimeCard(ClockCard):
             serial=item.take('serial', reader.text, '00:00:00:00:00:00'),
             gnss=item.take('gnss', reader.text, 'SYNC') if tells else None,
             source=item.take('source', reader.text, 'PPS'),
-            offset=item.take('offset', int, 0) if tells else None)
+            offset=item.take('offset', int, 0) if tells else None,
+            firmware=item.take('firmware', reader.text, '32771'))
+
+    def fresh(self, state):
+        return {**super().fresh(state), 'serial': self.serial,
+                'firmware': self.firmware,
+                'settings': {**self.SETTINGS, 'clock_source': self.source}}
+
+    def keeps(self):
+        return (*super().keeps(), 'serial', 'firmware', 'settings')
+
+    def reset(self, mine, vf):
+        super().reset(mine, vf)
+        mine['settings'] = {**self.SETTINGS, 'clock_source': 'NONE'}
 
     def add_physical(self, tree, mine, function):
         super().add_physical(tree, mine, function)
@@ -86,10 +116,9 @@ class TimeCard(ClockCard):
             return
         ptp = f'ptp{mine["number"]}'
         attributes: sysfs.Directory = {
-            'serialnum': self.serial, 'clock_source': self.source,
+            'serialnum': mine['serial'], **mine['settings'],
             'available_clock_sources':
                 'NONE TOD IRIG PPS PTP RTC DCF REGS EXT',
-            'utc_tai_offset': '37', 'ts_window_adjust': '0',
             'ptp': sysfs.Link(f'{sysfs.place(self.address)}/ptp/{ptp}')}
         if self.gnss is not None:
             attributes.update(
@@ -101,3 +130,42 @@ class TimeCard(ClockCard):
 
 _product = reader.checked(lambda v: v in PRODUCTS,
                           f'one of {", ".join(PRODUCTS)}')
+
+
+class TimecardOperations(operations.Operations):
+    """Operations of a simulated kernel on time cards."""
+
+    def write_timecard(self, function, attribute, value):
+        with self._update() as (host, state):
+            found, mine = self._timecard(host, state, function)
+            if mine['driver'] != found.driver:
+                raise sysfs.error(errno.ENODEV, function)
+            refused = found.faulty(mine).get('write')
+            if refused or attribute not in mine['settings']:
+                raise sysfs.error(getattr(errno, refused or 'ENOENT'),
+                                  attribute)
+            mine['settings'][attribute] = value
+
+    def read_firmware(self, function):
+        found, mine = self._timecard(*self._look(), function)
+        return ({'fw': mine['firmware']} if mine['driver'] == found.driver
+                else {})
+
+    def _timecard(self, host, state, function) -> tuple[
+            TimeCard, dict[str, typing.Any]]:
+        found, _ = self._owner(host, state, function)
+        if not isinstance(found, TimeCard):
+            raise sysfs.error(errno.ENODEV, function)
+        return found, state['cards'][function]
+
+    # What tests and demonstrations do to the host
+
+    def change_timecard(self, address: str, **changes: str) -> None:
+        """Change a card as a guest can: serial, firmware, or a setting."""
+        with self._update() as (_, state):
+            mine = state['cards'][address]
+            for name, value in changes.items():
+                if name in ('serial', 'firmware'):
+                    mine[name] = value
+                else:
+                    mine['settings'][name] = value

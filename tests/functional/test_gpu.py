@@ -38,6 +38,9 @@ class GpuTest(operations.OperationsTestBase):
         self.report()
         self.assertEqual(self.start, self.provider_tree())
         self.assertEqual(['nvidia', 'vfio-pci'], self.bound())
+        # while the host's driver did not have it
+        self.assertEqual([[[GPU, None]], [[SOUND, 'vfio-pci']]], [
+            self.kernel('compute1').resets(a)[-1:] for a in (GPU, SOUND)])
 
     def test_boot(self):
         inventory, traits, _ = self.start[f'compute1_accel_{GPU}']
@@ -73,7 +76,7 @@ class GpuTest(operations.OperationsTestBase):
     def test_reboot_of_the_host(self):
         server = self.boot(FLAVOR)
         self.host_reboots('compute1')
-        self.assertEqual(['nvidia', 'vfio-pci'], self.bound())
+        self.assertEqual(['nvidia', 'snd_hda_intel'], self.bound())
         self._reboot_server(server, hard=True)
         self.assertEqual([GPU, SOUND], self.hostdevs(server))
         self.assertEqual(['vfio-pci', 'vfio-pci'], self.bound())

@@ -221,6 +221,15 @@ class Host:
             if 'CUSTOM_ACCELERATOR_FENCED' in provider['traits']
             or any(i['reserved'] for i in provider['inventory'].values()))
 
+    def give_back(self):
+        """The operator lowers reserved of everything; nova-compute reports."""
+        with self.cloud.state() as state:
+            for provider in state['providers'].values():
+                for item in provider['inventory'].values():
+                    item['reserved'] = 0
+        self.report()
+        self.report()
+
     # What can be seen
 
     def devices_of(self, uuid_):

@@ -30,11 +30,13 @@ from tests.host import cloud as clouds
 CALLS = {
     claims.ClaimStore: (
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
-        'set_reserved', 'drop_reserved'),
+        'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover'),
     sim.SimulatedKernel: (
-        'program_dfl_port', 'create_mdev', 'remove_mdev', 'reset_nvme',
-        'start_nvme_sanitize', 'format_nvme', 'restore_nvme_namespaces',
-        'format_nvme_vf', 'reset_nvme_vf', 'set_secondary'),
+        'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
+        'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
+        'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
+        'set_secondary', 'unbind', 'reset_function', 'probe',
+        'write_timecard'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest'),
 }
 

@@ -8,14 +8,18 @@ its device, and nothing of one server reaches the next one.
 import uuid
 
 import ddt
+from oslo_config import fixture as config_fixture
 
+from nova_accel import conf
+from nova_accel.host import pci
 from tests.host import base
 from tests.host import killed
 from tests.unit import test_vgpu
 from tests.unit.host import A, B, FUNCTION, OTHER, plain
 
 DISK = '0000:02:00.0'
-SSD, VGPU = 'CUSTOM_ACCELERATOR_SSD', 'CUSTOM_ACCELERATOR_VGPU'
+SSD, VGPU, GPU, CLOCK = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
+    'SSD', 'VGPU', 'GPU', 'TIMECARD'))
 SERVER, NEXT = (str(uuid.UUID(int=n)) for n in (1, 2))
 
 
@@ -43,7 +47,8 @@ class KilledTestCase(base.HostTestCase):
             enabled_drivers=[self.DRIVER],
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
-            runtime_programming_pause=0, **self.OPTIONS)
+            runtime_programming_pause=0, **{
+                'handover': conf.CONF.accel.handover, **self.OPTIONS})
         self.addCleanup(self.compute.close)
 
     def booted(self, uuid_=SERVER):
@@ -245,3 +250,85 @@ class VgpuTest(KilledTestCase, OperationsMixin):
     def check_clean(self):
         self.assertEqual(
             [], self.simulated.kernel.listdir('bus/mdev/devices'))
+
+
+class GpuTest(KilledTestCase, OperationsMixin):
+
+    DEVICES = {'gpus': [{'address': A}]}
+    DRIVER, CLASS = 'gpu', GPU
+    SPECS = {f'resources1:{GPU}': '1'}
+
+    def check_clean(self):
+        kernel = self.simulated.kernel
+        self.assertEqual('nvidia', pci.driver(kernel, A))
+
+
+class ResetTest(KilledTestCase):
+    """No server gets a card that was not reset after the last one."""
+
+    DEVICES = {'timecards': [{'address': A}]}
+    DRIVER, CLASS = 'timecard', CLOCK
+    SPECS = {f'resources1:{CLOCK}': '1'}
+
+    def sma1(self):
+        kernel = self.simulated.kernel
+        name, = kernel.listdir(pci.path(A, 'timecard'))
+        return kernel.read(pci.path(A, 'timecard', name, 'sma1'))
+
+    def begin(self):
+        self.booted()
+        self.resets = len(self.simulated.kernel.resets(A))
+        self.simulated.kernel.change_timecard(A, sma1='OUT: GND')
+
+    def check_clean(self):
+        self.assertEqual('IN: 10Mhz', self.sma1())
+        self.assertLess(self.resets, len(self.simulated.kernel.resets(A)))
+
+    def test_release(self):
+        self.at_each_point(
+            self.begin, lambda: [['delete', SERVER]], self.delete)
+
+
+class OneTimeUseTest(KilledTestCase):
+    """No server gets what the operator has not given back."""
+
+    DEVICES = {'gpus': [{'address': A}]}
+    DRIVER, CLASS = 'gpu', GPU
+    SPECS = {f'resources1:{GPU}': '1'}
+
+    def setUp(self):
+        self.useFixture(config_fixture.Config(conf.CONF)).config(
+            handover=['operator'], group='accel')
+        super().setUp()
+
+    def after(self):
+        self.delete()
+        for _ in range(2):
+            self.compute.run([['report'], ['report']])
+            self.assertEqual([f'host_accel_{A}'],
+                             self.compute.run([['fenced']])[0])
+        self.give_back()
+
+    def give_back(self):
+        self.compute.run([['give_back']])
+
+    def check_next(self):
+        """It is released again after this."""
+
+    def assertNothingLeft(self):
+        super().assertNothingLeft()
+        self.compute.run([['report'], ['report']])
+        self.give_back()
+
+    def test_release(self):
+        self.at_each_point(
+            self.booted, lambda: [['delete', SERVER]], self.after)
+
+    def test_report(self):
+        """Killed while it is told to Placement, and when it is lowered."""
+        def begin():
+            self.booted()
+            self.compute.run([['delete', SERVER]])
+        self.at_each_point(
+            begin, lambda: [['report'], ['report'], ['give_back'],
+                            ['report'], ['report']], self.give_back, most=60)

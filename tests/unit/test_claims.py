@@ -361,6 +361,90 @@ class DamageTest(StoreTestCase):
                                lambda: claims.ClaimStore(self.path))
 
 
+class HandoversTest(StoreTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.store = claims.ClaimStore(self.path)
+
+    @staticmethod
+    def handover(number, **more):
+        return model.Handover(**{
+            'time': 't', 'device': '0000:5e:00.0', 'serial': '',
+            'handle': '0000:5e:00.0', 'server': str(number), **more})
+
+    def test_round_trip(self):
+        one = self.handover(
+            1, serial='s', origin='o', method='m', before='b', after='a',
+            result='r')
+        self.store.add_handover(one)
+        self.store.add_handover(self.handover(2))
+        for found in (self.store.handovers(),
+                      claims.ClaimStore(self.path).handovers(),
+                      claims.read_handovers(self.path)):
+            self.assertEqual([one, self.handover(2)], found)
+
+    def test_the_newest_are_kept(self):
+        with mock.patch.object(claims, 'MOST_HANDOVERS', 3):
+            for number in range(5):
+                self.store.add_handover(self.handover(number))
+        self.assertEqual(['2', '3', '4'],
+                         [h.server for h in self.store.handovers()])
+        self.assertEqual(1000, claims.MOST_HANDOVERS)
+
+    def test_store_of_an_earlier_release(self):
+        with self.file() as db:
+            db.execute('DROP TABLE handovers')
+        error = self.assertRaises(exception.AcceleratorsUnavailable,
+                                  claims.read_handovers, self.path)
+        self.assertIn('nova-compute of this release', str(error))
+
+
+class WaitingTest(StoreTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.store = claims.ClaimStore(self.path)
+        self.one, self.two = (model.Waiting(
+            handle(n), '0000:af:00.0', n - 1 or None) for n in (1, 2))
+
+    def assertWaiting(self, *waiting):
+        self.assertEqual(waiting, self.store.waiting())
+        self.assertEqual(waiting, claims.ClaimStore(self.path).waiting())
+
+    def test_changes(self):
+        self.assertWaiting()
+        before = self.store.generation
+        self.store.change_waiting(add=[self.two])
+        self.assertNotEqual(before, self.store.generation)
+        self.store.change_waiting(add=[self.one], shown=[self.two])
+        seen = dataclasses.replace(self.two, shown=True)
+        self.assertWaiting(seen, self.one)
+        # a release that is tried again does not hide what is shown
+        self.store.change_waiting(add=[self.two])
+        self.assertWaiting(seen, self.one)
+        self.store.change_waiting(remove=[seen])
+        self.assertWaiting(self.one)
+        # what has been given back meanwhile
+        self.store.change_waiting(shown=[self.two], remove=[self.two])
+        self.assertWaiting(self.one)
+
+    def test_nothing_changes_where_it_cannot_be_written(self):
+        self.store.change_waiting(add=[self.one])
+        with self.file() as db:
+            db.execute('DROP TABLE waiting')
+        self.assertUnavailable('no such table', self.store.change_waiting,
+                               add=[self.two])
+        self.assertEqual((self.one,), self.store.waiting())
+
+    def test_values_that_make_no_sense(self):
+        self.store.change_waiting(add=[self.one])
+        with self.file() as db:
+            db.execute("UPDATE waiting SET handle_type = 'X'")
+        self.assertUnavailable('table waiting',
+                               lambda: claims.ClaimStore(self.path))
+
+
 class OtherReleasesTest(StoreTestCase):
 
     def release_0_1(self):
@@ -415,7 +499,8 @@ class OtherReleasesTest(StoreTestCase):
              ('0000:af:00.0', 1): model.Loaded(
                 'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), None,
                 'sha512-0')}, store.loaded())
-        self.assertEqual({}, store.reserved())
+        self.assertEqual(({}, (), []), (
+            store.reserved(), store.waiting(), store.handovers()))
         card, gpus = (store.devices()[address] for address in (
             '0000:5e:00.0', '0000:3b:00.0'))
         self.assertEqual(('ARRIA10', ('CUSTOM_FPGA_INTEL',), 'nlb'), (

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Whole GPUs, on simulated hosts."""
 
+import dataclasses
 import errno
 
 import ddt
@@ -182,23 +183,33 @@ class Companions(TestCase):
     def bound(self):
         return [pci.driver(self.kernel, a) for a in (A, SOUND, USB)]
 
-    def test_are_bound_at_start(self):
-        before = self.start(*COMPANY)
+    def prepare(self, device):
+        self.driver.prepare(device, device.handles[0], None, True)
+
+    def test_are_bound_when_a_server_gets_the_card(self):
+        device = self.start(*COMPANY)
         self.driver.configure()
+        # nobody has asked for it yet
+        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
+                         self.bound())
+        self.prepare(device)
         self.assertEqual(['nvidia', 'vfio-pci', 'vfio-pci'], self.bound())
-        self.assertEqual(before, self.driver.discover()[A])
+        self.assertEqual(device, self.driver.discover()[A])
         # a guest that runs may now get them one by one, as after a resume
         for address in (A, SOUND, USB):
             self.kernel.guest_takes(address)
-        self.driver.configure()
+        self.prepare(device)
         for address in (A, SOUND, USB):
             self.kernel.guest_returns(address)
         self.assertEqual(['nvidia', 'vfio-pci', 'vfio-pci'], self.bound())
-        self.kernel.reboot()
-        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
-                         self.bound())
-        self.driver.configure()
+
+    def test_of_another_iommu_group_are_bound_as_well(self):
+        # VFIO resets a slot only when it has all of its functions
+        sound, usb = COMPANY
+        device = self.start(sound, {**usb, 'iommu_group': 8})
+        self.prepare(device)
         self.assertEqual(['nvidia', 'vfio-pci', 'vfio-pci'], self.bound())
+        self.assertEqual((SOUND,), device.handles[0].companions)
 
     def test_one_by_one_is_refused_otherwise(self):
         self.start(*COMPANY)
@@ -212,27 +223,139 @@ class Companions(TestCase):
         self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
                          self.bound())
 
-    def test_of_an_excluded_card_are_left_alone(self):
-        self.start(*COMPANY, exclude_devices=[f'address={A}'])
-        self.driver.configure()
-        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
-                         self.bound())
-
-    def test_of_a_display_are_left_alone(self):
-        TestCase.start(self, {'address': A, 'iommu_group': 7,
-                              'class': '0x030000', 'boot_vga': True},
-                       others=COMPANY)
-        self.driver.configure()
-        self.assertEqual(['nvidia', 'snd_hda_intel', 'xhci_hcd'],
-                         self.bound())
-
     def test_kernel_that_refuses_to_bind(self):
-        self.start(*COMPANY)
+        device = self.start(*COMPANY)
         self.kernel.set_fault(SOUND, bind='ENODEV')
-        error = self.assertRaises(exception.DeviceError,
-                                  self.driver.configure)
+        error = self.assertRaises(exception.DeviceError, self.prepare, device)
         self.assertIn(SOUND, str(error))
         self.assertLessEqual(len(str(error)), 255)
-        # the others were bound all the same
-        self.assertEqual(['nvidia', 'snd_hda_intel', 'vfio-pci'],
-                         self.bound())
+
+
+@ddt.ddt
+class Release(TestCase):
+    """What is done with a card between two servers."""
+
+    def start(self, *others, handover=(), **more):
+        self.config.config(group='accel', handover=list(handover))
+        self.device = super().start(
+            {'address': A, 'iommu_group': 7, **more}, others=others)[A]
+        return self.device
+
+    def use(self):
+        """A server has the card, and its guest has ended."""
+        functions = (A, *self.device.handles[0].companions)
+        self.driver.prepare(self.device, self.device.handles[0], None, True)
+        self.kernel.guest_takes(*functions)
+        for function in functions:
+            self.kernel.guest_returns(function)
+
+    def release(self):
+        return self.driver.release(self.device, self.device.handles[0], None)
+
+    def refused(self, *said):
+        error = str(self.assertRaises(exception.DeviceError, self.release))
+        for text in (A, *said):
+            self.assertIn(text, error)
+        self.assertLessEqual(len(error), 255)
+
+    def test_reset_without_a_driver_of_the_host(self):
+        self.start()
+        self.use()
+        self.assertEqual('reset flr', self.release())
+        self.assertEqual([[A, None]], self.kernel.resets(A))
+        self.assertEqual('nvidia', pci.driver(self.kernel, A))
+
+    def test_of_a_card_that_the_operator_keeps_for_guests(self):
+        self.start(driver='vfio-pci', reset_method='pm bus')
+        self.use()
+        self.assertEqual('reset pm', self.release())
+        self.assertEqual([[A, 'vfio-pci']], self.kernel.resets(A))
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
+
+    def test_the_slot_goes_along(self):
+        sound, usb = COMPANY
+        self.start({**sound, 'reset_method': 'pm'},
+                   {**usb, 'iommu_group': 8, 'reset_method': ''})
+        self.use()
+        # what cannot be reset has no memory of its own
+        self.assertEqual(f'reset flr, reset pm {SOUND}', self.release())
+        self.assertEqual([[SOUND, 'vfio-pci']], self.kernel.resets(SOUND))
+        self.assertEqual([], self.kernel.resets(USB))
+
+    def test_kernel_before_5_15(self):
+        self.start(faults={'attributes': {'reset_method': 'missing'}})
+        self.use()
+        self.assertEqual('reset any', self.release())
+
+    @ddt.data((['none'], 0), (['operator'], 0), (['gpu=none'], 0),
+              (['none', f'{A}=reset'], 1), (['clear'], 1))
+    @ddt.unpack
+    def test_policies(self, handover, resets):
+        self.start(handover=handover)
+        self.use()
+        self.assertEqual('reset flr' if resets else None, self.release())
+        self.assertEqual(resets, len(self.kernel.resets(A)))
+
+    @ddt.data(({'reset_method': ''}, ()),
+              # emptied by the operator
+              ({'faults': {'attributes': {'reset_method': ''}}}, ()),
+              # of a bus with another function the kernel lists it all the same
+              ({'reset_method': 'bus'}, COMPANY))
+    @ddt.unpack
+    def test_card_that_cannot_be_reset_is_not_offered(self, more, others):
+        device = self.start(*others, **more)
+        super().refused(device, A, 'reset_method', f'{A}=operator')
+        for policy in ('none', 'operator'):
+            self.config.config(group='accel', handover=[f'{A}={policy}'])
+            self.assertEqual(OK, self.driver.discover()[A].health)
+        self.config.config(group='accel', handover=['reset'])
+        self.assertEqual(QUARANTINED, self.driver.discover()[A].health)
+
+    def test_bus_of_its_own(self):
+        self.start(reset_method='bus')
+        self.use()
+        self.assertEqual('reset bus', self.release())
+
+    @ddt.data('EIO', 'ENOTTY')
+    def test_reset_that_fails(self, fault):
+        self.start()
+        self.use()
+        self.kernel.set_fault(A, reset=fault)
+        self.refused('was to be reset')
+        # the host's driver does not get what the server left
+        self.assertIsNone(pci.driver(self.kernel, A))
+        self.kernel.set_fault(A, reset=None)
+        self.assertEqual('reset flr', self.release())
+        self.assertEqual('nvidia', pci.driver(self.kernel, A))
+
+    def test_reset_of_the_company_that_fails(self):
+        self.start(*COMPANY)
+        self.use()
+        self.kernel.set_fault(SOUND, reset='EIO')
+        self.refused(f'failed at {SOUND} (Input/output error)')
+
+    def test_card_that_does_not_come_back(self):
+        self.start()
+        self.use()
+        self.kernel.set_fault(A, reset='dead')
+        self.refused('does not answer', 'power-cycle')
+
+    def test_card_that_is_another_one_after_it(self):
+        self.start()
+        self.use()
+        self.device = dataclasses.replace(self.device, product_id='2330')
+        self.refused('other ids')
+
+    def test_killed_between_the_steps(self):
+        self.start()
+        self.use()
+        self.kernel.unbind(A)
+        self.assertEqual('reset flr', self.release())
+        self.assertEqual('nvidia', pci.driver(self.kernel, A))
+
+    def test_driver_that_does_not_come_back(self):
+        self.start()
+        self.use()
+        self.kernel.unbind(A)
+        self.kernel.set_fault(A, bind='ENODEV')
+        self.refused('No such device')

@@ -195,6 +195,83 @@ class MergedTest(testtools.TestCase):
         self.assertEqual(1.0 if there is None else 2.0,
                          merged.inventory[CLASS]['allocation_ratio'])
 
+    @ddt.data(
+        # of 4, one waits for each letter, S is shown: reserved there, kept,
+        # marked -> reserved, to keep, given back, all shown
+        ('W', 0, None, False, 1, 0, 0, False),
+        ('W', 1, None, False, 2, 1, 0, False),
+        # Placement has not heard of it yet
+        ('W', 0, 0, False, 1, None, 0, False),
+        ('W', 1, 0, False, 1, None, 0, True),
+        ('S', 1, 0, False, 1, None, 0, True),
+        # the operator lowers it
+        ('S', 0, 0, False, 0, None, 1, False),
+        ('SS', 1, 0, False, 1, None, 1, False),
+        ('SS', 0, 0, False, 0, None, 2, False),
+        ('SW', 0, 0, False, 1, None, 1, False),
+        ('SW', 1, 0, False, 2, None, 0, False),
+        # with what he had reserved, and below that
+        ('S', 3, 2, False, 3, None, 0, True),
+        ('S', 2, 2, False, 2, None, 1, False),
+        ('S', 0, 2, False, 0, 0, 1, False),
+        # he raises it
+        ('S', 3, 0, False, 3, 2, 0, True),
+        # never more than there is
+        ('SSSS', 4, 2, False, 4, None, 0, True),
+        ('SSSS', 3, 2, False, 4, None, 1, False),
+        # our fence ends
+        ('S', 4, 0, True, 1, None, 0, False),
+        ('S', 4, 1, True, 2, None, 0, False),
+        # the inventory was deleted
+        ('S', None, 0, False, 1, None, 0, False),
+        ('SS', None, 1, False, 3, None, 0, False))
+    @ddt.unpack
+    def test_waiting(self, waiting, there, kept, marked, reserved, keep,
+                     returned, shown):
+        device = card(4)
+        provider, = providers.providers(
+            [device], (), 'host', ROOT, waiting=[
+                model.Waiting(h, A, None, letter == 'S') for h, letter
+                in zip(device.handles, waiting)]).values()
+        self.assertEqual(({CLASS: 4}, False, len(waiting)), (
+            provider.inventory, provider.fenced, len(provider.waiting)))
+        merged = provider.merged_inventory(
+            {} if there is None else {
+                CLASS: {'total': 4, 'reserved': there}},
+            {} if kept is None else {CLASS: kept}, marked,
+            in_use=lambda uuid: False)
+        self.assertEqual(
+            (reserved, {} if keep is None else {CLASS: keep}, returned,
+             shown),
+            (merged.inventory[CLASS]['reserved'], merged.keep,
+             merged.returned, merged.shown))
+
+    @ddt.data((1, 0, None), (4, 1, None), (3, 2, None), (2, 0, 2))
+    @ddt.unpack
+    def test_waiting_in_a_fenced_provider(self, there, kept, keep):
+        """What waits is not taken for the operator's own value."""
+        device = card(4, health=QUARANTINED)
+        provider, = providers.providers(
+            [device], (), 'host', ROOT, waiting=[model.Waiting(
+                device.handles[0], A, None, True)]).values()
+        merged = provider.merged_inventory(
+            {CLASS: {'total': 4, 'reserved': there}}, {CLASS: kept}, False,
+            in_use=lambda uuid: False)
+        self.assertEqual((4, {} if keep is None else {CLASS: keep}), (
+            merged.inventory[CLASS]['reserved'], merged.keep))
+
+    def test_waiting_elsewhere(self):
+        device = card(2)
+        found = providers.providers(
+            [device], [claim(1, state=DELETING)], 'host', ROOT, waiting=[
+                model.Waiting(device.handles[0], A, None),
+                model.Waiting(device.handles[1], B, None),
+                model.Waiting(device.handles[1], A, 0),
+                model.Waiting(handle(B), A, None)])
+        provider, = found.values()
+        self.assertEqual(((), {CLASS: 1}),
+                         (provider.waiting, provider.inventory))
+
     @ddt.data((True, {'CUSTOM_X': {'total': 2, 'reserved': 2}},
                {'CUSTOM_X': 1}, set()),
               (False, {}, {}, set()))

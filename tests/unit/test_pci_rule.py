@@ -187,3 +187,81 @@ class Devices(TestCase):
         dead = self.driver.discover(known)[A]
         self.assertEqual((QUARANTINED, [A]), (dead.health,
                                               self.handles(dead)))
+
+
+class Release(TestCase):
+    """What is done with a function between two servers."""
+
+    RULE = 'vendor=19e5 type=AI'
+
+    def start(self, *rules, npu=NPU, handover=(), **more):
+        self.config.config(group='accel', handover=list(handover))
+        self.device = super().start(*rules or [self.RULE], others=[npu],
+                                    **more)[A]
+        return self.device
+
+    def use(self):
+        for handle in self.device.handles:
+            self.kernel.guest_takes(handle.address)
+            self.kernel.guest_returns(handle.address)
+
+    def release(self, number=0):
+        return self.driver.release(
+            self.device, self.device.handles[number], None)
+
+    def test_whole_function(self):
+        self.start()
+        self.use()
+        self.assertEqual('reset flr', self.release())
+        self.assertEqual([[A, None]], self.kernel.resets(A))
+        self.assertEqual('davinci', pci.driver(self.kernel, A))
+
+    def test_virtual_functions(self):
+        """Each by itself; its ids read as ones in every state."""
+        self.start(npu={**NPU, 'vfs': 2})
+        self.use()
+        self.assertEqual('reset flr', self.release(1))
+        self.assertEqual([['0000:5e:00.2', None]], self.kernel.resets(A))
+
+    def test_without_a_way_to_reset(self):
+        device = self.start(npu={**NPU, 'reset_method': ''})
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        self.assertIn('cannot be reset', device.reason)
+        self.config.config(group='accel', handover=['pci=none'])
+        self.assertEqual(OK, self.driver.discover()[A].health)
+        self.assertIsNone(self.driver.release(
+            device, model.AttachHandle(model.HandleType.PCI, A), None))
+
+    def test_policy_of_one_virtual_function(self):
+        missing = {'attributes': {'reset_method': ''}}
+        device = self.start(npu={**NPU, 'vfs': 2, 'faults': missing},
+                            handover=['0000:5e:00.2=none'])
+        self.assertEqual(['0000:5e:00.2'], self.handles(device))
+
+    def test_used_by_the_host_since(self):
+        """What a server leaves may be brought up when it comes back."""
+        self.config.config(group='accel', handover=[])
+        device = TestCase.start(
+            self, 'class=010802 type=DISK', others=[],
+            nvmes=[{'address': A}])[A]
+        self.kernel.use_disk(A, 'mounted at /srv')
+        error = self.assertRaises(exception.DeviceError, self.driver.release,
+                                  device, device.handles[0], None)
+        self.assertIn('mounted at /srv', str(error))
+        self.assertEqual([], self.kernel.resets(A))
+
+    def test_rule_by_driver_knows_it_while_it_is_reset(self):
+        known = self.start('driver=davinci type=AI')
+        self.kernel.unbind(A)
+        self.assertIn(A, self.driver.find())
+        self.assertEqual({A: known}, self.driver.discover({A: known}))
+
+    def test_deny_list_of_vfio(self):
+        dsa = {**NPU, 'vendor': '8086', 'device': '0b25', 'total_vfs': 0}
+        device = self.start('vendor=8086 type=AI', npu=dsa)
+        self.assertEqual(QUARANTINED, device.health)
+        self.assertIn('disable_denylist=1', device.reason)
+        self.assertRaises(OSError, self.kernel.guest_takes, A)
+        device = self.start('vendor=8086 type=AI', npu=dsa,
+                            disable_denylist=True)
+        self.assertEqual(OK, device.health)

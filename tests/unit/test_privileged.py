@@ -111,6 +111,10 @@ class Privileged(testtools.TestCase):
               b'0000:5e:00.0')
     def test_addresses(self, address):
         for call in ((self.kernel.rebind, address, 'vfio-pci'),
+                     (self.kernel.unbind, address),
+                     (self.kernel.probe, address),
+                     (self.kernel.reset_function, address),
+                     (self.kernel.write_timecard, address, 'sma1', 'OUT:'),
                      (self.kernel.set_numvfs, address, 0),
                      (self.kernel.clear_dfl_port_errors, address, 0),
                      (self.kernel.check_disks, address),
@@ -290,6 +294,40 @@ class Privileged(testtools.TestCase):
         self.assertEqual('',
                          self.kernel.read('bus/pci/drivers/dfl-pci/unbind'))
 
+    def test_unbind_and_probe(self):
+        self.kernel.unbind(PF)
+        self.bound_to('dfl-pci')
+        self.kernel.unbind(PF)
+        self.assertEqual(PF, self.kernel.read(
+            'bus/pci/drivers/dfl-pci/unbind'))
+        self.write(f'{self.root}/sys/{self.device}/driver_override', '')
+        self.write(f'{self.root}/sys/bus/pci/drivers_probe', '')
+        self.kernel.probe(PF)
+        with open(f'{self.root}/sys/{self.device}/driver_override') as file:
+            self.assertEqual('\n', file.read())
+        self.assertEqual(PF, self.kernel.read('bus/pci/drivers_probe'))
+
+    def test_reset(self):
+        self.fails(errno.ENOENT, self.kernel.reset_function, PF)
+        self.write(f'{self.root}/sys/{self.device}/reset', '')
+        self.kernel.reset_function(PF)
+        self.assertEqual('1', self.kernel.read(f'{self.device}/reset'))
+
+    @ddt.data(('sma1', 'OUT: PHC', True), ('sma4', 'IN: 10Mhz PPS1', True),
+              ('utc_tai_offset', '37', True), ('clock_source', 'PPS', True),
+              ('irig_b_mode', '8', False), ('sma5', 'IN:', False),
+              ('sma1', 'OUT: PHC\n', False), ('../reset', '1', False),
+              ('clock_source', 'A/B', False), ('utc_tai_offset', 37, False))
+    @ddt.unpack
+    def test_time_cards(self, attribute, value, accepted):
+        self.fails(errno.ENODEV if accepted else errno.EINVAL,
+                   self.kernel.write_timecard, PF, attribute, value)
+        path = f'{self.device}/timecard/ocp7/{attribute}'
+        if accepted:
+            self.write(f'{self.root}/sys/{path}', '')
+            self.kernel.write_timecard(PF, attribute, value)
+            self.assertEqual(value, self.kernel.read(path))
+
     def test_absent_function(self):
         other = '0000:5e:00.1'
         for call in ((self.kernel.rebind, other, 'dfl-pci'),
@@ -457,7 +495,9 @@ class Privileged(testtools.TestCase):
             'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
             'clear_dfl_port_errors', 'program_xclbin', 'rebind',
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
-            'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme')]
+            'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme',
+            'unbind', 'probe', 'reset_function', 'write_timecard',
+            'reset_dfl_port')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
         for name in ('read_nvme', 'read_nvme_sanitize', 'start_nvme_sanitize',

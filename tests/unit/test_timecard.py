@@ -1,15 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The driver of time cards on simulated hosts."""
 
+import dataclasses
+import json
 import time
 
 import ddt
+import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import timecard
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
@@ -230,6 +234,127 @@ class Guests(TestCase):
         self.assertEqual((OK, [A], ()), (
             device.health, [h.address for h in device.handles],
             device.traits))
+
+
+@ddt.ddt
+class Release(TestCase):
+    """What is done with a card between two servers."""
+
+    def start(self, *cards, handover=(), **kinds):
+        self.config.config(group='accel', handover=list(handover))
+        self.known = super().start(*cards or [CARD], **kinds)[A]
+        return self.known
+
+    def use(self, **changes):
+        """A guest has had the card, and has changed it."""
+        self.kernel.guest_takes(A)
+        self.kernel.change_timecard(A, **changes)
+        self.kernel.guest_returns(A)
+
+    def release(self):
+        return self.driver.release(self.known, self.known.handles[0], None)
+
+    def refused(self, *said):
+        error = str(self.assertRaises(exception.DeviceError, self.release))
+        for text in (A, *said):
+            self.assertIn(text, error)
+        self.assertLessEqual(len(error), 255)
+
+    def test_what_is_known_of_a_card(self):
+        record = dict(self.start().record)
+        self.assertEqual(('3c:6d:89:00:12:fe', '32771', 'PPS', 'OUT: PHC'), (
+            record['serial'], record['firmware fw'],
+            record['setting clock_source'], record['setting sma4']))
+        self.kernel.guest_takes(A)
+        seen = self.device({A: self.known})
+        self.assertEqual(self.known.record, seen.record)
+        self.assertEqual(seen, model.Device.from_dict(
+            json.loads(json.dumps(dataclasses.asdict(seen),
+                                  default=lambda e: e.value))))
+
+    def test_reset_and_set_as_before(self):
+        self.start()
+        self.use(sma1='OUT: GND', utc_tai_offset='0')
+        # the reset itself has changed the source
+        self.assertEqual('reset flr, compared, 1 setting restored',
+                         self.release())
+        self.assertEqual([[A, None]], self.kernel.resets(A))
+        self.assertEqual(self.known, self.device({A: self.known}))
+
+    def test_settings_of_the_operator(self):
+        self.start()
+        self.kernel.change_timecard(A, sma1='IN: PPS2', irig_b_mode='3')
+        self.known = self.device({A: self.known})
+        self.use(sma1='IN: 10Mhz')
+        self.assertIn('3 settings restored', self.release())
+        self.assertEqual(self.known, self.device({A: self.known}))
+
+    def test_of_a_card_that_the_operator_keeps_for_guests(self):
+        self.start({**CARD, 'driver': 'vfio-pci'})
+        self.use()
+        self.assertEqual('reset flr', self.release())
+
+    def test_bound_to_vfio_since(self):
+        """By the operator, or by a process that was killed meanwhile."""
+        self.start()
+        self.kernel.rebind(A, 'vfio-pci')
+        self.use(sma1='OUT: GND')
+        self.assertIn('compared', self.release())
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
+        self.kernel.probe(A)
+        self.assertEqual(self.known.record, self.device().record)
+
+    @ddt.data(('serial', '02:00:00:00:00:01'), ('firmware', '666'))
+    @ddt.unpack
+    def test_another_card_than_before(self, name, value):
+        self.start()
+        self.use(**{name: value})
+        for _ in range(2):
+            self.refused(name, value, f'{A}=none')
+        self.config.config(group='accel', handover=[f'{A}=none'])
+        self.assertIsNone(self.release())
+
+    def test_only_reset(self):
+        self.start(handover=['reset'])
+        self.use()
+        self.assertEqual('reset flr, compared, 0 settings restored',
+                         self.release())
+
+    @ddt.data('EINVAL', 'EIO')
+    def test_card_that_refuses_its_settings(self, fault):
+        self.start()
+        self.use()
+        self.kernel.set_fault(A, write=fault)
+        self.refused('clock_source', 'PPS')
+        self.kernel.set_fault(A, write=None)
+        self.assertIn('1 setting restored', self.release())
+
+    def test_setting_that_is_not_taken(self):
+        self.start()
+        self.use()
+        self.state(sma2='IN: None')
+        self.refused('sma2', 'IN: None')
+
+    def test_card_that_its_driver_does_not_show(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.timecard._READY_SECONDS', 0.2))
+        self.start()
+        self.use()
+        # a kernel without the module
+        self.kernel.probe = lambda function: None
+        self.refused('ptp_ocp shows no card')
+
+    def test_card_that_cannot_be_reset(self):
+        self.start({**CARD, 'reset_method': ''})
+        self.assertQuarantined(self.device(), 'cannot be reset')
+
+    def test_other_clocks_are_reset(self):
+        self.config.config(group='accel', handover=[])
+        device = TestCase.start(
+            self, clocks=[CLOCK], ptp_devices=[B])[B]
+        self.assertEqual((), device.record)
+        self.assertEqual('reset flr', self.driver.release(
+            device, device.handles[0], None))
 
 
 class Named(TestCase):

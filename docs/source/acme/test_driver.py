@@ -31,6 +31,16 @@ class AcmeDriverTest(unittest.TestCase):
         self.kernel.guest_takes('0000:3b:00.0')
         self.assertEqual(before, self.driver.discover(before))
 
+    def test_reset_between_two_servers(self):
+        device = self.driver.discover()['0000:3b:00.0']
+        self.kernel.guest_takes('0000:3b:00.0')
+        self.kernel.guest_returns('0000:3b:00.0')
+        self.assertEqual('reset flr', self.driver.release(
+            device, device.handles[0], None))
+        # the function, and the driver that it had meanwhile
+        self.assertEqual([['0000:3b:00.0', None]],
+                         self.kernel.resets('0000:3b:00.0'))
+
     def test_firmware_that_makes_no_sense(self):
         self.kernel.set_fault('0000:3b:00.0', attributes={'firmware': '?'})
         device = self.driver.discover()['0000:3b:00.0']

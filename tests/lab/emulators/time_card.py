@@ -34,12 +34,16 @@ class Ocp(vfio_user.Device):
     def __init__(self):
         # class: system peripheral
         super().__init__(0x1d9b, 0x0400, 0x0880, (0x1d9b, 0x0400))
-        self.offset = 0
         self.config[0x34] = MSI
         # 64-bit, 1 vector
         struct.pack_into('<BBHIIH', self.config, MSI, 0x05, PCIE, 0x0080,
                          0, 0, 0)
-        self.pcie_capability(PCIE)
+        self.pcie_capability(PCIE, flr=True)
+        self.reset()
+
+    def reset(self):
+        self.offset = 0
+        self.bar[:] = bytes(self.bar_size)
         self.put(IMAGE_VERSION, 0x8003)
         self.put(VERSION, 0x01020000)
         self.put(STATUS, 1)
@@ -56,6 +60,7 @@ class Ocp(vfio_user.Device):
         super().config_write(offset, data)
         # only "enable" is writable
         self.config[MSI + 2] = self.config[MSI + 2] & 1 | 0x80
+        self.flr(PCIE)
 
     def bar_write(self, offset, data):
         super().bar_write(offset, data)

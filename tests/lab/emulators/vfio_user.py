@@ -37,10 +37,23 @@ class Device:
         struct.pack_into('<I', c, 0x10, 0x4)
         struct.pack_into('<HH', c, 0x2c, *subsystem)
 
-    def pcie_capability(self, at, following=0):
-        """PCI Express endpoint, version 2; ends the list by default."""
+    def pcie_capability(self, at, following=0, flr=False):
+        """PCI Express endpoint, version 2; ends the list by default.
+
+        :param flr: whether it has a function level reset, see flr().
+        """
         struct.pack_into('<BBHIHHIHH', self.config, at, 0x10, following, 2,
-                         0x8000, 0, 0, 0x811, 0, 0x11)
+                         0x8000 | flr << 28, 0, 0, 0x811, 0, 0x11)
+
+    def flr(self, at):
+        """Reset the function if that was written to its Device Control.
+
+        :param at: of the PCI Express capability.
+        """
+        control, = struct.unpack_from('<H', self.config, at + 8)
+        if control & 1 << 15:
+            struct.pack_into('<H', self.config, at + 8, control & 0x7fff)
+            self.reset()
 
     def config_writable(self, at):
         return at in (4, 5, 0x0c, 0x3c) or 0x10 <= at < 0x18

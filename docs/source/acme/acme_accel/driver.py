@@ -11,6 +11,9 @@ from nova_accel import model
 class AcmeDriver(base.PciDriver):
 
     NAME = 'acme'
+    # a server's data in the card's memory ends with a reset of its function
+    PREPARES_EVERY_HANDLE = True
+    RESETS = True
 
     def identify(self, address):
         ids = (pci.identifier(self.kernel, address, 'vendor'),

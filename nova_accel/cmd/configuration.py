@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The configuration of nova-compute, read by the commands."""
+
+from collections.abc import Iterable
+import importlib.util
+import os
+import socket
+
+from oslo_config import cfg
+
+from nova_accel import conf
+from nova_accel import exception
+
+CONF = conf.CONF
+
+
+def add_argument(parser) -> None:
+    """Give a command the argument --config-file."""
+    parser.add_argument(
+        '--config-file', action='append', metavar='FILE',
+        help='configuration of nova-compute, may be repeated (default: as '
+             'nova-compute finds it)')
+
+
+def read(files: Iterable[str] | None) -> None:
+    """Read the configuration as nova-compute does.
+
+    :param files: in place of those that nova-compute finds.
+    :raises ConfigurationError: it cannot be read.
+    """
+    # Nova registers them likewise, see nova.conf.netconf and nova.conf.paths
+    for option in (cfg.StrOpt('host', default=socket.gethostname()),
+                   cfg.StrOpt('pybasedir', default=_nova_directory()),
+                   cfg.StrOpt('state_path', default='$pybasedir')):
+        try:
+            CONF.register_opt(option)
+        except cfg.DuplicateOptError:
+            pass
+    arguments = [argument for file in files or ()
+                 for argument in ('--config-file', file)]
+    try:
+        CONF(arguments, project='nova', prog='nova-compute')
+    except cfg.Error as error:
+        raise exception.ConfigurationError(
+            f'The configuration cannot be read ({error}): correct it or give '
+            f'--config-file.') from error
+
+
+def _nova_directory() -> str:
+    """Return the directory in which Nova is installed."""
+    found = importlib.util.find_spec('nova')
+    package = found.origin if found and found.origin else __file__
+    return os.path.abspath(os.path.join(os.path.dirname(package), '..'))

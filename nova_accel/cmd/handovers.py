@@ -1,0 +1,50 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel handovers: what was done with devices between servers."""
+
+import dataclasses
+import os
+
+from cliff import lister
+
+from nova_accel.attach import claims
+from nova_accel.cmd import configuration
+from nova_accel import conf
+from nova_accel import model
+
+CONF = conf.CONF
+
+
+class Handovers(lister.Lister):
+    """Show the record of hand-overs of this host, the newest last.
+
+    One row for each time that a server released a device: what was done
+    before another server may have it, and with which result. The newest 1000
+    are kept. Reads the claim store of nova-compute and changes nothing.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser)
+        parser.add_argument(
+            '--store', metavar='FILE',
+            help='read this claim store, in place of that of [DEFAULT] host '
+                 'in [DEFAULT] state_path')
+        parser.add_argument(
+            '--device', metavar='ADDRESS',
+            help='only hand-overs of this device, or of this handle')
+        parser.add_argument(
+            '--server', metavar='UUID',
+            help='only hand-overs after this server')
+        return parser
+
+    def take_action(self, parsed_args):
+        configuration.read(parsed_args.config_file)
+        path = parsed_args.store or os.path.join(
+            CONF.state_path, claims.file_name(CONF.host))
+        found = [
+            h for h in claims.read_handovers(path)
+            if parsed_args.device in (None, h.device, h.handle)
+            and parsed_args.server in (None, h.server)]
+        names = [field.name for field in dataclasses.fields(model.Handover)]
+        return ([name.capitalize() for name in names],
+                [dataclasses.astuple(handover) for handover in found])

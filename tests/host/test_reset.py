@@ -1,0 +1,398 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What is done with a device between two servers, and what is recorded."""
+
+import contextlib
+import sqlite3
+import time
+
+import fixtures
+
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from tests.host import base
+from tests.unit.host import A, B, FUNCTION, plain
+
+GPU, AI, CLOCK, SSD = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
+    'GPU', 'AI', 'TIMECARD', 'SSD'))
+ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
+CARD = {'address': A, 'serial': '3c:6d:89:00:12:fe'}
+NPU = {'address': A, 'vendor': '19e5', 'device': 'd801', 'class': '0x120000',
+       'driver': 'davinci', 'total_vfs': 2, 'vfs': 2}
+FIRST, SECOND = '0000:5e:00.1', '0000:5e:00.2'
+
+
+class HandoverTestCase(base.HostTestCase):
+
+    CLASS = GPU
+
+    def boot(self, address=A):
+        return self.host.boot(
+            {f'resources1:{self.CLASS}': '1'},
+            self.host.allocation(address, self.CLASS))
+
+    def handovers(self):
+        return self.host.accelerators.store.handovers()
+
+    def results(self):
+        return [(h.handle, h.method, h.result) for h in self.handovers()]
+
+    def fault(self, **fault):
+        self.simulated.kernel.set_fault(A, **fault)
+
+    def resets(self):
+        return self.simulated.kernel.resets(A)
+
+    def provider(self, address=A):
+        provider, = [p for p in self.host.cloud.read()['providers'].values()
+                     if p['name'].endswith(address) and p['inventory']]
+        return provider
+
+    def reserved(self, address=A):
+        item = self.provider(address)['inventory'][self.CLASS]
+        return item['reserved'], item['total']
+
+    def report(self):
+        # what one pass takes away from Placement is forgotten in the next
+        for _ in range(3):
+            self.host.report()
+
+
+class ResetTest(HandoverTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(gpus=[{'address': A}, {'address': B}],
+                        drivers=('gpu',))
+
+    def test_between_two_servers(self):
+        server = self.boot()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        # without a driver of the host, which has it again now
+        self.assertEqual([[A, None]], self.resets())
+        self.assertEqual('nvidia', pci.driver(self.simulated.kernel, A))
+        self.assertEqual([(A, 'reset flr', 'clean')], self.results())
+        found, = self.handovers()
+        self.assertEqual((A, server, '', ''), (
+            found.device, found.server, found.before, found.after))
+        self.assertRegex(found.time,
+                         r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00')
+        self.assertHas(self.boot(), A)
+
+    def test_restarts_of_a_server_reset_nothing(self):
+        server = self.boot()
+        self.host.reboot(server)
+        self.host.revert(server, self.host.migrate_away(server))
+        self.assertEqual(([], []), (self.resets(), self.handovers()))
+
+    def test_move(self):
+        server = self.boot()
+        self.host.confirm(server, self.host.migrate_away(server))
+        self.assertEqual([(A, 'reset flr', 'clean')], self.results())
+
+    def test_reset_that_fails(self):
+        """Fenced, said, tried again."""
+        self.fault(reset='EIO')
+        self.host.delete(self.boot())
+        self.report()
+        self.assertEqual((1, 1), self.reserved())
+        self.assertRaises(exception.AcceleratorError, self.boot)
+        self.assertIn(f'{A} was to be reset', self.log.output)
+        self.host.reconciler.run()
+        self.host.reconciler.run()
+        claim, = self.host.holdings.all()
+        self.assertIn('Input/output error', claim.error)
+        # once for each reason
+        (handle, method, result), = self.results()
+        self.assertEqual((A, 'none', claim.error), (handle, method, result))
+        self.fault(reset=None)
+        self.host.reconciler.run()
+        self.report()
+        self.assertEqual(((0, 1), []), (
+            self.reserved(), self.host.holdings.all()))
+        self.assertEqual((A, 'reset flr', 'clean'), self.results()[1])
+        self.assertHas(self.boot(), A)
+
+    def test_card_that_does_not_come_back(self):
+        self.fault(reset='dead')
+        self.host.delete(self.boot())
+        self.fault(reset=None)
+        self.host.reconciler.run()
+        self.report()
+        self.assertEqual((1, 1), self.reserved())
+        self.assertIn('does not answer', self.results()[0][2])
+        self.simulated.kernel.power_cycle()
+        self.host.inventory.scan()
+        self.host.reconciler.run()
+        self.report()
+        self.assertEqual((0, 1), self.reserved())
+
+    def test_reset_that_takes_long(self):
+        self.config.config(device_timeout=1, group='accel')
+        self.fault(reset='hang')
+        self.host.delete(self.boot())
+        claim, = self.host.holdings.all()
+        self.assertIn('did not end within 1 s', claim.error)
+        self.assertEqual([], self.results())
+        self.fault(reset=None)
+        end = time.monotonic() + 120
+        while self.host.holdings.all():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+        self.assertEqual([(A, 'reset flr', 'clean')], self.results())
+
+    def test_store_that_takes_no_record(self):
+        with contextlib.closing(sqlite3.connect(
+                self.host.accelerators.store.path)) as db:
+            db.executescript(
+                "CREATE TRIGGER full BEFORE INSERT ON handovers BEGIN "
+                "SELECT RAISE(FAIL, 'no room'); END")
+        self.host.delete(self.boot())
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual(1, len(self.resets()))
+        self.assertIn('is not in the record', self.log.output)
+
+    def test_server_that_an_earlier_release_started(self):
+        """Which prepared no handles of this driver."""
+        server = self.boot()
+        store = self.host.accelerators.store
+        store.update(store.claims(), prepared=False)
+        self.restart()
+        self.host.delete(server)
+        self.assertEqual([(A, 'reset flr', 'clean')], self.results())
+
+    def test_policy_that_cannot_be_read(self):
+        self.config.config(handover=['gpu=wipe'], group='accel')
+        error = self.assertRaises(exception.ConfigurationError, self.restart)
+        self.assertIn('gpu=wipe', str(error))
+
+
+class RecordTest(HandoverTestCase):
+
+    def test_driver_that_does_nothing(self):
+        self.CLASS = base.FPGA
+        self.start_host({'address': A})
+        image = self.host.upload(FUNCTION)
+        server = self.host.boot(
+            base.asks(bitstream_id=image), self.host.allocation(A))
+        self.host.delete(server)
+        found, = self.handovers()
+        self.assertEqual(
+            ('none', 'not cleaned', plain(FUNCTION), plain(FUNCTION)),
+            (found.method, found.result, found.before, found.after))
+
+    def test_what_no_server_had(self):
+        self.start_host(gpus=[{'address': A, 'iommu_group': 7}], others=[{
+            'address': FIRST, 'class': '0x040300', 'driver': 'snd_hda_intel',
+            'iommu_group': 7, 'faults': {'bind': 'EBUSY'}}],
+            drivers=('gpu',))
+        self.assertRaises(exception.DeviceError, self.boot)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual(([], []), (self.handovers(), self.resets()))
+
+    def test_disk(self):
+        self.CLASS = SSD
+        self.start_host(nvmes=[{'address': A}], drivers=('nvme',))
+        self.host.delete(self.boot())
+        (handle, method, result), = self.results()
+        self.assertEqual((A, 'clean'), (handle, result))
+        self.assertNotEqual('none', method)
+
+
+class TimecardTest(HandoverTestCase):
+
+    CLASS = CLOCK
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(timecards=[CARD], drivers=('timecard',))
+
+    def end(self, server, **changes):
+        """The guest changes the card and ends; the host looks at the card
+        before it is released."""
+        self.simulated.kernel.change_timecard(A, **changes)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.inventory.scan()
+        self.restart()
+        self.host.delete(server)
+
+    def test_settings_are_as_before(self):
+        before = self.host.inventory.devices[A]
+        self.end(self.boot(), sma1='OUT: GND', clock_source='TOD')
+        self.assertEqual([], self.host.holdings.all())
+        self.host.inventory.scan()
+        self.assertEqual(before.record, self.host.inventory.devices[A].record)
+        found, = self.handovers()
+        self.assertEqual(('3c:6d:89:00:12:fe', 'clean'),
+                         (found.serial, found.result))
+        self.assertIn('compared', found.method)
+
+    def test_other_firmware(self):
+        """The card is fenced until the operator accepts it."""
+        self.end(self.boot(), firmware='666')
+        self.report()
+        self.assertEqual((1, 1), self.reserved())
+        self.assertIn('firmware fw 666 in place of 32771', self.log.output)
+        self.config.config(handover=[f'{A}=none'], group='accel')
+        self.restart()
+        self.host.reconciler.run()
+        self.report()
+        self.assertEqual((0, 1), self.reserved())
+        # and it is what the next server gets
+        self.host.inventory.scan()
+        self.assertIn(('firmware fw', '666'),
+                      self.host.inventory.devices[A].record)
+
+    def test_what_the_operator_changes_between_servers(self):
+        self.simulated.kernel.change_timecard(A, sma1='IN: PPS2')
+        self.host.inventory.scan()
+        server = self.boot()
+        self.end(server, sma1='IN: 10Mhz')
+        name, = self.simulated.kernel.listdir(pci.path(A, 'timecard'))
+        self.assertEqual('IN: PPS2', self.simulated.kernel.read(
+            pci.path(A, 'timecard', name, 'sma1')))
+
+
+class OperatorTest(HandoverTestCase):
+    """Devices of one-time use: the operator gives them back."""
+
+    def start(self, *cards, **kinds):
+        self.config.config(handover=['operator'], group='accel')
+        self.start_host(*cards, **kinds)
+
+    def lower(self, reserved, address=A):
+        """openstack resource provider inventory set --amend"""
+        with self.host.cloud.state() as state:
+            for provider in state['providers'].values():
+                if provider['name'].endswith(address):
+                    provider['inventory'][self.CLASS]['reserved'] = reserved
+
+    def test_whole_device(self):
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
+        self.assertIn(ONE_TIME_USE, self.provider()['traits'])
+        server = self.boot()
+        self.assertEqual((0, 1), self.reserved())
+        self.host.delete(server)
+        # at once, before Nova reports
+        self.assertEqual((1, 1), self.reserved())
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual([], self.resets())
+        self.assertEqual([(A, 'none', 'waits for the operator')],
+                         self.results())
+        self.assertRaises(exception.AcceleratorError, self.boot)
+        self.report()
+        self.restart()
+        self.report()
+        self.host.reconciler.run()
+        self.assertEqual((1, 1), self.reserved())
+        # not by our fence, which goes without the operator
+        self.assertNotIn('CUSTOM_ACCELERATOR_FENCED',
+                         self.provider()['traits'])
+        self.lower(0)
+        self.report()
+        self.assertEqual((0, 1), self.reserved())
+        self.assertEqual({}, self.host.accelerators.store.reserved())
+        self.assertHas(self.boot(), A)
+
+    def test_given_back_while_nova_compute_is_down(self):
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
+        self.host.delete(self.boot())
+        self.report()
+        self.host.accelerators.close()
+        self.lower(0)
+        self.restart()
+        self.report()
+        self.assertEqual((0, 1), self.reserved())
+        self.assertHas(self.boot(), A)
+
+    def test_not_lowered_before_it_was_reserved(self):
+        """Placement may not have heard of it when Nova next reports."""
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
+        server = self.boot()
+        show, self.host.cloud.show = self.host.cloud.show, (
+            lambda *args: None)
+        self.host.delete(server)
+        self.host.cloud.show = show
+        self.assertEqual((0, 1), self.reserved())
+        self.report()
+        self.assertEqual((1, 1), self.reserved())
+
+    def test_some_of_several_handles(self):
+        self.CLASS = AI
+        self.config.config(pci_devices=['vendor=19e5 type=AI'], group='accel')
+        self.start(others=[NPU], drivers=('pci',))
+        first, second = self.boot(), self.boot()
+        self.assertHas(first, FIRST)
+        self.host.delete(first)
+        self.report()
+        self.assertEqual((1, 2), self.reserved())
+        # the second is held, the first waits: none is left
+        self.assertRaises(exception.AcceleratorError, self.boot)
+        self.host.delete(second)
+        self.report()
+        self.assertEqual((2, 2), self.reserved())
+        # the one that waits longest
+        self.lower(1)
+        self.report()
+        self.assertEqual((1, 2), self.reserved())
+        third = self.boot()
+        self.assertHas(third, FIRST)
+        self.lower(0)
+        self.report()
+        self.assertEqual((0, 2), self.reserved())
+        self.assertHas(self.boot(), SECOND)
+
+    def test_beside_what_the_operator_had_reserved(self):
+        self.CLASS = AI
+        self.config.config(pci_devices=['vendor=19e5 type=AI'], group='accel')
+        self.start(others=[NPU], drivers=('pci',))
+        self.lower(1)
+        self.host.delete(self.boot())
+        self.report()
+        self.assertEqual((2, 2), self.reserved())
+        # quarantined meanwhile, and well again
+        self.fault(dead=True)
+        self.host.inventory.scan()
+        self.report()
+        self.assertEqual((2, 2), self.reserved())
+        self.fault(dead=None)
+        self.host.inventory.scan()
+        self.report()
+        self.assertEqual((2, 2), self.reserved())
+        self.lower(1)
+        self.report()
+        self.assertEqual((1, 2), self.reserved())
+        self.assertEqual((), self.host.accelerators.store.waiting())
+
+    def test_regions(self):
+        self.CLASS = base.FPGA
+        self.start({'address': A})
+        self.assertIn(ONE_TIME_USE, self.provider('_region0')['traits'])
+        self.host.delete(self.host.boot(base.ONE, self.host.allocation(A)))
+        self.report()
+        self.assertEqual((1, 1), self.reserved('_region0'))
+        self.lower(0, '_region0')
+        self.report()
+        self.assertHas(self.host.boot(base.ONE, self.host.allocation(A)), A)
+
+    def test_trait_goes_with_the_policy(self):
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
+        self.config.config(handover=[], group='accel')
+        self.restart()
+        self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
+
+    def test_trait_that_placement_may_not_know(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            f'os_traits.{ONE_TIME_USE}', fixtures.MonkeyPatch.delete))
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
+        self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
+
+    def test_vgpus_cannot_wait(self):
+        self.start(vgpus=[{
+            'address': A, 'framework': 'mdev', 'units': 4, 'types': [
+                {'id': 'nvidia-557', 'name': 'NVIDIA A40-1Q', 'units': 1}]}],
+            drivers=('vgpu',))
+        device = self.host.inventory.devices[A]
+        self.assertEqual(model.Health.QUARANTINED, device.health)
+        self.assertIn('policy operator', device.reason)
