@@ -121,7 +121,9 @@ class ProvidersTest(testtools.TestCase):
                 (made(device, claims=claims, held_back=held_back)[A], None),
                 (made(dataclasses.replace(
                     device, handles=(), regions=(region,)), claims=[
-                        dataclasses.replace(c, region_index=0)
+                        # who gets a region waits while it is cleaned
+                        dataclasses.replace(
+                            c, region_index=0, error='It failed.')
                         for c in claims],
                     held_back=held_back)[f'{A}_region0'], 0)):
             self.assertEqual(index, found.region_index)

@@ -77,7 +77,7 @@ class TreeTest(InventoryTestBase):
         claim = self.claim(A)
         self.assertEqual(2, total())
         self.store.update([claim], state=model.ClaimState.DELETING,
-                          created_type='a')
+                          created_type='a', region_index=None)
         self.assertEqual(1, total())
 
     def test_operators_reservation_stays(self):
