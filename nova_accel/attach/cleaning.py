@@ -70,9 +70,14 @@ class Regions:
         if policy is Policy.RESET or operators and not (
                 region.bitstream_id and region.programmable):
             return self._reset(device, region)
-        if operators or region.origin is None and region.bitstream_id:
+        image = region.bitstream_id
+        if region.origin is None:
+            # a programming was broken off, or an earlier release did it
+            image = image or next(filter(None, (
+                claim.restore_bitstream for claim in claims)), None)
+        if image and (operators or region.origin is None):
             try:
-                return self._programming.again(device, region)
+                return self._programming.again(device, region, image)
             except (exception.BitstreamError,
                     exception.GlanceUnavailable) as error:
                 LOG.warning('%s %s is not programmed again: %s', address,

@@ -152,33 +152,36 @@ class Programming:
 
     # Between two servers
 
-    def again(self, device: model.Device, region: model.Region) -> str:
+    def again(self, device: model.Device, region: model.Region,
+              image_id: str) -> str:
         """Program the operator's image again that a region carries.
 
         Registers and block RAM begin as the image has them.
 
-        :param region: one whose origin is not known, as in a store of an
-            earlier release, is taken for the operator's where Glance says
-            that its image is.
+        :param image_id: where it is not known whose the content of the region
+            is, Glance has to say that this image is the operator's.
         :returns: how, for the record of the hand-over.
         :raises BitstreamError: the image is not to be had any more, or is not
             the operator's.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
-        loaded = model.Loaded(
-            region.function_uuid, region.bitstream_id, region.function_name,
-            '', model.OPERATOR)
+        if not (region.origin == model.OPERATOR
+                and self._programs_cached(image_id, device, region)):
+            client = self._cloud.service_images()
+            self._load(client, glance.find_operators(client, image_id),
+                       device, region)
+        return f'programmed again with image {image_id}'
+
+    def _programs_cached(self, image_id, device, region):
+        """Program from the cache; False where the image is not there."""
         try:
-            if region.origin != model.OPERATOR:
-                raise exception.BitstreamError(
-                    f'Glance has to say whose image {loaded.bitstream_id} is.')
-            self._from_cache(loaded, device, region)
+            self._from_cache(model.Loaded(
+                region.function_uuid, image_id, region.function_name, '',
+                model.OPERATOR), device, region)
+            return True
         except exception.BitstreamError as error:
             LOG.info('%s', error)
-            client = self._cloud.service_images()
-            image = glance.find_operators(client, region.bitstream_id or '')
-            self._load(client, image, device, region)
-        return f'programmed again with image {region.bitstream_id}'
+            return False
 
     def clear(self, device: model.Device, region: model.Region) -> str:
         """Program the operator's clearing image of the region's type.

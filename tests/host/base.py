@@ -10,6 +10,7 @@ import time
 import uuid
 
 import fixtures
+from oslo_concurrency import lockutils
 from oslo_config import fixture as config_fixture
 import testtools
 
@@ -122,6 +123,11 @@ class Host:
         while time.monotonic() < ends and any(
                 not claim.error for claim in self.holdings.being_released()):
             time.sleep(0.01)
+        # and what comes after the end of a claim is done as well
+        for address, device in self.inventory.devices.items():
+            for region in device.regions:
+                with lockutils.lock(f'accel-region-{address}-{region.index}'):
+                    pass
 
     def migrate_away(self, uuid_):
         """The source of a cold migration; the migration's uuid."""

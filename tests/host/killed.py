@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 
 from oslo_log import log as logging
@@ -133,7 +134,11 @@ def _main():
     for line in sys.stdin:
         reader, writer = os.pipe()
         if not os.fork():
+            telling = threading.Lock()
+
             def tell(answer):
+                # once: nothing comes after it
+                telling.acquire()
                 os.write(writer, json.dumps(answer).encode())
             try:
                 _work(json.loads(line), tell)

@@ -170,17 +170,23 @@ class ResetTest(HandoverTestCase):
 
 class RecordTest(HandoverTestCase):
 
-    def test_driver_that_does_nothing(self):
+    def test_region(self):
         self.CLASS = base.FPGA
         self.start_host({'address': A})
         image = self.host.upload(FUNCTION)
-        server = self.host.boot(
-            base.asks(bitstream_id=image), self.host.allocation(A))
-        self.host.delete(server)
-        found, = self.handovers()
-        self.assertEqual(
-            ('none', 'not cleaned', plain(FUNCTION), plain(FUNCTION)),
-            (found.method, found.result, found.before, found.after))
+        for policy, method, result in (
+                ('clear', f'programmed again with image {image}', 'clean'),
+                ('reset', 'port reset', 'clean'),
+                ('none', 'none', 'not cleaned')):
+            self.config.config(handover=[policy], group='accel')
+            self.host.delete(self.host.boot(
+                base.asks(bitstream_id=image), self.host.allocation(A)))
+            found = self.handovers()[-1]
+            self.assertEqual(
+                (method, result, plain(FUNCTION), plain(FUNCTION),
+                 model.OPERATOR),
+                (found.method, found.result, found.before, found.after,
+                 found.origin))
 
     def test_what_no_server_had(self):
         self.start_host(gpus=[{'address': A, 'iommu_group': 7}], others=[{
