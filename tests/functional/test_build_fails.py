@@ -235,7 +235,16 @@ class CardTest(FailureBase):
         # something else has taken the card away from the host
         for host in self.HOSTS:
             self.kernel(host).guest_takes(DEVICE)
-        self.assertRefused(base.fpga_flavor(), DEVICE, 'libvirt')
+        server = self.boot(base.fpga_flavor(), expected_state='ERROR')
+        for word in (DEVICE, 'libvirt'):
+            self.assertIn(word, self.fault(server))
+        # nobody knows what that did to the card
+        self.assertEqual({model.ClaimState.DELETING},
+                         {c.state for c in self.claims()})
+        for host in self.HOSTS:
+            self.kernel(host).guest_returns(DEVICE)
+            self.computes[host].driver.reconciler.run()
+        self.assertNothingLeft(server)
 
 
 class PlacementTest(FailureBase):
