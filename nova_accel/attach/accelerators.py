@@ -106,11 +106,11 @@ class Accelerators:
         self.publisher = publishing.Publisher(inventory, cloud)
         self.programming = programming.Programming(
             inventory, self.holdings, cloud, self.publisher)
-        self._handles = handles.Handles(
-            inventory, self.holdings, cleaning.Regions(
-                inventory, self.programming))
+        regions = cleaning.Regions(inventory, self.programming)
+        self._handles = handles.Handles(inventory, self.holdings, regions)
         self.readiness = readiness.Readiness(
-            inventory, self.holdings, self._handles, self.programming)
+            inventory, self.holdings, self._handles, self.programming,
+            regions)
         self._plugging: dict[str, _Plugging] = {}
         #: servers of which an operation failed that Placement was told of:
         #: Nova may have taken their allocations away, or takes them soon

@@ -85,6 +85,32 @@ class Regions:
         return (self._reset(device, region) if operators
                 else self._programming.clear(device, region))
 
+    def clean_before(self, claims: Sequence[model.Claim]) -> None:
+        """Clean a region for a server that takes whatever it carries.
+
+        Only where it still has a project's content, as when the card was gone
+        while its server was released.
+
+        :param claims: those of the server in that region.
+        :raises DeviceUnavailable: it is not clean.
+        """
+        device, region = self._inventory.find(
+            claims[0].device_address, claims[0].region_index)
+        if (region is None or region.origin in (model.OPERATOR, None)
+                or handover.policy(device.driver, *(
+                    c.handle.address for c in claims),
+                    device.address) is not Policy.CLEAR):
+            return
+        try:
+            self._programming.clear(device, region)
+        except exception.AcceleratorError as error:
+            LOG.error('%s %s has the content of a project: %s',
+                      device.address, region.name, error)
+            raise exception.DeviceUnavailable(
+                f'{device.address} {region.name} was to be cleaned for server '
+                f'{claims[0].instance_uuid}, and that failed: the build is '
+                f'retried on another host.') from error
+
     def _reset(self, device, region):
         return self._inventory.cards.call(
             device.address, f'Resetting {device.address} {region.name}',

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from nova_accel.attach import cleaning
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
@@ -17,11 +18,13 @@ class Readiness:
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  handles: attach_handles.Handles,
-                 programming: region_programming.Programming):
+                 programming: region_programming.Programming,
+                 regions: cleaning.Regions):
         self._inventory = inventory
         self._holdings = holdings
         self._handles = handles
         self._programming = programming
+        self._regions = regions
 
     def first(self, context, server: request.Server, claimed: Iterable[
             tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
@@ -33,6 +36,8 @@ class Readiness:
         """
         claimed = list(claimed)
         for wanted, claims in claimed:
+            if not wanted.programs:
+                self._regions.clean_before(claims)
             self._programming.provision(
                 context, server.project_id, wanted, claims)
         for _, claims in claimed:

@@ -54,6 +54,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
     def build(self):
         super().build()
         self.instances_path = nova.conf.CONF.instances_path
+        self.give_credentials()
         self.flags(allow_resize_to_same_host=False)
         # files of guests, of which there are none here
         for name, value in (('_get_instance_disk_info', []),
@@ -142,6 +143,11 @@ class OperationsTestBase(base.AcceleratorTestBase):
         self.flags(auth_type='admin_token', group='service_user',
                    token='nova:service:admin,service,member,reader',
                    endpoint=self.glance.service.url)
+
+    def mend_cards(self):
+        for host in self.HOSTS:
+            for address in ('0000:5e:00.0', '0000:af:00.0'):
+                self.kernel(host).set_fault(address, pr_error=None)
 
     def break_cards(self, *hosts):
         """No region of these hosts, or of all, can be programmed."""

@@ -35,6 +35,8 @@ class TenantTest(operations.OperationsTestBase):
     def start_compute(self, *args, **kwargs):
         # each nova-compute takes its notifier as it starts
         self.useFixture(RealNotifications())
+        # there is no image that clears what the tenant loads
+        self.flags(handover=['none'], group='accel')
         return super().start_compute(*args, **kwargs)
 
     def setUp(self):

@@ -94,8 +94,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        # a host that boots fetches what its cache has not
-        self.give_credentials()
         self.flags(allow_resize_to_same_host=True,
                    running_deleted_instance_timeout=0)
         # a guest that is off already, as after a failed shelve, is waited for

@@ -213,6 +213,26 @@ class CleaningTest(base.HostTestCase):
         self.delete(server)
         self.assertFenced(BLANK)
 
+    def test_card_that_was_gone(self):
+        """Its server is released meanwhile; it comes back as it was."""
+        server = self.tenant_loads(self.private_image())
+        self.write()
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.kernel.set_fault(A, vanish=True)
+        self.host.inventory.scan()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.host.kernel.set_fault(A, vanish=None)
+        self.host.kernel.rebind(A, 'dfl-pci')
+        self.host.inventory.scan()
+        self.host.report()
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.assertFenced('accel:clears')
+        self.clearing_image()
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads({'memory': SECRET}, BLANK)
+
     def test_killed_before_it_was_cleared(self):
         """nova-compute starts again, and a build comes before the next
         comparison."""
