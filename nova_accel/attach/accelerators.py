@@ -506,7 +506,7 @@ class Accelerators:
         self.publisher.show(context, {c.provider_uuid for c in left})
 
     def _freed(self, context, claim):
-        self.readiness.look_again([claim])
+        self.readiness.look_at_cards([claim])
         self.readiness.look_at_siblings([claim])
         self.holdings.released([claim])
         self.publisher.show(context, {claim.provider_uuid})

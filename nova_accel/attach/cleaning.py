@@ -11,9 +11,11 @@ not in Glance any more
 of unknown origin        as the operator's, where Glance  reset
                          says that the image is his;
                          else as a project's
-a project's              programmed with the clearing     reset; no other
-                         image of the region's type, else server gets it
-                         fenced                           as it is
+a project's, or what the programmed with the clearing     reset
+guest could load itself  image of the region's type, else
+                         with the operator's image that
+                         the server was given, else
+                         fenced
 ======================== ================================ ==================
 
 Programming initializes registers and block RAM. The memory of the card is
@@ -34,6 +36,8 @@ from nova_accel import model
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 Policy = handover.Policy
+#: an image is not to be had
+_UNAVAILABLE = (exception.BitstreamError, exception.GlanceUnavailable)
 
 
 class Regions:
@@ -51,39 +55,58 @@ class Regions:
             to be done.
         :raises AcceleratorError: it is not clean.
         """
-        address, index = claims[0].device_address, claims[0].region_index
-        device = self._inventory.devices.get(address)
-        regions = [r for r in device.regions if r.index == index
-                   ] if device else []
-        if not device or not regions or device.health is model.Health.GONE:
+        device, region = self._part(claims)
+        if device is None or region is None:
             # what it carries is known when it comes back
             return None
-        region = regions[0]
         policy = handover.policy(
-            device.driver, *(c.handle.address for c in claims), address)
-        if policy in (Policy.NONE, Policy.OPERATOR):
-            return None
+            device.driver, *(c.handle.address for c in claims),
+            device.address)
         used = any(claim.prepared for claim in claims)
+        if used and region.guest_can_reprogram:
+            # only the guest knew what it loaded
+            self._inventory.forget(
+                device.address, region.index, claims[0].project_id)
+            self._inventory.scan(addresses=[device.address])
+            device, region = self._part(claims)
+        if (device is None or region is None
+                or policy in (Policy.NONE, Policy.OPERATOR)):
+            return None
         if not used and region.origin in (model.OPERATOR, None):
             return 'not used'
-        operators = region.origin == model.OPERATOR
-        if policy is Policy.RESET or operators and not (
-                region.bitstream_id and region.programmable):
+        if policy is Policy.RESET:
             return self._reset(device, region)
-        image = region.bitstream_id
-        if region.origin is None:
+        if region.origin not in (model.OPERATOR, None):
+            return self._replace(device, region, claims)
+        image = region.bitstream_id or (
             # a programming was broken off, or an earlier release did it
-            image = image or next(filter(None, (
-                claim.restore_bitstream for claim in claims)), None)
-        if image and (operators or region.origin is None):
+            None if region.origin else _had(claims))
+        if image and region.programmable:
             try:
                 return self._programming.again(device, region, image)
-            except (exception.BitstreamError,
-                    exception.GlanceUnavailable) as error:
-                LOG.warning('%s %s is not programmed again: %s', address,
-                            region.name, error)
-        return (self._reset(device, region) if operators
+            except _UNAVAILABLE as error:
+                LOG.warning('%s %s is not programmed again: %s',
+                            device.address, region.name, error)
+        return (self._reset(device, region) if region.origin
                 else self._programming.clear(device, region))
+
+    def _part(self, claims):
+        """The device and the region of claims; None where they are gone."""
+        device = self._inventory.devices.get(claims[0].device_address)
+        if device is None or device.health is model.Health.GONE:
+            return None, None
+        return device, next((r for r in device.regions
+                             if r.index == claims[0].region_index), None)
+
+    def _replace(self, device, region, claims):
+        """Replace a project's content."""
+        try:
+            return self._programming.clear(device, region)
+        except _UNAVAILABLE:
+            image = _had(claims)
+            if not image:
+                raise
+            return self._programming.again(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
         """Clean a region for a server that takes whatever it carries.
@@ -116,3 +139,11 @@ class Regions:
             device.address, f'Resetting {device.address} {region.name}',
             self._inventory.driver_of(device).reset_region, device, region,
             seconds=CONF.accel.device_timeout)
+
+
+def _had(claims: Sequence[model.Claim]) -> str | None:
+    """The image that the region had when a server got it, where that is one of
+    the operator or may be."""
+    return next((claim.restore_bitstream for claim in claims
+                 if claim.restore_bitstream and claim.restore_origin
+                 in (model.OPERATOR, None)), None)

@@ -88,7 +88,7 @@ class Readiness:
 
     def look_again(self, claims: Iterable[model.Claim]) -> None:
         """Look at cards that a guest could change, or had whole."""
-        again = set()
+        claims, again = list(claims), set()
         for claim in claims:
             address, index = claim.device_address, claim.region_index
             if index is not None and self._inventory.guest_can_reprogram(
@@ -96,10 +96,16 @@ class Readiness:
                 # only the guest knows what it loaded
                 self._inventory.forget(address, index, claim.project_id)
                 again.add(address)
-            elif claim.handle.address == address:
-                again.add(address)
         if again:
             self._inventory.scan(addresses=again)
+        self.look_at_cards(claims)
+
+    def look_at_cards(self, claims: Iterable[model.Claim]) -> None:
+        """Look at cards that a guest had whole."""
+        whole = {claim.device_address for claim in claims
+                 if claim.handle.address == claim.device_address}
+        if whole:
+            self._inventory.scan(addresses=whole)
 
     def look_at_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Creating or removing a vGPU changes what its siblings offer."""

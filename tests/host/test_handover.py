@@ -460,7 +460,18 @@ class MailboxTest(base.HostTestCase):
     def region(self):
         return self.host.inventory.devices[self.MANAGEMENT].region(0)
 
+    def test_replaced_by_what_the_server_was_given(self):
+        server = self.boot(EVE)
+        with tempfile.NamedTemporaryFile() as file:
+            sim.make_xclbin(file.name, OTHER, SHELL)
+            self.host.kernel.guest_programs(self.USER, file.name)
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual((self.image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+
     def test_guest_may_have_loaded_something(self):
+        self.config.config(handover=['none'], group='accel')
         server = self.boot(EVE)
         self.assertEqual(model.OPERATOR, self.region().origin)
         with tempfile.NamedTemporaryFile() as file:
