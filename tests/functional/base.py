@@ -17,6 +17,7 @@ from unittest import mock
 
 import fixtures
 import futurist
+from keystoneauth1 import loading
 from lxml import etree
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
@@ -262,6 +263,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         futurist._thread.ThreadWorker.MAX_IDLE_FOR = 0.5
         self.useFixture(glance_service.NovaTokens())
         self.flags(api_servers=[self.glance.service.url], group='glance')
+        self.give_credentials()
         self.useFixture(Hostdevs(self.simulated))
         for host in self.HOSTS:
             self.start_compute(host)
@@ -429,6 +431,14 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         return self.glance.service.upload(
             client or self.glance.client, 'bitstream', data,
             **{'visibility': 'public', **properties})['id']
+
+    def give_credentials(self):
+        """[service_user], as far as a Glance without Keystone needs it."""
+        CONF.register_opts(loading.get_auth_plugin_conf_options(
+            'admin_token'), group='service_user')
+        self.flags(auth_type='admin_token', group='service_user',
+                   token='nova:service:admin,service,member,reader',
+                   endpoint=self.glance.service.url)
 
     def boot(self, extra_specs, expected_state='ACTIVE', **kwargs):
         flavor = self._create_flavor(extra_spec=extra_specs)

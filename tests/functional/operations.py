@@ -5,7 +5,6 @@ import os
 import threading
 
 import fixtures
-from keystoneauth1 import loading
 import nova.conf
 from nova.virt.libvirt import driver as libvirt_driver
 
@@ -54,7 +53,6 @@ class OperationsTestBase(base.AcceleratorTestBase):
     def build(self):
         super().build()
         self.instances_path = nova.conf.CONF.instances_path
-        self.give_credentials()
         self.flags(allow_resize_to_same_host=False)
         # files of guests, of which there are none here
         for name, value in (('_get_instance_disk_info', []),
@@ -135,14 +133,6 @@ class OperationsTestBase(base.AcceleratorTestBase):
         self.accelerators(host).inventory.scan()
         region = self.accelerators(host).inventory.devices[address].region(0)
         self.assertEqual(function.replace('-', ''), region.function_uuid)
-
-    def give_credentials(self):
-        """[service_user], as far as a Glance without Keystone needs it."""
-        nova.conf.CONF.register_opts(loading.get_auth_plugin_conf_options(
-            'admin_token'), group='service_user')
-        self.flags(auth_type='admin_token', group='service_user',
-                   token='nova:service:admin,service,member,reader',
-                   endpoint=self.glance.service.url)
 
     def mend_cards(self):
         for host in self.HOSTS:
