@@ -91,10 +91,12 @@ class OperationsTestBase(base.AcceleratorTestBase):
             server['id'])['OS-EXT-SRV-ATTR:host']
 
     def held(self, server, role=model.Role.CURRENT):
-        """Host and handle of each accelerator of a server."""
+        """Host and handle of each accelerator of a server, without those that
+        it has lost and that are not clean."""
         return sorted((host, c.handle.address) for host in self.computes
                       for c in self.claims(host)
-                      if c.instance_uuid == server['id'] and c.role is role)
+                      if c.instance_uuid == server['id'] and c.role is role
+                      and c.state is not model.ClaimState.DELETING)
 
     def assertHas(self, server, count=1):
         """The guest has just what the server holds and is allocated.

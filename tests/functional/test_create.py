@@ -136,9 +136,11 @@ class CreateTest(operations.OperationsTestBase):
         other = next(h for h in self.HOSTS if h != host)
         self.kernel(host).set_fault(address, vanish=True)
         self.assertTried(host, other)
-        self.assertEqual(1, len(self.claims()))
         self.kernel(host).set_fault(address, vanish=False)
         self.accelerators(host).inventory.scan()
+        # nobody knows what the guest that did not start left in it
+        self.computes[host].driver.reconciler.run()
+        self.assertEqual(1, len(self.claims()))
         self.delete_all()
 
     def test_region_is_taken(self):
