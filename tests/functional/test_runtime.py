@@ -286,6 +286,11 @@ class OwnerTest(RuntimeTestBase):
 class ImageTest(RuntimeTestBase):
     """Whose image it may be, and what it has to be."""
 
+    def build(self):
+        super().build()
+        # there is no image that clears what the owner loads
+        self.flags(handover=['none'], group='accel')
+
     def setUp(self):
         super().setUp()
         #: the project that the test harness gives to servers
