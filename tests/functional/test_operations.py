@@ -104,6 +104,7 @@ class KeepTest(operations.OperationsTestBase):
         self.assertEqual(self.before, self.held(self.server))
         host, address = self.before[0]
         self.kernel(host).set_fault(address, vanish=None)
+        self.kernel(host).rebind(address, 'dfl-pci')
         self.accelerators(host).inventory.scan()
         self.report()
         self.computes[host].driver.reconciler.run()
