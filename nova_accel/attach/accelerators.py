@@ -112,9 +112,7 @@ class Accelerators:
             inventory, self.holdings, self._handles, self.programming,
             regions)
         self._plugging: dict[str, _Plugging] = {}
-        #: servers of which an operation failed that Placement was told of:
-        #: Nova may have taken their allocations away, or takes them soon
-        self.failed: set[str] = set()
+        self._failed: set[str] = set()
 
     # The service
 
@@ -230,7 +228,7 @@ class Accelerators:
         with contextlib.suppress(Exception):
             # its failure was told where it was joined
             plugging.future.result()
-        self.failed.add(server_uuid)
+        self._failed.add(server_uuid)
         claimed = self.holdings.now(plugging.claimed)
         if not claimed:
             return
@@ -240,6 +238,15 @@ class Accelerators:
                       server_uuid, error)
             return
         self.release(context, claimed)
+
+    def failed(self) -> frozenset[str]:
+        """Servers of which an operation failed. Nova takes their allocations
+        away, before or after this is asked."""
+        return frozenset(self._failed)
+
+    def forget_failed(self, server_uuids: Iterable[str]) -> None:
+        """Placement was asked about these."""
+        self._failed.difference_update(server_uuids)
 
     def _runs_with(self, server_uuid, claims):
         try:

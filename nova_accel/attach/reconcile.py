@@ -41,9 +41,9 @@ class Reconciler:
         self._ran_at: float | None = None
         #: whether a run has come to its end since nova-compute started
         self._has_run = False
-        #: guests of which it was said that they have a device without a claim
+        #: device without a claim -> guest that has it, as the log has told
         self._strange: dict[str, str] = {}
-        #: servers of which it was said that they have no allocation
+        #: servers without an allocation, as the log has told
         self._not_allocated: set[str] = set()
         self._background = limited.Background(self._logged_run)
 
@@ -128,19 +128,18 @@ class Reconciler:
         for those whose guest is gone or of which an operation failed, and
         again for those that were so.
         """
-        inventory, failed = (self._accelerators.inventory,
-                             self._accelerators.failed)
+        inventory = self._accelerators.inventory
         claims, before = self._holdings.all(), inventory.held_back
-        asked = set(failed)
+        failed = self._accelerators.failed()
         if not claims and not before:
-            failed -= asked
+            self._accelerators.forget_failed(failed)
             return
         there = self._guests()
         found = list(self._without_an_allocation(
             c for c in claims if first or c.handle in before
-            or c.instance_uuid in asked
+            or c.instance_uuid in failed
             or c.instance_uuid not in there[c.role]))
-        failed -= asked
+        self._accelerators.forget_failed(failed)
         inventory.hold_back(c.handle for c in found)
         changed = before ^ inventory.held_back
         self._accelerators.publisher.show(self._cloud.admin_context(), {

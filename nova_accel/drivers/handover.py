@@ -32,9 +32,7 @@ def policies() -> dict[str, Policy]:
     result = {'': Policy.CLEAR}
     seen = set()
     for item in CONF.accel.handover:
-        about, _, value = (
-            part.strip() for part in f'={item}'.rpartition('='))
-        about = about.removeprefix('=').strip()
+        about, _, value = (part.strip() for part in item.rpartition('='))
         try:
             chosen = Policy(value)
             if ':' in about:

@@ -77,6 +77,7 @@ class Inventory:
             if driver.PREPARES_EVERY_HANDLE)
         # guards the four below
         self._lock = threading.Lock()
+        #: what hold_back() was called with last
         self._held_back: frozenset[model.AttachHandle] = frozenset()
         #: name and uuid of the node that Nova told last
         self._root: tuple[str, str] | None = None
@@ -232,7 +233,7 @@ class Inventory:
 
     @property
     def held_back(self) -> frozenset[model.AttachHandle]:
-        """What hold_back() was called with last."""
+        """Handles that are offered to no server, see hold_back()."""
         with self._lock:
             return self._held_back
 

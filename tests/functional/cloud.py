@@ -42,12 +42,12 @@ class Options:
 class CloudOfClass:
     """Before Nova's test case among the bases of a class.
 
-    A subclass has build(), which sets up the cloud, remember(), which takes
-    down what it is like, and empty(), which makes it the same again.
+    A subclass has build(), which sets up the cloud, remember(), which notes
+    its state, and empty(), which restores that state.
     """
 
-    #: whether each test gets a cloud of its own: for those that configure
-    #: it, or leave it in a state from which there is no way back
+    #: whether each test gets a cloud of its own: for tests that configure
+    #: the cloud, or leave it in a state that empty() cannot undo
     FRESH_CLOUD = False
 
     #: the cloud of this process, of which there is one at a time
@@ -142,7 +142,8 @@ class CloudOfClass:
             testtools.TestCase.addCleanup(self, function, *args, **kwargs)
 
     def start_service(self, *args, **kwargs):
-        """A service lives as long as the cloud, whoever starts it."""
+        """A service that a test starts belongs to the cloud, too, and stops
+        when the cloud ends."""
         if not self._ends:
             return self.cloud.start_service(*args, **kwargs)
         service = super().start_service(*args, **kwargs)

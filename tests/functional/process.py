@@ -4,9 +4,9 @@
 * The garbage collector runs seldom. It would go through all of Nova each time.
 * SQLite connections stay open. Nova's harness opens one for each transaction.
 * nova-api's application is built once. It has some 400 controllers.
-* Nova does not check its own answers and messages: the schema of each answer
-  of nova-api, and the format of each message of level DEBUG, which nobody
-  sees. Those of nova_accel are formatted.
+* Nova does not check the schema of each answer of nova-api, and does not
+  format its messages of level DEBUG, which no test shows. Those of nova_accel
+  are formatted.
 * Nova's helpers that wait look after 0.05 s, and then less and less often, for
   as long as a loaded machine may need. They would look every 0.5 s, and give
   up after 5 s.

@@ -51,7 +51,6 @@ class UnderGuestTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        self.give_credentials()
         self.function, self.other = str(uuid.uuid4()), str(uuid.uuid4())
         self.upload_xclbin(self.function)
         self.image = self.upload_xclbin(self.other, properties={})

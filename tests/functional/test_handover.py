@@ -31,7 +31,6 @@ class HandoverTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        self.give_credentials()
         self.free, self.fixed = (
             self._create_flavor(extra_spec=specs) for specs in (
                 base.fpga_flavor(runtime_programming='true'), self.specs))

@@ -41,7 +41,6 @@ class TenantTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        self.give_credentials()
         self.flavor = self._create_flavor(
             extra_spec=base.fpga_flavor(function_id=FUNCTION))
         # the flavors are the administrator's, the servers a tenant's

@@ -92,9 +92,9 @@ class KeepTest(operations.OperationsTestBase):
 
     def test_rebuild_fails(self):
         """A rebuild that fails: the server is in ERROR, and Nova takes its
-        allocation away. It keeps its devices, which nobody else is offered,
-        and starts with them; shelve and unshelve it to get an allocation
-        again."""
+        allocation away. It keeps its devices, which no other server is
+        offered, and starts with them; shelve and unshelve give it an
+        allocation again."""
         self.kernel(self.host_of(self.server)).set_fault(
             self.before[0][1], vanish=True)
         self.api.post_server_action(self.server['id'], {
@@ -480,7 +480,6 @@ class HostBootTest(operations.OperationsTestBase):
         """The host loses its power, and the card a function that it had from
         before: programmed as the flavor says, before the guest starts."""
         self.flags(resume_guests_state_on_host_boot=True)
-        self.give_credentials()
         (host, address), = self.assertHas(self.boot(self.specs))
         self.delete_all()
         self.computes[host].stop()

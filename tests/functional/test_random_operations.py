@@ -157,7 +157,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.assertGreater(self.counted['sequences'], 0)
 
     def play(self, series, seed):
-        """The sequences of a seed, or the one that is to be reproduced."""
+        """Play the sequences of a seed, or the one of NOVA_ACCEL_REPRODUCE."""
         hypothesis.seed(seed)(series)
         blob = os.environ.get('NOVA_ACCEL_REPRODUCE')
         if blob:

@@ -198,7 +198,7 @@ class FailedRebuildTest(RestartTestBase):
         self.mend()
 
     def test_compared_before(self):
-        """Its device is kept, and offered to nobody."""
+        """The server keeps its device, which no other server is offered."""
         kernel = self.kernel('compute1')
         kernel.set_fault(FPGA, vanish=None)
         kernel.rebind(FPGA, 'dfl-pci')

@@ -28,7 +28,6 @@ class RuntimeTestBase(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        self.give_credentials()
         self.image = self.upload(base.NLB3)
         self.server = self.boot(self.FLAVOR)
         self.host = self.host_of(self.server)

@@ -109,8 +109,8 @@ class ReconcileTest(base.HostTestCase):
         self.assertEqual([], self.host.holdings.all())
 
     def test_rebuild_that_failed(self):
-        """There is no guest and no allocation. It keeps its device, also when
-        nova-compute starts, and gets it again."""
+        """A server without a guest and without an allocation keeps its
+        device, also when nova-compute starts, and gets it again."""
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.allocate(self.server, None)
         self.assertHeldBack(A)
