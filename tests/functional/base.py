@@ -447,6 +447,14 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             flavor_id=flavor, networks='none', expected_state=expected_state,
             **kwargs)
 
+    def _shelve_server(self, server, expected_state='SHELVED_OFFLOADED'):
+        """Nova sets the status before it clears the host of the server."""
+        super()._shelve_server(server, expected_state)
+        gone = {'OS-EXT-SRV-ATTR:host': None}
+        return self._wait_for_server_parameter(server, {
+            'status': expected_state,
+            **(gone if expected_state == 'SHELVED_OFFLOADED' else {})})
+
     def fault(self, server):
         """The reason that the owner of a failed server reads."""
         return self.api.get_server(server['id'])['fault']['message']

@@ -52,12 +52,15 @@ def until(look, seconds=PATIENCE, error=AssertionError):
     """
     end, pause = time.monotonic() + seconds, FIRST
     while True:
+        began = time.monotonic()
         try:
             return look()
         except error:
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now > end:
                 raise
-        time.sleep(pause)
+        # looking takes at most a third of the time, also on a loaded machine
+        time.sleep(max(pause, 2 * (now - began)))
         pause = min(GROWTH * pause, LAST)
 
 
