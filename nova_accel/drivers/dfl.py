@@ -387,7 +387,7 @@ class DflDriver(base.PciDriver):
         try:
             _, port = self._prepare(device.address, region.index)
             self.kernel.reset_dfl_port(port.function, port.id)
-            if not pci.answers(self.kernel, port.function):
+            if not pci.answers(self.kernel, device.address):
                 raise _Defect('the card does not answer after it')
         except (_Defect, OSError, ValueError) as error:
             raise exception.DeviceError(

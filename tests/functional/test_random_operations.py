@@ -642,9 +642,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             # nobody tells the source that a resize failed
             for compute in self.computes.values():
                 compute.driver.reconciler.run()
-        # what is not clean, as on a broken card, is no server's
-        held = [c for c in self.claims()
-                if c.state is not model.ClaimState.DELETING]
+        held = self.held()
         claimed = collections.Counter(
             (c.provider_uuid, c.consumer_uuid) for c in held)
         allocated = self.all_allocated()
@@ -674,6 +672,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
             if claim.role is model.Role.CURRENT:
                 self.assertEqual(claim.instance_uuid, claim.consumer_uuid)
 
+    def held(self, host=None):
+        """The claims of servers. A device that could not be cleaned, as on a
+        broken card, belongs to its server no more."""
+        return [c for c in self.claims(host)
+                if c.state is not model.ClaimState.DELETING]
+
     def all_allocated(self):
         """(provider uuid, consumer uuid) -> amount, of our providers."""
         allocated = collections.Counter()
@@ -692,7 +696,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         """Each guest has what its server holds, and nobody else has it."""
         for host in self.computes:
             held = collections.defaultdict(list)
-            for claim in self.claims(host):
+            for claim in self.held(host):
                 if claim.role is model.Role.CURRENT:
                     held[claim.instance_uuid].append(claim.handle.address)
             guests = {
@@ -730,7 +734,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             if (uuid in self.failed | self.cold
                     or server['status'] not in random_steps.WITH_GUEST):
                 continue
-            held = [c for c in self.claims() if c.instance_uuid == uuid
+            held = [c for c in self.held() if c.instance_uuid == uuid
                     and c.role is model.Role.CURRENT]
             wanted = self.flavors[server['flavor']['original_name']]
             self.assertEqual(len(wanted), len(held), server)

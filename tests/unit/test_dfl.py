@@ -541,6 +541,35 @@ class Programming(TestCase):
         self.assertEqual({A: device}, self.driver.discover())
 
 
+@ddt.ddt
+class Reset(TestCase):
+
+    @ddt.data(0, 2)
+    def test_port(self, vfs):
+        """The port resets by its own function; the card answers by its PF,
+        as the identifiers of a VF read 0xffff."""
+        device = self.start({'address': A, 'ports': 2, 'vfs': vfs})[A]
+        guest = vf(A, 1) if vfs else A
+        self.kernel.guest_takes(guest)
+        self.kernel.guest_writes(guest, registers='secret', memory='secret')
+        self.kernel.guest_returns(guest)
+        region = device.region(1 if vfs else 0)
+        self.assertEqual('port reset',
+                         self.driver.reset_region(device, region))
+        self.kernel.guest_takes(guest)
+        self.assertEqual({'memory': 'secret'}, self.kernel.guest_reads(guest))
+
+    @ddt.data({'port_reset': 'ETIMEDOUT'}, {'dead': True})
+    def test_failure(self, fault):
+        device = self.start({'address': A})[A]
+        self.kernel.set_fault(A, **fault)
+        error = self.assertRaises(exception.DeviceError,
+                                  self.driver.reset_region, device,
+                                  device.region(0))
+        self.assertIn('was to be reset, and that failed', str(error))
+        self.assertIn('power-cycle', str(error))
+
+
 TOP = f'devices/pci0000:5e/{A}'
 
 
