@@ -63,6 +63,8 @@ LAST_EVENT = 2
 
 HOSTS, CARDS = random_steps.HOSTS, random_steps.CARDS
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+#: the function of the operator's clearing image
+CLEARING = 'c1ea5000-0000-4000-8000-000000000001'
 #: in which nova-compute is not killed: Nova has no way on from the middle of
 #: a move, and of two servers only one would be killed
 MOVES = ('resize', 'migrate', 'revert', 'confirm', 'create two')
@@ -99,6 +101,10 @@ class RandomOperationsTest(operations.OperationsTestBase):
         # a guest that is off already, as after a failed shelve, is waited for
         self.flags(wait_soft_reboot_seconds=1, group='libvirt')
         image = self.upload_bitstream(base.NLB3, properties={})
+        # for regions whose content is not known after a fault
+        self.upload_bitstream(CLEARING, clears_memory=True, properties={
+            'accel:clears': 'memory',
+            'accel:region_type_id': base.SHELL_11})
         nlb0 = base.fpga_flavor(function_id=base.NLB0)
         #: name of the flavor -> functions that its servers' regions carry
         self.flavors = {}
