@@ -436,7 +436,7 @@ class Inventory:
         LOG.error('%s', text)
 
     def update_tree(self, tree, node: str,
-                    in_use: Callable[[str], bool]) -> None:
+                    in_use: Callable[[str], bool]) -> set[str]:
         """Make Nova's provider tree show our devices; touch nothing else.
 
         An error of the store is logged once and leaves the tree as it is.
@@ -444,7 +444,9 @@ class Inventory:
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param in_use: whether anything is allocated from a provider uuid;
             asked only before something would be taken away.
+        :returns: uuids of providers that were there and were changed.
         """
+        changed: set[str] = set()
         try:
             root_uuid = tree.data(node).uuid
             with self._lock:
@@ -455,8 +457,9 @@ class Inventory:
             if gone:
                 held = {c.device_address for c in self._store.claims()}
                 gone = [a for a in gone if a not in held]
-            for address in self._tree.update(tree, node, wanted, gone,
-                                             in_use):
+            removed, changed = self._tree.update(tree, node, wanted, gone,
+                                                 in_use)
+            for address in removed:
                 self._table.remove(address)
         except exception.AcceleratorError as error:
             self._say_once('', f'The providers of accelerators stay as they '
@@ -466,6 +469,7 @@ class Inventory:
         else:
             with self._lock:
                 self._said.pop('', None)
+        return changed
 
     def to_publish(self, provider_uuid: str, inventory: Mapping[str, Mapping],
                    traits: Iterable[str], in_use: Callable[[str], bool],

@@ -86,7 +86,8 @@ class Tree:
 
     def update(self, tree, node: str,
                wanted: Mapping[str, providers.Provider],
-               gone: Iterable[str], in_use: InUse) -> list[str]:
+               gone: Iterable[str], in_use: InUse,
+               ) -> tuple[list[str], set[str]]:
         """Make the tree show what is wanted; touch nothing else.
 
         :param tree: nova.compute.provider_tree.ProviderTree.
@@ -94,7 +95,8 @@ class Tree:
         :param wanted: our providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
         :param in_use: whether anything is allocated from a provider uuid.
-        :returns: those of gone of which nothing is left in the tree.
+        :returns: those of gone of which nothing is left in the tree; the
+            uuids of providers that were there and were changed.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
             as it was.
         """
@@ -114,7 +116,9 @@ class Tree:
         for uuid, name in plan.done:
             self._drop(uuid, name)
         self._change_waiting(plan.returned, plan.shown)
-        return [address for address in gone if address not in left]
+        changed = {uuid for uuid, _ in (*plan.inventories, *plan.traits)}
+        return ([address for address in gone if address not in left],
+                changed & everything.keys())
 
     @staticmethod
     def _apply(plan: _Pass, tree) -> None:

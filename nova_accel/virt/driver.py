@@ -91,8 +91,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Periodically and at each claim, under the resource tracker's lock."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
-            self.accelerators.inventory.update_tree(
-                provider_tree, nodename, self.accelerators.publisher.in_use)
+            publisher = self.accelerators.publisher
+            # Nova's copy of a provider is older than the last server that was
+            # scheduled to it, and Placement would refuse Nova's own report
+            publisher.show(
+                self.cloud.admin_context(),
+                self.accelerators.inventory.update_tree(
+                    provider_tree, nodename, publisher.in_use))
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
 

@@ -114,6 +114,21 @@ class ReportTest(base.AcceleratorTestBase):
         self._delete_server(server)
         self.assertIn(naming.PROGRAMMABLE, self.traits(self.region))
 
+    def test_change_after_a_server_was_scheduled(self):
+        """Each allocation gives a provider another generation, and Nova's
+        copy of it is older: the report is not refused all the same."""
+        self.flags(resource_provider_association_refresh=3600, group='compute')
+        for _ in range(2):
+            server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+            self.report()
+            self.assertNotIn(naming.PROGRAMMABLE, self.traits(self.region))
+            self._delete_server(server)
+            self.report()
+            self.assertIn(naming.PROGRAMMABLE, self.traits(self.region))
+        self.assertEqual([], [
+            line for line in self.stdlog.logger.output.splitlines()
+            if 'Failed to update' in line])
+
     def test_vanished_device(self):
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
         inventory = self.accelerators('compute1').inventory
