@@ -44,6 +44,10 @@ class GlanceUnavailable(AcceleratorError):
     """Glance did not answer; the state of the image is unknown."""
 
 
+class NoCredentials(GlanceUnavailable):
+    """[service_user] of this host has no credentials."""
+
+
 class PlacementUnavailable(AcceleratorError):
     """Placement did not answer; the allocation is unknown."""
 

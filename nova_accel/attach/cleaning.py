@@ -19,7 +19,9 @@ guest could load itself  image of the region's type, else
 ======================== ================================ ==================
 
 Programming initializes registers and block RAM. The memory of the card is
-cleared by an image that is made for it.
+cleared by an image that is made for it: where the operator has one for the
+region's type, policy clear programs it after every server, before the
+operator's image.
 """
 
 from collections.abc import Sequence
@@ -78,15 +80,19 @@ class Regions:
             return self._reset(device, region)
         if region.origin not in (model.OPERATOR, None):
             return self._replace(device, region, claims)
+        cleared = self._clear_memory(device, region)
         image = region.bitstream_id or (
             # a programming was broken off, or an earlier release did it
             None if region.origin else _had(claims))
         if image and region.programmable:
             try:
-                return self._programming.again(device, region, image)
+                return ', '.join([*cleared, self._programming.again(
+                    device, region, image)])
             except _UNAVAILABLE as error:
                 LOG.warning('%s %s is not programmed again: %s',
                             device.address, region.name, error)
+        if cleared:
+            return cleared[0]
         return (self._reset(device, region) if region.origin
                 else self._programming.clear(device, region))
 
@@ -97,6 +103,20 @@ class Regions:
             return None, None
         return device, next((r for r in device.regions
                              if r.index == claims[0].region_index), None)
+
+    def _clear_memory(self, device, region):
+        """Clear the memory of the card where the operator can: how, or
+        nothing.
+
+        An error of Glance is not taken for "no such image"; a nova-compute
+        without credentials of its own never has one.
+        """
+        if not region.programmable:
+            return []
+        try:
+            return [self._programming.clear(device, region, ('memory',))]
+        except (exception.ImageNotFound, exception.NoCredentials):
+            return []
 
     def _replace(self, device, region, claims):
         """Replace a project's content."""

@@ -183,15 +183,18 @@ class Programming:
             LOG.info('%s', error)
             return False
 
-    def clear(self, device: model.Device, region: model.Region) -> str:
+    def clear(self, device: model.Device, region: model.Region,
+              cleared: Sequence[str] = glance.CLEARED) -> str:
         """Program the operator's clearing image of the region's type.
 
+        :param cleared: which of glance.CLEARED it may clear.
         :returns: how, for the record of the hand-over.
-        :raises BitstreamError: there is none that can be used.
+        :raises ImageNotFound: there is none.
+        :raises BitstreamError: it cannot be used.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
         client = self._cloud.service_images()
-        image = glance.find_clearing(client, region.region_type_uuid)
+        image = glance.find_clearing(client, region.region_type_uuid, cleared)
         self._load(client, image, device, region)
         return f'cleared with image {image.id}'
 

@@ -18,7 +18,7 @@ Each request has a time limit of its own, [accel] glance_timeout; the session's
 limit does not apply.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -53,7 +53,8 @@ REGION_TYPE_ID = 'accel:region_type_id'
 #: of the operator's images that clear a region after a server: what they
 #: clear beside the region's function, 'memory' of the card or 'registers'
 CLEARS = 'accel:clears'
-_CLEARED = ('memory', 'registers')
+#: what an image may clear, by precedence
+CLEARED = ('memory', 'registers')
 
 #: number of images that an error names
 _NAMED = 3
@@ -175,24 +176,26 @@ def find_operators(client, image_id: str) -> Image:
     return _image(record)
 
 
-def find_clearing(client, region_type: str | None) -> Image:
+def find_clearing(client, region_type: str | None,
+                  cleared: Sequence[str] = CLEARED) -> Image:
     """Find the operator's image that clears regions of a type.
 
     One that clears the memory of the card comes first, then the first by id.
 
     :param client: of nova-compute itself.
     :param region_type: UUID in the form of model.uuid_hex.
-    :raises BitstreamError: there is none.
+    :param cleared: which of CLEARED it may clear.
+    :raises ImageNotFound: there is none.
     :raises GlanceUnavailable: Glance did not answer.
     """
-    for what in _CLEARED if region_type else ():
+    for what in cleared if region_type else ():
         records = [
             r for r in _list(client, {CLEARS: what})
             if r['status'] == 'active' and origin(r) == model.OPERATOR
             and _hex(r.get(REGION_TYPE_ID) or '') == region_type]
         if records:
             return _image(min(records, key=lambda r: r['id']))
-    raise exception.BitstreamError(
+    raise exception.ImageNotFound(
         f'An image that clears regions of type '
         f'{uuid.UUID(region_type) if region_type else "unknown"} was looked '
         f'for, and no image of the operator has {CLEARS}=memory or '
@@ -263,8 +266,8 @@ def service_client(endpoint: str | None):
     registered by Nova.
 
     :param endpoint: URL without version; None takes it from the catalog.
-    :raises GlanceUnavailable: [service_user] has no credentials, or Keystone
-        rejects them.
+    :raises NoCredentials: [service_user] has none.
+    :raises GlanceUnavailable: Keystone rejects them.
     """
     try:
         return _service_client(endpoint)
@@ -278,7 +281,7 @@ def service_client(endpoint: str | None):
 def _service_client(endpoint):
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:
-        raise exception.GlanceUnavailable(
+        raise exception.NoCredentials(
             'A bitstream has to be fetched by nova-compute itself, and '
             '[service_user] of nova.conf has no credentials: set them on this '
             'host.')

@@ -171,6 +171,52 @@ class CleaningTest(base.HostTestCase):
         self.delete(server)
         self.assertNextReads(CLEAN, BLANK)
 
+    def test_memory_is_cleared_after_the_operators_function(self):
+        """The region is warm again afterwards."""
+        image, clearing = self.host.upload(FUNCTION), self.clearing_image(
+            'memory')
+        server = self.boot(FUNCTION)
+        self.write()
+        self.delete(server)
+        done = self.host.accelerators.store.handovers()[-1]
+        self.assertEqual(f'cleared with image {clearing}, programmed again '
+                         f'with image {image}', done.method)
+        self.assertEqual(2 + 1, len(self.programmed))
+        self.assertNextReads(CLEAN, FUNCTION)
+
+    def test_memory_is_cleared_after_a_function_without_an_image(self):
+        self.clearing_image('memory')
+        server = self.boot()
+        self.write()
+        self.delete(server)
+        self.assertNextReads(CLEAN, BLANK)
+
+    def test_memory_while_glance_does_not_answer(self):
+        """It is not known whether the memory is to be cleared: the region is
+        fenced until Glance says so."""
+        self.host.upload(FUNCTION)
+        self.clearing_image('memory')
+        server = self.boot(FUNCTION)
+        self.write()
+        self.host.cloud.service_error = exception.GlanceUnavailable(
+            'Glance does not answer.')
+        self.delete(server)
+        self.assertFenced('Glance')
+        self.host.cloud.service_error = None
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads(CLEAN, FUNCTION)
+
+    def test_memory_clearing_that_fails(self):
+        self.host.upload(FUNCTION)
+        self.clearing_image('memory')
+        server = self.boot(FUNCTION)
+        self.write()
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.delete(server)
+        self.assertFenced('CRC')
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads(CLEAN, FUNCTION)
+
     def test_without_clearing_image(self):
         """It is fenced until there is one."""
         server = self.tenant_loads(self.private_image())

@@ -122,8 +122,11 @@ class Cloud:
                 container_format='bare', kernel_id=kernel.id,
                 hw_machine_type='q35')
 
-    def bitstream(self, function=None, cut=None, **kw):
-        """Upload a bitstream of a new function; the function."""
+    def bitstream(self, function=None, cut=None, properties=None, **kw):
+        """Upload a bitstream of a new function; the function.
+
+        :param properties: of the image, in place of the function.
+        """
         function = function or str(uuid.uuid4())
         with tempfile.NamedTemporaryFile() as file:
             gbs.make_gbs(file.name, function, kw.pop('interface', INTERFACE),
@@ -134,7 +137,8 @@ class Cloud:
             self.api.image.create_image(
                 f'bitstream-{function[:8]}', filename=file.name,
                 disk_format='raw', container_format='bare', wait=True,
-                visibility='public', **{'accel:function_id': function})
+                visibility='public',
+                **(properties or {'accel:function_id': function}))
         return function
 
     def flavor(self, **specs):

@@ -25,12 +25,17 @@ next, 11-0 feature id. All registers are 64 bits, little endian
     +0x30    capability     1-0 number, 23-8 MMIO size in KiB
     +0x38    control        0 soft reset, 4 reset ack
     +0x20000 AFU            DFH: AFU, end of list; +8, +0x10: id, low and high
+      +0x18  a register that a guest writes; 0 after a reset of the port and
+             after a PR
+      +0x20  a word of the card's memory; 0 after the PR of a payload that
+             clears memory
 
 A pushed bitstream is the payload of what nova_accel.sim.gbs writes: AFU id and
 interface id, 16 bytes little endian each. If the interface id is the one that
 this card accepts, the port's AFU id becomes the other; if not, the engine
 reports "incompatible", as for a file pushed with its header. A reset of the
-function keeps the AFU; a new client finds a power-cycled card.
+function keeps the AFU; a new client finds a power-cycled card. After the ids a
+payload may say that it clears the memory of the card.
 
 The config file is JSON, all keys optional; the pr_* and accept_id keys are
 read again at each PR, so that a trial can change them while the machine runs:
@@ -57,6 +62,8 @@ import uuid
 import vfio_user
 
 FME, PR, PORT, AFU = 0x0, 0x1000, 0x40000, 0x20000
+AFU_REGISTER, AFU_MEMORY = AFU + 0x18, AFU + 0x20
+CLEARS_MEMORY = b'clears memory'
 PR_CTRL, PR_STATUS, PR_DATA = PR + 8, PR + 0x10, PR + 0x18
 PR_ERROR, PR_INTERFACE = PR + 0x20, PR + 0xa8
 RESET, RESET_ACK, START, COMPLETE = 1 << 0, 1 << 4, 1 << 12, 1 << 13
@@ -181,6 +188,8 @@ class Dfl(vfio_user.Device):
                 v = self.get(register)
                 self.put(register, v | RESET_ACK if v & RESET
                          else v & ~RESET_ACK)
+                if v & RESET:
+                    self.put(port + AFU_REGISTER, 0)
 
     def control(self, old, v):
         v = v | RESET_ACK if v & RESET else v & ~RESET_ACK
@@ -217,8 +226,11 @@ class Dfl(vfio_user.Device):
             self.put(PR_ERROR, ERRORS[error])
             self.put(PR_STATUS, self.get(PR_STATUS) | STATUS_ERROR)
         else:
-            self.put_uuid(PORT * (port + 1) + AFU + 8,
-                          uuid.UUID(bytes_le=ids[:16]))
+            base = PORT * (port + 1)
+            self.put_uuid(base + AFU + 8, uuid.UUID(bytes_le=ids[:16]))
+            self.put(base + AFU_REGISTER, 0)
+            if self.data[32:].startswith(CLEARS_MEMORY):
+                self.put(base + AFU_MEMORY, 0)
 
 
 if __name__ == '__main__':

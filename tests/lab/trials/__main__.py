@@ -17,13 +17,14 @@ from tests.lab import processes
 from tests.lab.trials import boot
 from tests.lab.trials import computes
 from tests.lab.trials import drivers
+from tests.lab.trials import handover
 from tests.lab.trials import host
 from tests.lab.trials import kinds
 from tests.lab.trials import operations
 from tests.lab.trials import refusals
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, refusals, kinds, host, operations, computes, drivers)
+MODULES = (boot, handover, refusals, kinds, host, operations, computes, drivers)
 
 
 class Table(unittest.TestResult):

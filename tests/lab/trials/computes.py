@@ -59,6 +59,7 @@ class TwoComputes(base.Trial):
             function = self.cloud.bitstream()
             places[host] = self.cloud.fpga(function), function
             self.cloud.delete(self.cloud.boot(places[host][0], host=host))
+        self.wait_clean()
         before = len(self.programmings())
         servers = {}
         for host, (flavor, function) in places.items():

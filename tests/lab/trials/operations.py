@@ -41,7 +41,10 @@ class Operations(base.Trial):
         self.assertStillThere()
 
     def test_3_shelve(self):
-        """Shelve gives the device back; unshelve programs it anew."""
+        """Shelve gives the device back; unshelve programs it.
+
+        After each server its function is programmed again.
+        """
         api = self.cloud.compute
         api.shelve_server(self.server)
         self.cloud.wait('the server offloaded', lambda: api.get_server(
@@ -53,7 +56,7 @@ class Operations(base.Trial):
         self.assertGuestHas(taken, other)
         self.cloud.delete(taken)
         api.unshelve_server(self.server)
-        self.assertStillThere(programmed=2)
+        self.assertStillThere(programmed=4)
 
     def test_4_suspend(self):
         """Suspend of a guest that keeps its device: said, and it goes on."""

@@ -63,6 +63,7 @@ class Refusals(base.Trial):
         self.assertGreater(time.monotonic() - began, 6)
         self.assertGuestHas(server, function)
         self.cloud.delete(server)
+        self.wait_clean()
         machine.card(pr_error='timeout', pr_error_count=1)
         self.assertRefused(self.cloud.bitstream(), 'ETIMEDOUT')
         self.assertUsable()

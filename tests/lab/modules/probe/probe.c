@@ -6,7 +6,9 @@
  * that accesses to BARs reach them:
  *   edu  1234:11e8   BAR0+0 identification, BAR0+4 liveness (reads inverted)
  *   mtty 4348:3253   BAR0 is an 8250: +7 scratch register, +5 line status
- *   DFL  8086:09c4   BAR0+0 FME header, port 0's function UUID at +0x60008
+ *   DFL  8086:09c4   BAR0+0 FME header, port 0's function UUID at +0x60008,
+ *                    a register at +0x60018 and a word of memory at +0x60020,
+ *                    in which it leaves a secret for the next guest
  * Then it halts, so that the guest stays until somebody destroys it.
  */
 typedef unsigned int u32;
@@ -68,6 +70,9 @@ void _start(void)
 			field("DFL fme=", m[1], 8); hex(m[0], 8);
 			field(" afu=", m[0x60014 / 4], 8); hex(m[0x60010 / 4], 8);
 			hex(m[0x6000c / 4], 8); hex(m[0x60008 / 4], 8); print("\r\n");
+			field("AFU register=", m[0x60018 / 4], 8);
+			field(" memory=", m[0x60020 / 4], 8); print("\r\n");
+			m[0x60018 / 4] = m[0x60020 / 4] = 0x5ec2e700;
 		}
 		if (!(fn & 7) && !(rd(fn, 0xc) >> 16 & 0x80))
 			fn |= 7;		/* single-function device */
