@@ -16,7 +16,6 @@ import uuid
 from unittest import mock
 
 import fixtures
-import futurist
 from keystoneauth1 import loading
 from lxml import etree
 from nova.tests import fixtures as nova_fixtures
@@ -258,9 +257,6 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
             # that of Nova, not that of a test
             base.ServersTestBase.setUp(self)
-        # in Nova's tests idle threads, of which restarts leave many, look a
-        # hundred times a second whether they are to end
-        futurist._thread.ThreadWorker.MAX_IDLE_FOR = 0.5
         self.useFixture(glance_service.NovaTokens())
         self.flags(api_servers=[self.glance.service.url], group='glance')
         self.give_credentials()

@@ -7,6 +7,8 @@
 * Nova does not check the schema of each answer of nova-api, and does not
   format its messages of level DEBUG, which no test shows. Those of nova_accel
   are formatted.
+* Idle threads, of which restarts leave hundreds, sleep until there is work or
+  their end. Those of futurist would wake up all the time to look for it.
 * Nova's helpers that wait look after 0.05 s, and then less and less often, for
   as long as a loaded machine may need. They would look every 0.5 s, and give
   up after 5 s.
@@ -20,6 +22,7 @@ import os
 import time
 import types
 
+import futurist
 from nova.api import wsgi
 import nova.image.glance
 from nova.tests import fixtures as nova_fixtures
@@ -140,6 +143,25 @@ def _unchecked(start):
     return started
 
 
+def _sleep_until_work(worker):
+    """Of futurist's thread: wait for the next item of its queue."""
+    worker.idle = True
+    while (work := worker.work_queue.get()) is None:
+        worker.work_queue.task_done()
+        if worker._is_dying():
+            raise futurist._thread._Stopping
+        # the end of another thread of the same queue
+        worker.work_queue.put(None)
+        time.sleep(FIRST)
+    worker.idle = False
+    return work
+
+
+def _wake_and_stop(worker):
+    worker.should_stop = True
+    worker.work_queue.put(None)
+
+
 def prepare():
     """Apply all of this to the process. Call it once."""
     gc.set_threshold(20000, 20, 100)
@@ -152,6 +174,8 @@ def prepare():
         nova_fixtures.StandardLogging.setUp)
     nova_fixtures.ConfFixture.setUp = _unchecked(
         nova_fixtures.ConfFixture.setUp)
+    futurist._thread.ThreadWorker._wait_for_work = _sleep_until_work
+    futurist._thread.ThreadWorker.stop = _wake_and_stop
     integrated_helpers.time = types.SimpleNamespace(
         **{**vars(time), 'sleep': time.sleep})
     for owner in (integrated_helpers.InstanceHelperMixin,
