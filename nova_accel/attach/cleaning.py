@@ -63,7 +63,9 @@ class Regions:
             device.driver, *(c.handle.address for c in claims),
             device.address)
         used = any(claim.prepared for claim in claims)
-        if used and region.guest_can_reprogram:
+        if used and (region.guest_can_reprogram or any(
+                # it had the whole card, which may have VFs since
+                claim.handle.address == device.address for claim in claims)):
             # only the guest knew what it loaded
             self._inventory.forget(
                 device.address, region.index, claims[0].project_id)

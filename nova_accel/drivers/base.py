@@ -27,6 +27,7 @@ from nova_accel import model
 CONF = conf.CONF
 
 VFIO = 'vfio-pci'
+WHOLE_CARDS = '[accel] whole_cards'
 
 
 class AcceleratorDriver(abc.ABC):
@@ -210,6 +211,15 @@ def is_fixed(address: str) -> bool:
     :raises ConfigurationError: it has what is no PCI address.
     """
     return address in {pci.address(t) for t in CONF.accel.fixed_devices}
+
+
+def whole_cards() -> frozenset[str]:
+    """Addresses of the cards that a guest may program and flash itself.
+
+    :raises ConfigurationError: [accel] whole_cards has what is not a PCI
+        address.
+    """
+    return frozenset(pci.address(t) for t in CONF.accel.whole_cards)
 
 
 class Defect(Exception):

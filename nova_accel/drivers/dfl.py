@@ -3,10 +3,13 @@
 
 A card is a PCI function with an FME (the management engine) and up to four
 ports; each port is a region that is programmed by itself. Ports can be handed
-to VFs, which have a port but no FME. Sources: drivers/fpga/dfl*.c and
-Documentation/fpga/dfl.rst of Linux, and trials on a 6.12 kernel. The numbers
-in names like dfl-port.0 change whenever a driver is bound, so cards are known
-by PCI address and ports by their id only.
+to VFs, which have a port but no FME. Guests get VFs: the PF has the FME, which
+programs every port, and the controller of the card's flash. A card goes to a
+guest by its PF only where [accel] whole_cards has its address.
+
+Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, and
+trials on a 6.12 kernel. The numbers in names like dfl-port.0 change whenever a
+driver is bound, so cards are known by PCI address and ports by their id only.
 """
 
 import dataclasses
@@ -84,6 +87,10 @@ class DflDriver(base.PciDriver):
         The first ports go, one to a VF; with fewer VFs than ports the others
         cannot be given to anybody.
         """
+        for address in sorted(sriov.wanted().keys() & base.whole_cards()):
+            raise exception.ConfigurationError(
+                f'{base.WHOLE_CARDS} has {address}, and so has '
+                f'{sriov.OPTION}: remove it from one of the two.')
         for address in self.names(pci.DEVICES):
             try:
                 if (address in sriov.wanted() and self.identify(address)
@@ -153,9 +160,12 @@ class DflDriver(base.PciDriver):
                     f'it is bound to {VFIO}, so that its regions were never '
                     f'seen: bind it to {KERNEL_DRIVER}')
             if before.health is model.Health.GONE:
-                return dataclasses.replace(before, health=model.Health.OK,
-                                           reason='')
-            return before
+                before = dataclasses.replace(before, health=model.Health.OK,
+                                             reason='')
+            # release 0.1 did not say so of a card that a guest has
+            return dataclasses.replace(before, regions=tuple(
+                dataclasses.replace(r, guest_can_reprogram=True)
+                for r in before.regions))
         if bound != KERNEL_DRIVER:
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
                           f'{KERNEL_DRIVER}')
@@ -240,7 +250,9 @@ class DflDriver(base.PciDriver):
         common: dict = {
             'region_type_uuid': region_type,
             'programmable': (region_type is not None
-                             and not base.is_fixed(address))}
+                             and not base.is_fixed(address)),
+            # by the FME, which goes with the PF
+            'guest_can_reprogram': not vfs}
         failed = self._manager_state(fme).endswith('error')
         regions = {}
         for port in ports:
@@ -259,10 +271,9 @@ class DflDriver(base.PciDriver):
                     region, health=model.Health.QUARANTINED,
                     reason=f'its afu_id cannot be used ({e})')
             regions[port.id] = region
-        lowest = min(regions, default=None)
         for port in ports:
             regions[port.id] = self._with_handle(
-                regions[port.id], port, address, vfs, port.id == lowest)
+                regions[port.id], port, address, vfs)
         self._add_hidden(address, regions, fme, before, common,
                          hidden=set(vfs) - {p.function for p in ports})
         return tuple(regions[index] for index in sorted(regions))
@@ -298,12 +309,17 @@ class DflDriver(base.PciDriver):
     def _manager_state(self, fme) -> str:
         return self._manager(fme, 'state')
 
-    def _with_handle(self, region, port, address, vfs, lowest):
+    def _with_handle(self, region, port, address, vfs):
         if vfs and port.function == address:
             reason = 'it is not released to a VF while other ports are'
-        elif not vfs and not lowest:
-            reason = ('it goes with the whole card while no VFs are enabled: '
-                      'release the ports and enable as many VFs')
+        elif not vfs and address not in base.whole_cards():
+            reason = (f'the card has no VFs, and no guest gets {address}, '
+                      f'which can program and flash it: have VFs created by '
+                      f'{sriov.OPTION} = {address}=<number of ports>, or name '
+                      f'it in {base.WHOLE_CARDS}')
+        elif not vfs and self._implemented(address) > 1:
+            reason = (f'{base.WHOLE_CARDS} has {address}, which has several '
+                      f'ports: name it in {sriov.OPTION} instead')
         else:
             reason = pci.obstacle(self.kernel, port.function)
         if reason:

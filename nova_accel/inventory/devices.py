@@ -216,11 +216,13 @@ class DeviceTable:
                 if owner != device.driver:
                     return False
             self._since[address] = ticket
-            if before and before.record != device.record and any(
-                    c.device_address == address
-                    for c in self._store.claims()):
-                # what the driver reads now may be the work of a server
-                device = dataclasses.replace(device, record=before.record)
+            if before and any(c.device_address == address
+                              for c in self._store.claims()):
+                # what the driver reads now may be the work of a server, which
+                # could do so even if it cannot any more
+                device = dataclasses.replace(
+                    device, record=before.record, regions=tuple(
+                        _as_open(r, before) for r in device.regions))
             if before != device:
                 self._told[address] = device
                 self._generation += 1
@@ -442,6 +444,14 @@ class DeviceTable:
                 self._unsaved_since_error = True
                 return
             self._saved, self._unsaved_since_error = told, False
+
+
+def _as_open(region: model.Region, before: model.Device) -> model.Region:
+    """The region, open to its guest if it was before."""
+    return dataclasses.replace(region, guest_can_reprogram=(
+        region.guest_can_reprogram or any(
+            r.guest_can_reprogram for r in before.regions
+            if r.index == region.index)))
 
 
 def clause(error: BaseException) -> str:

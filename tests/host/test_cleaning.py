@@ -9,7 +9,7 @@ from nova_accel import exception
 from nova_accel import model
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain
+from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain, vf
 
 #: of the clearing image
 BLANK = 'cccccccc-0000-4000-8000-000000000000'
@@ -59,7 +59,7 @@ class CleaningTest(base.HostTestCase):
 
     def write(self):
         """Registers, and the memory of the card."""
-        self.host.kernel.guest_writes(A, registers=SECRET, memory=SECRET)
+        self.host.kernel.guest_writes(vf(A), registers=SECRET, memory=SECRET)
 
     def delete(self, server):
         self.host.delete(server)
@@ -78,7 +78,7 @@ class CleaningTest(base.HostTestCase):
         self.host.report()
         self.assertEqual([], self.host.fenced())
         server = self.boot()
-        self.assertEqual(expected, self.host.kernel.guest_reads(A))
+        self.assertEqual(expected, self.host.kernel.guest_reads(vf(A)))
         if function:
             self.assertEqual(plain(function), self.host.carries(A))
         return server
@@ -245,7 +245,7 @@ class CleaningTest(base.HostTestCase):
         self.host.holdings.releasing(claims)
         self.restart()
         self.boot()
-        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(A))
+        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(BLANK), self.host.carries(A))
 
     # Policies
@@ -287,6 +287,6 @@ class BesideTest(CleaningTest):
         self.host.report()
         self.assertEqual([], self.host.fenced())
         self.boot(FUNCTION)
-        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(A))
+        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
         self.assertEqual(2, len(self.programmed))

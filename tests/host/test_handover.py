@@ -13,7 +13,7 @@ from nova_accel import model
 from nova_accel import sim
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain, vf
 
 #: an attacker and a victim
 EVE, BOB = 'eve', 'bob'
@@ -154,7 +154,7 @@ class OwnServerTest(Base):
         self.programmed = 0
 
     def assertOwn(self, programmed=0):
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(
             (plain(OTHER), self.image, EVE, programmed),
             (self.region().function_uuid, self.region().bitstream_id,
@@ -370,7 +370,7 @@ class WhoseImageTest(Base):
         self.assertEqual(0, self.host.runtime.run())
         self.assertIn('not visible', self.host.cloud.read()['servers'][
             server]['metadata']['accel1:status'])
-        self.assertHas(server, A)
+        self.assertHas(server, vf(A))
 
     def test_no_owners(self):
         """Then nova-compute's own credentials are for no user."""

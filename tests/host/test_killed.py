@@ -48,7 +48,9 @@ class KilledTestCase(base.HostTestCase):
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
             runtime_programming_pause=0, **{
-                'handover': conf.CONF.accel.handover, **self.OPTIONS})
+                'handover': conf.CONF.accel.handover,
+                'virtual_functions': conf.CONF.accel.virtual_functions,
+                **self.OPTIONS})
         self.addCleanup(self.compute.close)
 
     def booted(self, uuid_=SERVER):

@@ -17,13 +17,9 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import model
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
-                             SimulatedHost)
+                             SimulatedHost, vf)
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
-
-
-def vf(address, number):
-    return f'{address[:-1]}{number + 1}'
 
 
 def handles(region):
@@ -47,7 +43,7 @@ class TestCase(testtools.TestCase):
 class Discovery(TestCase):
 
     def test_two_cards(self):
-        found = self.start({'address': A, 'numa_node': 1},
+        found = self.start({'address': A, 'numa_node': 1, 'vfs': 1},
                            {'address': B, 'product': 'PAC_D5005', 'ports': 2,
                             'vfs': 2, 'functions': [FUNCTION, OTHER]})
         self.assertEqual([A, B], sorted(found))
@@ -59,10 +55,12 @@ class Discovery(TestCase):
              one.product_id, one.driver, one.numa_node, one.shell_id,
              one.health, one.handles))
         region, = one.regions
-        self.assertEqual((0, INTERFACE, FIRST, [A], True, OK, ''),
+        self.assertEqual((0, INTERFACE, FIRST, [vf(A, 0)], True, False, OK,
+                          ''),
                          (region.index, region.region_type_uuid,
                           region.function_uuid, handles(region),
-                          region.programmable, region.health, region.reason))
+                          region.programmable, region.guest_can_reprogram,
+                          region.health, region.reason))
         self.assertIsNone(two.numa_node)
         self.assertEqual([(0, plain(FUNCTION), [vf(B, 0)]),
                           (1, plain(OTHER), [vf(B, 1)])],
@@ -79,12 +77,53 @@ class Discovery(TestCase):
         self.assertEqual(('INTEL', product, family),
                          (device.vendor, device.product, device.family))
 
-    def test_only_lowest_port_goes_with_the_card_without_vfs(self):
-        first, second = self.start({'address': A, 'ports': 2})[A].regions
-        self.assertEqual([A], handles(first))
-        self.assertEqual([], handles(second))
-        self.assertIn('VFs', second.reason)
-        self.assertEqual(OK, second.health)
+    @ddt.data(1, 2)
+    def test_no_guest_gets_the_management_function(self, ports):
+        for region in self.start({'address': A, 'ports': ports})[A].regions:
+            self.assertEqual(([], OK), (handles(region), region.health))
+            for said in (f'[accel] virtual_functions = {A}=',
+                         '[accel] whole_cards', 'can program and flash'):
+                self.assertIn(said, region.reason)
+
+    @ddt.data('0000:5E:00.0', '00000000:5E:00.0', A)
+    def test_card_that_is_named_is_given_whole(self, spelling):
+        self.config.config(group='accel', whole_cards=[spelling])
+        found = self.start({'address': A}, {'address': B})
+        region, = found[A].regions
+        self.assertEqual(
+            ([A], True, OK, ''),
+            (handles(region), region.guest_can_reprogram, region.health,
+             region.reason))
+        self.assertEqual([], handles(found[B].regions[0]))
+
+    def test_card_that_is_named_has_several_ports(self):
+        self.config.config(group='accel', whole_cards=[A])
+        for region in self.start({'address': A, 'ports': 2})[A].regions:
+            self.assertEqual([], handles(region))
+            self.assertIn('several ports', region.reason)
+        # also where one of them is not to be seen
+        self.kernel.release_dfl_port(A, 1)
+        self.assertEqual([[], []], [
+            handles(r) for r in self.driver.discover()[A].regions])
+
+    def test_card_that_is_named_has_vfs(self):
+        self.config.config(group='accel', whole_cards=[A])
+        region, = self.start({'address': A, 'vfs': 1})[A].regions
+        self.assertEqual(([vf(A, 0)], False),
+                         (handles(region), region.guest_can_reprogram))
+
+    def test_address_that_is_none(self):
+        self.config.config(group='accel', whole_cards=['5e:00.0'])
+        error = self.assertRaises(exception.ConfigurationError, self.start,
+                                  {'address': A})
+        self.assertIn("'5e:00.0' is not a PCI address", str(error))
+
+    def test_card_that_a_guest_has_since_release_0_1(self):
+        self.config.config(group='accel', whole_cards=[A])
+        known = self.start({'address': A})
+        old = {A: known[A].with_region(0, guest_can_reprogram=False)}
+        self.kernel.guest_takes(A)
+        self.assertEqual(known, self.driver.discover(old))
 
     def test_port_left_with_the_card_while_vfs_are_enabled(self):
         first, second = self.start(
@@ -97,7 +136,7 @@ class Discovery(TestCase):
         self.start({'address': A, 'ports': 2})
         self.kernel.release_dfl_port(A, 1)
         first, second = self.driver.discover()[A].regions
-        self.assertEqual((OK, [A]), (first.health, handles(first)))
+        self.assertEqual((OK, []), (first.health, handles(first)))
         self.assertEqual((1, QUARANTINED), (second.index, second.health))
         self.assertIn('released', second.reason)
 
@@ -165,6 +204,7 @@ class Discovery(TestCase):
                          [found[a].regions[0].programmable for a in (A, B)])
 
     def test_foreign_member_of_the_iommu_group(self):
+        self.config.config(group='accel', whole_cards=[A, B])
         other = {'address': '0000:5f:00.0', 'driver': 'ahci',
                  'iommu_group': 7}
         found = self.start({'address': A, 'iommu_group': 7}, {'address': B},
@@ -177,12 +217,14 @@ class Discovery(TestCase):
 
     @ddt.data(None, 'vfio-pci', 'pcieport')
     def test_harmless_member_of_the_iommu_group(self, bound):
+        self.config.config(group='accel', whole_cards=[A])
         other = {'address': '0000:5f:00.0', 'driver': bound, 'iommu_group': 7}
         found = self.start({'address': A, 'iommu_group': 7}, others=[other])
         self.assertEqual([A], handles(found[A].regions[0]))
 
     def test_no_iommu(self):
-        region = self.start({'address': A}, iommu=False)[A].regions[0]
+        region = self.start({'address': A, 'vfs': 1},
+                            iommu=False)[A].regions[0]
         self.assertEqual([], handles(region))
         self.assertIn('IOMMU', region.reason)
 
@@ -221,7 +263,7 @@ class Discovery(TestCase):
     @ddt.unpack
     def test_attribute(self, name, text, device_health, region_health):
         found = self.start(
-            {'address': A, 'faults': {'attributes': {name: text}}},
+            {'address': A, 'vfs': 1, 'faults': {'attributes': {name: text}}},
             {'address': B})
         device = found[A]
         self.assertEqual(device_health, device.health)
@@ -234,9 +276,9 @@ class Discovery(TestCase):
                                     found[B].regions[0].health))
 
     def test_region_without_type_is_not_programmable(self):
-        region, = self.start({'address': A, 'faults': {
+        region, = self.start({'address': A, 'vfs': 1, 'faults': {
             'attributes': {'compat_id': 'missing'}}})[A].regions
-        self.assertEqual((None, False, [A], OK),
+        self.assertEqual((None, False, [vf(A, 0)], OK),
                          (region.region_type_uuid, region.programmable,
                           handles(region), region.health))
 
@@ -342,6 +384,20 @@ class Configuration(TestCase):
         error = self.assertRaises(exception.ConfigurationError,
                                   self.driver.configure)
         self.assertIn('it can have 2', str(error))
+
+    def test_one_port(self):
+        self.begin(1, ports=1, functions=[FUNCTION])
+        self.driver.configure()
+        self.assertEqual([[vf(A, 0)]], self.offered())
+
+    def test_card_that_is_also_to_be_given_whole(self):
+        self.config.config(whole_cards=[A], group='accel')
+        self.begin(2)
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.driver.configure)
+        for option in ('virtual_functions', 'whole_cards'):
+            self.assertIn(f'[accel] {option}', str(error))
+        self.assertEqual([[], []], self.offered())
 
     def test_card_without_vfs(self):
         self.begin(1, product='PAC_N3000')
@@ -598,7 +654,7 @@ class RecordedTree(TestCase):
         self.assertEqual((OK, '', 'INTEL', 'PAC_ARRIA10', None),
                          (device.health, device.reason, device.vendor,
                           device.product, device.numa_node))
-        self.assertEqual([(0, INTERFACE, FIRST, [A]),
+        self.assertEqual([(0, INTERFACE, FIRST, []),
                           (1, INTERFACE, FIRST, [])],
                          [(r.index, r.region_type_uuid, r.function_uuid,
                            handles(r)) for r in device.regions])
