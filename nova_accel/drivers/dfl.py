@@ -171,8 +171,30 @@ class DflDriver(base.PciDriver):
                           f'{KERNEL_DRIVER}')
         fme = self._fme(device.address)
         device = dataclasses.replace(device, shell_id=self._shell(fme))
-        return dataclasses.replace(
+        device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))
+        reason = self._why_not_whole(device.address)
+        # a server that has the card keeps it
+        return dataclasses.replace(
+            device, health=model.Health.QUARANTINED if reason
+            else model.Health.OK, reason=reason)
+
+    def _why_not_whole(self, address) -> str:
+        """Why no guest is given the PF of a card without VFs, or ''."""
+        if pci.virtual_functions(self.kernel, address):
+            return ''
+        if address in sriov.wanted():
+            return (f'{sriov.OPTION} wants VFs of it, and it has none: '
+                    f'restart nova-compute, which creates them')
+        if address not in base.whole_cards():
+            return (f'it has no VFs, and its physical function can program '
+                    f'and flash the card: have VFs created by {sriov.OPTION} '
+                    f'= {address}=<number of ports>, or name it in '
+                    f'{base.WHOLE_CARDS}')
+        if self._implemented(address) > 1:
+            return (f'{base.WHOLE_CARDS} has it, and it has several ports: '
+                    f'name it in {sriov.OPTION} instead')
+        return ''
 
     def _fme(self, address) -> str:
         """The directory of the card's FME."""
@@ -271,9 +293,10 @@ class DflDriver(base.PciDriver):
                     region, health=model.Health.QUARANTINED,
                     reason=f'its afu_id cannot be used ({e})')
             regions[port.id] = region
+        lowest = min(regions, default=None)
         for port in ports:
             regions[port.id] = self._with_handle(
-                regions[port.id], port, address, vfs)
+                regions[port.id], port, address, vfs, port.id == lowest)
         self._add_hidden(address, regions, fme, before, common,
                          hidden=set(vfs) - {p.function for p in ports})
         return tuple(regions[index] for index in sorted(regions))
@@ -309,17 +332,11 @@ class DflDriver(base.PciDriver):
     def _manager_state(self, fme) -> str:
         return self._manager(fme, 'state')
 
-    def _with_handle(self, region, port, address, vfs):
+    def _with_handle(self, region, port, address, vfs, lowest):
         if vfs and port.function == address:
             reason = 'it is not released to a VF while other ports are'
-        elif not vfs and address not in base.whole_cards():
-            reason = (f'the card has no VFs, and no guest gets {address}, '
-                      f'which can program and flash it: have VFs created by '
-                      f'{sriov.OPTION} = {address}=<number of ports>, or name '
-                      f'it in {base.WHOLE_CARDS}')
-        elif not vfs and self._implemented(address) > 1:
-            reason = (f'{base.WHOLE_CARDS} has {address}, which has several '
-                      f'ports: name it in {sriov.OPTION} instead')
+        elif not vfs and not lowest:
+            reason = 'it goes with the whole card while that has no VFs'
         else:
             reason = pci.obstacle(self.kernel, port.function)
         if reason:
@@ -403,7 +420,8 @@ class DflDriver(base.PciDriver):
         try:
             _, port = self._prepare(device.address, region.index)
             self.kernel.reset_dfl_port(port.function, port.id)
-            if not pci.answers(self.kernel, port.function):
+            # the ids of a VF read as ones in every state
+            if not pci.answers(self.kernel, device.address):
                 raise _Defect('the card does not answer after it')
         except (_Defect, OSError, ValueError) as error:
             raise exception.DeviceError(

@@ -120,7 +120,7 @@ class GuardTest(Base):
         server = self.host.boot(specs, {
             **self.host.allocation(A), **self.host.allocation(B)})
         lost, = [h for h in self.host.accelerators.handles(server)
-                 if h.address == B]
+                 if h.address == vf(B)]
         self.host.cloud.detach(server, [lost])
         # what the host believes of the card in the guest is wrong
         self.host.inventory.forget(A, 0, None)
@@ -181,7 +181,7 @@ class KnownTest(Base):
         began = time.monotonic()
         self.assertRaises(
             exception.DeviceUnavailable, self.boot, base.asks(FUNCTION), A)
-        self.assertHas(self.boot(base.asks(FUNCTION), B), B)
+        self.assertHas(self.boot(base.asks(FUNCTION), B), vf(B))
         self.assertLess(time.monotonic() - began, 1)
         self.host.kernel.set_fault(A, hang=None)
 

@@ -136,7 +136,7 @@ class ReconcileTest(base.HostTestCase):
                           base.ONE, self.host.allocation(B))
         self.host.cloud.stop_guest(stranger, undefine=True)
         self.host.reconciler.run()
-        self.assertHas(self.host.boot(base.ONE, self.host.allocation(B)), B)
+        self.assertHas(self.host.boot(base.ONE, self.host.allocation(B)), vf(B))
 
     def test_old_claim_of_a_confirmed_move(self):
         """Nova confirmed it while this host was down."""

@@ -31,6 +31,7 @@ class TestCase(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.config.config(group='accel', whole_cards=[A, B])
 
     def start(self, *cards, **more):
         self.host = self.useFixture(SimulatedHost(*cards, **more))
@@ -79,11 +80,14 @@ class Discovery(TestCase):
 
     @ddt.data(1, 2)
     def test_no_guest_gets_the_management_function(self, ports):
-        for region in self.start({'address': A, 'ports': ports})[A].regions:
-            self.assertEqual(([], OK), (handles(region), region.health))
-            for said in (f'[accel] virtual_functions = {A}=',
-                         '[accel] whole_cards', 'can program and flash'):
-                self.assertIn(said, region.reason)
+        """It is shown, and a server of an earlier release keeps it."""
+        self.config.config(group='accel', whole_cards=[])
+        device = self.start({'address': A, 'ports': ports})[A]
+        self.assertEqual((QUARANTINED, [A]),
+                         (device.health, handles(device.regions[0])))
+        for said in (f'[accel] virtual_functions = {A}=',
+                     '[accel] whole_cards', 'can program and flash'):
+            self.assertIn(said, device.reason)
 
     @ddt.data('0000:5E:00.0', '00000000:5E:00.0', A)
     def test_card_that_is_named_is_given_whole(self, spelling):
@@ -91,26 +95,34 @@ class Discovery(TestCase):
         found = self.start({'address': A}, {'address': B})
         region, = found[A].regions
         self.assertEqual(
-            ([A], True, OK, ''),
-            (handles(region), region.guest_can_reprogram, region.health,
-             region.reason))
-        self.assertEqual([], handles(found[B].regions[0]))
+            (OK, '', [A], True, OK, ''),
+            (found[A].health, found[A].reason, handles(region),
+             region.guest_can_reprogram, region.health, region.reason))
+        self.assertEqual(QUARANTINED, found[B].health)
 
     def test_card_that_is_named_has_several_ports(self):
-        self.config.config(group='accel', whole_cards=[A])
-        for region in self.start({'address': A, 'ports': 2})[A].regions:
-            self.assertEqual([], handles(region))
-            self.assertIn('several ports', region.reason)
+        device = self.start({'address': A, 'ports': 2})[A]
+        self.assertEqual(QUARANTINED, device.health)
+        self.assertIn('several ports', device.reason)
+        first, second = device.regions
+        self.assertEqual(([A], []), (handles(first), handles(second)))
+        self.assertIn('the whole card', second.reason)
         # also where one of them is not to be seen
         self.kernel.release_dfl_port(A, 1)
-        self.assertEqual([[], []], [
-            handles(r) for r in self.driver.discover()[A].regions])
+        self.assertEqual(device.reason, self.driver.discover()[A].reason)
 
     def test_card_that_is_named_has_vfs(self):
-        self.config.config(group='accel', whole_cards=[A])
-        region, = self.start({'address': A, 'vfs': 1})[A].regions
-        self.assertEqual(([vf(A, 0)], False),
-                         (handles(region), region.guest_can_reprogram))
+        device = self.start({'address': A, 'vfs': 1})[A]
+        region, = device.regions
+        self.assertEqual((OK, [vf(A, 0)], False), (
+            device.health, handles(region), region.guest_can_reprogram))
+
+    def test_card_whose_vfs_are_gone(self):
+        self.config.config(group='accel', whole_cards=[],
+                           virtual_functions=[f'{A}=1'])
+        device = self.start({'address': A})[A]
+        self.assertEqual(QUARANTINED, device.health)
+        self.assertIn('restart nova-compute', device.reason)
 
     def test_address_that_is_none(self):
         self.config.config(group='accel', whole_cards=['5e:00.0'])
@@ -119,7 +131,6 @@ class Discovery(TestCase):
         self.assertIn("'5e:00.0' is not a PCI address", str(error))
 
     def test_card_that_a_guest_has_since_release_0_1(self):
-        self.config.config(group='accel', whole_cards=[A])
         known = self.start({'address': A})
         old = {A: known[A].with_region(0, guest_can_reprogram=False)}
         self.kernel.guest_takes(A)
@@ -136,7 +147,7 @@ class Discovery(TestCase):
         self.start({'address': A, 'ports': 2})
         self.kernel.release_dfl_port(A, 1)
         first, second = self.driver.discover()[A].regions
-        self.assertEqual((OK, []), (first.health, handles(first)))
+        self.assertEqual((OK, [A]), (first.health, handles(first)))
         self.assertEqual((1, QUARANTINED), (second.index, second.health))
         self.assertIn('released', second.reason)
 
@@ -204,7 +215,6 @@ class Discovery(TestCase):
                          [found[a].regions[0].programmable for a in (A, B)])
 
     def test_foreign_member_of_the_iommu_group(self):
-        self.config.config(group='accel', whole_cards=[A, B])
         other = {'address': '0000:5f:00.0', 'driver': 'ahci',
                  'iommu_group': 7}
         found = self.start({'address': A, 'iommu_group': 7}, {'address': B},
@@ -217,14 +227,12 @@ class Discovery(TestCase):
 
     @ddt.data(None, 'vfio-pci', 'pcieport')
     def test_harmless_member_of_the_iommu_group(self, bound):
-        self.config.config(group='accel', whole_cards=[A])
         other = {'address': '0000:5f:00.0', 'driver': bound, 'iommu_group': 7}
         found = self.start({'address': A, 'iommu_group': 7}, others=[other])
         self.assertEqual([A], handles(found[A].regions[0]))
 
     def test_no_iommu(self):
-        region = self.start({'address': A, 'vfs': 1},
-                            iommu=False)[A].regions[0]
+        region = self.start({'address': A}, iommu=False)[A].regions[0]
         self.assertEqual([], handles(region))
         self.assertIn('IOMMU', region.reason)
 
@@ -263,7 +271,7 @@ class Discovery(TestCase):
     @ddt.unpack
     def test_attribute(self, name, text, device_health, region_health):
         found = self.start(
-            {'address': A, 'vfs': 1, 'faults': {'attributes': {name: text}}},
+            {'address': A, 'faults': {'attributes': {name: text}}},
             {'address': B})
         device = found[A]
         self.assertEqual(device_health, device.health)
@@ -276,9 +284,9 @@ class Discovery(TestCase):
                                     found[B].regions[0].health))
 
     def test_region_without_type_is_not_programmable(self):
-        region, = self.start({'address': A, 'vfs': 1, 'faults': {
+        region, = self.start({'address': A, 'faults': {
             'attributes': {'compat_id': 'missing'}}})[A].regions
-        self.assertEqual((None, False, [vf(A, 0)], OK),
+        self.assertEqual((None, False, [A], OK),
                          (region.region_type_uuid, region.programmable,
                           handles(region), region.health))
 
@@ -329,8 +337,9 @@ class Discovery(TestCase):
 class Configuration(TestCase):
     """[accel] virtual_functions, at the start of nova-compute."""
 
-    def begin(self, count, **card):
-        self.config.config(virtual_functions=[f'{A}={count}'], group='accel')
+    def begin(self, count, whole=(), **card):
+        self.config.config(virtual_functions=[f'{A}={count}'],
+                           whole_cards=list(whole), group='accel')
         return self.start({'address': A, 'product': 'PAC_D5005', 'ports': 2,
                            'functions': [FUNCTION, OTHER], **card})[A]
 
@@ -391,13 +400,11 @@ class Configuration(TestCase):
         self.assertEqual([[vf(A, 0)]], self.offered())
 
     def test_card_that_is_also_to_be_given_whole(self):
-        self.config.config(whole_cards=[A], group='accel')
-        self.begin(2)
+        self.begin(2, whole=[A])
         error = self.assertRaises(exception.ConfigurationError,
                                   self.driver.configure)
         for option in ('virtual_functions', 'whole_cards'):
             self.assertIn(f'[accel] {option}', str(error))
-        self.assertEqual([[], []], self.offered())
 
     def test_card_without_vfs(self):
         self.begin(1, product='PAC_N3000')
@@ -651,10 +658,11 @@ class RecordedTree(TestCase):
 
     def test_discover(self):
         device = self.driver.discover()[A]
-        self.assertEqual((OK, '', 'INTEL', 'PAC_ARRIA10', None),
-                         (device.health, device.reason, device.vendor,
-                          device.product, device.numa_node))
-        self.assertEqual([(0, INTERFACE, FIRST, []),
+        self.assertIn('several ports', device.reason)
+        self.assertEqual((QUARANTINED, 'INTEL', 'PAC_ARRIA10', None),
+                         (device.health, device.vendor, device.product,
+                          device.numa_node))
+        self.assertEqual([(0, INTERFACE, FIRST, [A]),
                           (1, INTERFACE, FIRST, [])],
                          [(r.index, r.region_type_uuid, r.function_uuid,
                            handles(r)) for r in device.regions])
