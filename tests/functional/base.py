@@ -32,6 +32,7 @@ from tests import functional
 from tests.functional import cloud
 from tests.functional import process
 from tests import glance_service
+from tests.unit.host import pf, vf, with_vfs
 
 CONF = conf.CONF
 #: loopback function, of Intel's samples
@@ -47,10 +48,11 @@ REGION = {'CUSTOM_ACCELERATOR_FPGA': (1, 0)}
 
 
 def card(address, functions=(NLB0,), interface=SHELL_11, **more):
-    """A simulated PAC Arria 10 with one port per function."""
-    return {'address': address, 'product': 'PAC_ARRIA10',
-            'interface': interface, 'functions': list(functions),
-            'ports': len(functions), 'programming_seconds': 0, **more}
+    """A simulated PAC Arria 10 with a port and a VF per function."""
+    return with_vfs({
+        'address': address, 'product': 'PAC_ARRIA10',
+        'interface': interface, 'functions': list(functions),
+        'ports': len(functions), 'programming_seconds': 0, **more})
 
 
 def fpga_flavor(group='1', amount=1, **accel):
@@ -234,7 +236,10 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             self.describe_host(host, description)
         self.flags(state_path=os.path.join(self.directory, 'state'))
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
+        vfs = {found['address']: found['vfs'] for host in self.HOSTS.values()
+               for found in host.get('cards', ())}
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
+                   virtual_functions=[f'{a}={n}' for a, n in vfs.items()],
                    device_profiles=self.profiles, function_cache_seconds=0,
                    runtime_programming_pause=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),

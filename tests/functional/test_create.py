@@ -113,7 +113,7 @@ class CreateTest(operations.OperationsTestBase):
         server = self.boot(self.specs)
         (host, address), = self.assertHas(server)
         self.delete_all()
-        return host, address
+        return host, base.pf(address)
 
     def assertTried(self, *hosts):
         """Built on the last of the hosts, after the others failed."""

@@ -720,7 +720,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def bound_to_vfio(self, host):
         kernel = self.simulated(host)
-        return [c for c in CARDS if pci.driver(kernel, c) == 'vfio-pci']
+        return [vf for vf in map(base.vf, CARDS)
+                if pci.driver(kernel, vf) == 'vfio-pci']
 
     def check_functions(self, servers):
         """The regions of a server carry what its flavor asks for."""

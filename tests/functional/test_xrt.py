@@ -143,7 +143,7 @@ class XrtTest(XrtTestBase):
             vendor: self.boot(self.flavor(vendor, function_id=function))
             for vendor, function in (('XILINX', alveo),
                                      ('INTEL', self.function))}
-        self.assertEqual({'XILINX': [USER], 'INTEL': [INTEL]}, {
+        self.assertEqual({'XILINX': [USER], 'INTEL': [base.vf(INTEL)]}, {
             vendor: self.hostdevs(server)
             for vendor, server in servers.items()})
         self.assertIn(naming.function_trait(alveo), self.traits(REGION))

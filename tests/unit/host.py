@@ -30,6 +30,11 @@ def vf(address, number=0):
     return f'{address[:-1]}{number + 1}'
 
 
+def pf(address):
+    """The address of the card that has a VF."""
+    return f'{address[:-1]}0'
+
+
 def with_vfs(card):
     """A DFL card that has a VF for each port."""
     return {'vfs': card.get('ports', 1), **card}
