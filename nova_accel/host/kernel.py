@@ -272,6 +272,18 @@ class Kernel:
         """Write an attribute of a PCI function, see privileged.WRITABLE."""
         privileged.write_attribute(function, attribute, value)
 
+    def close_mailbox(self, function: str, requests: int) -> None:
+        """Have the mailbox of a card under XRT refuse requests of a guest.
+
+        Those that it refuses already stay refused. Source: mgmt-sysfs.c and
+        req_is_disabled() in mailbox.c of XRT.
+
+        :param function: PCI address of the management function.
+        :param requests: a bit for each, by the numbers of mailbox_proto.h.
+        :raises OSError: ENOENT when its driver has no such setting.
+        """
+        privileged.close_mailbox(function, requests)
+
     def read_qat_heartbeat(self, pf: str) -> int:
         """Return the heartbeat of a QAT card in debugfs, readable by root.
 

@@ -171,6 +171,15 @@ def write_attribute(function: str, attribute: str, value: str) -> None:
 
 
 @privsep.ctx.entrypoint
+def close_mailbox(function: str, requests: int) -> None:
+    _check_function(function)
+    _check_number('set of requests', requests, (1 << 64) - 1)
+    path = f'{SYS}/bus/pci/devices/{function}/config_mailbox_channel_disable'
+    # opens none that is closed
+    _write(path, f'{int(_read(path), 0) | requests:#x}')
+
+
+@privsep.ctx.entrypoint
 def read_qat_heartbeat(pf: str) -> int:
     _check_function(pf)
     # qat_<class of device>_<address>; source: adf_dbgfs.c of Linux

@@ -64,7 +64,8 @@ class UnderGuestTest(operations.OperationsTestBase):
         self.programmings = self.useFixture(Programmings())
 
     def start_compute(self, hostname, *args, **kwargs):
-        self.flags(enabled_drivers=['xrt'], group='accel')
+        self.flags(enabled_drivers=['xrt'], whole_cards=list(CARDS),
+                   group='accel')
         return super().start_compute(hostname, *args, **kwargs)
 
     def group_of(self, user):
