@@ -259,7 +259,7 @@ class XrtDriver(base.PciDriver):
                 return ''
             problem = f'it is {self._refused(address):#x} after that'
         except OSError as error:
-            problem = error.strerror
+            problem = error.strerror or str(error)
         return (f'a guest could program and reset it by the mailbox, and '
                 f'{CHANGE_REQUESTS:#x} could not be written to its {MAILBOX} '
                 f'({problem}): update XRT and look into dmesg, or name it in '

@@ -306,6 +306,18 @@ class Kernel:
         """
         privileged.check_disks(function)
 
+    def read_signatures(self, function: str) -> list[tuple[str, str]]:
+        """Return what is on the disks of a function, as wipefs(8) finds it:
+        file systems, partition tables, and members of RAID, LVM, ZFS, LUKS
+        and Ceph, swap.
+
+        :returns: (name of the disk, type), for example ('nvme0n1', 'ext4');
+            empty for blank disks.
+        :raises OSError: ENOENT without wipefs, EIO when it fails, ETIMEDOUT.
+        """
+        return [(disk, kind) for disk, kind
+                in privileged.read_signatures(function)]
+
     def reset_nvme(self, function: str) -> None:
         """Reset an NVMe controller; block until the driver has it again.
 

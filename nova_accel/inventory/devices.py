@@ -216,13 +216,10 @@ class DeviceTable:
                 if owner != device.driver:
                     return False
             self._since[address] = ticket
-            if before and any(c.device_address == address
-                              for c in self._store.claims()):
-                # what the driver reads now may be the work of a server, which
-                # could do so even if it cannot any more
-                device = dataclasses.replace(
-                    device, record=before.record, regions=tuple(
-                        _as_open(r, before) for r in device.regions))
+            kept = _with_past(device, before) if before else device
+            if kept != device and any(c.device_address == address
+                                      for c in self._store.claims()):
+                device = kept
             if before != device:
                 self._told[address] = device
                 self._generation += 1
@@ -446,12 +443,17 @@ class DeviceTable:
             self._saved, self._unsaved_since_error = told, False
 
 
-def _as_open(region: model.Region, before: model.Device) -> model.Region:
-    """The region, open to its guest if it was before."""
-    return dataclasses.replace(region, guest_can_reprogram=(
-        region.guest_can_reprogram or any(
-            r.guest_can_reprogram for r in before.regions
-            if r.index == region.index)))
+def _with_past(device: model.Device, before: model.Device) -> model.Device:
+    """The device as it is kept while a server has a claim on it.
+
+    What the driver reads now of its record may be the work of the server, and
+    a region that the server could reprogram may carry what it loaded then.
+    """
+    were_open = {r.index for r in before.regions if r.guest_can_reprogram}
+    return dataclasses.replace(device, record=before.record, regions=tuple(
+        dataclasses.replace(r, guest_can_reprogram=(
+            r.guest_can_reprogram or r.index in were_open))
+        for r in device.regions))
 
 
 def clause(error: BaseException) -> str:

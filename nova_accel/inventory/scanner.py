@@ -220,8 +220,11 @@ class Scanner:
             device = self.rules.applied(device)
         if device is not None:
             device = _with_policy(device)
-        return (ticket, state, device,
-                self._conflict(device) if device else '')
+        conflict = ''
+        if device is not None and (not driver.NEEDS_RULE
+                                   or self.rules.includes(device)):
+            conflict = self._conflict(device)
+        return ticket, state, device, conflict
 
     def _conflict(self, device: model.Device) -> str:
         try:

@@ -236,17 +236,19 @@ class XrtOperations(operations.Operations):
             self._load_xclbin(found.address, file.read())
 
     def close_mailbox(self, function, requests):
-        # the privileged process reads it before
-        present = int(self.read(f'bus/pci/devices/{function}/{_MAILBOX}'), 0)
         with self._update() as (host, state):
             found, _ = self._owner(host, state, function)
             mine = state['cards'][found.address]
-            fault = found.faulty(mine).get('mailbox')
+            faults = found.faulty(mine)
+            fault = faults.get('mailbox')
+            if (mine['driver'] != 'xclmgmt' or (faults.get('attributes') or {}
+                                                ).get(_MAILBOX) == 'missing'):
+                fault = 'ENOENT'
             if fault == 'ignored':
                 return
             if fault:
                 raise sysfs.error(getattr(errno, fault), function)
-            mine['mailbox'] = present | requests
+            mine['mailbox'] |= requests
 
     def opens_mailbox(self, function):
         """Have the mailbox take every request again, as an operator may."""

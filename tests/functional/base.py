@@ -32,9 +32,10 @@ from tests import functional
 from tests.functional import cloud
 from tests.functional import process
 from tests import glance_service
-from tests.unit.host import pf, vf, with_vfs
+from tests.unit import host as simulated
 
 CONF = conf.CONF
+pf, vf = simulated.pf, simulated.vf
 #: loopback function, of Intel's samples
 NLB0 = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 NLB3 = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
@@ -49,7 +50,7 @@ REGION = {'CUSTOM_ACCELERATOR_FPGA': (1, 0)}
 
 def card(address, functions=(NLB0,), interface=SHELL_11, **more):
     """A simulated PAC Arria 10 with a port and a VF per function."""
-    return with_vfs({
+    return simulated.with_vfs({
         'address': address, 'product': 'PAC_ARRIA10',
         'interface': interface, 'functions': list(functions),
         'ports': len(functions), 'programming_seconds': 0, **more})
@@ -240,6 +241,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                for found in host.get('cards', ())}
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
                    virtual_functions=[f'{a}={n}' for a, n in vfs.items()],
+                   include_devices=['address=*'],
                    device_profiles=self.profiles, function_cache_seconds=0,
                    runtime_programming_pause=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),

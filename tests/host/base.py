@@ -281,6 +281,7 @@ class HostTestCase(testtools.TestCase):
             simulated.SimulatedHost(*cards, **more))
         self.config.config(
             enabled_drivers=list(drivers),
+            include_devices=['address=*'],
             virtual_functions=[f'{card["address"]}={card["vfs"]}'
                                for card in cards if card['vfs']],
             simulated_host=self.simulated.path,

@@ -246,7 +246,8 @@ class CleaningTest(base.HostTestCase):
         self.host.holdings.releasing(claims)
         self.restart()
         self.boot()
-        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(vf(A)))
+        self.assertEqual({'memory': SECRET},
+                         self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(BLANK), self.host.carries(A))
 
     # Policies
