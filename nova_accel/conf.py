@@ -48,10 +48,11 @@ the card. What a server leaves in such a card counts as its project's, and is
 replaced before another server gets it."""),
     cfg.MultiStrOpt('include_devices', default=[],
                     sample_default=['vendor=8086 product=09c4'], help="""
-If set, only devices that match one of these rules are reported. A rule is a
-list of ``key=value`` pairs with the keys address (PCI), vendor and product
-(four hex digits). All pairs have to match; ``*`` and ``?`` are wildcards. May
-be given several times."""),
+If set, only devices that match one of these rules are reported. The drivers gpu
+and nvme offer only devices that match one. A rule is a list of ``key=value``
+pairs with the keys address (PCI), vendor and product (four hex digits). All
+pairs have to match; ``*`` and ``?`` are wildcards. May be given several
+times."""),
     cfg.MultiStrOpt('exclude_devices', default=[],
                     sample_default=['address=0000:3b:*'], help="""
 Devices that match one of these rules are ignored, even if include_devices

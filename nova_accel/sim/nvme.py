@@ -129,8 +129,8 @@ class NvmeCard(card.Card):
                 'vf_data': {}}
 
     def keeps(self):
-        return (*super().keeps(), 'data', 'signatures', 'serial', 'firmware', 'namespaces',
-                'sanitize', 'vf_data')
+        return (*super().keeps(), 'data', 'signatures', 'serial', 'firmware',
+                'namespaces', 'sanitize', 'vf_data')
 
     def settle(self, mine):
         operation = mine['sanitize']

@@ -724,7 +724,7 @@ class SimulatedTest(ScannerTestBase):
         self.assertRaises(exception.ConfigurationError,
                           self.inventory.check_configuration)
         self.conf.config(group='accel', include_devices=[])
-        self.inventory = self.make(it=nvme.NvmeDriver(self.host.kernel))
+        self.inventory = self.make(**self.inventory._drivers)
         self.inventory.scan()
         self.inventory.check_configuration()
         self.assertEqual(QUARANTINED, self.health(A))
