@@ -97,13 +97,14 @@ class XrtDriver(base.PciDriver):
     def state(self, address):
         """See the base class; another one each time while the mailbox has to
         be closed."""
+        found = super().state(address)
         try:
-            return (super().state(address), self._refused(address),
+            return (*found, self._refused(address),
                     address not in base.whole_cards()
                     and self._takes(address, CHANGE_REQUESTS)
                     and time.monotonic())
         except (OSError, ValueError) as error:
-            return super().state(address), str(error)
+            return *found, str(error)
 
     def identify(self, address):
         ids = (pci.identifier(self.kernel, address, 'vendor'),
