@@ -470,6 +470,14 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         """The same as kernel(), also while nova-compute does not run."""
         return sim.SimulatedKernel(os.path.join(self.hosts, f'{host}.yaml'))
 
+    def forget_functions(self, host):
+        """Cards lose their functions, as by a power cut, without a restart of
+        nova-compute, which would make their VFs again."""
+        self.simulated(host).power_cycle()
+        inventory = self.accelerators(host).inventory
+        inventory.configure()
+        inventory.scan()
+
     def claims(self, host=None):
         """The claims of a host or of all, once no region is being cleaned."""
         def look():

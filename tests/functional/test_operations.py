@@ -385,8 +385,7 @@ class MoveTest(operations.OperationsTestBase):
         function = base.NLB3
         self.assertNotEqual(function, self.function)
         for host in self.HOSTS:
-            self.kernel(host).power_cycle()
-            self.accelerators(host).inventory.scan()
+            self.forget_functions(host)
         self.report()
         self.api.post_server_action(server['id'], {'unshelve': None})
         self._wait_for_server_parameter(

@@ -765,8 +765,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.mend()
         for host, compute in self.computes.items():
             compute.driver._host.get_connection()._vms.clear()
-            self.simulated(host).power_cycle()
-            self.accelerators(host).inventory.scan()
+            self.forget_functions(host)
         self.forget_bitstreams()
         shutil.rmtree(os.path.join(self.instances_path, ''))
         os.makedirs(self.instances_path, exist_ok=True)

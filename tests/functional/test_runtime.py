@@ -214,8 +214,7 @@ class OwnerTest(RuntimeTestBase):
         self._reboot_server(self.server, hard=True)
         self.assertProgrammed()
         self._stop_server(self.server)
-        self.kernel(self.host).power_cycle()
-        self.accelerators(self.host).inventory.scan()
+        self.forget_functions(self.host)
         self.assertNotIn(base.NLB3, [self.card_function()])
         self._start_server(self.server)
         self.assertProgrammed()
@@ -226,7 +225,7 @@ class OwnerTest(RuntimeTestBase):
         """Start after the host lost its power and its cache of bitstreams:
         the function is fetched from Glance again."""
         self._stop_server(self.server)
-        self.kernel(self.host).power_cycle()
+        self.forget_functions(self.host)
         cache = os.path.join(self.directory, 'cache')
         for name in os.listdir(cache):
             os.unlink(os.path.join(cache, name))
