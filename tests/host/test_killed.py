@@ -49,7 +49,8 @@ class KilledTestCase(base.HostTestCase):
             bitstream_cache=f'{self.directory}/cache',
             runtime_programming_pause=0, **{
                 'handover': conf.CONF.accel.handover,
-                'virtual_functions': conf.CONF.accel.virtual_functions,
+                **{name: conf.CONF.accel[name] for name in (
+                    'include_devices', 'virtual_functions')},
                 **self.OPTIONS})
         self.addCleanup(self.compute.close)
 
