@@ -37,12 +37,22 @@ several times."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
 PCI addresses of devices that are never reprogrammed. They are offered with
 their present function."""),
+    cfg.ListOpt('whole_cards', default=[], sample_default='0000:5e:00.0',
+                help="""
+PCI addresses of FPGA cards whose servers may program, reset and flash them.
+Under DFL such a card is one with one port and without VFs, and is given to
+guests by its physical function; other DFL cards are given by their VFs only.
+Under XRT it is named by its management function, and the requests of its
+mailbox stay as they are; of other cards nova-compute closes those that change
+the card. What a server leaves in such a card counts as its project's, and is
+replaced before another server gets it."""),
     cfg.MultiStrOpt('include_devices', default=[],
                     sample_default=['vendor=8086 product=09c4'], help="""
-If set, only devices that match one of these rules are reported. A rule is a
-list of ``key=value`` pairs with the keys address (PCI), vendor and product
-(four hex digits). All pairs have to match; ``*`` and ``?`` are wildcards. May
-be given several times."""),
+If set, only devices that match one of these rules are reported. The drivers gpu
+and nvme offer only devices that match one. A rule is a list of ``key=value``
+pairs with the keys address (PCI), vendor and product (four hex digits). All
+pairs have to match; ``*`` and ``?`` are wildcards. May be given several
+times."""),
     cfg.MultiStrOpt('exclude_devices', default=[],
                     sample_default=['address=0000:3b:*'], help="""
 Devices that match one of these rules are ignored, even if include_devices

@@ -245,7 +245,7 @@ class Accelerators:
         return frozenset(self._failed)
 
     def forget_failed(self, server_uuids: Iterable[str]) -> None:
-        """Placement was asked about these."""
+        """Placement was asked about these often enough."""
         self._failed.difference_update(server_uuids)
 
     def _runs_with(self, server_uuid, claims):

@@ -49,6 +49,21 @@ class Regions:
         self._inventory = inventory
         self._programming = programming
 
+    def look_after(self, claims: Sequence[model.Claim]) -> None:
+        """Find out what a region carries after a guest that could load
+        something else: it counts as its project's.
+
+        :param claims: as for clean().
+        """
+        device, region = self._part(claims)
+        if region and any(claim.prepared for claim in claims) and (
+                region.guest_can_reprogram or any(
+                    # it had the whole card, which may have VFs since
+                    c.handle.address == c.device_address for c in claims)):
+            self._inventory.forget(
+                device.address, region.index, claims[0].project_id)
+            self._inventory.scan(addresses=[device.address])
+
     def clean(self, claims: Sequence[model.Claim]) -> str | None:
         """Clean the region of claims that no guest uses any more.
 
@@ -61,18 +76,11 @@ class Regions:
         if device is None or region is None:
             # what it carries is known when it comes back
             return None
+        used = any(claim.prepared for claim in claims)
         policy = handover.policy(
             device.driver, *(c.handle.address for c in claims),
             device.address)
-        used = any(claim.prepared for claim in claims)
-        if used and region.guest_can_reprogram:
-            # only the guest knew what it loaded
-            self._inventory.forget(
-                device.address, region.index, claims[0].project_id)
-            self._inventory.scan(addresses=[device.address])
-            device, region = self._part(claims)
-        if (device is None or region is None
-                or policy in (Policy.NONE, Policy.OPERATOR)):
+        if policy in (Policy.NONE, Policy.OPERATOR):
             return None
         if not used and region.origin in (model.OPERATOR, None):
             return 'not used'

@@ -143,6 +143,8 @@ class Handles:
             return True
         device = self._inventory.devices.get(address)
         try:
+            self._regions.look_after(claims)
+            device = self._inventory.devices.get(address) or device
             done = self._regions.clean(claims)
             for claim in claims if device else ():
                 self._judge(claim, device, done)

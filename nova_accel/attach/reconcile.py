@@ -43,6 +43,8 @@ class Reconciler:
         self._has_run = False
         #: device without a claim -> guest that has it, as the log has told
         self._strange: dict[str, str] = {}
+        #: servers of which an operation failed, as of the last run
+        self._failed: frozenset[str] = frozenset()
         #: servers without an allocation, as the log has told
         self._not_allocated: set[str] = set()
         self._background = limited.Background(self._logged_run)
@@ -131,15 +133,16 @@ class Reconciler:
         inventory = self._accelerators.inventory
         claims, before = self._holdings.all(), inventory.held_back
         failed = self._accelerators.failed()
+        # at the first look Nova may still be on its way
+        self._accelerators.forget_failed(failed & self._failed)
+        self._failed = failed
         if not claims and not before:
-            self._accelerators.forget_failed(failed)
             return
         there = self._guests()
         found = list(self._without_an_allocation(
             c for c in claims if first or c.handle in before
             or c.instance_uuid in failed
             or c.instance_uuid not in there[c.role]))
-        self._accelerators.forget_failed(failed)
         inventory.hold_back(c.handle for c in found)
         changed = before ^ inventory.held_back
         self._accelerators.publisher.show(self._cloud.admin_context(), {

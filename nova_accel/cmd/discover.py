@@ -2,7 +2,9 @@
 """nova-accel discover: what nova-compute would report of this host."""
 
 import collections
+import contextlib
 import json
+import logging
 
 from cliff import lister
 
@@ -84,12 +86,25 @@ class Discover(lister.Lister):
                 # one bad driver must not hide the devices of the others
                 failed[f'driver {name}'] = str(e) or repr(e)
         found = inventory.Inventory(loaded, _NoStore())
-        found.scan()
+        with _quiet(inventory.__name__):
+            # what it would log is shown
+            found.scan()
         failed.update(found.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
         self._failed = bool(failed)
         return found
+
+
+@contextlib.contextmanager
+def _quiet(name):
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 class _NoStore:

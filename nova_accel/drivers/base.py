@@ -17,6 +17,7 @@ import time
 
 from nova_accel import conf
 from nova_accel.drivers import handover
+from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
@@ -27,6 +28,7 @@ from nova_accel import model
 CONF = conf.CONF
 
 VFIO = 'vfio-pci'
+WHOLE_CARDS = '[accel] whole_cards'
 
 
 class AcceleratorDriver(abc.ABC):
@@ -34,6 +36,9 @@ class AcceleratorDriver(abc.ABC):
     #: True: call prepare() and release() for every handle. False: only for
     #: those that are made on demand
     PREPARES_EVERY_HANDLE = False
+    #: True: a device is given to servers only where a rule of [accel]
+    #: include_devices names it, because hosts have such devices for themselves
+    NEEDS_RULE = False
 
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
@@ -212,6 +217,15 @@ def is_fixed(address: str) -> bool:
     return address in {pci.address(t) for t in CONF.accel.fixed_devices}
 
 
+def whole_cards() -> frozenset[str]:
+    """Addresses of the cards that a guest may program and flash itself.
+
+    :raises ConfigurationError: [accel] whole_cards has what is not a PCI
+        address.
+    """
+    return frozenset(pci.address(t) for t in CONF.accel.whole_cards)
+
+
 class Defect(Exception):
     """Why a device or region is not to be used; one clause."""
 
@@ -318,6 +332,7 @@ class PciDriver(AcceleratorDriver):
         """
         try:
             check()
+            self._check_rule(device)
             found = self.look(device, before)
             return self._resettable(found) if self.RESETS else found
         except Defect as e:
@@ -325,6 +340,14 @@ class PciDriver(AcceleratorDriver):
         except (OSError, ValueError) as e:
             return self._quarantined(device, before,
                                      f'sysfs cannot be read ({e})')
+
+    def _check_rule(self, device):
+        if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
+            raise Defect(
+                f'the driver {self.NAME} offers only what a rule of [accel] '
+                f'include_devices names: add address={device.address}, or '
+                f'vendor={device.vendor_id} product={device.product_id}, if '
+                f'servers are to have it')
 
     def state(self, address):
         """See the base class; whether the function answers."""

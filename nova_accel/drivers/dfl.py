@@ -3,10 +3,13 @@
 
 A card is a PCI function with an FME (the management engine) and up to four
 ports; each port is a region that is programmed by itself. Ports can be handed
-to VFs, which have a port but no FME. Sources: drivers/fpga/dfl*.c and
-Documentation/fpga/dfl.rst of Linux, and trials on a 6.12 kernel. The numbers
-in names like dfl-port.0 change whenever a driver is bound, so cards are known
-by PCI address and ports by their id only.
+to VFs, which have a port but no FME. Guests get VFs: the PF has the FME, which
+programs every port, and the controller of the card's flash. A card goes to a
+guest by its PF only where [accel] whole_cards has its address.
+
+Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, and
+trials on a 6.12 kernel. The numbers in names like dfl-port.0 change whenever a
+driver is bound, so cards are known by PCI address and ports by their id only.
 """
 
 import dataclasses
@@ -84,6 +87,10 @@ class DflDriver(base.PciDriver):
         The first ports go, one to a VF; with fewer VFs than ports the others
         cannot be given to anybody.
         """
+        for address in sorted(sriov.wanted().keys() & base.whole_cards()):
+            raise exception.ConfigurationError(
+                f'{base.WHOLE_CARDS} has {address}, and so has '
+                f'{sriov.OPTION}: remove it from one of the two.')
         for address in self.names(pci.DEVICES):
             try:
                 if (address in sriov.wanted() and self.identify(address)
@@ -153,16 +160,41 @@ class DflDriver(base.PciDriver):
                     f'it is bound to {VFIO}, so that its regions were never '
                     f'seen: bind it to {KERNEL_DRIVER}')
             if before.health is model.Health.GONE:
-                return dataclasses.replace(before, health=model.Health.OK,
-                                           reason='')
-            return before
+                before = dataclasses.replace(before, health=model.Health.OK,
+                                             reason='')
+            # release 0.1 did not say so of a card that a guest has
+            return dataclasses.replace(before, regions=tuple(
+                dataclasses.replace(r, guest_can_reprogram=True)
+                for r in before.regions))
         if bound != KERNEL_DRIVER:
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
                           f'{KERNEL_DRIVER}')
         fme = self._fme(device.address)
         device = dataclasses.replace(device, shell_id=self._shell(fme))
-        return dataclasses.replace(
+        device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))
+        reason = self._why_not_whole(device.address)
+        # a server that has the card keeps it
+        return dataclasses.replace(
+            device, health=model.Health.QUARANTINED if reason
+            else model.Health.OK, reason=reason)
+
+    def _why_not_whole(self, address) -> str:
+        """Why no guest is given the PF of a card without VFs, or ''."""
+        if pci.virtual_functions(self.kernel, address):
+            return ''
+        if address in sriov.wanted():
+            return (f'{sriov.OPTION} wants VFs of it, and it has none: '
+                    f'restart nova-compute, which creates them')
+        if address not in base.whole_cards():
+            return (f'it has no VFs, and its physical function can program '
+                    f'and flash the card: have VFs created by {sriov.OPTION} '
+                    f'= {address}=<number of ports>, or name it in '
+                    f'{base.WHOLE_CARDS}')
+        if self._implemented(address) > 1:
+            return (f'{base.WHOLE_CARDS} has it, and it has several ports: '
+                    f'name it in {sriov.OPTION} instead')
+        return ''
 
     def _fme(self, address) -> str:
         """The directory of the card's FME."""
@@ -240,7 +272,9 @@ class DflDriver(base.PciDriver):
         common: dict = {
             'region_type_uuid': region_type,
             'programmable': (region_type is not None
-                             and not base.is_fixed(address))}
+                             and not base.is_fixed(address)),
+            # by the FME, which goes with the PF
+            'guest_can_reprogram': not vfs}
         failed = self._manager_state(fme).endswith('error')
         regions = {}
         for port in ports:
@@ -302,8 +336,7 @@ class DflDriver(base.PciDriver):
         if vfs and port.function == address:
             reason = 'it is not released to a VF while other ports are'
         elif not vfs and not lowest:
-            reason = ('it goes with the whole card while no VFs are enabled: '
-                      'release the ports and enable as many VFs')
+            reason = 'it goes with the whole card while that has no VFs'
         else:
             reason = pci.obstacle(self.kernel, port.function)
         if reason:
@@ -387,6 +420,7 @@ class DflDriver(base.PciDriver):
         try:
             _, port = self._prepare(device.address, region.index)
             self.kernel.reset_dfl_port(port.function, port.id)
+            # the ids of a VF read as ones in every state
             if not pci.answers(self.kernel, device.address):
                 raise _Defect('the card does not answer after it')
         except (_Defect, OSError, ValueError) as error:

@@ -5,12 +5,14 @@ A GPU goes to one guest by its PCI function, whatever driver the host has for
 it. GPUs that are shared out, by VFs or as mediated devices, are left to the
 driver vgpu. Sources: the PCI ID repository for names; the id tables of amdgpu,
 i915 and xe in Linux for classes; Documentation/ABI/testing/sysfs-bus-pci and
-pci-sysfs.c of Linux for boot_vga.
+pci-sysfs.c of Linux for boot_vga; NVIDIA's Fabric Manager user guide for what
+of an NVSwitch system a guest can use.
 """
 
 import dataclasses
 
 from nova_accel.drivers import base
+from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -23,6 +25,10 @@ _DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
 #: what else a graphics card may have in its slot: sound, USB, and the USB
 #: type C controller
 _COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
+#: what NVSwitches of NVIDIA are: other bridges
+_NVSWITCH = 0x0680
+#: modules whose NVSwitches show no PCI function
+_UNDER_HIDDEN_SWITCHES = frozenset(('B200', 'B300'))
 _VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
 #: class is of its FPGAs
@@ -77,7 +83,7 @@ _PRODUCTS = {
 class GpuDriver(base.PciDriver):
 
     NAME = 'gpu'
-
+    NEEDS_RULE = True
     PREPARES_EVERY_HANDLE = True
     RESETS = True
 
@@ -114,6 +120,13 @@ class GpuDriver(base.PciDriver):
         address = device.address
         if self._is_display(address):
             raise base.Defect('it is the display of this host (boot_vga)')
+        switch = self._switch(device)
+        if switch and not rules.DeviceRules().names(device):
+            raise base.Defect(
+                f'NVSwitches join it with other GPUs ({switch}), and a guest '
+                f'can only use what Fabric Manager has set up for it: do '
+                f'that, and name this GPU by address={address} in [accel] '
+                f'include_devices')
         companions = tuple(self._companions(address))
         device = dataclasses.replace(
             device, handles=self.function_handles(address, companions))
@@ -122,6 +135,18 @@ class GpuDriver(base.PciDriver):
             if used:
                 raise base.Defect(f'{companion} goes with it, and {used}')
         return device
+
+    def _switch(self, device) -> str:
+        """An NVSwitch that joins the GPU with others, '' where none does."""
+        if device.vendor != 'NVIDIA':
+            return ''
+        for function in self.kernel.listdir(pci.DEVICES):
+            if (pci.class_code(self.kernel, function) >> 8 == _NVSWITCH
+                    and pci.identifier(self.kernel, function, 'vendor')
+                    == device.vendor_id):
+                return function
+        return (f'all {device.product} have them'
+                if device.product in _UNDER_HIDDEN_SWITCHES else '')
 
     def _is_display(self, address):
         try:

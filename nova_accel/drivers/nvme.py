@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks: whole controllers, or their VFs.
 
-A controller that the host uses itself is shown, and given to nobody. Sources:
+A controller that the host uses itself is shown, and given to nobody. So is one
+that has something on it when it is first seen: what it had as it was offered
+first, it may have from a server since. Sources:
 the PCI code of the NVM Express interface (010802), drivers/nvme/host of Linux
 for what is below a controller in sysfs, the NVM Express Base Specification 2.0
 for what a server can change of a disk, the PCI ID repository for vendors.
@@ -63,6 +65,7 @@ Policy = handover.Policy
 class NvmeDriver(base.PciDriver):
 
     NAME = 'nvme'
+    NEEDS_RULE = True
 
     def configure(self):
         """See the base class; makes VFs."""
@@ -72,10 +75,13 @@ class NvmeDriver(base.PciDriver):
         return (*super().fingerprint(), usage.fingerprint(self.kernel))
 
     def state(self, address):
-        """See the base class; what the record and the VFs are compared by."""
+        """See the base class; what the record and the VFs are compared by, and
+        whether a disk that the host does not use was written."""
         found = super().state(address)
         try:
             return (*found, self._identity(address), self._alone(address),
+                    () if usage.usage(self.kernel, address)
+                    else self._writes(address),
                     self._usable_vfs(address)
                     if pci.virtual_functions(self.kernel, address) else ())
         except (OSError, ValueError, base.Defect) as error:
@@ -110,17 +116,20 @@ class NvmeDriver(base.PciDriver):
                 f'the two removed from the host')
         handles = self.unused_handles(address)
         if handles and handles[0].address == address:
-            device = self._recorded(device)
+            device = self._recorded(
+                device, is_new=before is None or not before.handles)
         else:
             handles = self._cleanable(address, handles)
         return dataclasses.replace(device, handles=handles)
 
     # The record
 
-    def _recorded(self, device):
+    def _recorded(self, device, is_new):
         """Return the device with its record, which begins now if it has none.
 
-        :raises Defect: the disk is not as recorded.
+        :param is_new: it was never offered.
+        :raises Defect: the disk is not as recorded, or it is new and has
+            something on it.
         """
         address = device.address
         now = self._identity(address)
@@ -128,17 +137,45 @@ class NvmeDriver(base.PciDriver):
             # the host's driver does not have it
             return device
         serial, firmware, layout = now
-        if (device.serial is None
-                or _policy(address, address) is not Policy.CLEAR):
+        begins = (device.serial is None
+                  or _policy(address, address) is not Policy.CLEAR)
+        difference = _identity_difference(device, serial, firmware)
+        if difference and not begins:
+            raise base.Defect(difference)
+        if is_new or device.serial not in (None, serial):
+            self._check_content(address)
+        if begins:
             return dataclasses.replace(device, serial=serial,
                                        firmware=firmware, layout=layout)
-        difference = _identity_difference(device, serial, firmware)
-        if difference:
-            raise base.Defect(difference)
         if not device.layout:
             return dataclasses.replace(device, layout=layout)
         self._check_layout(device)
         return device
+
+    def _check_content(self, address):
+        """:raises Defect: there is something on the disks of a controller."""
+        try:
+            found = self.kernel.read_signatures(address)
+        except OSError as error:
+            raise base.Defect(
+                f'what is on it cannot be told ({error.strerror}), and what '
+                f'somebody needs is not to be erased: see whether wipefs of '
+                f'util-linux is installed and the disk can be read') from error
+        if found:
+            disks = sorted({disk for disk, _ in found})
+            kinds = ', '.join(dict.fromkeys(kind for _, kind in found))
+            raise base.Defect(
+                f'it has {kinds[:60]} on {disks[0]}, which nova_accel has not '
+                f'put there: if neither the host nor a server needs it, run '
+                f'wipefs --all /dev/{disks[0]}')
+
+    def _writes(self, address) -> tuple[str, ...]:
+        """How often each disk was written, by Documentation/block/stat.rst of
+        Linux."""
+        return tuple(
+            self.kernel.read(f'class/block/{name}/stat').split()[4]
+            for name in usage.disks(self.kernel, address)
+            if re.fullmatch('nvme[0-9]+n[0-9]+', name))
 
     def _check_layout(self, device):
         """:raises Defect: the namespaces are not as recorded."""

@@ -129,6 +129,16 @@ class DeviceRules:
                 dataclasses.replace(region, handles=left(region.handles))
                 for region in device.regions))
 
+    def includes(self, device: model.Device) -> bool:
+        """Whether a rule of include_devices names the device."""
+        return bool(self._matching(self._include, device, device.address))
+
+    def names(self, device: model.Device) -> bool:
+        """Whether a rule of include_devices names it by its address."""
+        return any('address' in rule.pairs and rule.matches(
+            {'address': device.address, 'vendor': device.vendor_id,
+             'product': device.product_id}) for rule in self._include)
+
     def excludes(self, address: str) -> bool:
         """Whether a rule excludes the address, whatever the device is: it
         need not even be looked at."""

@@ -13,8 +13,12 @@ So xclbinuuid is believed where it is there, which is why xocl is bound anew
 before it would be wrong; otherwise what is known is believed as long as the
 management function shows that something is loaded.
 
-Source: XRT's kernel drivers (mgmt-sysfs.c, xocl_sysfs.c, icap.c, mailbox.c)
-and its documents on security and on cloud vendors.
+The two functions talk by a mailbox, by which a guest can have the card changed.
+The driver closes these requests, unless [accel] whole_cards has the card.
+xclmgmt forgets that when it is bound, so that each look compares it.
+
+Source: XRT's kernel drivers (mgmt-core.c, mgmt-sysfs.c, xocl_sysfs.c, icap.c,
+mailbox.c, mailbox_proto.h) and its documents on security and on cloud vendors.
 """
 
 import dataclasses
@@ -32,9 +36,15 @@ MANAGEMENT_DRIVER = 'xclmgmt'
 USER_DRIVER = 'xocl'
 #: seconds to wait for the two drivers to find each other after xocl was bound
 READY_SECONDS = 3
-#: requests of the mailbox by which a guest loads another function:
-#: LOAD_XCLBIN and LOAD_SLOT_XCLBIN of mailbox_proto.h
-LOAD_REQUESTS = 1 << 8 | 1 << 18
+#: attribute of the management function with the requests that are refused
+MAILBOX = 'config_mailbox_channel_disable'
+#: requests by which a guest loads another function or shell:
+#: LOAD_XCLBIN_KADDR, LOAD_XCLBIN, PROGRAM_SHELL, LOAD_SLOT_XCLBIN. The first
+#: takes an address of the host's memory, for xocl on the host
+LOAD_REQUESTS = 1 << 7 | 1 << 8 | 1 << 14 | 1 << 18
+#: and HOT_RESET, RECLOCK, READ_P2P_BAR_ADDR, which writes the configuration
+#: space of the management function
+CHANGE_REQUESTS = LOAD_REQUESTS | 1 << 5 | 1 << 9 | 1 << 15
 
 _Defect = base.Defect
 _NULL = '0' * 32
@@ -75,6 +85,7 @@ _REFUSALS = {
 class XrtDriver(base.PciDriver):
 
     NAME = 'xrt'
+    PREPARES_EVERY_HANDLE = True
 
     # Discovery
 
@@ -82,6 +93,18 @@ class XrtDriver(base.PciDriver):
         return (*super().fingerprint(), *(
             self.names(f'bus/pci/drivers/{name}')
             for name in (MANAGEMENT_DRIVER, USER_DRIVER)))
+
+    def state(self, address):
+        """See the base class; another one each time while the mailbox has to
+        be closed."""
+        found = super().state(address)
+        try:
+            return (*found, self._refused(address),
+                    address not in base.whole_cards()
+                    and self._takes(address, CHANGE_REQUESTS)
+                    and time.monotonic())
+        except (OSError, ValueError) as error:
+            return *found, str(error)
 
     def identify(self, address):
         ids = (pci.identifier(self.kernel, address, 'vendor'),
@@ -103,6 +126,8 @@ class XrtDriver(base.PciDriver):
         self._check_management(address)
         user = self._user_function(device)
         device = dataclasses.replace(device, shell_id=self._shell(address))
+        was_open = self._takes(address, LOAD_REQUESTS)
+        problem = self._close_mailbox(address)
         obstacle = pci.obstacle(self.kernel, user)
         interface = self._interface(address)
         region = model.Region(
@@ -111,8 +136,13 @@ class XrtDriver(base.PciDriver):
             handles=() if obstacle else (
                 model.AttachHandle(model.HandleType.PCI, user),),
             programmable=interface is not None and not base.is_fixed(address),
-            guest_can_reprogram=self._is_open(address), reason=obstacle)
-        return dataclasses.replace(device, regions=(region,))
+            # a guest that has it now had the time to
+            guest_can_reprogram=self._takes(address, LOAD_REQUESTS)
+            or was_open and pci.driver(self.kernel, user) == base.VFIO,
+            reason=obstacle)
+        return dataclasses.replace(
+            device, regions=(region,), reason=problem,
+            health=model.Health.QUARANTINED if problem else model.Health.OK)
 
     def _check_management(self, address):
         """:raises Defect: the management function is not in order."""
@@ -205,10 +235,47 @@ class XrtDriver(base.PciDriver):
         lines = self.kernel.read(pci.path(address, name)).split()
         return model.uuid_hex(lines[-1]) if lines else None
 
-    def _is_open(self, address) -> bool:
-        """Whether a guest can have the card programmed, by the mailbox."""
-        disabled = self._number(address, 'config_mailbox_channel_disable')
-        return (disabled or 0) & LOAD_REQUESTS != LOAD_REQUESTS
+    # The mailbox
+
+    def _refused(self, address) -> int:
+        """Requests of the mailbox that are refused, a bit for each."""
+        return self._number(address, MAILBOX) or 0
+
+    def _takes(self, address, requests) -> bool:
+        """Whether the mailbox takes one of these requests from a guest."""
+        return self._refused(address) & requests != requests
+
+    def _close_mailbox(self, address) -> str:
+        """Have the requests refused that change the card.
+
+        :returns: why they are not, a clause; '' when they are, or the operator
+            lets guests do it.
+        """
+        if (address in base.whole_cards()
+                or not self._takes(address, CHANGE_REQUESTS)):
+            return ''
+        try:
+            self.kernel.close_mailbox(address, CHANGE_REQUESTS)
+            if not self._takes(address, CHANGE_REQUESTS):
+                return ''
+            problem = f'it is {self._refused(address):#x} after that'
+        except OSError as error:
+            problem = error.strerror or str(error)
+        return (f'a guest could program and reset it by the mailbox, and '
+                f'{CHANGE_REQUESTS:#x} could not be written to its {MAILBOX} '
+                f'({problem}): update XRT and look into dmesg, or name it in '
+                f'{base.WHOLE_CARDS}')
+
+    # What servers get
+
+    def prepare(self, device, handle, created_type, fresh):
+        """See the base class; closes the mailbox, also after xclmgmt was
+        bound since the last look."""
+        problem = self._close_mailbox(device.address)
+        if problem and fresh:
+            raise exception.DeviceUnavailable(
+                f'{handle.address} was allocated, and {problem}: the build is '
+                f'retried on another host.')
 
     # What is loaded
 

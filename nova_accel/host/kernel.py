@@ -272,6 +272,18 @@ class Kernel:
         """Write an attribute of a PCI function, see privileged.WRITABLE."""
         privileged.write_attribute(function, attribute, value)
 
+    def close_mailbox(self, function: str, requests: int) -> None:
+        """Have the mailbox of a card under XRT refuse requests of a guest.
+
+        Those that it refuses already stay refused. Source: mgmt-sysfs.c and
+        req_is_disabled() in mailbox.c of XRT.
+
+        :param function: PCI address of the management function.
+        :param requests: a bit for each, by the numbers of mailbox_proto.h.
+        :raises OSError: ENOENT when its driver has no such setting.
+        """
+        privileged.close_mailbox(function, requests)
+
     def read_qat_heartbeat(self, pf: str) -> int:
         """Return the heartbeat of a QAT card in debugfs, readable by root.
 
@@ -293,6 +305,18 @@ class Kernel:
         :raises OSError: EBUSY when a disk is held.
         """
         privileged.check_disks(function)
+
+    def read_signatures(self, function: str) -> list[tuple[str, str]]:
+        """Return what is on the disks of a function, as wipefs(8) finds it:
+        file systems, partition tables, and members of RAID, LVM, ZFS, LUKS
+        and Ceph, swap.
+
+        :returns: (name of the disk, type), for example ('nvme0n1', 'ext4');
+            empty for blank disks.
+        :raises OSError: ENOENT without wipefs, EIO when it fails, ETIMEDOUT.
+        """
+        return [(disk, kind) for disk, kind
+                in privileged.read_signatures(function)]
 
     def reset_nvme(self, function: str) -> None:
         """Reset an NVMe controller; block until the driver has it again.

@@ -20,6 +20,7 @@ import os
 import re
 import stat
 import struct
+import subprocess
 
 from nova_accel import conf
 from nova_accel.host import nvme_admin
@@ -58,6 +59,8 @@ _PORT_RESET = 0xb640
 _NVME = re.compile('nvme[0-9]+')
 _METHOD = re.compile('crypto|block|overwrite')
 _NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
+#: reads a few blocks; a disk may take as long to fail
+_WIPEFS_SECONDS = 60
 #: more than a controller can have attached in practice
 _MAX_NAMESPACES = 1024
 _FME_PORT_PR = 0xb680
@@ -171,6 +174,15 @@ def write_attribute(function: str, attribute: str, value: str) -> None:
 
 
 @privsep.ctx.entrypoint
+def close_mailbox(function: str, requests: int) -> None:
+    _check_function(function)
+    _check_number('set of requests', requests, (1 << 64) - 1)
+    path = f'{SYS}/bus/pci/devices/{function}/config_mailbox_channel_disable'
+    # opens none that is closed
+    _write(path, f'{int(_read(path), 0) | requests:#x}')
+
+
+@privsep.ctx.entrypoint
 def read_qat_heartbeat(pf: str) -> int:
     _check_function(pf)
     # qat_<class of device>_<address>; source: adf_dbgfs.c of Linux
@@ -201,6 +213,34 @@ def check_disks(function: str) -> None:
     _check_function(function)
     with contextlib.ExitStack() as stack:
         _hold_disks(function, stack)
+
+
+@privsep.ctx.entrypoint
+def read_signatures(function: str) -> list:
+    _check_function(function)
+    with contextlib.ExitStack() as stack:
+        return [(name, kind) for name, fd in
+                _open_disks(function, stack, os.O_RDONLY).items()
+                for kind in _signatures(fd)]
+
+
+def _signatures(fd) -> list[str]:
+    # without --all it only reads
+    try:
+        done = subprocess.run(
+            ['wipefs', '--noheadings', '--output', 'TYPE', f'/dev/fd/{fd}'],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            pass_fds=[fd], timeout=_WIPEFS_SECONDS, check=False,
+            env={'LC_ALL': 'C', 'PATH': '/usr/sbin:/usr/bin:/sbin:/bin'})
+    except FileNotFoundError:
+        raise OSError(errno.ENOENT, 'wipefs is not installed') from None
+    except subprocess.TimeoutExpired:
+        raise OSError(errno.ETIMEDOUT, 'wipefs does not end') from None
+    if done.returncode:
+        raise OSError(errno.EIO, f'wipefs failed: '
+                                 f'{done.stderr.strip()[:100]}')
+    return list(dict.fromkeys(
+        line.strip() for line in done.stdout.splitlines() if line.strip()))
 
 
 @privsep.ctx.entrypoint
@@ -326,20 +366,27 @@ def _hold_disks(function, stack, namespaces=None):
     :raises OSError: EBUSY when a disk, or a part of it, is mounted or
         otherwise held.
     """
+    _open_disks(function, stack, os.O_RDONLY | os.O_EXCL, namespaces)
+
+
+def _open_disks(function, stack, flags, namespaces=None) -> dict[str, int]:
+    """Open each disk of a function; returns name -> file descriptor."""
     block = f'{SYS}/class/block'
     places = {name: f'{os.path.realpath(f"{block}/{name}")}/'
               for name in (os.listdir(block) if os.path.isdir(block) else ())}
     mine = {name for name, place in places.items() if f'/{function}/' in place}
     # of a disk with several paths only the head has a node
     mine = {_PATH.sub(r'\1\2', name) for name in mine}
+    opened = {}
     for name in sorted(mine):
         if os.path.exists(f'{block}/{name}/partition') or (
                 namespaces is not None
                 and _read(f'{block}/{name}/nsid') not in namespaces):
             continue
-        stack.enter_context(_node(
+        opened[name] = stack.enter_context(_node(
             f'{block}/{name}', re.compile('[A-Za-z0-9_-]+'), function,
-            stat.S_ISBLK, os.O_RDONLY | os.O_EXCL))
+            stat.S_ISBLK, flags))
+    return opened
 
 
 def _invalid(name, value) -> OSError:

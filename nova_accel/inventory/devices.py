@@ -216,11 +216,10 @@ class DeviceTable:
                 if owner != device.driver:
                     return False
             self._since[address] = ticket
-            if before and before.record != device.record and any(
-                    c.device_address == address
-                    for c in self._store.claims()):
-                # what the driver reads now may be the work of a server
-                device = dataclasses.replace(device, record=before.record)
+            kept = _with_past(device, before) if before else device
+            if kept != device and any(c.device_address == address
+                                      for c in self._store.claims()):
+                device = kept
             if before != device:
                 self._told[address] = device
                 self._generation += 1
@@ -442,6 +441,19 @@ class DeviceTable:
                 self._unsaved_since_error = True
                 return
             self._saved, self._unsaved_since_error = told, False
+
+
+def _with_past(device: model.Device, before: model.Device) -> model.Device:
+    """The device as it is kept while a server has a claim on it.
+
+    What the driver reads now of its record may be the work of the server, and
+    a region that the server could reprogram may carry what it loaded then.
+    """
+    were_open = {r.index for r in before.regions if r.guest_can_reprogram}
+    return dataclasses.replace(device, record=before.record, regions=tuple(
+        dataclasses.replace(r, guest_can_reprogram=(
+            r.guest_can_reprogram or r.index in were_open))
+        for r in device.regions))
 
 
 def clause(error: BaseException) -> str:

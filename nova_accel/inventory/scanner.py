@@ -220,8 +220,11 @@ class Scanner:
             device = self.rules.applied(device)
         if device is not None:
             device = _with_policy(device)
-        return (ticket, state, device,
-                self._conflict(device) if device else '')
+        conflict = ''
+        if device is not None and (not driver.NEEDS_RULE
+                                   or self.rules.includes(device)):
+            conflict = self._conflict(device)
+        return ticket, state, device, conflict
 
     def _conflict(self, device: model.Device) -> str:
         try:
@@ -247,6 +250,7 @@ class Scanner:
         if device is None:
             self._gone(address, name, ticket)
             return
+        before = self._table.told(address)
         if not self._table.adopt(device, ticket):
             owner = self._table.told(address)
             if owner and owner.driver == name:
@@ -261,6 +265,10 @@ class Scanner:
         elif self._table.fence(address, Fence.CONFLICT, conflict):
             LOG.error('Device %s of the driver %s is fenced, because %s: take '
                       'it out of one of the two', address, name, conflict)
+        for part, reason in _reasons(device).items():
+            if before is None or _reasons(before).get(part) != reason:
+                LOG.warning('%s is not given to servers, because %s', part,
+                            reason)
 
     def _card_failed(self, name, address, error):
         known = self._table.told(address)
@@ -294,10 +302,12 @@ class Scanner:
         # an option that cannot be read is said before the first release
         handover.policies()
         for text in self.rules.unused() + [
-                f'{sriov.OPTION} names {address}, which no driver of [accel] '
+                f'{option} names {address}, which no driver of [accel] '
                 f'enabled_drivers finds: correct the address, or enable its '
-                f'driver.' for address in sriov.wanted()
-                if address not in seen]:
+                f'driver.' for option, addresses in (
+                    (sriov.OPTION, sriov.wanted()),
+                    (base.WHOLE_CARDS, sorted(base.whole_cards())))
+                for address in addresses if address not in seen]:
             LOG.warning('%s', text)
 
     def failures(self) -> dict[str, str]:
@@ -405,6 +415,14 @@ class Scanner:
     def close(self) -> None:
         """See Inventory.close()."""
         self._closed = True
+
+
+def _reasons(device: model.Device) -> dict[str, str]:
+    """Why a device, or regions of it, are not given to servers, by name."""
+    if device.health is not model.Health.OK:
+        return {device.address: device.reason}
+    return {f'{device.address} {region.name}': region.reason
+            for region in device.regions if region.reason}
 
 
 def _with_policy(device: model.Device) -> model.Device:

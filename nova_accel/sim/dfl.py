@@ -353,6 +353,18 @@ class DflOperations(operations.Operations):
             # Linux 6.12 recreates the port's device, but no driver takes it
             mine['lost'].append(port)
 
+    def guest_loads(self, pf: str, function: str) -> None:
+        """Have the guest that has a whole card program port 0 by its FME.
+
+        :raises OSError: ENODEV where no guest has the physical function.
+        """
+        with self._update() as (host, state):
+            found, vf = self._owner(host, state, pf)
+            if vf is not None or pf not in state['guests']:
+                raise sysfs.error(errno.ENODEV, pf)
+            state['cards'][found.address]['functions'][0] = model.uuid_hex(
+                function)
+
     @staticmethod
     def _bound_card(host, state, pf, port):
         """Return the card of a PF bound to dfl-pci that has the port."""

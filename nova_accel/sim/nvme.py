@@ -32,6 +32,13 @@ _use = reader.checked(
     'a device on the disk, dm-<n> or md<n>')
 
 
+def _kinds(value):
+    if not isinstance(value, list) or not all(
+            isinstance(kind, str) and kind for kind in value):
+        raise ValueError('it has to be a list of types as of wipefs')
+    return value
+
+
 def _methods(value):
     if not isinstance(value, list) or not set(value) <= {
             'crypto', 'block', 'overwrite'}:
@@ -54,6 +61,8 @@ class NvmeCard(card.Card):
     use: str | None = None
     #: the data on the disk
     data: str = ''
+    #: what wipefs finds on the first namespace
+    signatures: tuple[str, ...] = ()
     #: the methods of Sanitize that it has, and how long one takes
     sanitize: tuple[str, ...] = ()
     sanitize_seconds: float = 0
@@ -78,6 +87,8 @@ class NvmeCard(card.Card):
         'reset': reader.one_of('refused'),
         #: refused; ends in failure mode; and does not leave that mode
         'sanitize': reader.one_of('refused', 'fails', 'locked'),
+        #: errno of reading signatures; ENOENT: without the tool
+        'signatures': reader.one_of('ENOENT', 'EIO', 'ETIMEDOUT'),
         #: Virtualization Management is refused, or only to go online, or that
         #: has no effect
         'virtualization': reader.one_of('refused', 'offline', 'ignored'),
@@ -96,6 +107,7 @@ class NvmeCard(card.Card):
             multipath=item.take('multipath', reader.boolean, False),
             use=item.take('use', _use, None),
             data=item.take('data', reader.text, ''),
+            signatures=tuple(item.take('signatures', _kinds, [])),
             sanitize=tuple(item.take('sanitize', _methods, [])),
             sanitize_seconds=item.take('sanitize_seconds', reader.seconds, 0),
             namespace_management=item.take('namespace_management',
@@ -108,6 +120,7 @@ class NvmeCard(card.Card):
     def fresh(self, state):
         serial = self.address.replace(':', '').replace('.', '')
         return {**super().fresh(state), 'data': self.data, 'use': self.use,
+                'signatures': list(self.signatures), 'writes': 0,
                 'serial': f'S{serial}', 'firmware': 'SIM1',
                 # blocks, bytes of a block, bytes of metadata, attached
                 'namespaces': [[_BLOCKS, _BLOCK_SIZE, 0, True]
@@ -116,8 +129,8 @@ class NvmeCard(card.Card):
                 'vf_data': {}}
 
     def keeps(self):
-        return (*super().keeps(), 'data', 'serial', 'firmware', 'namespaces',
-                'sanitize', 'vf_data')
+        return (*super().keeps(), 'data', 'signatures', 'serial', 'firmware',
+                'namespaces', 'sanitize', 'vf_data')
 
     def settle(self, mine):
         operation = mine['sanitize']
@@ -128,7 +141,8 @@ class NvmeCard(card.Card):
         if faults.get('sanitize') in ('fails', 'locked'):
             operation['state'] = 'failed'
         else:
-            operation['state'], mine['data'] = 'done', ''
+            operation['state'] = 'done'
+            _erase(mine)
 
     def make_vfs(self, state, mine, count):
         super().make_vfs(state, mine, count)
@@ -192,6 +206,8 @@ class NvmeCard(card.Card):
                 'metadata_bytes': str(metadata),
                 'queue': {'logical_block_size': str(size)},
                 'dev': f'259:{number * 100 + 2 * n}', 'holders': {},
+                # reads are first; the fifth are the writes
+                'stat': f'    0 0 0 0 {mine["writes"]} 0 0 0 0 0 0',
                 f'{disk}p1': {'partition': '1', 'holders': {},
                               'dev': self._number(mine, n)}}
             if self.multipath:
@@ -235,6 +251,10 @@ class NvmeCard(card.Card):
         return {}
 
 
+def _erase(mine):
+    mine.update(data='', signatures=[])
+
+
 def _in_class(tree, name, place):
     tree['class'].setdefault('block', {})[name] = sysfs.Link(
         f'{place}/{name}')
@@ -259,6 +279,19 @@ class NvmeOperations(operations.Operations):
                 mine = mine['vfs'][vf]
             if mine['driver'] == 'nvme' and mine.get('use'):
                 raise sysfs.error(errno.EBUSY, function)
+
+    def read_signatures(self, function):
+        host, state = self._look()
+        found, vf = self._owner(host, state, function)
+        mine = state['cards'][found.address]
+        if (vf is not None or not isinstance(found, NvmeCard)
+                or mine['driver'] != 'nvme' or not mine['namespaces']):
+            return []
+        fault = found.faulty(mine).get('signatures')
+        if fault:
+            raise sysfs.error(getattr(errno, fault), function)
+        return [(f'nvme{mine["number"]}n1', kind)
+                for kind in mine['signatures']]
 
     def _nvme(self, host, state, function, hold=False):
         """Return the card with a controller of the host's driver, its state
@@ -341,7 +374,7 @@ class NvmeOperations(operations.Operations):
                         there[:3] = [size // wanted.block_size,
                                      *self._block_format(wanted, function)]
                     if found.allocated(mine) == found.capacity():
-                        mine['data'] = ''
+                        _erase(mine)
                     return
             time.sleep(_TICK)
 
@@ -470,8 +503,18 @@ class NvmeOperations(operations.Operations):
             mine, vf = self._media(host, state, address)
             if vf is None:
                 mine['data'] = data
+                mine['writes'] += 1
             else:
                 mine['vf_data'][vf] = data
+
+    def sign_disk(self, address: str, *kinds: str) -> None:
+        """Write what wipefs finds to a disk, as mkfs and others do.
+
+        :param kinds: types as of wipefs; none for what wipefs --all leaves.
+        """
+        with self._update() as (host, state):
+            mine, _ = self._media(host, state, address)
+            mine.update(signatures=list(kinds), writes=mine['writes'] + 1)
 
     def data_of_disk(self, address: str) -> str:
         """Return what a server with the disk or VF can read from it."""

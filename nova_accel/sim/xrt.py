@@ -28,6 +28,7 @@ DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
                       '862c7020a250293e32036f19956669e5')
 #: LOAD_XCLBIN and LOAD_SLOT_XCLBIN, requests of the mailbox
 _LOAD_REQUESTS = 1 << 8 | 1 << 18
+_MAILBOX = 'config_mailbox_channel_disable'
 _NEVER = 1e12
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
@@ -55,6 +56,7 @@ class XrtCard(card.Card):
     interfaces: tuple[str, ...] = DEFAULT_INTERFACES
     #: function that xocl has loaded initially
     function: str | None = None
+    #: requests of the mailbox that are refused after xclmgmt is bound
     mailbox_disabled: int = 0
     user_iommu_group: int | None = None
     programming_seconds: float = 0
@@ -65,6 +67,8 @@ class XrtCard(card.Card):
         **card.Card.FAULTS,
         'hang': reader.checked(lambda v: v in ('read', 'program'),
                                'read or program'),
+        #: errno of closing requests of the mailbox, or that it has no effect
+        'mailbox': reader.one_of('EACCES', 'EIO', 'ignored'),
         'program_error': _errno_name,
         'reset_kills': reader.boolean,
     }
@@ -97,7 +101,7 @@ class XrtCard(card.Card):
     def fresh(self, state):
         # the user function takes the place of the VFs of other kinds
         return {**super().fresh(state), 'loaded': None, 'shown': None,
-                'program': None,
+                'program': None, 'mailbox': self.mailbox_disabled,
                 'vfs': [{'driver': self.vf_driver,
                          'number': card.number(state)}]}
 
@@ -131,7 +135,7 @@ class XrtCard(card.Card):
     def bound(self, state, mine, driver):
         user = mine['vfs']
         super().bound(state, mine, driver)
-        mine.update(vfs=user, loaded=None)
+        mine.update(vfs=user, loaded=None, mailbox=self.mailbox_disabled)
 
     def is_busy(self, mine):
         return bool(mine['program']) or not self.is_ready(mine)
@@ -179,7 +183,7 @@ class XrtCard(card.Card):
             'mgmt_pf': '', 'ready': '1', 'dev_offline': '0', 'mfg': '0',
             'recovery': '0', 'instance': str(number),
             'versal': str(int(self.versal)), 'rp_program': '0',
-            'config_mailbox_channel_disable': hex(self.mailbox_disabled),
+            _MAILBOX: hex(mine['mailbox']),
             'interface_uuids': '\n'.join(self.interfaces),
             'logic_uuids': '\n'.join(
                 uuid.uuid5(uuid.UUID(i), 'logic').hex
@@ -224,11 +228,32 @@ class XrtOperations(operations.Operations):
         """
         host, state = self._look()
         found, _ = self._owner(host, state, user)
-        if (user not in state['guests'] or found.mailbox_disabled
-                & _LOAD_REQUESTS == _LOAD_REQUESTS):
+        refused = state['cards'][found.address]['mailbox']
+        if (user not in state['guests']
+                or refused & _LOAD_REQUESTS == _LOAD_REQUESTS):
             raise sysfs.error(errno.EOPNOTSUPP, user)
         with open(path, 'rb') as file:
             self._load_xclbin(found.address, file.read())
+
+    def close_mailbox(self, function, requests):
+        with self._update() as (host, state):
+            found, _ = self._owner(host, state, function)
+            mine = state['cards'][found.address]
+            faults = found.faulty(mine)
+            fault = faults.get('mailbox')
+            if (mine['driver'] != 'xclmgmt' or (faults.get('attributes') or {}
+                                                ).get(_MAILBOX) == 'missing'):
+                fault = 'ENOENT'
+            if fault == 'ignored':
+                return
+            if fault:
+                raise sysfs.error(getattr(errno, fault), function)
+            mine['mailbox'] |= requests
+
+    def opens_mailbox(self, function):
+        """Have the mailbox take every request again, as an operator may."""
+        with self._update() as (_, state):
+            state['cards'][function]['mailbox'] = 0
 
     def xocl_programs(self, user, path):
         """Program the card from the host, as xrt-smi program does."""

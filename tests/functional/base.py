@@ -31,8 +31,10 @@ from tests import functional
 from tests.functional import cloud
 from tests.functional import process
 from tests import glance_service
+from tests.unit import host as simulated
 
 CONF = conf.CONF
+pf, vf = simulated.pf, simulated.vf
 #: loopback function, of Intel's samples
 NLB0 = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 NLB3 = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
@@ -46,10 +48,11 @@ REGION = {'CUSTOM_ACCELERATOR_FPGA': (1, 0)}
 
 
 def card(address, functions=(NLB0,), interface=SHELL_11, **more):
-    """A simulated PAC Arria 10 with one port per function."""
-    return {'address': address, 'product': 'PAC_ARRIA10',
-            'interface': interface, 'functions': list(functions),
-            'ports': len(functions), 'programming_seconds': 0, **more}
+    """A simulated PAC Arria 10 with a port and a VF per function."""
+    return simulated.with_vfs({
+        'address': address, 'product': 'PAC_ARRIA10',
+        'interface': interface, 'functions': list(functions),
+        'ports': len(functions), 'programming_seconds': 0, **more})
 
 
 def fpga_flavor(group='1', amount=1, **accel):
@@ -233,7 +236,11 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             self.describe_host(host, description)
         self.flags(state_path=os.path.join(self.directory, 'state'))
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
+        vfs = {found['address']: found['vfs'] for host in self.HOSTS.values()
+               for found in host.get('cards', ())}
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
+                   virtual_functions=[f'{a}={n}' for a, n in vfs.items()],
+                   include_devices=['address=*'],
                    device_profiles=self.profiles, function_cache_seconds=0,
                    runtime_programming_pause=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),
@@ -466,6 +473,14 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
     def simulated(self, host):
         """The same as kernel(), also while nova-compute does not run."""
         return sim.SimulatedKernel(os.path.join(self.hosts, f'{host}.yaml'))
+
+    def forget_functions(self, host):
+        """Cards lose their functions, as by a power cut, without a restart of
+        nova-compute, which would make their VFs again."""
+        self.simulated(host).power_cycle()
+        inventory = self.accelerators(host).inventory
+        inventory.configure()
+        inventory.scan()
 
     def claims(self, host=None):
         """The claims of a host or of all, once no region is being cleaned."""

@@ -133,7 +133,9 @@ class OperationsTestBase(base.AcceleratorTestBase):
         """What the card behind a handle carries, by the driver's own look."""
         (host, address), = held
         self.accelerators(host).inventory.scan()
-        region = self.accelerators(host).inventory.devices[address].region(0)
+        region, = [
+            r for d in self.accelerators(host).inventory.devices.values()
+            for r in d.regions if address in [h.address for h in r.handles]]
         self.assertEqual(function.replace('-', ''), region.function_uuid)
 
     def mend_cards(self):

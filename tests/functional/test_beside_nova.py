@@ -62,7 +62,7 @@ class PciInPlacementTest(operations.OperationsTestBase):
                  'CUSTOM_ACCELERATOR_FPGA')}
         self.assertEqual(both, self.usages())
         self.assertEqual(['0000:81:00.0'], self.hostdevs(of_nova))
-        self.assertEqual(['0000:5e:00.0'], self.hostdevs(ours))
+        self.assertEqual(['0000:5e:00.1'], self.hostdevs(ours))
         # what is left for one is not for the other
         for flavor in (native, base.fpga_flavor()):
             self.boot(flavor, expected_state='ERROR')
@@ -72,10 +72,10 @@ class PciInPlacementTest(operations.OperationsTestBase):
         # both in one server
         server = self.boot({**native, **base.fpga_flavor()})
         self.assertEqual(both, self.usages())
-        self.assertEqual(['0000:5e:00.0', '0000:81:00.0'],
+        self.assertEqual(['0000:5e:00.1', '0000:81:00.0'],
                          self.hostdevs(server))
         self._reboot_server(server, hard=True)
-        self.assertEqual(['0000:5e:00.0', '0000:81:00.0'],
+        self.assertEqual(['0000:5e:00.1', '0000:81:00.0'],
                          self.hostdevs(server))
         self.restart_compute_service('compute1')
         self.report()

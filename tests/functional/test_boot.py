@@ -7,7 +7,7 @@ from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
 
-DEVICE = '0000:5e:00.0'
+DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 
 
 class BootTest(base.AcceleratorTestBase):
@@ -33,10 +33,10 @@ class BootTest(base.AcceleratorTestBase):
         image = self.upload_bitstream(function)
         server = self.boot(base.fpga_flavor(function_id=function))
         host = server['OS-EXT-SRV-ATTR:host']
-        self.assertEqual([DEVICE], self.hostdevs(server))
+        self.assertEqual([VF], self.hostdevs(server))
         claim, = self.claims()
         self.assertEqual(
-            (server['id'], model.ClaimState.BOUND, DEVICE),
+            (server['id'], model.ClaimState.BOUND, VF),
             (claim.instance_uuid, claim.state, claim.handle.address))
         # shown at once, without a periodic report
         region = f'{host}_accel_{DEVICE}_region0'
@@ -70,7 +70,7 @@ class BootTest(base.AcceleratorTestBase):
         specs[f'trait1:{naming.function_trait(base.NLB3)}'] = 'required'
         server = self.boot(specs)
         self.assertEqual('compute2', server['OS-EXT-SRV-ATTR:host'])
-        self.assertEqual([DEVICE], self.hostdevs(server))
+        self.assertEqual([VF], self.hostdevs(server))
         # there is one of it, and it is taken
         server = self.boot(specs, expected_state='ERROR')
         self.assertIn('No valid host', self.fault(server))
@@ -111,7 +111,7 @@ class BootTest(base.AcceleratorTestBase):
             'accel:function_id': base.NLB3}]})
         server = self.boot({'accel:device_profile': 'nlb3'})
         self.assertEqual('compute2', server['OS-EXT-SRV-ATTR:host'])
-        self.assertEqual([DEVICE], self.hostdevs(server))
+        self.assertEqual([VF], self.hostdevs(server))
         self._delete_server(server)
         self.assertAsAtStart()
 
@@ -124,7 +124,7 @@ class BootTest(base.AcceleratorTestBase):
                     'function_name:crypto', f'bitstream:{image}'):
             server = self.boot({
                 'resources:CUSTOM_ACCELERATOR_FPGA': '1', key: 'required'})
-            self.assertEqual([DEVICE], self.hostdevs(server))
+            self.assertEqual([VF], self.hostdevs(server))
             self._delete_server(server)
         self.assertAsAtStart()
 
@@ -145,11 +145,11 @@ class SeveralTest(base.AcceleratorTestBase):
         specs = {**base.fpga_flavor('1', function_id=base.CRYPTO),
                  **base.fpga_flavor('_B', function_id=base.NLB3)}
         server = self.boot(specs)
-        self.assertEqual(['0000:5e:00.0', '0000:af:00.0'],
+        self.assertEqual(['0000:5e:00.1', '0000:af:00.1'],
                          self.hostdevs(server))
         claims = {c.group: c.handle.address for c in self.claims()}
         # what was there is kept, the other was programmed
-        self.assertEqual({'1': '0000:5e:00.0', '_B': '0000:af:00.0'}, claims)
+        self.assertEqual({'1': '0000:5e:00.1', '_B': '0000:af:00.1'}, claims)
         self.assertIn(naming.function_trait(base.CRYPTO),
                       self.traits('compute1_accel_0000:5e:00.0_region0'))
         self._delete_server(server)
@@ -165,7 +165,7 @@ class SeveralTest(base.AcceleratorTestBase):
         servers = [self._wait_for_state_change(s, 'ACTIVE')
                    for s in self.api.get_servers(detail=True)]
         self.assertEqual(
-            [['0000:5e:00.0'], ['0000:af:00.0']],
+            [['0000:5e:00.1'], ['0000:af:00.1']],
             sorted(self.hostdevs(s) for s in servers))
 
     def test_amount_of_two_in_one_unnumbered_group(self):
@@ -185,6 +185,6 @@ class ScarceTest(base.AcceleratorTestBase):
     def test_the_function_with_most_copies_is_replaced(self):
         self.upload_bitstream(base.CRYPTO)
         server = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
-        self.assertNotEqual(['0000:5e:00.0'], self.hostdevs(server))
+        self.assertNotEqual(['0000:5e:00.1'], self.hostdevs(server))
         self.assertIn(naming.function_trait(base.NLB3),
                       self.traits('compute1_accel_0000:5e:00.0_region0'))

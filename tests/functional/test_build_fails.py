@@ -9,7 +9,7 @@ from tests.functional import base
 from tests.functional import cloud
 from tests.functional import faults
 
-DEVICE = '0000:5e:00.0'
+DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
 
 
@@ -80,7 +80,7 @@ class ImageTest(FailureBase):
             self.assertRefused(self.specs, image)
         # nothing bad was kept: the same image now works
         self.assertEqual(
-            [DEVICE], self.hostdevs(self.boot(self.specs)))
+            [VF], self.hostdevs(self.boot(self.specs)))
 
     def test_other_function_than_the_properties_say(self):
         image = self.upload_bitstream(base.CRYPTO, properties={
@@ -224,27 +224,27 @@ class CardTest(FailureBase):
                 role=model.Role.CURRENT, provider_uuid=uuid_,
                 resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
                 device_address=provider.address, region_index=0,
-                handle=model.AttachHandle(model.HandleType.PCI, DEVICE))])
+                handle=model.AttachHandle(model.HandleType.PCI, VF))])
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('0 of it are free', self.fault(server))
         # neither guest nor allocation stands behind those claims
         for compute in self.computes.values():
             compute.driver.reconciler.run()
         self.assertNothingLeft(server)
-        self.assertEqual([DEVICE], self.hostdevs(self.boot(self.specs)))
+        self.assertEqual([VF], self.hostdevs(self.boot(self.specs)))
 
     def test_guest_does_not_start(self):
         # something else has taken the card away from the host
         for host in self.HOSTS:
-            self.kernel(host).guest_takes(DEVICE)
+            self.kernel(host).guest_takes(VF)
         server = self.boot(base.fpga_flavor(), expected_state='ERROR')
-        for word in (DEVICE, 'libvirt'):
+        for word in (VF, 'libvirt'):
             self.assertIn(word, self.fault(server))
         # nobody knows what that did to the card
         self.assertEqual({model.ClaimState.DELETING},
                          {c.state for c in self.claims()})
         for host in self.HOSTS:
-            self.kernel(host).guest_returns(DEVICE)
+            self.kernel(host).guest_returns(VF)
             self.computes[host].driver.reconciler.run()
         self.assertNothingLeft(server)
 

@@ -17,7 +17,7 @@ from tests.functional import test_xrt
 
 CARDS = ('0000:81:00.0', '0000:82:00.0')
 USERS = ('0000:81:00.1', '0000:82:00.1')
-DEVICE = '0000:5e:00.0'
+DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 REGION = f'compute1_accel_{DEVICE}_region0'
 
 
@@ -64,7 +64,8 @@ class UnderGuestTest(operations.OperationsTestBase):
         self.programmings = self.useFixture(Programmings())
 
     def start_compute(self, hostname, *args, **kwargs):
-        self.flags(enabled_drivers=['xrt'], group='accel')
+        self.flags(enabled_drivers=['xrt'], whole_cards=list(CARDS),
+                   group='accel')
         return super().start_compute(hostname, *args, **kwargs)
 
     def group_of(self, user):
@@ -175,7 +176,7 @@ class UnknownTest(base.AcceleratorTestBase):
         with self.watched() as calls:
             server = self.boot(self.flavor(self.one))
         self.assertEqual(1, len(calls))
-        self.assertEqual([DEVICE], self.hostdevs(server))
+        self.assertEqual([VF], self.hostdevs(server))
         self.assertIn(naming.bitstream_trait(self.one), self.traits(REGION))
 
     def test_timeout(self):

@@ -113,7 +113,7 @@ class CreateTest(operations.OperationsTestBase):
         server = self.boot(self.specs)
         (host, address), = self.assertHas(server)
         self.delete_all()
-        return host, address
+        return host, base.pf(address)
 
     def assertTried(self, *hosts):
         """Built on the last of the hosts, after the others failed."""
@@ -147,7 +147,8 @@ class CreateTest(operations.OperationsTestBase):
         """Create, where a server that Nova has forgotten has the device on
         the first host: built on another."""
         self.flags(running_deleted_instance_action='noop')
-        host, address = self.preferred()
+        host, card = self.preferred()
+        address = base.vf(card)
         other = next(h for h in self.HOSTS if h != host)
         forgotten = self.boot(self.specs)
         self.assertEqual([(host, address)], self.held(forgotten))

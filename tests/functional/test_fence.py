@@ -6,7 +6,7 @@ from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
 
-DEVICE = '0000:5e:00.0'
+DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 REGION = f'compute1_accel_{DEVICE}_region0'
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 
@@ -47,7 +47,7 @@ class FenceTest(base.AcceleratorTestBase):
         for _ in range(2):
             self.report_afresh()
             self.assertEqual(((1, 0), False), self.shown())
-        self.assertEqual([DEVICE], self.hostdevs(self.boot(self.FLAVOR)))
+        self.assertEqual([VF], self.hostdevs(self.boot(self.FLAVOR)))
 
     def test_deleted_after_it_came_back(self):
         """No report in between: what the deletion shows is the first."""

@@ -226,7 +226,7 @@ class GuestTest(operations.OperationsTestBase):
         accelerators.store.update(
             accelerators.store.claims(), state=model.ClaimState.UNKNOWN,
             restore_function=None, restore_bitstream=None)
-        self.kernel(self.host).power_cycle()
+        self.forget_functions(self.host)
         self._start_server(self.server)
         self.assertKept()
         claim, = self.claims()

@@ -15,7 +15,7 @@ from tests.functional import base
 from tests.functional import operations
 from tests.functional import test_images
 
-CARD = '0000:5e:00.0'
+CARD, VF = '0000:5e:00.0', '0000:5e:00.1'
 REGION = f'compute1_accel_{CARD}_region0'
 
 
@@ -118,7 +118,7 @@ class CleanedTest(operations.OperationsTestBase):
         self.computes['compute1'].driver.runtime.run()
         self.assertFunction(self.assertHas(server), base.NLB3)
         kernel = self.kernel('compute1')
-        kernel.guest_writes(CARD, registers='secret', memory='secret')
+        kernel.guest_writes(VF, registers='secret', memory='secret')
         self._delete_server(server)
         claim, = self.claims()
         self.assertIn('accel:clears', claim.error)
@@ -133,5 +133,5 @@ class CleanedTest(operations.OperationsTestBase):
         self.assertEqual([], self.claims())
         self.assertNotIn(naming.FENCED, self.traits(REGION))
         server = self.boot(base.fpga_flavor())
-        self.assertEqual({}, kernel.guest_reads(CARD))
-        self.assertEqual([CARD], self.hostdevs(server))
+        self.assertEqual({}, kernel.guest_reads(VF))
+        self.assertEqual([VF], self.hostdevs(server))

@@ -90,7 +90,8 @@ class TenantTest(operations.OperationsTestBase):
             self.upload_as(self.eve)
         self._migrate_server(server, api=self.admin_api)
         (host, address), = self.held(server)
-        region = self.accelerators(host).inventory.devices[address].region(0)
+        region = self.accelerators(host).inventory.devices[
+            base.pf(address)].region(0)
         self.assertEqual((own, self.api.project_id),
                          (region.bitstream_id, region.origin))
 

@@ -62,7 +62,7 @@ class MixedTest(operations.OperationsTestBase):
             enabled_drivers=['dfl', 'xrt', 'gpu', 'vgpu', 'qat', 'timecard',
                              'nvme', 'pci'],
             pci_devices=['vendor=1da3 type=AI'], qat_services=['sym;asym'],
-            virtual_functions=[f'{QAT}=16'], group='accel')
+            virtual_functions=[f'{QAT}=16', f'{FPGA}=1'], group='accel')
         return super().start_compute(hostname, *args, **kwargs)
 
     def has_all(self, server):

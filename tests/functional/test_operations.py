@@ -96,14 +96,14 @@ class KeepTest(operations.OperationsTestBase):
         offered, and starts with them; shelve and unshelve give it an
         allocation again."""
         self.kernel(self.host_of(self.server)).set_fault(
-            self.before[0][1], vanish=True)
+            base.pf(self.before[0][1]), vanish=True)
         self.api.post_server_action(self.server['id'], {
             'rebuild': {'imageRef': self.other_image()}})
         self._wait_for_state_change(self.server, 'ERROR')
         self.assertEqual([], self.allocated(self.server['id']))
         self.assertEqual(self.before, self.held(self.server))
         host, address = self.before[0]
-        self.kernel(host).set_fault(address, vanish=None)
+        self.kernel(host).set_fault(base.pf(address), vanish=None)
         self.kernel(host).rebind(address, 'dfl-pci')
         self.accelerators(host).inventory.scan()
         self.report()
@@ -111,7 +111,7 @@ class KeepTest(operations.OperationsTestBase):
         self.report()
         self.assertEqual(self.before, self.held(self.server))
         totals, traits, used = self.provider_tree()[
-            f'{host}_accel_{address}_region0']
+            f'{host}_accel_{base.pf(address)}_region0']
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': 0}, used)
         self.assertIn(naming.FENCED, traits)
@@ -385,8 +385,7 @@ class MoveTest(operations.OperationsTestBase):
         function = base.NLB3
         self.assertNotEqual(function, self.function)
         for host in self.HOSTS:
-            self.kernel(host).power_cycle()
-            self.accelerators(host).inventory.scan()
+            self.forget_functions(host)
         self.report()
         self.api.post_server_action(server['id'], {'unshelve': None})
         self._wait_for_server_parameter(
@@ -484,7 +483,8 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
         self.computes[host].stop()
         # as with a card that somebody else has programmed
-        self.accelerators(host).store.drop_loaded(address, 0)
+        self.accelerators(host).store.drop_loaded(
+            base.pf(address), 0)
         self.restart_compute_service(host)
         server = self.boot(self.specs)
         held = self.assertHas(server)

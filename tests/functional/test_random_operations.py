@@ -730,7 +730,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def bound_to_vfio(self, host):
         kernel = self.simulated(host)
-        return [c for c in CARDS if pci.driver(kernel, c) == 'vfio-pci']
+        return [vf for vf in map(base.vf, CARDS)
+                if pci.driver(kernel, vf) == 'vfio-pci']
 
     def check_functions(self, servers):
         """The regions of a server carry what its flavor asks for."""
@@ -774,8 +775,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.mend()
         for host, compute in self.computes.items():
             compute.driver._host.get_connection()._vms.clear()
-            self.simulated(host).power_cycle()
-            self.accelerators(host).inventory.scan()
+            self.forget_functions(host)
         self.forget_bitstreams()
         shutil.rmtree(os.path.join(self.instances_path, ''))
         os.makedirs(self.instances_path, exist_ok=True)

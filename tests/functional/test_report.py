@@ -151,7 +151,7 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual({}, self.provider_tree())
         # the card is back, probed anew, under the same uuids
         self.kernel('compute1').set_fault(DEVICE, vanish=None)
-        self.kernel('compute1').rebind(DEVICE, 'dfl-pci')
+        self.kernel('compute1').rebind(base.vf(DEVICE), 'dfl-pci')
         inventory.scan()
         self.report()
         self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},

@@ -11,7 +11,7 @@ from tests.functional import faults
 from tests.functional import operations
 from tests.functional import test_vgpu
 
-FPGA, DISK = '0000:5e:00.0', '0000:02:00.0'
+FPGA, VF, DISK = '0000:5e:00.0', '0000:5e:00.1', '0000:02:00.0'
 SECRET = 'data of the tenant'
 #: what a claim may be when nova-compute ends at any point of a preparation
 HALF_DONE = (model.ClaimState.UNKNOWN, model.ClaimState.PROVISIONING,
@@ -32,7 +32,7 @@ class RestartTestBase(operations.OperationsTestBase):
         self.server = self.boot(
             self.FLAVOR, image_uuid=self.glance.guest_image)
         self.before = self.held(self.server)
-        self.assertEqual([('compute1', DISK), ('compute1', FPGA)],
+        self.assertEqual([('compute1', DISK), ('compute1', VF)],
                          self.before)
         self.kernel('compute1').write_disk(DISK, SECRET)
 
@@ -67,8 +67,8 @@ class RestartTestBase(operations.OperationsTestBase):
         """The guest runs, with all that the server holds."""
         self.assertKept()
         self.assertTrue(self.domain(self.server).isActive())
-        self.assertEqual(sorted((FPGA, DISK)), self.hostdevs(self.server))
-        self.assertFunction([('compute1', FPGA)], self.function)
+        self.assertEqual(sorted((VF, DISK)), self.hostdevs(self.server))
+        self.assertFunction([('compute1', VF)], self.function)
         self.assertEqual(
             {model.ClaimState.BOUND}, {c.state for c in self.claims()})
 
@@ -193,7 +193,7 @@ class FailedRebuildTest(RestartTestBase):
         self.act('reboot', type='HARD')
         self.assertDown()
         kernel.set_fault(FPGA, vanish=None)
-        kernel.rebind(FPGA, 'dfl-pci')
+        kernel.rebind(VF, 'dfl-pci')
         self.accelerators('compute1').inventory.scan()
         self.mend()
 
@@ -201,7 +201,7 @@ class FailedRebuildTest(RestartTestBase):
         """The server keeps its device, which no other server is offered."""
         kernel = self.kernel('compute1')
         kernel.set_fault(FPGA, vanish=None)
-        kernel.rebind(FPGA, 'dfl-pci')
+        kernel.rebind(VF, 'dfl-pci')
         self.accelerators('compute1').inventory.scan()
         self.report()
         self.computes['compute1'].driver.reconciler.run()
@@ -238,7 +238,7 @@ class StandardClassesTest(test_vgpu.NativeTestBase):
             'resources1:FPGA': '1', 'resources2:VGPU': '1',
             'trait2:CUSTOM_VGPU_NVIDIA': 'forbidden', 'group_policy': 'none'})
         self.before = self.held(self.server)
-        self.assertEqual([('compute1', FPGA)], self.before)
+        self.assertEqual([('compute1', VF)], self.before)
         self.devices = self.hostdevs(self.server)
         self.assertEqual(2, len(self.devices))
 
@@ -261,4 +261,4 @@ class StandardClassesTest(test_vgpu.NativeTestBase):
                 self.hard_reboot()
                 self._wait_for_state_change(self.server, 'ACTIVE')
                 # its own vGPU Nova knows by the guest that was there
-                self.assertIn(FPGA, self.hostdevs(self.server))
+                self.assertIn(VF, self.hostdevs(self.server))

@@ -105,7 +105,7 @@ class OwnerTest(RuntimeTestBase):
         self.assertProgrammed()
         self.assertEqual(f'programmed {self.image}', self.status())
         # Placement has heard
-        region = f'{self.host}_accel_{self.before[0][1]}_region0'
+        region = f'{self.host}_accel_{base.pf(self.before[0][1])}_region0'
         self.assertIn(base.NLB3.upper().replace('-', '_'),
                       ' '.join(self.traits(region)))
         self.assertNothingToDo()
@@ -214,8 +214,7 @@ class OwnerTest(RuntimeTestBase):
         self._reboot_server(self.server, hard=True)
         self.assertProgrammed()
         self._stop_server(self.server)
-        self.kernel(self.host).power_cycle()
-        self.accelerators(self.host).inventory.scan()
+        self.forget_functions(self.host)
         self.assertNotIn(base.NLB3, [self.card_function()])
         self._start_server(self.server)
         self.assertProgrammed()
@@ -226,7 +225,7 @@ class OwnerTest(RuntimeTestBase):
         """Start after the host lost its power and its cache of bitstreams:
         the function is fetched from Glance again."""
         self._stop_server(self.server)
-        self.kernel(self.host).power_cycle()
+        self.forget_functions(self.host)
         cache = os.path.join(self.directory, 'cache')
         for name in os.listdir(cache):
             os.unlink(os.path.join(cache, name))
@@ -235,7 +234,7 @@ class OwnerTest(RuntimeTestBase):
 
     def card_function(self):
         return self.accelerators(self.host).inventory.devices[
-            self.before[0][1]].region(0).function_uuid
+            base.pf(self.before[0][1])].region(0).function_uuid
 
     def test_function_follows_a_migration(self):
         """Cold migration after a programming at run time: the new device
@@ -362,7 +361,8 @@ class ImageTest(RuntimeTestBase):
 class FailureTest(RuntimeTestBase):
 
     def fault(self, **fault):
-        self.kernel(self.host).set_fault(self.before[0][1], **fault)
+        self.kernel(self.host).set_fault(
+            base.pf(self.before[0][1]), **fault)
 
     def test_programming_fails(self):
         """Programming at run time fails: the function that the server had is

@@ -5,7 +5,7 @@ from tests.functional import base
 from tests.functional import operations
 
 PF = '0000:5e:00.0'
-CARD = base.card(PF, [base.NLB0, base.NLB3], product='PAC_D5005')
+CARD = base.card(PF, [base.NLB0, base.NLB3], product='PAC_D5005', vfs=0)
 
 
 class VirtualFunctionsTest(operations.OperationsTestBase):

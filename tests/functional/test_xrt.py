@@ -17,8 +17,6 @@ ALVEO = '0000:81:00.0'
 USER = '0000:81:00.1'
 REGION = f'compute1_accel_{ALVEO}_region0'
 SHELL = str(uuid.UUID(xrt.DEFAULT_INTERFACES[-1]))
-#: the mailbox lets no guest program the card
-CLOSED = '0x40120'
 
 
 class XrtTestBase(base.AcceleratorTestBase):
@@ -73,6 +71,11 @@ class XrtTestBase(base.AcceleratorTestBase):
 
 
 class XrtTest(XrtTestBase):
+    """The operator lets guests program the card, by the mailbox."""
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(whole_cards=[ALVEO], group='accel')
 
     def test_boot(self):
         tree = self.provider_tree()
@@ -143,7 +146,7 @@ class XrtTest(XrtTestBase):
             vendor: self.boot(self.flavor(vendor, function_id=function))
             for vendor, function in (('XILINX', alveo),
                                      ('INTEL', self.function))}
-        self.assertEqual({'XILINX': [USER], 'INTEL': [INTEL]}, {
+        self.assertEqual({'XILINX': [USER], 'INTEL': [base.vf(INTEL)]}, {
             vendor: self.hostdevs(server)
             for vendor, server in servers.items()})
         self.assertIn(naming.function_trait(alveo), self.traits(REGION))
@@ -171,9 +174,7 @@ class XrtTest(XrtTestBase):
 
 
 class FixedFunctionTest(XrtTestBase):
-    """The mailbox lets no guest program the card, as clouds configure it."""
-
-    CARD = {**XrtTestBase.CARD, 'mailbox_disabled': CLOSED}
+    """The mailbox lets no guest program the card."""
 
     def test_function_outlives_servers_but_not_the_power(self):
         self.flags(resume_guests_state_on_host_boot=True)

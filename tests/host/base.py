@@ -272,11 +272,18 @@ class HostTestCase(testtools.TestCase):
         self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
 
     def start_host(self, *cards, drivers=('dfl',), **more):
-        """A host with these devices, and nova-compute on it."""
+        """A host with these devices, and nova-compute on it.
+
+        :param cards: with a VF for each port, unless they say otherwise.
+        """
+        cards = [simulated.with_vfs(card) for card in cards]
         self.simulated = self.useFixture(
             simulated.SimulatedHost(*cards, **more))
         self.config.config(
             enabled_drivers=list(drivers),
+            include_devices=['address=*'],
+            virtual_functions=[f'{card["address"]}={card["vfs"]}'
+                               for card in cards if card['vfs']],
             simulated_host=self.simulated.path,
             bitstream_cache=os.path.join(self.directory, 'cache'),
             group='accel')

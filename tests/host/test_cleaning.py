@@ -9,7 +9,7 @@ from nova_accel import exception
 from nova_accel import model
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain
+from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain, vf
 
 #: of the clearing image
 BLANK = 'cccccccc-0000-4000-8000-000000000000'
@@ -59,7 +59,7 @@ class CleaningTest(base.HostTestCase):
 
     def write(self):
         """Registers, and the memory of the card."""
-        self.host.kernel.guest_writes(A, registers=SECRET, memory=SECRET)
+        self.host.kernel.guest_writes(vf(A), registers=SECRET, memory=SECRET)
 
     def delete(self, server):
         self.host.delete(server)
@@ -78,7 +78,7 @@ class CleaningTest(base.HostTestCase):
         self.host.report()
         self.assertEqual([], self.host.fenced())
         server = self.boot()
-        self.assertEqual(expected, self.host.kernel.guest_reads(A))
+        self.assertEqual(expected, self.host.kernel.guest_reads(vf(A)))
         if function:
             self.assertEqual(plain(function), self.host.carries(A))
         return server
@@ -270,7 +270,8 @@ class CleaningTest(base.HostTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.host.kernel.set_fault(A, vanish=None)
         self.host.kernel.rebind(A, 'dfl-pci')
-        self.host.inventory.scan()
+        # makes its VFs again
+        self.restart()
         self.host.report()
         self.assertEqual(plain(OTHER), self.host.carries(A))
         self.assertRaises(exception.DeviceUnavailable, self.boot)
@@ -291,7 +292,8 @@ class CleaningTest(base.HostTestCase):
         self.host.holdings.releasing(claims)
         self.restart()
         self.boot()
-        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(A))
+        self.assertEqual({'memory': SECRET},
+                         self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(BLANK), self.host.carries(A))
 
     # Policies
@@ -333,6 +335,87 @@ class BesideTest(CleaningTest):
         self.host.report()
         self.assertEqual([], self.host.fenced())
         self.boot(FUNCTION)
-        self.assertEqual({'memory': SECRET}, self.host.kernel.guest_reads(A))
+        self.assertEqual({'memory': SECRET},
+                         self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
         self.assertEqual(2, len(self.programmed))
+
+
+class WholeCardTest(base.HostTestCase):
+    """What a card of [accel] whole_cards carries is the tenant's word."""
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(whole_cards=[A], group='accel')
+        self.start_host({'address': A, 'vfs': 0})
+        self.kernel = self.host.kernel
+
+    def boot(self, *asks):
+        return self.host.boot(base.asks(*asks), self.host.allocation(A))
+
+    def test_function_that_a_guest_loaded(self):
+        """It is nobody else's, and is replaced by what the server had."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.assertHas(server, A)
+        self.kernel.guest_writes(A, registers=SECRET)
+        # it says that it is the operator's
+        self.kernel.guest_loads(A, FUNCTION)
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        record = self.host.accelerators.store.handovers()[-1]
+        self.assertEqual((clouds.PROJECT, 'clean'),
+                         (record.origin, record.result))
+        self.assertIn('programmed again', record.method)
+        self.boot(FUNCTION)
+        self.assertEqual({}, self.kernel.guest_reads(A))
+
+    def test_neither_image_nor_clearing_image(self):
+        self.host.delete(self.boot())
+        claim, = self.host.holdings.being_released()
+        self.assertIn('accel:clears', claim.error)
+        self.host.report()
+        self.assertEqual([f'host_accel_{A}_region0'], self.host.fenced())
+
+    def test_server_starts_again(self):
+        """It gets what it asked for, whatever it loaded."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.kernel.guest_loads(A, OTHER)
+        self.host.reboot(server)
+        self.assertHas(server, A)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_card_gets_vfs_while_a_server_is_stopped(self):
+        """The server of an earlier release had the whole card."""
+        server = self.boot()
+        self.kernel.guest_loads(A, OTHER)
+        self.host.cloud.stop_guest(server, undefine=True)
+        device = self.host.inventory.devices[A]
+        self.host.accelerators.store.set_devices({A: device.with_region(
+            0, guest_can_reprogram=False)})
+        self.config.config(whole_cards=[], virtual_functions=[f'{A}=1'],
+                           group='accel')
+        self.restart()
+        region, = self.host.inventory.devices[A].regions
+        self.assertEqual([vf(A)], [h.address for h in region.handles])
+        self.host.delete(server)
+        claim, = self.host.holdings.being_released()
+        self.assertIn('accel:clears', claim.error)
+
+    def test_card_that_is_not_named_any_more(self):
+        """Its server keeps it; no other one gets it."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.config.config(whole_cards=[], group='accel')
+        self.restart()
+        self.host.reboot(server)
+        self.assertHas(server, A)
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.host.report()
+        self.assertEqual([f'host_accel_{A}', f'host_accel_{A}_region0'],
+                         self.host.fenced())
+        self.assertRaises(exception.DeviceUnavailable, self.boot, FUNCTION)
+        self.assertEqual(1, self.log.output.count(
+            f'{A} is not given to servers, because it has no VFs'))

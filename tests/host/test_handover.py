@@ -13,7 +13,7 @@ from nova_accel import model
 from nova_accel import sim
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain, vf
 
 #: an attacker and a victim
 EVE, BOB = 'eve', 'bob'
@@ -154,7 +154,7 @@ class OwnServerTest(Base):
         self.programmed = 0
 
     def assertOwn(self, programmed=0):
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(
             (plain(OTHER), self.image, EVE, programmed),
             (self.region().function_uuid, self.region().bitstream_id,
@@ -370,7 +370,7 @@ class WhoseImageTest(Base):
         self.assertEqual(0, self.host.runtime.run())
         self.assertIn('not visible', self.host.cloud.read()['servers'][
             server]['metadata']['accel1:status'])
-        self.assertHas(server, A)
+        self.assertHas(server, vf(A))
 
     def test_no_owners(self):
         """Then nova-compute's own credentials are for no user."""
@@ -436,13 +436,16 @@ class TextTest(Base):
         self.assertIn(server, self.log.output)
 
 
-class MailboxTest(base.HostTestCase):
-    """A card under XRT whose guest can have it programmed by itself."""
+class MailboxTestCase(base.HostTestCase):
+    """A card under XRT."""
 
     MANAGEMENT, USER = '0000:81:00.0', '0000:81:00.1'
+    WHOLE = True
 
     def setUp(self):
         super().setUp()
+        self.config.config(
+            whole_cards=[self.MANAGEMENT] * self.WHOLE, group='accel')
         self.start_host(alveos=[{'address': self.MANAGEMENT,
                                  'programming_seconds': 0}], drivers=('xrt',))
         self.image = self.upload(FUNCTION)
@@ -460,11 +463,18 @@ class MailboxTest(base.HostTestCase):
     def region(self):
         return self.host.inventory.devices[self.MANAGEMENT].region(0)
 
+    def guest_loads(self, function):
+        with tempfile.NamedTemporaryFile() as file:
+            sim.make_xclbin(file.name, function, SHELL)
+            self.host.kernel.guest_programs(self.USER, file.name)
+
+
+class MailboxTest(MailboxTestCase):
+    """The operator lets its guest have it programmed."""
+
     def test_replaced_by_what_the_server_was_given(self):
         server = self.boot(EVE)
-        with tempfile.NamedTemporaryFile() as file:
-            sim.make_xclbin(file.name, OTHER, SHELL)
-            self.host.kernel.guest_programs(self.USER, file.name)
+        self.guest_loads(OTHER)
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual((self.image, model.OPERATOR), (
@@ -474,9 +484,7 @@ class MailboxTest(base.HostTestCase):
         self.config.config(handover=['none'], group='accel')
         server = self.boot(EVE)
         self.assertEqual(model.OPERATOR, self.region().origin)
-        with tempfile.NamedTemporaryFile() as file:
-            sim.make_xclbin(file.name, OTHER, SHELL)
-            self.host.kernel.guest_programs(self.USER, file.name)
+        self.guest_loads(OTHER)
         self.host.delete(server)
         for _ in range(2):
             self.assertEqual((EVE, None), (
@@ -495,3 +503,74 @@ class MailboxTest(base.HostTestCase):
         # what its guest may have changed was put back
         self.assertEqual((self.image, model.OPERATOR), (
             self.region().bitstream_id, self.region().origin))
+
+
+class ClosedMailboxTest(MailboxTestCase):
+    """No guest can have it programmed."""
+
+    WHOLE = False
+
+    def provider(self):
+        return self.host.cloud.read()['providers'][next(
+            iter(self.host.allocation()))]
+
+    def test_function_stays_known(self):
+        server = self.boot(EVE)
+        self.assertRaises(OSError, self.guest_loads, OTHER)
+        self.assertFalse(self.region().guest_can_reprogram)
+        self.host.delete(server)
+        self.assertEqual((self.image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+
+    def test_driver_is_bound_again(self):
+        """The guest could use the time until it is closed again."""
+        server = self.boot(EVE)
+        self.host.kernel.opens_mailbox(self.MANAGEMENT)
+        self.guest_loads(OTHER)
+        self.host.inventory.scan()
+        self.assertRaises(OSError, self.guest_loads, FUNCTION)
+        for _ in range(2):
+            # however often it is looked at since, and after a restart
+            self.host.inventory.scan()
+            self.assertTrue(self.region().guest_can_reprogram)
+            self.restart()
+        self.host.delete(server)
+        self.assertEqual([EVE], [
+            record.origin for record
+            in self.host.accelerators.store.handovers()])
+        self.assertEqual((self.image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+        self.host.inventory.scan()
+        self.assertFalse(self.region().guest_can_reprogram)
+
+    def test_look_finds_it_open(self):
+        """Without any other sign, as after xclmgmt was bound again."""
+        self.host.kernel.opens_mailbox(self.MANAGEMENT)
+        self.host.inventory._scanner.look()
+        mine = self.host.kernel._look()[1]['cards'][self.MANAGEMENT]
+        self.assertEqual(0x4c3a0, mine['mailbox'])
+
+    def test_build_closes_it(self):
+        self.host.kernel.opens_mailbox(self.MANAGEMENT)
+        self.boot(EVE)
+        self.assertRaises(OSError, self.guest_loads, OTHER)
+
+    def test_cannot_be_closed(self):
+        self.host.kernel.set_fault(self.MANAGEMENT, mailbox='EACCES')
+        self.host.kernel.opens_mailbox(self.MANAGEMENT)
+        error = self.assertRaises(exception.DeviceUnavailable, self.boot, EVE)
+        self.assertIn('Permission denied', str(error))
+        self.host.settle()
+        self.host.inventory.scan()
+        self.host.report()
+        for name in self.host.fenced():
+            self.assertIn(self.MANAGEMENT, name)
+        self.assertEqual(2, len(self.host.fenced()))
+        self.assertEqual(1, self.log.output.count(
+            f'{self.MANAGEMENT} is not given to servers, because a guest '
+            f'could program and reset it'))
+        self.host.kernel.set_fault(self.MANAGEMENT, mailbox=None)
+        self.host.inventory.scan()
+        self.host.report()
+        self.assertEqual([], self.host.fenced())
+        self.boot(EVE)

@@ -48,7 +48,10 @@ class KilledTestCase(base.HostTestCase):
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
             runtime_programming_pause=0, **{
-                'handover': conf.CONF.accel.handover, **self.OPTIONS})
+                'handover': conf.CONF.accel.handover,
+                **{name: conf.CONF.accel[name] for name in (
+                    'include_devices', 'virtual_functions')},
+                **self.OPTIONS})
         self.addCleanup(self.compute.close)
 
     def booted(self, uuid_=SERVER):

@@ -9,7 +9,7 @@ import uuid
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
-from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain, vf
 
 State = model.ClaimState
 
@@ -58,7 +58,7 @@ class RuntimeTest(Base):
     def test_programmed(self):
         self.assertEqual((1, f'programmed {self.other}'),
                          self.ask(self.other))
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(plain(OTHER), self.host.carries(A))
         # and again after a power cut
         self.host.cloud.lose_power()
@@ -72,7 +72,7 @@ class RuntimeTest(Base):
         done, status = self.ask(self.other)
         self.assertEqual((0, f'failed {self.other}: It is used.'),
                          (done, status))
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
         self.assertEqual(
             1, self.programmed.count(A))
@@ -82,7 +82,7 @@ class RuntimeTest(Base):
         done, status = self.ask(self.other)
         self.assertEqual(0, done)
         self.assertIn('failed', status)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_pause_between_programmings(self):
@@ -120,12 +120,12 @@ class GuardTest(Base):
         server = self.host.boot(specs, {
             **self.host.allocation(A), **self.host.allocation(B)})
         lost, = [h for h in self.host.accelerators.handles(server)
-                 if h.address == B]
+                 if h.address == vf(B)]
         self.host.cloud.detach(server, [lost])
         # what the host believes of the card in the guest is wrong
         self.host.inventory.forget(A, 0, None)
         self.host.reconciler.run(first=True)
-        self.assertHas(server, A, B)
+        self.assertHas(server, vf(A), vf(B))
         self.assertEqual(
             1, self.programmed.count(A))
 
@@ -171,7 +171,7 @@ class KnownTest(Base):
         self.assertUnknown(A)
         self.assertEqual(set(), self.traits(A))
         server = self.boot(base.asks(FUNCTION), A)
-        self.assertHas(server, A)
+        self.assertHas(server, vf(A))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_hanging_card_holds_nobody_up(self):
@@ -181,7 +181,7 @@ class KnownTest(Base):
         began = time.monotonic()
         self.assertRaises(
             exception.DeviceUnavailable, self.boot, base.asks(FUNCTION), A)
-        self.assertHas(self.boot(base.asks(FUNCTION), B), B)
+        self.assertHas(self.boot(base.asks(FUNCTION), B), vf(B))
         self.assertLess(time.monotonic() - began, 1)
         self.host.kernel.set_fault(A, hang=None)
 
@@ -211,6 +211,6 @@ class KnownTest(Base):
         self.assertUnknown(A)
         self.assertEqual(set(), self.traits(A))
         server = self.boot(base.asks(FUNCTION), A)
-        self.assertHas(server, A)
+        self.assertHas(server, vf(A))
         self.assertEqual([A], self.programmed)
         self.assertNotEqual(set(), self.traits(A))

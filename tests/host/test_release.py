@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices of one server are cleaned side by side, and Nova does not wait."""
 
+import dataclasses
 import time
 
 from nova_accel import exception
@@ -51,6 +52,41 @@ class ReleaseTest(base.HostTestCase):
         while not condition():
             self.assertLess(time.monotonic(), end)
             time.sleep(0.01)
+
+    def test_what_a_server_wrote_is_no_obstacle(self):
+        """Neither for its server, also when nova-compute starts, nor when it
+        is cleaned."""
+        first = DISKS[0]
+        self.simulated.kernel.sign_disk(first, 'gpt', 'LVM2_member')
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.restart()
+        self.assertEqual([], self.host.fenced())
+        self.host.start_guest(self.server)
+        self.host.delete(self.server)
+        self.assertEqual([], self.host.fenced())
+        self.assertEqual([], self.simulated.kernel.read_signatures(first))
+
+    def test_release_0_1_had_given_it_to_a_server(self):
+        """No rule includes it yet: the server keeps it, and it is erased."""
+        self.simulated.kernel.sign_disk(DISKS[0], 'ext4')
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.accelerators.store.set_devices({
+            address: dataclasses.replace(device, serial=None, firmware=None,
+                                         layout=())
+            for address, device in self.host.inventory.devices.items()})
+        self.config.config(include_devices=[], group='accel')
+        self.restart()
+        self.assertEqual(3, len(self.host.fenced()))
+        self.host.start_guest(self.server)
+        self.assertEqual(DISKS, self.host.devices_of(self.server))
+        self.host.delete(self.server)
+        self.assertEqual([], self.secrets())
+        self.assertRaises(exception.DeviceUnavailable, self.host.boot,
+                          {f'resources1:{SSD}': '1'},
+                          self.host.allocation(DISKS[0], SSD))
+        self.config.config(include_devices=['vendor=144d'], group='accel')
+        self.restart()
+        self.assertEqual([], self.host.fenced())
 
     def test_side_by_side(self):
         self.hang(*DISKS)

@@ -380,7 +380,7 @@ class OperatorTest(HandoverTestCase):
         self.assertEqual((1, 1), self.reserved('_region0'))
         self.lower(0, '_region0')
         self.report()
-        self.assertHas(self.host.boot(base.ONE, self.host.allocation(A)), A)
+        self.assertHas(self.host.boot(base.ONE, self.host.allocation(A)), FIRST)
 
     def test_trait_goes_with_the_policy(self):
         self.start(gpus=[{'address': A}], drivers=('gpu',))

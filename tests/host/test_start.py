@@ -6,7 +6,7 @@ import ddt
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
-from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain
+from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain, vf
 
 State = model.ClaimState
 DISK = '0000:02:00.0'
@@ -33,7 +33,7 @@ class StartTest(base.HostTestCase):
         asked = self.host.cloud.asked
         self.host.cloud.placement_error = NO_ANSWER
         self.host.reboot(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(asked, self.host.cloud.asked)
 
     @ddt.data(State.INITIAL, State.PROVISIONING, State.UNKNOWN)
@@ -46,7 +46,7 @@ class StartTest(base.HostTestCase):
         self.assertEqual([state], self.host.states(self.server))
         self.host.cloud.placement_error = None
         self.host.start_guest(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
     @ddt.data(State.INITIAL, State.PROVISIONING, State.UNKNOWN)
@@ -63,7 +63,7 @@ class StartTest(base.HostTestCase):
         """As after a rebuild that failed: Nova took the allocation away."""
         self.host.cloud.allocate(self.server, None)
         self.host.reboot(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
 
     def test_without_a_claim(self):
         """As after a store that was lost."""
@@ -73,14 +73,14 @@ class StartTest(base.HostTestCase):
                           self.host.reboot, self.server)
         self.host.cloud.placement_error = None
         self.host.start_guest(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
 
     def test_killed_at_each_state_then_restarted(self):
         for state in (State.INITIAL, State.PROVISIONING, State.BOUND):
             self.left_by_a_crash(state)
             self.restart()
             self.host.reboot(self.server)
-            self.assertHas(self.server, A)
+            self.assertHas(self.server, vf(A))
             self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_host_boot(self):
@@ -92,12 +92,12 @@ class StartTest(base.HostTestCase):
         self.assertEqual(plain(FIRST), self.host.carries(A))
         self.host.cloud.placement_error = NO_ANSWER
         self.host.start_guest(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_rebuild_keeps(self):
         self.host.rebuild(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         claim, = self.host.holdings.all()
         self.assertEqual(self.claim.uuid, claim.uuid)
 
@@ -110,7 +110,7 @@ class StartTest(base.HostTestCase):
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.allocate(self.server, None)
         self.host.start_guest(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
 
     def test_rebuild_and_placement_says_nothing(self):
         self.left_by_a_crash(State.UNKNOWN)
@@ -126,13 +126,13 @@ class StartTest(base.HostTestCase):
             exception.ProgrammingFailed, self.host.boot, base.asks(OTHER),
             self.host.allocation(B))
         self.host.reboot(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
 
     def test_revert(self):
         migration = self.host.migrate_away(self.server)
         self.assertEqual([], self.host.accelerators.handles(self.server))
         self.host.revert(self.server, migration)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
 
     def test_move_that_failed(self):
         """Nova gave the allocation back and told this host nothing."""
@@ -143,7 +143,7 @@ class StartTest(base.HostTestCase):
         self.host.cloud.placement_error = None
         self.host.cloud.move_allocation(migration, self.server)
         self.host.start_guest(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
 
 
 class DiskTest(base.HostTestCase):

@@ -80,6 +80,7 @@ class AttachTest(AttachTestCase):
         claim, = self.plug(self.allocation())
         self.accelerators.restore(None, self.server())
         self.simulated.kernel.reboot()
+        self.config.config(virtual_functions=[], group='accel')
         self.start()
         error = self.assertRaises(
             exception.DeviceUnavailable, self.accelerators.restore, None,

@@ -100,7 +100,10 @@ def main(address):
     for context in (privsep.ctx, privsep.disks):
         context.set_client_mode(False)
     kernel = host_kernel.Kernel()
+    cfg.CONF.set_override('include_devices', [f'address={address}'], 'accel')
     driver = nvme.NvmeDriver(kernel)
+    # from an earlier run
+    run('wipefs', '--all', head(kernel, address))
     device = driver.discover()[address]
     handle, = device.handles
     check('it is offered', device.reason, '')
@@ -124,6 +127,12 @@ def main(address):
             except exception.DeviceUnavailable as error:
                 print('     ', error)
         driver.prepare(device, handle, None, True)
+    check('signatures', [kind for _, kind in kernel.read_signatures(address)],
+          ['ext4'])
+    check('a new disk with ext4', 'it has ext4 on nvme' in
+          driver.discover()[address].reason, True)
+    check('a disk that was offered', driver.discover({address: device}),
+          {address: device})
     for bound in ('nvme', 'vfio-pci'):
         kernel.rebind(address, 'nvme')
         with open(head(kernel, address), 'r+b', buffering=0) as disk:

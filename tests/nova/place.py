@@ -21,6 +21,7 @@ thread_pool_factory = importutils.try_import('nova.thread_pool_factory')
 
 _HOST = {'cards': [{
     'address': '0000:5e:00.0', 'product': 'PAC_ARRIA10', 'ports': 1,
+    'vfs': 1,
     'interface': '9926ab6d-6c92-5a68-aabc-a7d84c545738',
     'functions': ['d8424dc4-a4a3-c413-f89e-433683f9040b'],
     'programming_seconds': 0}]}

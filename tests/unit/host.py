@@ -25,6 +25,21 @@ def plain(text):
     return text.replace('-', '')
 
 
+def vf(address, number=0):
+    """The address of a VF of a simulated card."""
+    return f'{address[:-1]}{number + 1}'
+
+
+def pf(address):
+    """The address of the card that has a VF."""
+    return f'{address[:-1]}0'
+
+
+def with_vfs(card):
+    """A DFL card that has a VF for each port."""
+    return {'vfs': card.get('ports', 1), **card}
+
+
 class SimulatedHost(fixtures.Fixture):
     """card is what the description has of one; programming takes no time.
 

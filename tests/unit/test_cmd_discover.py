@@ -74,6 +74,16 @@ class Discover(testtools.TestCase):
                      'CUSTOM_FPGA_FUNCTION_11111111_2222_4333_8444'):
             self.assertIn(text, result.stdout)
 
+    def test_card_that_no_guest_gets(self):
+        """What is to be done is in the table, and is said once."""
+        result = self.discover('-f', 'csv', '-c', 'Provider', '-c', 'Reserved',
+                               '-c', 'Health')
+        line, = [line for line in result.stdout.splitlines()
+                 if f'{A}_region0' in line]
+        self.assertIn(',1,"quarantined, it has no VFs', line)
+        self.assertIn(f'[accel] virtual_functions = {A}=', line)
+        self.assertEqual('', result.stderr)
+
     def test_values(self):
         self.host.kernel.set_fault(A, dead=True)
         result = self.discover('-f', 'value', '-c', 'Provider', '-c', 'Total',

@@ -42,7 +42,8 @@ class ContractTest(testtools.TestCase):
 
     def start(self, driver, kind, more):
         self.useFixture(config_fixture.Config(conf.CONF)).config(
-            group='accel', pci_devices=['class=010802 type=DISK'])
+            group='accel', pci_devices=['class=010802 type=DISK'],
+            include_devices=['address=*'], whole_cards=[A, B])
         two = [{'address': address, **more} for address in (A, B)]
         host = SimulatedHost(*two) if kind == 'cards' else SimulatedHost(
             **{kind: two})

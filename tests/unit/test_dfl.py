@@ -17,13 +17,9 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import model
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
-                             SimulatedHost)
+                             SimulatedHost, vf)
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
-
-
-def vf(address, number):
-    return f'{address[:-1]}{number + 1}'
 
 
 def handles(region):
@@ -35,6 +31,7 @@ class TestCase(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.config.config(group='accel', whole_cards=[A, B])
 
     def start(self, *cards, **more):
         self.host = self.useFixture(SimulatedHost(*cards, **more))
@@ -47,7 +44,7 @@ class TestCase(testtools.TestCase):
 class Discovery(TestCase):
 
     def test_two_cards(self):
-        found = self.start({'address': A, 'numa_node': 1},
+        found = self.start({'address': A, 'numa_node': 1, 'vfs': 1},
                            {'address': B, 'product': 'PAC_D5005', 'ports': 2,
                             'vfs': 2, 'functions': [FUNCTION, OTHER]})
         self.assertEqual([A, B], sorted(found))
@@ -59,10 +56,12 @@ class Discovery(TestCase):
              one.product_id, one.driver, one.numa_node, one.shell_id,
              one.health, one.handles))
         region, = one.regions
-        self.assertEqual((0, INTERFACE, FIRST, [A], True, OK, ''),
+        self.assertEqual((0, INTERFACE, FIRST, [vf(A, 0)], True, False, OK,
+                          ''),
                          (region.index, region.region_type_uuid,
                           region.function_uuid, handles(region),
-                          region.programmable, region.health, region.reason))
+                          region.programmable, region.guest_can_reprogram,
+                          region.health, region.reason))
         self.assertIsNone(two.numa_node)
         self.assertEqual([(0, plain(FUNCTION), [vf(B, 0)]),
                           (1, plain(OTHER), [vf(B, 1)])],
@@ -79,12 +78,63 @@ class Discovery(TestCase):
         self.assertEqual(('INTEL', product, family),
                          (device.vendor, device.product, device.family))
 
-    def test_only_lowest_port_goes_with_the_card_without_vfs(self):
-        first, second = self.start({'address': A, 'ports': 2})[A].regions
-        self.assertEqual([A], handles(first))
-        self.assertEqual([], handles(second))
-        self.assertIn('VFs', second.reason)
-        self.assertEqual(OK, second.health)
+    @ddt.data(1, 2)
+    def test_no_guest_gets_the_management_function(self, ports):
+        """It is shown, and a server of an earlier release keeps it."""
+        self.config.config(group='accel', whole_cards=[])
+        device = self.start({'address': A, 'ports': ports})[A]
+        self.assertEqual((QUARANTINED, [A]),
+                         (device.health, handles(device.regions[0])))
+        for said in (f'[accel] virtual_functions = {A}=',
+                     '[accel] whole_cards', 'can program and flash'):
+            self.assertIn(said, device.reason)
+
+    @ddt.data('0000:5E:00.0', '00000000:5E:00.0', A)
+    def test_card_that_is_named_is_given_whole(self, spelling):
+        self.config.config(group='accel', whole_cards=[spelling])
+        found = self.start({'address': A}, {'address': B})
+        region, = found[A].regions
+        self.assertEqual(
+            (OK, '', [A], True, OK, ''),
+            (found[A].health, found[A].reason, handles(region),
+             region.guest_can_reprogram, region.health, region.reason))
+        self.assertEqual(QUARANTINED, found[B].health)
+
+    def test_card_that_is_named_has_several_ports(self):
+        device = self.start({'address': A, 'ports': 2})[A]
+        self.assertEqual(QUARANTINED, device.health)
+        self.assertIn('several ports', device.reason)
+        first, second = device.regions
+        self.assertEqual(([A], []), (handles(first), handles(second)))
+        self.assertIn('the whole card', second.reason)
+        # also where one of them is not to be seen
+        self.kernel.release_dfl_port(A, 1)
+        self.assertEqual(device.reason, self.driver.discover()[A].reason)
+
+    def test_card_that_is_named_has_vfs(self):
+        device = self.start({'address': A, 'vfs': 1})[A]
+        region, = device.regions
+        self.assertEqual((OK, [vf(A, 0)], False), (
+            device.health, handles(region), region.guest_can_reprogram))
+
+    def test_card_whose_vfs_are_gone(self):
+        self.config.config(group='accel', whole_cards=[],
+                           virtual_functions=[f'{A}=1'])
+        device = self.start({'address': A})[A]
+        self.assertEqual(QUARANTINED, device.health)
+        self.assertIn('restart nova-compute', device.reason)
+
+    def test_address_that_is_none(self):
+        self.config.config(group='accel', whole_cards=['5e:00.0'])
+        error = self.assertRaises(exception.ConfigurationError, self.start,
+                                  {'address': A})
+        self.assertIn("'5e:00.0' is not a PCI address", str(error))
+
+    def test_card_that_a_guest_has_since_release_0_1(self):
+        known = self.start({'address': A})
+        old = {A: known[A].with_region(0, guest_can_reprogram=False)}
+        self.kernel.guest_takes(A)
+        self.assertEqual(known, self.driver.discover(old))
 
     def test_port_left_with_the_card_while_vfs_are_enabled(self):
         first, second = self.start(
@@ -287,8 +337,9 @@ class Discovery(TestCase):
 class Configuration(TestCase):
     """[accel] virtual_functions, at the start of nova-compute."""
 
-    def begin(self, count, **card):
-        self.config.config(virtual_functions=[f'{A}={count}'], group='accel')
+    def begin(self, count, whole=(), **card):
+        self.config.config(virtual_functions=[f'{A}={count}'],
+                           whole_cards=list(whole), group='accel')
         return self.start({'address': A, 'product': 'PAC_D5005', 'ports': 2,
                            'functions': [FUNCTION, OTHER], **card})[A]
 
@@ -342,6 +393,18 @@ class Configuration(TestCase):
         error = self.assertRaises(exception.ConfigurationError,
                                   self.driver.configure)
         self.assertIn('it can have 2', str(error))
+
+    def test_one_port(self):
+        self.begin(1, ports=1, functions=[FUNCTION])
+        self.driver.configure()
+        self.assertEqual([[vf(A, 0)]], self.offered())
+
+    def test_card_that_is_also_to_be_given_whole(self):
+        self.begin(2, whole=[A])
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.driver.configure)
+        for option in ('virtual_functions', 'whole_cards'):
+            self.assertIn(f'[accel] {option}', str(error))
 
     def test_card_without_vfs(self):
         self.begin(1, product='PAC_N3000')
@@ -624,9 +687,10 @@ class RecordedTree(TestCase):
 
     def test_discover(self):
         device = self.driver.discover()[A]
-        self.assertEqual((OK, '', 'INTEL', 'PAC_ARRIA10', None),
-                         (device.health, device.reason, device.vendor,
-                          device.product, device.numa_node))
+        self.assertIn('several ports', device.reason)
+        self.assertEqual((QUARANTINED, 'INTEL', 'PAC_ARRIA10', None),
+                         (device.health, device.vendor, device.product,
+                          device.numa_node))
         self.assertEqual([(0, INTERFACE, FIRST, [A]),
                           (1, INTERFACE, FIRST, [])],
                          [(r.index, r.region_type_uuid, r.function_uuid,

@@ -31,6 +31,7 @@ class TestCase(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.config.config(group='accel', include_devices=['address=*'])
 
     def start(self, *gpus, **more):
         self.kernel = self.useFixture(
@@ -101,8 +102,55 @@ class Discovery(TestCase):
         self.assertEqual(known, self.driver.discover(known))
         self.assertEqual(known, self.driver.discover())
 
+    @ddt.data([], ['vendor=1002'], ['address=0000:99:*'])
+    def test_only_what_a_rule_includes(self, rules):
+        self.config.config(group='accel', include_devices=rules)
+        for found in (self.start({'address': A})[A], self.driver.discover()[A]):
+            self.refused(found, '[accel] include_devices', f'address={A}',
+                         'vendor=10de product=26b9')
+
+    def test_card_of_a_server_that_no_rule_includes(self):
+        """An earlier release offered it; the server keeps it."""
+        known = self.start({'address': A})
+        self.config.config(group='accel', include_devices=[])
+        found = self.driver.discover(known)[A]
+        self.assertEqual((QUARANTINED, known[A].handles),
+                         (found.health, found.handles))
+        self.assertTrue(self.driver.answers(found))
+
+    # a bridge, and which rule it takes
+    @ddt.data(({'vendor': '10de', 'class': '0x068000'}, True),
+              ({'vendor': '8086', 'class': '0x068000'}, False),
+              ({'vendor': '10de', 'class': '0x060400'}, False))
+    @ddt.unpack
+    def test_under_nvswitches(self, bridge, by_address):
+        self.config.config(group='accel', include_devices=['vendor=10de'])
+        bridge = {'address': '0000:07:00.0', 'driver': None, **bridge}
+        device = self.start({'address': A, 'device': '2330'},
+                            others=[bridge])[A]
+        if not by_address:
+            self.assertEqual(OK, device.health)
+            return
+        self.refused(device, '0000:07:00.0', f'address={A}', 'Fabric Manager')
+        self.config.config(group='accel', include_devices=[
+            'vendor=10de', f'address={A[:-1]}?'])
+        self.assertEqual(OK, self.driver.discover()[A].health)
+
+    def test_other_gpu_beside_nvswitches(self):
+        self.config.config(group='accel', include_devices=['vendor=1002'])
+        device = self.start(
+            {'address': A, 'vendor': '1002', 'device': '74a1'},
+            others=[{'address': '0000:07:00.0', 'vendor': '10de',
+                     'class': '0x068000', 'driver': None}])[A]
+        self.assertEqual(OK, device.health)
+
+    def test_under_switches_that_are_not_seen(self):
+        self.config.config(group='accel', include_devices=['vendor=10de'])
+        self.refused(self.start({'address': A, 'device': '2901'})[A], 'B200')
+
     def test_boot_display_is_never_taken(self):
-        self.config.config(group='accel', include_devices=[f'address={A}'])
+        self.config.config(group='accel', include_devices=[
+            f'address={A}', f'address={B}'])
         found = self.start(
             {'address': A, 'class': '0x030000', 'boot_vga': True},
             {'address': B, 'class': '0x030000'})

@@ -688,6 +688,8 @@ class SimulatedTest(ScannerTestBase):
     """The real drivers on the simulated kernel."""
 
     def start(self, driver, *cards, **kinds):
+        self.conf.config(group='accel', whole_cards=[A, B],
+                         include_devices=['vendor=*'])
         self.host = self.useFixture(simulated.SimulatedHost(*cards, **kinds))
         self.inventory = self.make(it=driver(self.host.kernel))
         self.inventory._drivers['it'].NAME = 'it'
@@ -714,6 +716,18 @@ class SimulatedTest(ScannerTestBase):
         self.host.kernel.power_cycle()
         self.look()
         self.assertEqual(OK, self.health(A))
+
+    def test_disk_of_nova_that_no_rule_includes(self):
+        """It is not ours, so that nothing is in conflict."""
+        self.conflicts[A] = f'{A} is matched by [pci] device_spec'
+        self.start(nvme.NvmeDriver, nvmes=[{'address': A}])
+        self.assertRaises(exception.ConfigurationError,
+                          self.inventory.check_configuration)
+        self.conf.config(group='accel', include_devices=[])
+        self.inventory = self.make(**self.inventory._drivers)
+        self.inventory.scan()
+        self.inventory.check_configuration()
+        self.assertEqual(QUARANTINED, self.health(A))
 
     def test_fpga_that_vanishes(self):
         self.start(dfl.DflDriver, {'address': A}, {'address': B})

@@ -31,6 +31,7 @@ class TestCase(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.config.config(group='accel', include_devices=['address=*'])
 
     def start(self, *disks, **more):
         self.kernel = self.useFixture(
@@ -131,6 +132,101 @@ class Discovery(TestCase):
                      'iommu_group': 7}])[A]
         self.assertEqual(QUARANTINED, device.health)
         self.assertIn('ahci', device.reason)
+
+
+@ddt.ddt
+class Content(TestCase):
+    """What is on a disk when it is first seen."""
+
+    def refused(self, *said, known=None):
+        device = self.driver.discover(known)[A]
+        self.assertEqual(QUARANTINED, device.health)
+        for text in said:
+            self.assertIn(text, device.reason)
+        return {A: device}
+
+    def changed(self, change, *args, **kwargs):
+        """Whether a change is a reason to look again."""
+        before = self.driver.state(A)
+        self.assertEqual(before, self.driver.state(A))
+        change(*args, **kwargs)
+        return before != self.driver.state(A)
+
+    @ddt.data(['ext4'], ['dos'], ['gpt', 'PMBR'], ['linux_raid_member'],
+              ['LVM2_member'], ['ceph_bluestore'], ['crypto_LUKS'],
+              ['zfs_member'], ['swap'])
+    def test_somebody_put_it_there(self, kinds):
+        found = self.start({'address': A, 'signatures': kinds},
+                           {'address': B})
+        self.assertEqual((QUARANTINED, (), OK), (
+            found[A].health, found[A].handles, found[B].health))
+        for text in (', '.join(kinds), 'wipefs --all /dev/nvme', 'n1'):
+            self.assertIn(text, found[A].reason)
+        # nothing is remembered of it
+        self.assertIsNone(found[A].serial)
+        again = self.refused('wipefs', known=found)
+        self.assertTrue(self.changed(self.kernel.sign_disk, A))
+        device = self.driver.discover(again)[A]
+        self.assertEqual((OK, [A]), (device.health, self.handles(device)))
+
+    @ddt.data('nvme=none', 'nvme=reset', 'nvme=operator')
+    def test_whatever_the_policy(self, policy):
+        self.config.config(group='accel', handover=[policy])
+        self.start({'address': A, 'signatures': ['ext4']})
+        self.refused('ext4')
+
+    def test_what_a_server_wrote(self):
+        known = self.start({'address': A})
+        self.kernel.sign_disk(A, 'ext4')
+        self.assertEqual(known, self.driver.discover(known))
+
+    def test_disk_of_a_server_of_release_0_1(self):
+        """It has no record, and was offered."""
+        known = self.start({'address': A})
+        self.kernel.sign_disk(A, 'gpt')
+        old = {A: dataclasses.replace(
+            known[A], serial=None, firmware=None, layout=())}
+        self.assertEqual(OK, self.driver.discover(old)[A].health)
+        # nor does the first start without a rule for it change that
+        self.config.config(group='accel', include_devices=[])
+        found = self.refused('include_devices', known=old)
+        self.config.config(group='accel', include_devices=['vendor=144d'])
+        self.assertEqual(OK, self.driver.discover(found)[A].health)
+
+    def test_another_disk(self):
+        """It is new, whatever the one before was."""
+        known = self.start({'address': A})
+        self.kernel.sign_disk(A, 'LVM2_member')
+        self.kernel.change_disk(A, serial='OTHER')
+        self.refused('serial number', known=known)
+        self.config.config(group='accel', handover=[f'{A}=none'])
+        found = self.refused('LVM2_member', known=known)
+        self.assertNotEqual('OTHER', found[A].serial)
+        self.kernel.sign_disk(A)
+        self.assertEqual(('OTHER', OK), (
+            self.driver.discover(found)[A].serial,
+            self.driver.discover(found)[A].health))
+
+    @ddt.data(('ENOENT', 'wipefs of util-linux'), ('EIO', 'can be read'),
+              ('ETIMEDOUT', 'timed out'))
+    @ddt.unpack
+    def test_it_cannot_be_told(self, fault, said):
+        self.start({'address': A, 'faults': {'signatures': fault}})
+        found = self.refused(said)
+        self.kernel.set_fault(A, signatures=None)
+        self.assertEqual(OK, self.driver.discover(found)[A].health)
+
+    def test_no_rule_includes_it(self):
+        """Such a disk is not even read."""
+        self.config.config(group='accel', include_devices=[])
+        self.start({'address': A, 'signatures': ['ext4']})
+        found = self.refused('[accel] include_devices', f'address={A}',
+                             'vendor=144d product=a824')
+        self.assertNotIn('ext4', found[A].reason)
+
+    def test_writes_of_the_host_are_no_reason_to_look(self):
+        self.start({'address': A, 'use': 'mounted at /'})
+        self.assertFalse(self.changed(self.kernel.sign_disk, A, 'ext4'))
 
 
 class VirtualFunctions(TestCase):

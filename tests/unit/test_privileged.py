@@ -8,11 +8,14 @@ import contextlib
 import ctypes
 import errno
 import os
+import pathlib
+import shutil
 import stat
 import struct
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 import uuid
 
 import ddt
@@ -118,6 +121,8 @@ class Privileged(testtools.TestCase):
                      (self.kernel.set_numvfs, address, 0),
                      (self.kernel.clear_dfl_port_errors, address, 0),
                      (self.kernel.check_disks, address),
+                     (self.kernel.read_signatures, address),
+                     (self.kernel.close_mailbox, address, 1),
                      (self.kernel.format_nvme, address),
                      (self.kernel.release_dfl_port, address, 0),
                      (self.kernel.assign_dfl_port, address, 0),
@@ -412,6 +417,66 @@ class Privileged(testtools.TestCase):
         self.kernel.check_disks(PF)
         self.kernel.check_disks('0000:00:18.0')
 
+    def blank(self):
+        """A file in place of a disk."""
+        file = self.useFixture(fixtures.TempDir()).join('disk')
+        with open(file, 'wb') as disk:
+            disk.truncate(1 << 20)
+        return file
+
+    def signatures(self, file):
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            return privileged._signatures(fd)
+        finally:
+            os.close(fd)
+
+    def test_signatures(self):
+        """By the tool itself, where this machine has it."""
+        if not shutil.which('wipefs', path='/usr/sbin:/usr/bin:/sbin:/bin'):
+            self.skipTest('no wipefs')
+        file = self.blank()
+        self.assertEqual([], self.signatures(file))
+        with open(file, 'r+b') as disk:
+            # struct swap_header_v1_2 of util-linux: version, last page
+            disk.seek(1024)
+            disk.write(struct.pack('<II', 1, 255))
+            disk.seek(4086)
+            disk.write(b'SWAPSPACE2')
+        before = pathlib.Path(file).read_bytes()
+        self.assertEqual(['swap'], self.signatures(file))
+        self.assertEqual(before, pathlib.Path(file).read_bytes())
+
+    @ddt.data((FileNotFoundError(2, 'wipefs'), errno.ENOENT),
+              (subprocess.TimeoutExpired('wipefs', 60), errno.ETIMEDOUT))
+    @ddt.unpack
+    def test_signatures_without_the_tool(self, error, number):
+        with mock.patch('subprocess.run', side_effect=error):
+            raised = self.assertRaises(OSError, self.signatures, self.blank())
+        self.assertEqual(number, raised.errno)
+
+    def test_signatures_that_cannot_be_read(self):
+        # a directory can be opened, and not read
+        raised = self.assertRaises(
+            OSError, self.signatures, self.useFixture(fixtures.TempDir()).path)
+        self.assertEqual(errno.EIO, raised.errno)
+
+    def test_signatures_of_the_disks_of_a_function(self):
+        self.disk('sda', 'devices/pci0000:00/0000:00:17.0/block')
+        self.assertEqual([], self.kernel.read_signatures(PF))
+        self.disk('nvme0n1', f'{self.device}/nvme/nvme0')
+        self.write(f'{self.root}/dev/nvme0n1', '')
+        self.fails(errno.ENODEV, self.kernel.read_signatures, PF)
+
+    def test_mailbox(self):
+        path = f'{self.device}/config_mailbox_channel_disable'
+        for before, after in (('0x0', '0x4c3a0'), ('0x11', '0x4c3b1')):
+            self.write(f'{self.root}/sys/{path}', f'{before}\n')
+            self.kernel.close_mailbox(PF, 0x4c3a0)
+            self.assertEqual(after, self.kernel.read(path))
+        for requests in (-1, 1 << 64, '0x1', None, True):
+            self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, requests)
+
     def nvme_calls(self):
         """Those by the node of a controller."""
         blocks = (nvme_admin.Namespace(1, 512, 0),)
@@ -497,7 +562,7 @@ class Privileged(testtools.TestCase):
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
             'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme',
             'unbind', 'probe', 'reset_function', 'write_timecard',
-            'reset_dfl_port')]
+            'reset_dfl_port', 'close_mailbox', 'read_signatures')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
         for name in ('read_nvme', 'read_nvme_sanitize', 'start_nvme_sanitize',

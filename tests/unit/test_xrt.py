@@ -19,8 +19,10 @@ from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 USER = f'{A[:-1]}1'
-#: requests by which a guest programs the card
-CLOSED = '0x40100'
+#: requests by which a guest changes the card: LOAD_SLOT_XCLBIN,
+#: READ_P2P_BAR_ADDR, PROGRAM_SHELL, RECLOCK, LOAD_XCLBIN, LOAD_XCLBIN_KADDR,
+#: HOT_RESET
+CLOSED = '0x4c3a0'
 
 
 class TestCase(testtools.TestCase):
@@ -75,7 +77,7 @@ class Discovery(TestCase):
         self.assertEqual(
             (USER, model.HandleType.PCI, True, ()),
             (handle.address, handle.type, handle.managed, handle.companions))
-        self.assertEqual((0, SHELL, plain(FUNCTION), True, True, OK, ''),
+        self.assertEqual((0, SHELL, plain(FUNCTION), True, False, OK, ''),
                          (region.index, region.region_type_uuid,
                           region.function_uuid, region.programmable,
                           region.guest_can_reprogram, region.health,
@@ -130,8 +132,7 @@ class Discovery(TestCase):
         self.assertEqual(known, self.driver.discover(known))
 
     @ddt.data('mfg', 'recovery', 'dev_offline', 'ready', 'device_bad_state',
-              'logic_uuids', 'numa_node', 'ip_layout',
-              'config_mailbox_channel_disable')
+              'logic_uuids', 'numa_node', 'ip_layout')
     def test_attributes_that_may_be_missing(self, name):
         self.start({'address': A, 'function': FUNCTION})
         self.kernel.set_fault(A, attributes={name: 'missing'})
@@ -207,12 +208,70 @@ class Discovery(TestCase):
         self.config.config(group='accel', fixed_devices=[A.upper()])
         self.assertFalse(self.start({'address': A})[A].regions[0].programmable)
 
-    @ddt.data(('0x0', True), ('0x120', True), ('0x100', True),
-              ('0x40000', True), ('0x40120', False), (CLOSED, False))
+    @ddt.data(('0x0', CLOSED), ('0x40120', CLOSED), (CLOSED, CLOSED),
+              ('0x10', '0x4c3b0'))
     @ddt.unpack
-    def test_mailbox(self, disabled, is_open):
-        self.start({'address': A, 'mailbox_disabled': disabled})
-        self.assertEqual(is_open, self.region().guest_can_reprogram)
+    def test_mailbox_is_closed(self, before, after):
+        self.start({'address': A, 'mailbox_disabled': before})
+        self.assertFalse(self.region().guest_can_reprogram)
+        self.assertEqual(after, self.kernel.read(
+            f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
+
+    @ddt.data(('0x0', True), ('0x40120', True), ('0x4c320', True),
+              ('0x44180', False), (CLOSED, False))
+    @ddt.unpack
+    def test_mailbox_that_the_operator_leaves_open(self, disabled, is_open):
+        self.config.config(group='accel', whole_cards=[A])
+        device = self.start({'address': A, 'mailbox_disabled': disabled})[A]
+        self.assertEqual((OK, is_open), (
+            device.health, device.regions[0].guest_can_reprogram))
+        self.assertEqual(disabled, self.kernel.read(
+            f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
+
+    # fault -> what is said, and whether the mailbox is known to be open
+    @ddt.data(({'mailbox': 'EACCES'}, 'Permission denied'),
+              ({'mailbox': 'ignored'}, 'it is 0x100 after that'),
+              ({'attributes': {'config_mailbox_channel_disable': 'missing'}},
+               'No such file'))
+    @ddt.unpack
+    def test_mailbox_that_cannot_be_closed(self, fault, part):
+        known = self.start({'address': A, 'mailbox_disabled': '0x100',
+                            'faults': fault}, {'address': B})
+        device = self.quarantined(part, known)
+        for said in (CLOSED, 'config_mailbox_channel_disable',
+                     '[accel] whole_cards'):
+            self.assertIn(said, device.reason)
+        region, = device.regions
+        self.assertTrue(region.guest_can_reprogram)
+        self.assertEqual(OK, known[B].health)
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            region.handles[0], None, True)
+        self.assertIn('retried on another host', str(error))
+        # a server that has it may start
+        self.driver.prepare(device, region.handles[0], None, False)
+        self.config.config(group='accel', whole_cards=[A])
+        self.assertEqual(OK, self.driver.discover()[A].health)
+
+    def test_mailbox_that_a_guest_found_open(self):
+        """What it did with it is not known."""
+        known = self.start({'address': A})
+        self.kernel.guest_takes(USER)
+        self.kernel.opens_mailbox(A)
+        self.assertTrue(self.region(known).guest_can_reprogram)
+        # closed by that look
+        self.assertFalse(self.region(known).guest_can_reprogram)
+
+    def test_state(self):
+        self.start({'address': A})
+        before = self.driver.state(A)
+        self.assertEqual(before, self.driver.state(A))
+        self.kernel.opens_mailbox(A)
+        states = [before, self.driver.state(A), self.driver.state(A)]
+        # until a look has closed it
+        self.assertEqual(3, len(set(states)))
+        self.driver.discover()
+        self.assertEqual(before, self.driver.state(A))
 
     def test_fingerprint(self):
         self.start({'address': A})
@@ -258,8 +317,8 @@ class Known(TestCase):
         self.assertIsNone(self.region(known).function_uuid)
 
     def test_reboot_with_the_user_function_on_vfio(self):
-        known = self.start({'address': A, 'user_driver': 'vfio-pci'})
-        known = self.program(known)
+        self.start({'address': A, 'user_driver': 'vfio-pci'})
+        known = self.program(self.driver.discover())
         self.assertEqual(known, self.driver.discover(known))
         self.kernel.reboot()
         self.assertIsNone(self.region(known).function_uuid)
@@ -280,8 +339,8 @@ class Programming(TestCase):
         self.assertEqual(known, self.driver.discover(known))
 
     def test_user_function_on_vfio(self):
-        known = self.program(
-            self.start({'address': A, 'user_driver': 'vfio-pci'}))
+        self.start({'address': A, 'user_driver': 'vfio-pci'})
+        known = self.program(self.driver.discover())
         self.assertEqual(known, self.driver.discover(known))
 
     def test_what_xocl_shows_would_be_wrong(self):
@@ -439,6 +498,7 @@ class Mailbox(TestCase):
     """Guests that have the card programmed themselves."""
 
     def test_open(self):
+        self.config.config(group='accel', whole_cards=[A])
         known = self.program(self.start({'address': A}))
         self.kernel.guest_takes(USER)
         self.kernel.guest_programs(USER, self.host.xclbin(
@@ -448,8 +508,7 @@ class Mailbox(TestCase):
         self.assertTrue(self.region(known).guest_can_reprogram)
 
     def test_closed(self):
-        known = self.program(self.start({'address': A,
-                                         'mailbox_disabled': CLOSED}))
+        known = self.program(self.start({'address': A}))
         self.kernel.guest_takes(USER)
         error = self.assertRaises(OSError, self.kernel.guest_programs, USER,
                                   self.host.xclbin(OTHER))

@@ -95,7 +95,8 @@ class TwoComputes(base.Trial):
         self.assertHas(server, 'vm', base.REGION)
         self.assertEqual({}, self.cloud.in_use('sim'))
         self.assertGuestHas(server, function)
-        self.assertEqual(before, len(self.programmings()))
+        # what a guest with the whole card did to it is not known
+        self.assertEqual(before + 1, len(self.programmings()))
 
         api.migrate_server(server, host='sim')
         self.assertHas(server, 'sim', OTHER, 'VERIFY_RESIZE')
