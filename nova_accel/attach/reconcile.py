@@ -133,16 +133,15 @@ class Reconciler:
         inventory = self._accelerators.inventory
         claims, before = self._holdings.all(), inventory.held_back
         failed = self._accelerators.failed()
-        # at the first look Nova may still be on its way
-        self._accelerators.forget_failed(failed & self._failed)
-        self._failed = failed
         if not claims and not before:
+            self._looked_at(failed)
             return
         there = self._guests()
         found = list(self._without_an_allocation(
             c for c in claims if first or c.handle in before
             or c.instance_uuid in failed
             or c.instance_uuid not in there[c.role]))
+        self._looked_at(failed)
         inventory.hold_back(c.handle for c in found)
         changed = before ^ inventory.held_back
         self._accelerators.publisher.show(self._cloud.admin_context(), {
@@ -155,6 +154,12 @@ class Reconciler:
                 'offered to no other server. Shelve and unshelve the server, '
                 'or delete it.', server_uuid)
         self._not_allocated = servers
+
+    def _looked_at(self, failed):
+        """Servers that failed are looked at twice: the first time Nova may
+        not have taken the allocation away yet."""
+        self._accelerators.forget_failed(failed & self._failed)
+        self._failed = failed
 
     def _release(self, server_uuid, judged):
         """Release the claims of a server that still have nothing behind them,
