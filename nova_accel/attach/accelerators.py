@@ -36,6 +36,7 @@ from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import model
+from nova_accel import naming
 from nova_accel import request
 
 CONF = conf.CONF
@@ -388,6 +389,7 @@ class Accelerators:
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=server.uuid, role=model.Role.CURRENT,
             project_id=server.project_id,
+            serial=self.inventory.serial_for_claim(device.address),
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
@@ -439,10 +441,36 @@ class Accelerators:
                 in _by_request(requests, held)))
         else:
             allocations = self._cloud.allocations(context, server.uuid)
+            ours = self._ours(allocations, held)
+            self._check_settled(server.uuid, allocations, ours)
             steps = plan.to_start(
-                server.uuid, server.wanted, allocations,
-                self._ours(allocations, held), held)
+                server.uuid, server.wanted, allocations, ours, held)
         self._carry_out(context, server, steps, claimed)
+
+    def _check_settled(self, server_uuid, allocations, ours):
+        """Before a server starts to which a claim is missing.
+
+        :raises DeviceUnavailable: what it had may be a device that is not
+            settled yet (attach.settling).
+        """
+        unsettled = self.holdings.unsettled()
+        if not unsettled:
+            return
+
+        def amount(resources):
+            return sum(n for name, n in resources.items()
+                       if naming.is_accelerator_class(name))
+        providers, devices = self.inventory.providers(), self.inventory.devices
+        if any(row.means(devices[providers[a.provider_uuid].address])
+               for row in unsettled for a in ours
+               if a.provider_uuid in providers) or sum(
+                   amount(a['resources']) for a in allocations.values()
+                   ) > sum(amount(a.resources) for a in ours):
+            raise exception.DeviceUnavailable(
+                f'Server {server_uuid} is to start, and which devices it has '
+                f'is being found out, because the claim store is new: start '
+                f'it again in some minutes; the log of nova-compute says what '
+                f'is missing.')
 
     def _back_from_a_failed_move(self, context, server):
         """What was set aside for a move is the server's again, where the move

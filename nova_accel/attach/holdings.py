@@ -156,6 +156,21 @@ class Holdings:
         """Record why a release has not come to its end."""
         self._store.update([claim], error=error)
 
+    # Devices that may have data of a server, and no claim says so
+
+    def unsettled(self) -> frozenset[model.Unsettled]:
+        return self._store.unsettled()
+
+    def settle(self, done: Iterable[model.Unsettled] = (),
+               todo: Iterable[model.Unsettled] = (),
+               claims: Iterable[model.Claim] = ()) -> None:
+        """See ClaimStore.settle(); claims are BOUND or DELETING."""
+        self._store.settle(done, todo, claims)
+
+    def remember_serial(self, claim: model.Claim, serial: str) -> None:
+        """For a claim that was made without one, as by an earlier release."""
+        self._store.update([claim], serial=serial)
+
     # Between two servers
 
     def await_operator(self, claim: model.Claim) -> None:

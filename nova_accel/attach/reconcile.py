@@ -14,7 +14,8 @@ holds is kept, and held back from others, to whom Placement would give it.
 
 A guest can run without its device: nova-compute was killed between its loss
 and its return, or the guest let go of it after the wait had ended. And a
-device can be in a guest without a claim, after a lost store.
+device can be in a guest without a claim, where the store was lost and that is
+not settled yet (attach.settling).
 """
 
 import time
@@ -23,6 +24,7 @@ from oslo_log import log as logging
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel.host import limited
 from nova_accel import model
@@ -45,6 +47,7 @@ class Reconciler:
         self._strange: dict[str, str] = {}
         #: servers without an allocation, as the log has told
         self._not_allocated: set[str] = set()
+        self.settling = settling.Settling(accelerators, cloud)
         self._background = limited.Background(self._logged_run)
 
     def run_if_due(self) -> None:
@@ -70,11 +73,13 @@ class Reconciler:
         :returns: how many accelerators were released.
         """
         self._accelerators.inventory.recover()
+        self.settling.run()
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
         claims = self._holdings.all()
         running = self._cloud.running()
         self._fence_what_has_no_claim(claims, running)
+        self._remember_serials(claims, running)
         if claims:
             self._reattach_all(claims, running, first)
             for server_uuid, judged in _by_server(
@@ -82,6 +87,20 @@ class Reconciler:
                 released += self._release(server_uuid, judged)
         self._hold_back(first)
         return released
+
+    def _remember_serials(self, claims, running):
+        """Claims of an earlier release do not say which card it is; while a
+        guest has it, it is the one that is there."""
+        inventory = self._accelerators.inventory
+        for claim in claims:
+            device = inventory.devices.get(claim.device_address)
+            if (not claim.serial and device and device.serial
+                    and device.health is not model.Health.GONE
+                    and claim.handle.address in running.get(
+                        claim.instance_uuid, ())):
+                serial = inventory.serial_for_claim(device.address)
+                if serial:
+                    self._holdings.remember_serial(claim, serial)
 
     # Claims without a server, and servers without an allocation
 

@@ -83,7 +83,7 @@ class Discover(lister.Lister):
             except Exception as e:
                 # one bad driver must not hide the devices of the others
                 failed[f'driver {name}'] = str(e) or repr(e)
-        found = inventory.Inventory(loaded, _NoStore())
+        found = inventory.Inventory(loaded, _NoStore(), reads_serials=False)
         found.scan()
         failed.update(found.failures())
         for what, why in failed.items():
@@ -102,6 +102,8 @@ class _NoStore:
 
     def waiting(self):
         return ()
+
+    unsettled = waiting
 
     def devices(self):
         return {}

@@ -34,6 +34,9 @@ class AcceleratorDriver(abc.ABC):
     #: True: call prepare() and release() for every handle. False: only for
     #: those that are made on demand
     PREPARES_EVERY_HANDLE = False
+    #: whether a server can change what serial() returns, so that a device with
+    #: another serial number may be the same device
+    SERVER_CAN_CHANGE_SERIAL = False
 
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
@@ -110,6 +113,18 @@ class AcceleratorDriver(abc.ABC):
         that costs this device only.
         """
         return None
+
+    def serial(self, address: str) -> str | None:
+        """Return the serial number of a device, before examine().
+
+        Called until it returns a text, then again when the device has been
+        gone. May block: that costs this device only.
+
+        :returns: '' when it has none; None when it cannot be read now, for
+            example because a guest has the device.
+        :raises OSError: it cannot be read.
+        """
+        return ''
 
     def answers(self, device: model.Device) -> bool:
         """Whether a device that is not well still does what a server that
@@ -325,6 +340,18 @@ class PciDriver(AcceleratorDriver):
         except (OSError, ValueError) as e:
             return self._quarantined(device, before,
                                      f'sysfs cannot be read ({e})')
+
+    def serial(self, address):
+        """See the base class; the Device Serial Number of the function.
+
+        The functions of a device have the same one, by the PCI Express
+        specification.
+        """
+        if not pci.ADDRESS.fullmatch(address):
+            return ''
+        serial = self.kernel.read_device_serial(address)
+        number = address.rpartition('.')[2]
+        return f'{serial}.{number}' if serial and number != '0' else serial
 
     def state(self, address):
         """See the base class; whether the function answers."""

@@ -232,6 +232,20 @@ class XrtDriver(base.PciDriver):
         function = model.uuid_hex(lines[0]) if lines else _NULL
         return None if function == _NULL else function
 
+    def serial(self, address):
+        """See the base class; as the card's controller has it.
+
+        Source: serial_num in xmc.c of XRT.
+        """
+        for name in self.names(pci.path(address)):
+            if re.fullmatch('xmc[.](m|u2)[.][0-9]+', name):
+                try:
+                    return self.kernel.read(
+                        pci.path(address, name, 'serial_num')).strip()
+                except FileNotFoundError:
+                    continue
+        return super().serial(address)
+
     def _layout(self, address) -> bytes | None:
         """The IP_LAYOUT of what is loaded, at most a page of it.
 

@@ -596,6 +596,7 @@ class OtherReleasesTest(StoreTestCase):
                              'ALTER TABLE loaded DROP COLUMN origin; '
                              'ALTER TABLE claims DROP COLUMN restore_origin; '
                              'ALTER TABLE claims DROP COLUMN project_id; '
+                             'ALTER TABLE claims DROP COLUMN serial; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '

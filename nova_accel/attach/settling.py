@@ -1,0 +1,279 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices that may have data of a server although no claim says so.
+
+That is so for every device when the claim store is new and the host is not:
+the file was lost or moved away. And it is so for a card that was gone when its
+server was deleted, and comes back. The table ``unsettled`` of the store says
+which they are; a new file begins with a row that means all of them. What is
+unsettled is fenced, and stays so until everything below is known:
+
+====================================== ======================================
+what is found                          what follows
+====================================== ======================================
+no provider of ours in Placement, and  a new host: its devices are offered as
+no device of ours in a guest           they are
+a guest of libvirt, running or not,    a claim of its server, BOUND
+has the handle
+the allocations of the provider leave  a claim of that consumer, BOUND
+one consumer for all handles left
+they leave several                     the device stays fenced; each start of
+                                       nova-compute and each comparison asks
+                                       again
+no consumer is left, and the driver    a claim of no server, DELETING: it is
+cleans its devices                     cleaned as after any server, tried
+                                       again, and fenced where that fails
+libvirt or Placement does not answer   the device stays fenced
+====================================== ======================================
+
+A claim that was found does not say what the region carried: the origin of that
+is not known. Each device is settled in one transaction; a process that is
+killed goes on with those that are left.
+"""
+
+import dataclasses
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import naming
+
+LOG = logging.getLogger(__name__)
+
+_State = model.ClaimState
+_Role = model.Role
+
+
+class _Unknown(Exception):
+    """Why a device cannot be settled now; one clause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A device without regions, or a region: what has a provider."""
+
+    device: model.Device
+    region: model.Region | None
+    provider_uuid: str
+
+    @property
+    def handles(self) -> tuple[model.AttachHandle, ...]:
+        return (self.region or self.device).handles
+
+
+class Settling:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud):
+        self._inventory = accelerators.inventory
+        self._holdings = accelerators.holdings
+        self._publisher = accelerators.publisher
+        self._cloud = cloud
+        #: address -> why it is not settled, as the log has told
+        self._said: dict[str, str] = {}
+
+    def before_report(self, tree, node: str) -> None:
+        """Before our devices are shown: is the host as new as the store?
+
+        Under Nova's resource tracker's lock; libvirt is asked at most once
+        for a store that is new. Errors are logged, and leave all fenced.
+
+        :param tree: nova.compute.provider_tree.ProviderTree, with what
+            Placement has.
+        """
+        if model.EVERYTHING not in self._holdings.unsettled():
+            return
+        try:
+            todo = {*self._inventory.reported(tree, node)}
+            if not todo and not self._in_guests():
+                LOG.info('The claim store is new, and so is this host: its '
+                         'accelerators are offered as they are')
+            else:
+                LOG.warning(
+                    'The claim store is new, and this host is not: which '
+                    'server has which device is asked of libvirt and '
+                    'Placement, and what no server has is cleaned before it '
+                    'is offered again')
+                todo |= set(self._inventory.devices)
+            self._holdings.settle(
+                done=[model.EVERYTHING],
+                todo=[model.Unsettled(address) for address in todo])
+        except Exception as error:
+            self._say('', str(error) or repr(error))
+
+    def _in_guests(self) -> bool:
+        ours = {function for device in self._inventory.devices.values()
+                for function in (*device.functions(), *(
+                    h.address for h in device.handles))}
+        return any(ours & there
+                   for there in self._cloud.guest_devices().values())
+
+    def run(self) -> None:
+        """Settle what can be; the others stay fenced."""
+        todo = self._holdings.unsettled() - {model.EVERYTHING}
+        providers = self._inventory.providers()
+        if not todo or not providers:
+            return
+        parts = {(p.address, p.region_index): uuid
+                 for uuid, p in providers.items()}
+        devices = [d for d in self._inventory.devices.values()
+                   if d.health is not model.Health.GONE
+                   and (d.address, None) in parts]
+        guests = None
+        for device in devices:
+            rows = [row for row in todo if row.means(device)]
+            if not rows:
+                continue
+            try:
+                if guests is None:
+                    guests = self._cloud.guest_devices()
+                self._settle(device, rows, parts, guests)
+                self._said.pop(device.address, None)
+            except Exception as error:
+                self._say(device.address, str(error) or repr(error))
+                if guests is None:
+                    return
+
+    def _say(self, address, why):
+        if self._said.get(address) != why:
+            self._said[address] = why
+            LOG.error('What %s may have of a server is not known, and it is '
+                      'offered to none: %s', address or 'each accelerator',
+                      why)
+
+    def _settle(self, device, rows, parts, guests):
+        """Write down, at once, who has a device, and what is to be cleaned.
+
+        :raises _Unknown: it cannot be known now.
+        :raises AcceleratorError: Placement does not answer.
+        """
+        mine = [_Part(device, region, parts[device.address, index])
+                for index, region in (
+                    [(r.index, r) for r in device.regions] or [(None, None)])
+                if (device.address, index) in parts]
+        if not device.creatable and not any(part.handles for part in mine):
+            raise _Unknown(f'it shows nothing that a server could have '
+                           f'({device.reason or "no handle"})')
+        held = {c.handle for c in self._holdings.all()
+                if c.device_address == device.address}
+        by_address = any(row.address for row in rows)
+        if held and not by_address:
+            raise _Unknown('servers have claims on the card that was at its '
+                           'address')
+        found = []
+        for part in mine:
+            if by_address:
+                found += self._ties(part, guests, held)
+            taken = held | {claim.handle for claim in found}
+            if part.region or self._inventory.prepares_every_handle(device):
+                found += [self._claim(part, handle, '', '', _State.DELETING)
+                          for handle in part.handles if handle not in taken]
+        if by_address:
+            for region in device.regions:
+                self._inventory.forget(device.address, region.index, None)
+        self._holdings.settle(done=rows, claims=found)
+        for claim in found:
+            LOG.warning('%s of %s: %s', claim.handle.address, device.address,
+                        f'server {claim.instance_uuid} has it'
+                        if claim.instance_uuid else
+                        'no server has it, and it is cleaned')
+        self._publisher.show(self._cloud.admin_context(),
+                             {part.provider_uuid for part in mine})
+
+    # Who has it
+
+    def _ties(self, part, guests, held):
+        """Claims of those who have handles of a part."""
+        consumers = self._cloud.consumers(part.provider_uuid)
+        by_handle = {handle: server for handle in part.handles
+                     for server, there in guests.items()
+                     if handle.address in there and handle not in held}
+        records = {s.uuid: s for s in self._cloud.servers(
+            consumers | set(by_handle.values()))}
+        moves = self._cloud.moves(consumers - records.keys())
+        owners = []
+        for handle, server in by_handle.items():
+            consumer = next((c for c in consumers if moves.get(c) == server),
+                            server)
+            owners.append((handle, server,
+                           server if server in consumers else consumer))
+        rest = consumers - {consumer for *_, consumer in owners}
+        left = [h for h in part.handles if h not in by_handle and
+                h not in held]
+        if rest and not part.device.creatable:
+            if len(rest) > 1 or self._amount(min(rest), part) != len(left):
+                raise _Unknown(
+                    f'{", ".join(sorted(rest))} have some of it by Placement, '
+                    f'and no guest says which; shelve or delete these servers')
+            consumer, = rest
+            owners += [(h, moves.get(consumer, consumer), consumer)
+                       for h in left]
+        return list(filter(None, (
+            self._tied(part, handle, server, consumer, records.get(server),
+                       owners)
+            for handle, server, consumer in owners)))
+
+    def _amount(self, consumer, part):
+        found = self._cloud.allocations(
+            self._cloud.admin_context(), consumer)
+        return found.get(part.provider_uuid, {}).get('resources', {}).get(
+            naming.resource_class(part.device.type), 0)
+
+    def _tied(self, part, handle, server, consumer, record, owners):
+        """The claim of a server on a handle; None where it gets a new one
+        when it starts."""
+        wanted = self._request(part, server, record, sum(
+            s == server for _, s, _ in owners))
+        created_type = None
+        if part.device.creatable:
+            created_type = _type_of(part.device, wanted)
+            if created_type is None:
+                LOG.warning('The vGPU %s of server %s is of a type that is '
+                            'not known; the server gets another one when it '
+                            'is started again', handle.address, server)
+                return None
+        return self._claim(
+            part, handle, server, consumer, _State.BOUND,
+            role=_Role.OLD if server != consumer else _Role.CURRENT,
+            group=wanted.group if wanted else '',
+            project_id=record.project_id if record else None,
+            created_type=created_type)
+
+    def _request(self, part, server, record, amount):
+        """Which request of the flavor a part answers: one of the class and of
+        that amount that nothing else of the server answers."""
+        if record is None:
+            return None
+        name = naming.resource_class(part.device.type)
+        answered = {c.group for c in self._holdings.of(server)
+                    if c.resource_class == name}
+        try:
+            asked = [r for r in record.accelerators.requests
+                     if r.resource_class == name]
+        except exception.InvalidRequest:
+            return None
+        left = [r for r in asked if r.group not in answered]
+        return next((r for r in left if r.amount == amount),
+                    next(iter(left or asked), None))
+
+    def _claim(self, part, handle, server, consumer, state, **fields):
+        return model.Claim(**{
+            'uuid': uuidutils.generate_uuid(), 'instance_uuid': server,
+            'consumer_uuid': consumer, 'role': _Role.CURRENT, 'group': '',
+            'provider_uuid': part.provider_uuid,
+            'resource_class': naming.resource_class(part.device.type),
+            'device_address': part.device.address,
+            'region_index': part.region and part.region.index,
+            'serial': self._inventory.serial_for_claim(part.device.address),
+            'handle': handle, 'state': state, 'prepared': True, **fields})
+
+
+def _type_of(device, wanted) -> str | None:
+    """The vGPU type that a request had to get, where there is only one."""
+    asked = [t.name for t in device.creatable
+             if wanted is None or t.trait in wanted.required]
+    names = asked or [t.name for t in device.creatable]
+    return names[0] if len(names) == 1 else None
