@@ -327,6 +327,7 @@ class Claim:
     """One accelerator of one server on this host: the accelerator request."""
 
     uuid: str
+    #: '' where it is not known (attach.settling); only DELETING then
     instance_uuid: str
     role: Role
     provider_uuid: str
@@ -360,6 +361,11 @@ class Claim:
     #: so that its release() is called. Written before prepare() for a handle
     #: with created_type, and after it for drivers that prepare every handle
     prepared: bool = False
+
+    @property
+    def holder(self) -> str:
+        """The server, for log lines."""
+        return self.instance_uuid or '(unknown)'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from nova_accel.attach import plan
 from nova_accel.attach import programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness
+from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -112,6 +113,8 @@ class Accelerators:
         self.readiness = readiness.Readiness(
             inventory, self.holdings, self._handles, self.programming,
             regions)
+        self.settling = settling.Settling(
+            inventory, self.holdings, self.publisher, cloud)
         self._plugging: dict[str, _Plugging] = {}
         self._failed: set[str] = set()
 
@@ -433,7 +436,9 @@ class Accelerators:
         requests = server.requests if requests is None else requests
         held = self.holdings.of(server.uuid)
         if not held:
-            held = self._back_from_a_failed_move(context, server)
+            self.settling.look_again()
+            held = (self.holdings.of(server.uuid)
+                    or self._back_from_a_failed_move(context, server))
         self.readiness.look_again(held)
         if plan.is_complete(server.requests, held):
             steps = plan.Plan(keep=tuple(

@@ -134,7 +134,7 @@ class Handles:
         except Exception:
             LOG.exception('%s region%s, which server %s had, could not be '
                           'released; the next comparison tries again',
-                          address, index, claims[0].instance_uuid)
+                          address, index, claims[0].holder)
 
     def _clean_region(self, address, index, claims):
         """Return True once nothing of the server is in its region. Otherwise
@@ -164,7 +164,7 @@ class Handles:
             for claim in new:
                 LOG.error('%s region%s, which server %s had, is not given to '
                           'another server: %s', address, index,
-                          claim.instance_uuid, error)
+                          claim.holder, error)
                 self._holdings.keep_error(claim, str(error))
                 if device:
                     self._record(claim, device, 'none', str(error))
@@ -177,7 +177,7 @@ class Handles:
         except Exception:
             LOG.exception('%s, which server %s had, could not be released; '
                           'the next comparison tries again',
-                          claim.handle.address, claim.instance_uuid)
+                          claim.handle.address, claim.holder)
 
     def _clean(self, claim, late):
         """Return True once the handle is clean. Otherwise the claim stays, and
@@ -212,7 +212,7 @@ class Handles:
             if str(error) != claim.error:
                 LOG.error('%s, which server %s had, is not given to another '
                           'server: %s', claim.handle.address,
-                          claim.instance_uuid, error)
+                          claim.holder, error)
             self._holdings.keep_error(claim, str(error))
             return False
 
@@ -230,7 +230,7 @@ class Handles:
         LOG.warning('%s, which server %s had, is released without cleaning: '
                     'the card with the serial number %s is not found, and '
                     'another one is there', claim.handle.address,
-                    claim.instance_uuid, claim.serial)
+                    claim.holder, claim.serial)
         self._record(claim, other, 'none', 'another card is in its place',
                      claim.serial)
 
@@ -260,7 +260,7 @@ class Handles:
             LOG.warning('%s, which server %s had, is given to another server '
                         'when the operator has cleaned it and has lowered '
                         'reserved of the provider %s in Placement',
-                        claim.handle.address, claim.instance_uuid,
+                        claim.handle.address, claim.holder,
                         claim.provider_uuid)
             result = 'waits for the operator'
         self._record(claim, device, done or 'none', result)

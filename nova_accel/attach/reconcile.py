@@ -24,7 +24,6 @@ from oslo_log import log as logging
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel.host import limited
 from nova_accel import model
@@ -47,7 +46,6 @@ class Reconciler:
         self._strange: dict[str, str] = {}
         #: servers without an allocation, as the log has told
         self._not_allocated: set[str] = set()
-        self.settling = settling.Settling(accelerators, cloud)
         self._background = limited.Background(self._logged_run)
 
     def run_if_due(self) -> None:
@@ -73,7 +71,7 @@ class Reconciler:
         :returns: how many accelerators were released.
         """
         self._accelerators.inventory.recover()
-        self.settling.run()
+        self._accelerators.settling.run()
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
         claims = self._holdings.all()

@@ -31,16 +31,21 @@ killed goes on with those that are left.
 """
 
 import dataclasses
+import threading
 
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import publishing
+from nova_accel import conf
 from nova_accel import exception
+from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import naming
 
+CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 _State = model.ClaimState
@@ -66,26 +71,30 @@ class _Part:
 
 class Settling:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
-        self._inventory = accelerators.inventory
-        self._holdings = accelerators.holdings
-        self._publisher = accelerators.publisher
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 publisher: publishing.Publisher, cloud: novas.Cloud):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._publisher = publisher
         self._cloud = cloud
+        #: held while devices are settled
+        self._lock = threading.Lock()
         #: address -> why it is not settled, as the log has told
         self._said: dict[str, str] = {}
 
-    def before_report(self, tree, node: str) -> None:
+    def before_report(self, tree, node: str) -> bool:
         """Before our devices are shown: is the host as new as the store?
 
-        Under Nova's resource tracker's lock; libvirt is asked at most once
-        for a store that is new. Errors are logged, and leave all fenced.
+        Under Nova's resource tracker's lock; libvirt is asked only where the
+        store is new and Placement has nothing of ours.
 
         :param tree: nova.compute.provider_tree.ProviderTree, with what
             Placement has.
+        :returns: whether they may be shown. The reason why not is logged.
         """
         if model.EVERYTHING not in self._holdings.unsettled():
-            return
+            return True
         try:
             todo = {*self._inventory.reported(tree, node)}
             if not todo and not self._in_guests():
@@ -101,8 +110,10 @@ class Settling:
             self._holdings.settle(
                 done=[model.EVERYTHING],
                 todo=[model.Unsettled(address) for address in todo])
+            return True
         except Exception as error:
             self._say('', str(error) or repr(error))
+            return False
 
     def _in_guests(self) -> bool:
         ours = {function for device in self._inventory.devices.values()
@@ -111,8 +122,21 @@ class Settling:
         return any(ours & there
                    for there in self._cloud.guest_devices().values())
 
+    def look_again(self) -> None:
+        """Settle what can be, when a server needs it: also what its guest
+        has just returned."""
+        addresses = {row.address for row in self._holdings.unsettled()
+                     if row.address}
+        if addresses:
+            self._inventory.scan(addresses=addresses)
+            self.run()
+
     def run(self) -> None:
         """Settle what can be; the others stay fenced."""
+        with self._lock:
+            self._run()
+
+    def _run(self):
         todo = self._holdings.unsettled() - {model.EVERYTHING}
         providers = self._inventory.providers()
         if not todo or not providers:
@@ -229,7 +253,8 @@ class Settling:
             s == server for _, s, _ in owners))
         created_type = None
         if part.device.creatable:
-            created_type = _type_of(part.device, wanted)
+            created_type = (self._made(part.device, handle)
+                            or _type_of(part.device, wanted))
             if created_type is None:
                 LOG.warning('The vGPU %s of server %s is of a type that is '
                             'not known; the server gets another one when it '
@@ -258,6 +283,13 @@ class Settling:
         left = [r for r in asked if r.group not in answered]
         return next((r for r in left if r.amount == amount),
                     next(iter(left or asked), None))
+
+    def _made(self, device, handle):
+        """The type of a vGPU that is there."""
+        return self._inventory.cards.call(
+            handle.key, f'Reading the type of {handle.address}',
+            self._inventory.driver_of(device).created_type, device, handle,
+            seconds=CONF.accel.device_timeout)
 
     def _claim(self, part, handle, server, consumer, state, **fields):
         return model.Claim(**{

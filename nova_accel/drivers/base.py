@@ -151,6 +151,15 @@ class AcceleratorDriver(abc.ABC):
         raise exception.DeviceError(
             f'{type(self).__name__} makes nothing of {device.address}.')
 
+    def created_type(self, device: model.Device, handle: model.AttachHandle,
+                     ) -> str | None:
+        """Return the creatable type that a handle is made into now.
+
+        :returns: its name; None when it is made into none.
+        :raises OSError: it cannot be read.
+        """
+        return None
+
     def release(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None) -> str | None:
         """Undo prepare(), so that the next server finds nothing of this one.

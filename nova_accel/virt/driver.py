@@ -91,9 +91,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Periodically and at each claim, under the resource tracker's lock."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
-            self.reconciler.settling.before_report(provider_tree, nodename)
-            self.accelerators.inventory.update_tree(
-                provider_tree, nodename, self.accelerators.publisher.in_use)
+            if self.accelerators.settling.before_report(
+                    provider_tree, nodename):
+                self.accelerators.inventory.update_tree(
+                    provider_tree, nodename,
+                    self.accelerators.publisher.in_use)
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
 

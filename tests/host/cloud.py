@@ -300,8 +300,8 @@ class Cloud:
     def report(self, inventory, settling=None) -> None:
         """One pass of Nova's report of our providers."""
         tree = Tree(self)
-        if settling:
-            settling.before_report(tree, NODE)
+        if settling and not settling.before_report(tree, NODE):
+            return
         inventory.update_tree(
             tree, NODE, lambda uuid_: bool(self.consumers(uuid_)))
         with self.state() as state:

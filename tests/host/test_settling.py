@@ -89,7 +89,9 @@ class DiskTest(SettlingTestCase):
             state['providers'].clear()
         self.host.cloud.libvirt_error = RuntimeError('no connection')
         self.restart()
-        self.assertEqual([ONE, TWO, THREE], self.fenced())
+        # it is not told of any
+        self.host.report()
+        self.assertEqual({}, self.host.cloud.read()['providers'])
         self.assertIn('no connection', self.log.output)
         self.host.reconciler.run()
         self.assertKept(ONE, TWO, THREE)
@@ -112,10 +114,14 @@ class DiskTest(SettlingTestCase):
         self.lost()
         # before it is known, nothing is given, erased or released
         self.assertEqual([ONE, TWO, THREE], self.fenced())
-        self.assertRaises(exception.DeviceUnavailable, self.boot, THREE)
-        error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.host.start_guest, off)
-        self.assertIn('being found out', str(error))
+        new = self.host.cloud.add_server({f'resources1:{SSD}': '1'})
+        self.host.cloud.allocate(new, self.host.allocation(THREE, SSD))
+        self.assertRaises(exception.DeviceUnavailable, self.host.spawn, new)
+        self.host.cloud.allocate(new, None)
+        self.host.cloud.placement_error = NO_ANSWER
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.start_guest, off)
+        self.host.cloud.placement_error = None
         self.assertKept(ONE, TWO, THREE)
         self.host.reconciler.run()
         self.settled()
@@ -150,10 +156,18 @@ class DiskTest(SettlingTestCase):
         server = self.boot(ONE)
         self.host.cloud.allocate(server, None)
         self.lost()
-        self.host.reconciler.run()
+        self.host.reconciler.run(first=True)
         self.assertHas(server, ONE)
         self.assertEqual([ONE], self.fenced())
         self.assertKept(ONE)
+
+    def test_start_does_not_wait(self):
+        """A server that starts has its own devices settled."""
+        _, off = self.servers()
+        self.lost()
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
+        self.assertKept(ONE, TWO)
 
     def test_guest_that_is_not_of_nova(self):
         """It keeps what its operator gave to it until it is undefined."""
@@ -336,7 +350,7 @@ class FpgaTest(SettlingTestCase):
 
     def upload_clearing(self):
         return self.host.upload(OTHER, {
-            'accel:clears': 'region', 'accel:function_id': None,
+            'accel:clears': 'registers', 'accel:function_id': None,
             'accel:region_type_id': INTERFACE})
 
     def test_what_a_tenant_loaded_is_no_operators(self):
@@ -348,14 +362,15 @@ class FpgaTest(SettlingTestCase):
         self.assertIn(f'{B}_region0', self.fenced())
         self.host.reconciler.run()
         self.host.settle()
-        self.assertHas(server, A)
-        self.assertIsNone(self.region(A).origin)
+        # the card that the guest has whole was not seen
+        self.assertEqual([A], self.host.devices_of(server))
         # no clearing image
         self.assertIn(f'{B}_region0', self.fenced())
         self.assertIsNone(self.region(B).origin)
         self.upload_clearing()
         self.host.reconciler.run()
-        self.assertEqual([], self.fenced())
+        self.host.settle()
+        self.assertNotIn(f'{B}_region0', self.fenced())
         self.assertEqual(model.OPERATOR, self.region(B).origin)
         # the server is given a genuine one when it starts
         self.host.reboot(server)
@@ -363,6 +378,7 @@ class FpgaTest(SettlingTestCase):
         self.assertEqual((plain(FUNCTION), self.image, model.OPERATOR), (
             self.region(A).function_uuid, self.region(A).bitstream_id,
             self.region(A).origin))
+        self.assertEqual([], self.fenced())
 
 
 class VgpuTest(SettlingTestCase):
