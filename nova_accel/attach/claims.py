@@ -178,8 +178,9 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: 'make room on its file system',
     sqlite3.SQLITE_BUSY: 'see which other process has it open',
     sqlite3.SQLITE_CORRUPT: (
-        'repair it or restore it from a backup, for to move it away would '
-        'lose which server holds which device and what is not erased yet'),
+        'repair it, or restore a backup from after the last change; if it is '
+        'moved away, nova-compute asks libvirt and Placement which server has '
+        'which device, and cleans or fences all others'),
 }
 _ADVICE[sqlite3.SQLITE_NOTADB] = _ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '

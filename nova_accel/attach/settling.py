@@ -185,12 +185,12 @@ class Settling:
                 if c.device_address == device.address}
         by_address = any(row.address for row in rows)
         if held and not by_address:
-            raise _Unknown('servers have claims on the card that was at its '
-                           'address')
-        found = []
+            raise _Unknown('servers have claims on another card at its '
+                           'address; shelve or delete them')
+        found: list[model.Claim] = []
         for part in mine:
             if by_address:
-                found += self._ties(part, guests, held)
+                found += self._ties(part, guests, held, found)
             taken = held | {claim.handle for claim in found}
             if part.region or self._inventory.prepares_every_handle(device):
                 found += [self._claim(part, handle, '', '', _State.DELETING)
@@ -209,8 +209,12 @@ class Settling:
 
     # Who has it
 
-    def _ties(self, part, guests, held):
-        """Claims of those who have handles of a part."""
+    def _ties(self, part, guests, held, found):
+        """Claims of those who have handles of a part.
+
+        :param held: handles with a claim.
+        :param found: claims on other parts of the device.
+        """
         consumers = self._cloud.consumers(part.provider_uuid)
         by_handle = {handle: server for handle in part.handles
                      for server, there in guests.items()
@@ -235,10 +239,17 @@ class Settling:
             consumer, = rest
             owners += [(h, moves.get(consumer, consumer), consumer)
                        for h in left]
-        return list(filter(None, (
-            self._tied(part, handle, server, consumer, records.get(server),
-                       owners)
-            for handle, server, consumer in owners)))
+        result: list[model.Claim] = []
+        for server in sorted({server for _, server, _ in owners}):
+            mine = [o for o in owners if o[1] == server]
+            requests = self._requests(
+                part, records.get(server), len(mine),
+                [*self._holdings.of(server), *found])
+            for (handle, _, consumer), wanted in zip(
+                    mine, requests, strict=True):
+                result += self._tied(part, handle, server, consumer,
+                                     records.get(server), wanted)
+        return result
 
     def _amount(self, consumer, part):
         found = self._cloud.allocations(
@@ -246,11 +257,9 @@ class Settling:
         return found.get(part.provider_uuid, {}).get('resources', {}).get(
             naming.resource_class(part.device.type), 0)
 
-    def _tied(self, part, handle, server, consumer, record, owners):
-        """The claim of a server on a handle; None where it gets a new one
+    def _tied(self, part, handle, server, consumer, record, wanted):
+        """The claim of a server on a handle; none where it gets a new one
         when it starts."""
-        wanted = self._request(part, server, record, sum(
-            s == server for _, s, _ in owners))
         created_type = None
         if part.device.creatable:
             created_type = (self._made(part.device, handle)
@@ -259,30 +268,45 @@ class Settling:
                 LOG.warning('The vGPU %s of server %s is of a type that is '
                             'not known; the server gets another one when it '
                             'is started again', handle.address, server)
-                return None
-        return self._claim(
+                return
+        yield self._claim(
             part, handle, server, consumer, _State.BOUND,
             role=_Role.OLD if server != consumer else _Role.CURRENT,
             group=wanted.group if wanted else '',
             project_id=record.project_id if record else None,
             created_type=created_type)
 
-    def _request(self, part, server, record, amount):
-        """Which request of the flavor a part answers: one of the class and of
-        that amount that nothing else of the server answers."""
-        if record is None:
-            return None
+    @staticmethod
+    def _requests(part, record, count, others):
+        """Which request of the flavor each of some handles of a part answers.
+
+        Nova does not say; handles are given to the requests of the class one
+        after the other, a request of just that amount first.
+
+        :param record: attach.cloud.Instance, None where it is not known.
+        :param others: what else the server has.
+        """
         name = naming.resource_class(part.device.type)
-        answered = {c.group for c in self._holdings.of(server)
-                    if c.resource_class == name}
         try:
-            asked = [r for r in record.accelerators.requests
-                     if r.resource_class == name]
+            asked = [r for r in (record.accelerators.requests if record
+                                 else ()) if r.resource_class == name]
         except exception.InvalidRequest:
-            return None
+            asked = []
+        answered = {c.group for c in others if record
+                    and c.instance_uuid == record.uuid
+                    and c.resource_class == name}
         left = [r for r in asked if r.group not in answered]
-        return next((r for r in left if r.amount == amount),
-                    next(iter(left or asked), None))
+        result: list = []
+        while len(result) < count:
+            room = count - len(result)
+            fitting = [r for r in left if r.amount <= room]
+            chosen = next((r for r in fitting if r.amount == room),
+                          next(iter(fitting), None))
+            if chosen is None:
+                return result + [None] * room
+            left.remove(chosen)
+            result += [chosen] * chosen.amount
+        return result
 
     def _made(self, device, handle):
         """The type of a vGPU that is there."""

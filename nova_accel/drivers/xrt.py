@@ -17,6 +17,7 @@ Source: XRT's kernel drivers (mgmt-sysfs.c, xocl_sysfs.c, icap.c, mailbox.c)
 and its documents on security and on cloud vendors.
 """
 
+import contextlib
 import dataclasses
 import errno
 import re
@@ -239,12 +240,11 @@ class XrtDriver(base.PciDriver):
         """
         for name in self.names(pci.path(address)):
             if re.fullmatch('xmc[.](m|u2)[.][0-9]+', name):
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     return self.kernel.read(
                         pci.path(address, name, 'serial_num')).strip()
-                except FileNotFoundError:
-                    continue
-        return super().serial(address)
+        # the driver of the card may not be ready yet
+        return None
 
     def _layout(self, address) -> bytes | None:
         """The IP_LAYOUT of what is loaded, at most a page of it.

@@ -314,6 +314,23 @@ class NvmeVfTest(SettlingTestCase):
         self.assertEqual(before, self.data())
         self.assertEqual([], self.fenced())
 
+    def test_server_with_several_groups(self):
+        for server in self.servers:
+            self.host.delete(server)
+        (uuid_, allocation), = self.host.allocation(ONE, SSD).items()
+        server = self.host.boot(
+            {f'resources1:{SSD}': '1', f'resources2:{SSD}': '2',
+             'group_policy': 'none'},
+            {uuid_: {'resources': {SSD: 3}}})
+        before = self.host.devices_of(server)
+        self.host.cloud.stop_guest(server)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual(['1', '2', '2'], sorted(
+            c.group for c in self.host.holdings.all()))
+        self.host.start_guest(server)
+        self.assertHas(server, *before)
+
     def test_no_guest_tells(self):
         before = self.data()
         for server in self.servers:
