@@ -18,6 +18,9 @@ releasing    any                                          DELETING
 released     DELETING                                     the claim ends
 ============ ============================================ ===============
 
+Where attach.settling finds a device without a claim, one begins as BOUND or as
+DELETING.
+
 A claim that is DELETING belongs to its server no more, yet its device is not
 free. Every other transition raises IllegalTransition.
 """

@@ -71,7 +71,7 @@ class Reconciler:
         :returns: how many accelerators were released.
         """
         self._accelerators.inventory.recover()
-        self._accelerators.settling.run()
+        settled = self._accelerators.settling.run()
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
         claims = self._holdings.all()
@@ -83,7 +83,7 @@ class Reconciler:
             for server_uuid, judged in _by_server(
                     self._without_a_server(claims)).items():
                 released += self._release(server_uuid, judged)
-        self._hold_back(first)
+        self._hold_back(first or settled)
         return released
 
     def _remember_serials(self, claims, running):

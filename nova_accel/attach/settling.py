@@ -131,16 +131,22 @@ class Settling:
             self._inventory.scan(addresses=addresses)
             self.run()
 
-    def run(self) -> None:
-        """Settle what can be; the others stay fenced."""
-        with self._lock:
-            self._run()
+    def run(self) -> bool:
+        """Settle what can be; the others stay fenced.
 
-    def _run(self):
-        todo = self._holdings.unsettled() - {model.EVERYTHING}
-        providers = self._inventory.providers()
-        if not todo or not providers:
+        :returns: whether something was.
+        """
+        with self._lock:
+            before = self._holdings.unsettled()
+            self._run(before)
+            return self._holdings.unsettled() != before
+
+    def _run(self, unsettled):
+        todo = unsettled - {model.EVERYTHING}
+        if not todo:
             return
+        # of the node that Nova told last, if it has
+        providers = self._inventory.providers()
         parts = {(p.address, p.region_index): uuid
                  for uuid, p in providers.items()}
         devices = [d for d in self._inventory.devices.values()
@@ -178,6 +184,8 @@ class Settling:
                 for index, region in (
                     [(r.index, r) for r in device.regions] or [(None, None)])
                 if (device.address, index) in parts]
+        if len(mine) < len(device.regions):
+            raise _Unknown('it cannot be reported')
         if not device.creatable and not any(part.handles for part in mine):
             raise _Unknown(f'it shows nothing that a server could have '
                            f'({device.reason or "no handle"})')
@@ -200,10 +208,14 @@ class Settling:
                 self._inventory.forget(device.address, region.index, None)
         self._holdings.settle(done=rows, claims=found)
         for claim in found:
-            LOG.warning('%s of %s: %s', claim.handle.address, device.address,
-                        f'server {claim.instance_uuid} has it'
-                        if claim.instance_uuid else
-                        'no server has it, and it is cleaned')
+            if claim.instance_uuid:
+                LOG.warning('%s of %s is what server %s has',
+                            claim.handle.address, device.address,
+                            claim.instance_uuid)
+            else:
+                LOG.warning('%s of %s, which no server has, is cleaned before '
+                            'it is offered', claim.handle.address,
+                            device.address)
         self._publisher.show(self._cloud.admin_context(),
                              {part.provider_uuid for part in mine})
 

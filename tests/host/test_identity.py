@@ -11,6 +11,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from tests.host import base
+from tests.host import cloud as clouds
 from tests.unit.host import A, B, FUNCTION, plain
 
 State = model.ClaimState
@@ -212,6 +213,22 @@ class DiskTest(IdentityTestCase):
         self.assertHas(self.server, ONE)
 
 
+class NvmeVfTest(IdentityTestCase):
+
+    def test_swapped(self):
+        self.start_host(nvmes=[
+            {'address': a, 'total_vfs': 2, 'vfs': 2} for a in (ONE, TWO)],
+            drivers=('nvme',))
+        server = self.boot(ONE)
+        self.exchange((ONE, TWO))
+        # the kernel has forgotten the VFs
+        self.host.delete(server)
+        claim, = self.host.holdings.all()
+        self.assertIs(State.DELETING, claim.state)
+        self.assertIn(f'is at {TWO} now', claim.error)
+        self.assertEqual([ONE, TWO], self.fenced())
+
+
 @ddt.ddt
 class OtherKindsTest(IdentityTestCase):
 
@@ -329,6 +346,31 @@ class FpgaTest(base.HostTestCase):
         self.assertEqual([], self.host.holdings.all())
         # programmed again, on the card that the server had
         self.assertEqual([None, model.OPERATOR], self.origins())
+
+    def test_exchanged(self):
+        """The server could have written the serial number of its card, so
+        that the operator has to say that it is another one."""
+        self.swap()
+        self.simulated.kernel.set_fault(B, vanish=True)
+        self.restart()
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, self.server)
+        self.host.delete(self.server)
+        self.assertEqual([], self.host.holdings.all())
+        self.host.report()
+        self.assertIn(f'{clouds.NODE}_accel_{A}_region0', self.host.fenced())
+        self.host.give_back()
+        self.assertNotIn(f'{clouds.NODE}_accel_{A}_region0',
+                         self.host.fenced())
+        # the first one comes back, and there is no clearing image
+        self.simulated.kernel.set_fault(B, vanish=None)
+        self.host.inventory.scan()
+        for _ in range(2):
+            self.host.report()
+            self.assertIn(f'{clouds.NODE}_accel_{B}_region0',
+                          self.host.fenced())
+            self.host.reconciler.run()
+            self.host.settle()
 
     def test_put_back(self):
         self.swap()

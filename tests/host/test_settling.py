@@ -156,7 +156,7 @@ class DiskTest(SettlingTestCase):
         server = self.boot(ONE)
         self.host.cloud.allocate(server, None)
         self.lost()
-        self.host.reconciler.run(first=True)
+        self.host.reconciler.run()
         self.assertHas(server, ONE)
         self.assertEqual([ONE], self.fenced())
         self.assertKept(ONE)
