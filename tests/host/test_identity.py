@@ -125,15 +125,6 @@ class DiskTest(IdentityTestCase):
         self.assertNotIn(EMPTY, self.fenced())
         self.boot(EMPTY)
 
-    def test_moved_and_left_without_namespaces(self):
-        """What the server made of it is not what it is restored to."""
-        self.simulated.kernel.change_disk(ONE, namespaces=[])
-        self.exchange((ONE, EMPTY))
-        self.host.delete(self.server)
-        found = self.simulated.kernel.read_nvme(EMPTY)
-        self.assertEqual([1 << 39], [
-            n.blocks * n.block_size for n in found.namespaces])
-
     def test_moved_while_it_was_deleted(self):
         """Killed between the end of the server and the cleaning."""
         self.host.cloud.stop_guest(self.server, undefine=True)
@@ -211,6 +202,26 @@ class DiskTest(IdentityTestCase):
         self.restart()
         self.host.start_guest(self.server)
         self.assertHas(self.server, ONE)
+
+
+@ddt.ddt
+class RecordTest(IdentityTestCase):
+
+    @ddt.data(TWO, EMPTY)
+    def test_follows_the_disk(self, slot):
+        """What the server made of it is not what it is restored to."""
+        self.start_host(nvmes=[{'address': a, 'namespaces': 3}
+                               for a in (ONE, TWO, EMPTY)], drivers=('nvme',))
+        self.empty(EMPTY)
+        self.restart()
+        before = self.host.kernel.read_nvme(ONE).namespaces
+        server = self.boot(ONE)
+        self.simulated.kernel.change_disk(ONE, namespaces=[])
+        self.exchange((ONE, slot))
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual((3, before), (
+            len(before), self.host.kernel.read_nvme(slot).namespaces))
 
 
 class NvmeVfTest(IdentityTestCase):
