@@ -65,6 +65,12 @@ CREATE TABLE IF NOT EXISTS unsettled (
     PRIMARY KEY (address, serial)
 )"""
 
+_RECORDS = """
+CREATE TABLE IF NOT EXISTS records (
+    serial TEXT PRIMARY KEY,
+    record TEXT NOT NULL
+)"""
+
 _WAITING = """
 CREATE TABLE IF NOT EXISTS waiting (
     handle_type TEXT NOT NULL,
@@ -105,7 +111,7 @@ CREATE TABLE devices (
     address TEXT PRIMARY KEY,
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
-           _WAITING, _UNSETTLED)
+           _WAITING, _UNSETTLED, _RECORDS)
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
@@ -149,7 +155,7 @@ def _from_version_1(db: sqlite3.Connection) -> None:
         if name not in {row['name'] for row in db.execute(
                 f'PRAGMA table_info({table})')}:
             db.execute(f'ALTER TABLE {table} ADD COLUMN {name} {kind}')
-    for statement in (_HANDOVERS, _WAITING, _UNSETTLED):
+    for statement in (_HANDOVERS, _WAITING, _UNSETTLED, _RECORDS):
         db.execute(statement)
 
 
@@ -451,6 +457,24 @@ class ClaimStore:
                 'INSERT INTO devices (address, device) VALUES (?, ?)',
                 [(address, _json(device))
                  for address, device in devices.items()])
+
+    # Records of cards that gave way to others, by serial number
+
+    def records(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """As Device.record."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT serial, record FROM records').fetchall()
+        with self._reading('records'):
+            return {serial: tuple((str(name), str(value))
+                                  for name, value in json.loads(text))
+                    for serial, text in rows}
+
+    def keep_record(self, serial: str,
+                    record: Iterable[tuple[str, str]]) -> None:
+        """Of a card in whose place another one is."""
+        with self._transaction() as db:
+            db.execute('INSERT OR REPLACE INTO records (serial, record) '
+                       'VALUES (?, ?)', (serial, json.dumps(list(record))))
 
     # What was programmed
 

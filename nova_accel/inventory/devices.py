@@ -106,8 +106,9 @@ class DeviceTable:
         self._since: dict[str, int] = {}
         self._generation = 0
         #: serial number -> Device.record, wherever the device is now
-        self._records = {device.serial: device.record
-                         for device in self._told.values() if device.serial}
+        self._records = {**store.records(), **{
+            device.serial: device.record
+            for device in self._told.values() if device.serial}}
         #: address -> why the store says that no server is to get a device, as
         #: last known
         self._misplaced: dict[str, str] = {}
@@ -266,10 +267,7 @@ class DeviceTable:
         now may be the work of a server."""
         same = before and not _is_other_card(before, device)
         kept = before.record if same else self._records.get(device.serial)
-        if (kept not in (None, device.record) and any(
-                device.address == c.device_address
-                or c.serial and c.serial == device.serial
-                for c in self._store.claims())
+        if (kept not in (None, device.record) and self._may_be_changed(device)
                 # the operator takes it as it is
                 and handover.policy(device.driver, device.address)
                 is not handover.Policy.NONE):
@@ -278,9 +276,18 @@ class DeviceTable:
             self._records[device.serial] = device.record
         return device
 
+    def _may_be_changed(self, device) -> bool:
+        """Whether a server has or had the device, which is not clean yet."""
+        return any(
+            c.device_address == device.address
+            or c.serial and c.serial == device.serial
+            for c in self._store.claims()) or any(
+                row.means(device) for row in self._store.unsettled())
+
     def _forget_other_card(self, device: model.Device) -> None:
         """What the regions of a card carry is not known, which comes to an
-        address where another one was, or from another address."""
+        address where another one was, or from another address. The record of
+        the other one is kept for its return."""
         with self._writing:
             with self._lock:
                 before = self._told.get(device.address)
@@ -290,6 +297,8 @@ class DeviceTable:
                 if not (before and _is_other_card(before, device)
                         or device.serial in self._records):
                     return
+            if before and before.record and _is_other_card(before, device):
+                self._store.keep_record(before.serial, before.record)
             unknown = model.Loaded(None, None, None, '', None)
             for region in device.regions:
                 self._store.set_loaded(device.address, region.index, unknown)

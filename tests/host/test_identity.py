@@ -210,18 +210,40 @@ class RecordTest(IdentityTestCase):
     @ddt.data(TWO, EMPTY)
     def test_follows_the_disk(self, slot):
         """What the server made of it is not what it is restored to."""
-        self.start_host(nvmes=[{'address': a, 'namespaces': 3}
-                               for a in (ONE, TWO, EMPTY)], drivers=('nvme',))
-        self.empty(EMPTY)
-        self.restart()
+        self.start_host(nvmes=[
+            {'address': a, 'namespaces': 3, 'faults': {'vanish': a == EMPTY}}
+            for a in (ONE, TWO, EMPTY)], drivers=('nvme',))
         before = self.host.kernel.read_nvme(ONE).namespaces
         server = self.boot(ONE)
         self.simulated.kernel.change_disk(ONE, namespaces=[])
         self.exchange((ONE, slot))
+        if slot == EMPTY:
+            # no disk was ever there
+            self.simulated.kernel.set_fault(EMPTY, vanish=False)
+            self.simulated.kernel.set_fault(ONE, vanish=True)
+            self.restart()
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual((3, before), (
             len(before), self.host.kernel.read_nvme(slot).namespaces))
+
+    def test_of_a_disk_that_comes_back(self):
+        self.start_host(nvmes=[{'address': a, 'namespaces': 3}
+                               for a in (ONE, TWO)], drivers=('nvme',))
+        before = self.host.kernel.read_nvme(ONE).namespaces
+        server = self.boot(ONE)
+        self.simulated.kernel.change_disk(ONE, namespaces=[])
+        self.exchange((ONE, TWO))
+        self.empty(TWO)
+        self.restart()
+        self.host.delete(server)
+        self.restart()
+        self.simulated.kernel.set_fault(TWO, vanish=None)
+        self.restart()
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual((3, before), (
+            len(before), self.host.kernel.read_nvme(TWO).namespaces))
 
 
 class NvmeVfTest(IdentityTestCase):

@@ -124,6 +124,14 @@ class ClaimStoreTest(StoreTestCase):
         self.assertEqual(frozenset(),
                          claims.ClaimStore(':memory:').unsettled())
 
+    def test_records(self):
+        self.assertEqual({}, self.store.records())
+        for value in '1', '2':
+            record = (('serial number', 'S1'), ('firmware', value))
+            self.store.keep_record('S1', record)
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual({'S1': record}, store.records())
+
     def test_settle(self):
         one, other = (model.Unsettled(address='0000:5e:00.0'),
                       model.Unsettled(serial='S1'))
