@@ -154,7 +154,7 @@ class Handles:
                 return True
             if there and where is identity.Where.MOVED:
                 device = there
-                claims = [_moved(claim, there) for claim in claims]
+                claims = [self._moved(claim, there) for claim in claims]
             done = self._regions.clean(claims)
             for claim in claims if device else ():
                 self._judge(claim, device, done)
@@ -193,7 +193,7 @@ class Handles:
                 self._give_up(claim, device)
                 return True
             if where is identity.Where.MOVED:
-                claim = _moved(claim, device)
+                claim = self._moved(claim, device)
             if not claim.prepared:
                 if not self._inventory.prepares_every_handle(device):
                     # the driver leaves nothing, and cleans nothing
@@ -215,6 +215,32 @@ class Handles:
                           claim.holder, error)
             self._holdings.keep_error(claim, str(error))
             return False
+
+    def _moved(self, claim, device):
+        """The claim as it would be where its card is now.
+
+        :raises DeviceUnavailable: the card does not have the handle there, or
+            it is another server's.
+        """
+        if any(c.device_address == device.address
+               and self._inventory.whereabouts(c)[0] is identity.Where.HERE
+               for c in self._holdings.all()):
+            # another card of the same kind may have the same serial number
+            raise exception.DeviceUnavailable(
+                f'{claim.handle.address} was to be cleaned after its server, '
+                f'and a card with its serial number is at {device.address}, '
+                f'where another server has it: see which card that is.')
+        address = pci.moved(claim.handle.address, claim.device_address,
+                            device.address)
+        for handle in (*device.handles, *(
+                h for region in device.regions for h in region.handles)):
+            if handle.address == address:
+                return dataclasses.replace(
+                    claim, device_address=device.address, handle=handle)
+        raise exception.DeviceUnavailable(
+            f'{claim.handle.address} was to be cleaned after its server, and '
+            f'its card is at {device.address} now and has no {address} there: '
+            f'put it back to {claim.device_address}.')
 
     def _give_up(self, claim, other):
         """The card of a server that is gone is not found, and another one is
@@ -308,25 +334,6 @@ class Handles:
             raise exception.DeviceError(
                 f'{what} failed ({type(error).__name__}: {error}): look at '
                 f'the device and the kernel log.') from error
-
-
-def _moved(claim: model.Claim, device: model.Device) -> model.Claim:
-    """The claim as it would be where its card is now.
-
-    :raises DeviceUnavailable: the card does not have the handle there.
-    """
-    address = pci.moved(claim.handle.address, claim.device_address,
-                        device.address)
-    handles = [*device.handles, *(
-        h for region in device.regions for h in region.handles)]
-    for handle in handles:
-        if handle.address == address:
-            return dataclasses.replace(
-                claim, device_address=device.address, handle=handle)
-    raise exception.DeviceUnavailable(
-        f'{claim.handle.address} was to be cleaned after its server, and its '
-        f'card is at {device.address} now and has no {address} there: put it '
-        f'back to {claim.device_address}.')
 
 
 def _function(region: model.Region | None) -> str:

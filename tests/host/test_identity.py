@@ -35,6 +35,7 @@ class IdentityTestCase(base.HostTestCase):
         self.host.cloud.lose_power()
         for one, other in pairs:
             self.simulated.kernel.exchange_cards(one, other)
+        self.simulated.kernel.reboot()
         self.restart()
 
     def empty(self, address):
@@ -297,6 +298,26 @@ class OtherKindsTest(IdentityTestCase):
         self.host.start_guest(server)
         self.assertHas(server, A)
         self.assertEqual('', self.host.holdings.all()[0].serial)
+
+    def test_same_serial_and_one_of_them_dies(self):
+        """The other one is not cleaned while a server has it."""
+        self.start_gpus('0011223344556677', '0011223344556677')
+        self.simulated.kernel.set_fault(B, vanish=True)
+        self.restart()
+        first = self.boot(A)
+        self.simulated.kernel.set_fault(B, vanish=None)
+        self.restart()
+        other = self.boot(B)
+        before = self.resets(B)
+        self.exchange()
+        self.simulated.kernel.set_fault(A, vanish=True)
+        self.restart()
+        self.host.start_guest(other)
+        self.host.delete(first)
+        self.assertEqual(before, self.resets(B))
+        self.assertHas(other, B)
+        self.assertIn('where another server has it',
+                      self.host.accelerators.store.claims(first)[0].error)
 
     def test_serial_is_read_when_the_card_comes(self):
         reads = []
