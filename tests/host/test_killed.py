@@ -270,6 +270,34 @@ class LostStoreTest(DiskTest):
         self.at_each_point(self.begin, lambda: [['reconcile']], self.after)
 
 
+class ExchangedTest(DiskTest):
+    """The disk of a server is away when the server is deleted."""
+
+    SLOT = '0000:03:00.0'
+    DEVICES = {'nvmes': [{'address': DISK}, {'address': SLOT}]}
+    test_plug = test_unplug = test_resume = None
+
+    def begin(self):
+        self.booted()
+        self.compute.run([['power_cut']])
+        self.simulated.kernel.exchange_cards(DISK, self.SLOT)
+        self.simulated.kernel.set_fault(self.SLOT, vanish=True)
+        self.simulated.kernel.write_disk(DISK, 'of the operator')
+
+    def after(self):
+        self.delete()
+        kernel = self.simulated.kernel
+        self.assertEqual('of the operator', kernel.data_of_disk(DISK))
+        # it comes back
+        kernel.set_fault(self.SLOT, vanish=None)
+        kernel.exchange_cards(DISK, self.SLOT)
+        self.compute.run([['reconcile']])
+
+    def test_delete(self):
+        self.at_each_point(
+            self.begin, lambda: [['delete', SERVER]], self.after)
+
+
 @ddt.ddt
 class VgpuTest(KilledTestCase, OperationsMixin):
 
