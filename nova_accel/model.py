@@ -210,18 +210,14 @@ class Device:
     traits: tuple[str, ...] = ()
     #: traits that come and go: those that are not in traits now are taken away
     state_traits: tuple[str, ...] = ()
-    #: serial number and firmware revision when the device was first seen, for
-    #: drivers that compare them; None where they are not known
-    serial: str | None = None
-    firmware: str | None = None
-    #: what a server can change of the device and the driver restores, when it
-    #: was first seen (NVMe: its namespaces); empty where it is not known
-    layout: tuple[str, ...] = ()
+    #: serial number, '' where it is not known: AcceleratorDriver.serial(), as
+    #: it was when the device came
+    serial: str = ''
     health: Health = Health.OK
     reason: str = ''
     #: (name, value) of what a driver compares or restores after a server:
-    #: the serial number, versions of firmware, settings. While a server has a
-    #: claim on the device it stays as it was before
+    #: the serial number, versions of firmware, settings, namespaces. While a
+    #: server has a claim on the device it stays as it was before
     record: tuple[tuple[str, str], ...] = ()
 
     def region(self, index: int) -> Region:
@@ -253,7 +249,7 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('traits', 'state_traits', 'layout'):
+        for name in ('traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(
@@ -331,6 +327,7 @@ class Claim:
     """One accelerator of one server on this host: the accelerator request."""
 
     uuid: str
+    #: '' where it is not known (attach.settling); only DELETING then
     instance_uuid: str
     role: Role
     provider_uuid: str
@@ -355,12 +352,20 @@ class Claim:
     restore_origin: str | None = None
     #: of the server; None where an earlier release wrote the claim
     project_id: str | None = None
+    #: serial number of the device when the server got it; '' where it was not
+    #: known, or other devices of the host had the same one
+    serial: str = ''
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
     #: whether the driver may have left something of the server in the handle,
     #: so that its release() is called. Written before prepare() for a handle
     #: with created_type, and after it for drivers that prepare every handle
     prepared: bool = False
+
+    @property
+    def holder(self) -> str:
+        """The server, for log lines."""
+        return self.instance_uuid or '(unknown)'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,6 +407,26 @@ class Handover:
     after: str = ''
     #: 'clean', another of Holdings' results, or why it failed
     result: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsettled:
+    """A device that may have data of a server, and no claim says so.
+
+    Known by its serial number, by its address, or by neither: then every
+    device of the host is meant.
+    """
+
+    address: str = ''
+    serial: str = ''
+
+    def means(self, device: Device) -> bool:
+        return (device.serial == self.serial if self.serial
+                else self.address in ('', device.address))
+
+
+#: while it is not known which devices are meant
+EVERYTHING = Unsettled()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,12 +30,14 @@ from nova_accel.attach import plan
 from nova_accel.attach import programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness
+from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import model
+from nova_accel import naming
 from nova_accel import request
 
 CONF = conf.CONF
@@ -111,6 +113,8 @@ class Accelerators:
         self.readiness = readiness.Readiness(
             inventory, self.holdings, self._handles, self.programming,
             regions)
+        self.settling = settling.Settling(
+            inventory, self.holdings, self.publisher, cloud)
         self._plugging: dict[str, _Plugging] = {}
         self._failed: set[str] = set()
 
@@ -388,6 +392,7 @@ class Accelerators:
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=server.uuid, role=model.Role.CURRENT,
             project_id=server.project_id,
+            serial=self.inventory.serial_for_claim(device.address),
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
@@ -431,7 +436,9 @@ class Accelerators:
         requests = server.requests if requests is None else requests
         held = self.holdings.of(server.uuid)
         if not held:
-            held = self._back_from_a_failed_move(context, server)
+            self.settling.look_again()
+            held = (self.holdings.of(server.uuid)
+                    or self._back_from_a_failed_move(context, server))
         self.readiness.look_again(held)
         if plan.is_complete(server.requests, held):
             steps = plan.Plan(keep=tuple(
@@ -439,10 +446,36 @@ class Accelerators:
                 in _by_request(requests, held)))
         else:
             allocations = self._cloud.allocations(context, server.uuid)
+            ours = self._ours(allocations, held)
+            self._check_settled(server.uuid, allocations, ours)
             steps = plan.to_start(
-                server.uuid, server.wanted, allocations,
-                self._ours(allocations, held), held)
+                server.uuid, server.wanted, allocations, ours, held)
         self._carry_out(context, server, steps, claimed)
+
+    def _check_settled(self, server_uuid, allocations, ours):
+        """Before a server starts to which a claim is missing.
+
+        :raises DeviceUnavailable: what it had may be a device that is not
+            settled yet (attach.settling).
+        """
+        unsettled = self.holdings.unsettled()
+        if not unsettled:
+            return
+
+        def amount(resources):
+            return sum(n for name, n in resources.items()
+                       if naming.is_accelerator_class(name))
+        providers, devices = self.inventory.providers(), self.inventory.devices
+        if any(row.means(devices[providers[a.provider_uuid].address])
+               for row in unsettled for a in ours
+               if a.provider_uuid in providers) or sum(
+                   amount(a['resources']) for a in allocations.values()
+                   ) > sum(amount(a.resources) for a in ours):
+            raise exception.DeviceUnavailable(
+                f'Server {server_uuid} is to start, and which devices it has '
+                f'is being found out, because the claim store is new: start '
+                f'it again in some minutes; the log of nova-compute says what '
+                f'is missing.')
 
     def _back_from_a_failed_move(self, context, server):
         """What was set aside for a move is the server's again, where the move

@@ -58,6 +58,19 @@ CREATE TABLE IF NOT EXISTS handovers (
     result TEXT NOT NULL
 )"""
 
+_UNSETTLED = """
+CREATE TABLE IF NOT EXISTS unsettled (
+    address TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    PRIMARY KEY (address, serial)
+)"""
+
+_RECORDS = """
+CREATE TABLE IF NOT EXISTS records (
+    serial TEXT PRIMARY KEY,
+    record TEXT NOT NULL
+)"""
+
 _WAITING = """
 CREATE TABLE IF NOT EXISTS waiting (
     handle_type TEXT NOT NULL,
@@ -91,13 +104,14 @@ CREATE TABLE claims (
     prepared INTEGER NOT NULL,
     restore_origin TEXT,
     project_id TEXT,
+    serial TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
     address TEXT PRIMARY KEY,
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
-           _WAITING)
+           _WAITING, _UNSETTLED, _RECORDS)
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
@@ -133,14 +147,16 @@ def _from_version_1(db: sqlite3.Connection) -> None:
     """
     db.execute("UPDATE claims SET prepared = 1 WHERE region_index IS NOT NULL "
                "AND state NOT IN ('Initial', 'Provisioning', 'BindFailed')")
-    for table, name in (('loaded', 'origin'), ('claims', 'restore_origin'),
-                        ('claims', 'project_id')):
+    for table, name, kind in (
+            ('loaded', 'origin', 'TEXT'), ('claims', 'restore_origin', 'TEXT'),
+            ('claims', 'project_id', 'TEXT'),
+            ('claims', 'serial', "TEXT NOT NULL DEFAULT ''")):
         # there already in a store that went back to release 0.1 with them
         if name not in {row['name'] for row in db.execute(
                 f'PRAGMA table_info({table})')}:
-            db.execute(f'ALTER TABLE {table} ADD COLUMN {name} TEXT')
-    db.execute(_HANDOVERS)
-    db.execute(_WAITING)
+            db.execute(f'ALTER TABLE {table} ADD COLUMN {name} {kind}')
+    for statement in (_HANDOVERS, _WAITING, _UNSETTLED, _RECORDS):
+        db.execute(statement)
 
 
 #: number n makes version n + 1 of version n
@@ -149,6 +165,8 @@ VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
                    'bitstream_id', 'function_name', 'content', 'origin')
+#: the path of a store that has no file
+_MEMORY = ':memory:'
 #: how many hand-overs are kept
 MOST_HANDOVERS = 1000
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
@@ -166,8 +184,9 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: 'make room on its file system',
     sqlite3.SQLITE_BUSY: 'see which other process has it open',
     sqlite3.SQLITE_CORRUPT: (
-        'repair it or restore it from a backup, for to move it away would '
-        'lose which server holds which device and what is not erased yet'),
+        'repair it, or restore a backup from after the last change; if it is '
+        'moved away, nova-compute asks libvirt and Placement which server has '
+        'which device, and cleans or fences all others'),
 }
 _ADVICE[sqlite3.SQLITE_NOTADB] = _ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
@@ -204,8 +223,10 @@ class ClaimStore:
         #: the handles of the file that wait for the operator, oldest first
         self._waiting: tuple[model.Waiting, ...] = ()
         self._changed_waiting: tuple[model.Waiting, ...] | None = None
+        self._unsettled: frozenset[model.Unsettled] = frozenset()
+        self._changed_unsettled: frozenset[model.Unsettled] | None = None
         with self._one_sentence():
-            # none for ':memory:'
+            # none for _MEMORY
             if os.path.dirname(path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             self._db = sqlite3.connect(
@@ -235,6 +256,9 @@ class ClaimStore:
                                  ).fetchall()
             with self._reading('waiting'):
                 self._changed_waiting = tuple(map(_waiting, waiting))
+            self._changed_unsettled = frozenset(
+                model.Unsettled(row['address'], row['serial']) for row
+                in db.execute('SELECT address, serial FROM unsettled'))
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -256,6 +280,9 @@ class ClaimStore:
                               "type = 'table' AND name = 'claims'").fetchone():
                 for statement in _SCHEMA:
                     db.execute(statement)
+                if self.path != _MEMORY:
+                    # the host may have had another file
+                    db.execute("INSERT INTO unsettled VALUES ('', '')")
                 after = VERSION
             elif version < VERSION:
                 LOG.info('The claim store %s has version %d and gets version '
@@ -276,12 +303,7 @@ class ClaimStore:
                 yield self._db
                 if write:
                     self._db.execute('COMMIT')
-                if self._changed is not None:
-                    self._claims = self._changed
-                if self._changed_waiting is not None:
-                    self._waiting = self._changed_waiting
-                if (self._changed, self._changed_waiting) != (None, None):
-                    self._generation += 1
+                self._remember()
             except BaseException:
                 # after some errors SQLite has done so itself
                 if self._db.in_transaction:
@@ -289,6 +311,19 @@ class ClaimStore:
                 raise
             finally:
                 self._changed = self._changed_waiting = None
+                self._changed_unsettled = None
+
+    def _remember(self):
+        """What has been written is what the memory has."""
+        if self._changed is not None:
+            self._claims = self._changed
+        if self._changed_waiting is not None:
+            self._waiting = self._changed_waiting
+        if self._changed_unsettled is not None:
+            self._unsettled = self._changed_unsettled
+        if (self._changed, self._changed_waiting,
+                self._changed_unsettled) != (None, None, None):
+            self._generation += 1
 
     @contextlib.contextmanager
     def _one_sentence(self):
@@ -316,8 +351,8 @@ class ClaimStore:
 
     @property
     def generation(self) -> int:
-        """Another number after each change of claims, or of what waits for
-        the operator; begins with each object."""
+        """Another number after each change of claims, of what waits for the
+        operator, or of what is not settled; begins with each object."""
         return self._generation
 
     def add(self, claims: Iterable[model.Claim]) -> None:
@@ -327,26 +362,29 @@ class ClaimStore:
         """
         claims = tuple(claims)
         with self._transaction() as db:
-            for claim in claims:
-                row = _row(claim)
-                try:
-                    db.execute(_INSERT, row)
-                except sqlite3.IntegrityError:
-                    holder = db.execute(
-                        'SELECT instance_uuid FROM claims WHERE '
-                        'handle_type = :handle_type AND '
-                        'handle_address = :handle_address', row).fetchone()
-                    if holder is None:
-                        raise
-                    # the owner of the one is not told who the other is
-                    LOG.warning('Server %s was to get %s, which server %s '
-                                'holds', claim.instance_uuid,
-                                claim.handle.address, holder[0])
-                    raise exception.ClaimConflict(
-                        f'Server {claim.instance_uuid} was to get '
-                        f'{claim.handle.address}, which another server '
-                        f'holds: the build has to go elsewhere.') from None
-            self._changed = _in_order((*self._claims, *claims))
+            self._add(db, claims)
+
+    def _add(self, db, claims):
+        for claim in claims:
+            row = _row(claim)
+            try:
+                db.execute(_INSERT, row)
+            except sqlite3.IntegrityError:
+                holder = db.execute(
+                    'SELECT instance_uuid FROM claims WHERE '
+                    'handle_type = :handle_type AND '
+                    'handle_address = :handle_address', row).fetchone()
+                if holder is None:
+                    raise
+                # the owner of the one is not told who the other is
+                LOG.warning('Server %s was to get %s, which server %s '
+                            'holds', claim.instance_uuid,
+                            claim.handle.address, holder[0])
+                raise exception.ClaimConflict(
+                    f'Server {claim.instance_uuid} was to get '
+                    f'{claim.handle.address}, which another server '
+                    f'holds: the build has to go elsewhere.') from None
+        self._changed = _in_order((*self._claims, *claims))
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
@@ -419,6 +457,24 @@ class ClaimStore:
                 'INSERT INTO devices (address, device) VALUES (?, ?)',
                 [(address, _json(device))
                  for address, device in devices.items()])
+
+    # Records of cards that gave way to others, by serial number
+
+    def records(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """As Device.record."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT serial, record FROM records').fetchall()
+        with self._reading('records'):
+            return {serial: tuple((str(name), str(value))
+                                  for name, value in json.loads(text))
+                    for serial, text in rows}
+
+    def keep_record(self, serial: str,
+                    record: Iterable[tuple[str, str]]) -> None:
+        """Of a card in whose place another one is."""
+        with self._transaction() as db:
+            db.execute('INSERT OR REPLACE INTO records (serial, record) '
+                       'VALUES (?, ?)', (serial, json.dumps(list(record))))
 
     # What was programmed
 
@@ -514,6 +570,32 @@ class ClaimStore:
                 [(w.handle.type.value, w.handle.address, w.device_address,
                   w.region_index, w.shown) for w in waiting.values()])
             self._changed_waiting = tuple(waiting.values())
+
+    # Devices that may have data of a server, and no claim says so
+
+    def unsettled(self) -> frozenset[model.Unsettled]:
+        """From memory."""
+        return self._unsettled
+
+    def settle(self, done: Iterable[model.Unsettled] = (),
+               todo: Iterable[model.Unsettled] = (),
+               claims: Iterable[model.Claim] = ()) -> None:
+        """
+        :param done: not unsettled any more.
+        :param todo: unsettled from now on.
+        :param claims: what was found; written all or none, with the rest.
+        :raises ClaimConflict: one of the handles is held already.
+        """
+        now = self._unsettled - set(done) | set(todo)
+        claims = tuple(claims)
+        with self._transaction() as db:
+            db.execute('DELETE FROM unsettled')
+            db.executemany(
+                'INSERT INTO unsettled (address, serial) VALUES (?, ?)',
+                [(u.address, u.serial) for u in now])
+            if claims:
+                self._add(db, claims)
+            self._changed_unsettled = now
 
     # The record of hand-overs
 

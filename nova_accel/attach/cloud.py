@@ -72,6 +72,10 @@ class Cloud(typing.Protocol):
     def servers(self, uuids: Iterable[str]) -> list['Instance']:
         """Nova's records of those servers that are on this host, read now."""
 
+    def moves(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Those of these consumers that are moves: uuid of a migration ->
+        uuid of its server."""
+
     def say(self, instance_uuid: str, key: str, text: str) -> None:
         """Set one key of a server's metadata and leave the others alone."""
 
@@ -83,6 +87,13 @@ class Cloud(typing.Protocol):
     def running(self) -> dict[str, frozenset[str]]:
         """The servers whose guests run, each with the addresses (as in
         model.AttachHandle) of the host devices that its guest has."""
+
+    def guest_devices(self) -> dict[str, frozenset[str]]:
+        """The servers whose guests libvirt knows, running or not, each with
+        the addresses of its host devices, as running() has them.
+
+        Raises whatever says that it is not known of all of them.
+        """
 
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:

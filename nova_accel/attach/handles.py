@@ -8,6 +8,7 @@ a handle, each with a time limit.
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
+import dataclasses
 import datetime
 
 from oslo_concurrency import lockutils
@@ -20,7 +21,9 @@ from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import request
 
@@ -68,8 +71,9 @@ class Handles:
         :raises AcceleratorError: one could not be made ready.
         """
         for claim in claims:
-            find = self._inventory.find if fresh else self._inventory.find_held
-            device, _ = find(claim.device_address, None)
+            device, _ = (
+                self._inventory.find(claim.device_address, None) if fresh
+                else self._inventory.find_held(claim))
             if claim.created_type:
                 self._make(device, claim, fresh)
             elif self._inventory.prepares_every_handle(device):
@@ -130,7 +134,7 @@ class Handles:
         except Exception:
             LOG.exception('%s region%s, which server %s had, could not be '
                           'released; the next comparison tries again',
-                          address, index, claims[0].instance_uuid)
+                          address, index, claims[0].holder)
 
     def _clean_region(self, address, index, claims):
         """Return True once nothing of the server is in its region. Otherwise
@@ -143,8 +147,17 @@ class Handles:
             return True
         device = self._inventory.devices.get(address)
         try:
+            where, there = self._inventory.whereabouts(claims[0])
+            if there and where is identity.Where.EXCHANGED:
+                for claim in claims:
+                    self._give_up(claim, there)
+                return True
+            if there and where is identity.Where.MOVED:
+                device = there
+                claims = [self._moved(claim, there) for claim in claims]
             self._regions.look_after(claims)
-            device = self._inventory.devices.get(address) or device
+            device = self._inventory.devices.get(
+                claims[0].device_address) or device
             done = self._regions.clean(claims)
             for claim in claims if device else ():
                 self._judge(claim, device, done)
@@ -154,7 +167,7 @@ class Handles:
             for claim in new:
                 LOG.error('%s region%s, which server %s had, is not given to '
                           'another server: %s', address, index,
-                          claim.instance_uuid, error)
+                          claim.holder, error)
                 self._holdings.keep_error(claim, str(error))
                 if device:
                     self._record(claim, device, 'none', str(error))
@@ -167,16 +180,23 @@ class Handles:
         except Exception:
             LOG.exception('%s, which server %s had, could not be released; '
                           'the next comparison tries again',
-                          claim.handle.address, claim.instance_uuid)
+                          claim.handle.address, claim.holder)
 
     def _clean(self, claim, late):
         """Return True once the handle is clean. Otherwise the claim stays, and
         the handle is not given to another server."""
-        device = self._inventory.devices.get(claim.device_address)
-        if device is None or (
-                claim.created_type and device.health is model.Health.GONE):
+        where, device = self._inventory.whereabouts(claim)
+        if device is None or claim.created_type and (
+                where is not identity.Where.HERE
+                or device.health is model.Health.GONE):
+            # a vGPU ends when the host loses its power
             return True
         try:
+            if where is identity.Where.EXCHANGED:
+                self._give_up(claim, device)
+                return True
+            if where is identity.Where.MOVED:
+                claim = self._moved(claim, device)
             if not claim.prepared:
                 if not self._inventory.prepares_every_handle(device):
                     # the driver leaves nothing, and cleans nothing
@@ -195,9 +215,53 @@ class Handles:
             if str(error) != claim.error:
                 LOG.error('%s, which server %s had, is not given to another '
                           'server: %s', claim.handle.address,
-                          claim.instance_uuid, error)
+                          claim.holder, error)
             self._holdings.keep_error(claim, str(error))
             return False
+
+    def _moved(self, claim, device):
+        """The claim as it would be where its card is now.
+
+        :raises DeviceUnavailable: the card does not have the handle there, or
+            it is another server's.
+        """
+        if any(c.device_address == device.address
+               and self._inventory.whereabouts(c)[0] is identity.Where.HERE
+               for c in self._holdings.all()):
+            # another card of the same kind may have the same serial number
+            raise exception.DeviceUnavailable(
+                f'{claim.handle.address} was to be cleaned after its server, '
+                f'and a card with its serial number is at {device.address}, '
+                f'where another server has it: see which card that is.')
+        address = pci.moved(claim.handle.address, claim.device_address,
+                            device.address)
+        for handle in (*device.handles, *(
+                h for region in device.regions for h in region.handles)):
+            if handle.address == address:
+                return dataclasses.replace(
+                    claim, device_address=device.address, handle=handle)
+        raise exception.DeviceUnavailable(
+            f'{claim.handle.address} was to be cleaned after its server, and '
+            f'its card is at {device.address} now and has no {address} there: '
+            f'put it back to {claim.device_address}.')
+
+    def _give_up(self, claim, other):
+        """The card of a server that is gone is not found, and another one is
+        at its address, which is not touched.
+
+        :raises AcceleratorsUnavailable: that cannot be written down.
+        """
+        if claim.prepared:
+            # when it comes back it is cleaned first
+            self._holdings.settle(todo=[model.Unsettled(serial=claim.serial)])
+        if self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL:
+            self._holdings.await_operator(claim)
+        LOG.warning('%s, which server %s had, is released without cleaning: '
+                    'the card with the serial number %s is not found, and '
+                    'another one is there', claim.handle.address,
+                    claim.holder, claim.serial)
+        self._record(claim, other, 'none', 'another card is in its place',
+                     claim.serial)
 
     def _release_by(self, driver, claim, device, *args):
         """In the worker of the card, however long it takes."""
@@ -225,19 +289,19 @@ class Handles:
             LOG.warning('%s, which server %s had, is given to another server '
                         'when the operator has cleaned it and has lowered '
                         'reserved of the provider %s in Placement',
-                        claim.handle.address, claim.instance_uuid,
+                        claim.handle.address, claim.holder,
                         claim.provider_uuid)
             result = 'waits for the operator'
         self._record(claim, device, done or 'none', result)
 
-    def _record(self, claim, device, method, result):
+    def _record(self, claim, device, method, result, serial=None):
         region = self._region(device, claim)
         now = self._inventory.devices.get(claim.device_address)
         self._holdings.record(model.Handover(
             time=datetime.datetime.now(datetime.UTC).isoformat(
                 timespec='seconds'),
             device=device.address,
-            serial=device.serial or dict(device.record).get('serial', ''),
+            serial=device.serial if serial is None else serial,
             handle=claim.handle.address, server=claim.instance_uuid,
             origin=region.origin or '' if region else '',
             method=method, before=_function(region),

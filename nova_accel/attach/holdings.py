@@ -18,6 +18,9 @@ releasing    any                                          DELETING
 released     DELETING                                     the claim ends
 ============ ============================================ ===============
 
+Where attach.settling finds a device without a claim, one begins as BOUND or as
+DELETING.
+
 A claim that is DELETING belongs to its server no more, yet its device is not
 free. Every other transition raises IllegalTransition.
 """
@@ -155,6 +158,21 @@ class Holdings:
     def keep_error(self, claim: model.Claim, error: str) -> None:
         """Record why a release has not come to its end."""
         self._store.update([claim], error=error)
+
+    # Devices that may have data of a server, and no claim says so
+
+    def unsettled(self) -> frozenset[model.Unsettled]:
+        return self._store.unsettled()
+
+    def settle(self, done: Iterable[model.Unsettled] = (),
+               todo: Iterable[model.Unsettled] = (),
+               claims: Iterable[model.Claim] = ()) -> None:
+        """See ClaimStore.settle(); claims are BOUND or DELETING."""
+        self._store.settle(done, todo, claims)
+
+    def remember_serial(self, claim: model.Claim, serial: str) -> None:
+        """For a claim that was made without one, as by an earlier release."""
+        self._store.update([claim], serial=serial)
 
     # Between two servers
 

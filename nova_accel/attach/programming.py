@@ -121,8 +121,7 @@ class Programming:
                 self._restore(context, project_id, mine, requests)
 
     def _restore(self, context, project_id, mine, requests):
-        device, region = self._inventory.find_held(
-            mine[0].device_address, mine[0].region_index)
+        device, region = self._inventory.find_held(mine[0])
         _check_handles(device, region, mine)
         image = mine[0].restore_bitstream
         function = mine[0].restore_function
@@ -207,8 +206,7 @@ class Programming:
 
     def region_of(self, claims: Claims) -> model.Region | None:
         """The region of claims that all have the same one, as it is now."""
-        _, region = self._inventory.find_held(
-            claims[0].device_address, claims[0].region_index)
+        _, region = self._inventory.find_held(claims[0])
         return region
 
     def _program_for(self, context, claims, device, region, load):

@@ -14,7 +14,8 @@ holds is kept, and held back from others, to whom Placement would give it.
 
 A guest can run without its device: nova-compute was killed between its loss
 and its return, or the guest let go of it after the wait had ended. And a
-device can be in a guest without a claim, after a lost store.
+device can be in a guest without a claim, where the store was lost and that is
+not settled yet (attach.settling).
 """
 
 import time
@@ -72,18 +73,34 @@ class Reconciler:
         :returns: how many accelerators were released.
         """
         self._accelerators.inventory.recover()
+        settled = self._accelerators.settling.run()
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
         claims = self._holdings.all()
         running = self._cloud.running()
         self._fence_what_has_no_claim(claims, running)
+        self._remember_serials(claims, running)
         if claims:
             self._reattach_all(claims, running, first)
             for server_uuid, judged in _by_server(
                     self._without_a_server(claims)).items():
                 released += self._release(server_uuid, judged)
-        self._hold_back(first)
+        self._hold_back(first or settled)
         return released
+
+    def _remember_serials(self, claims, running):
+        """Claims of an earlier release do not say which card it is; while a
+        guest has it, it is the one that is there."""
+        inventory = self._accelerators.inventory
+        for claim in claims:
+            device = inventory.devices.get(claim.device_address)
+            if (not claim.serial and device and device.serial
+                    and device.health is not model.Health.GONE
+                    and claim.handle.address in running.get(
+                        claim.instance_uuid, ())):
+                serial = inventory.serial_for_claim(device.address)
+                if serial:
+                    self._holdings.remember_serial(claim, serial)
 
     # Claims without a server, and servers without an allocation
 

@@ -39,6 +39,9 @@ class AcceleratorDriver(abc.ABC):
     #: True: a device is given to servers only where a rule of [accel]
     #: include_devices names it, because hosts have such devices for themselves
     NEEDS_RULE = False
+    #: whether a server can change what serial() returns, so that a device with
+    #: another serial number may be the same device
+    SERVER_CAN_CHANGE_SERIAL = False
 
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
@@ -116,6 +119,18 @@ class AcceleratorDriver(abc.ABC):
         """
         return None
 
+    def serial(self, address: str) -> str | None:
+        """Return the serial number of a device, before examine().
+
+        Called until it returns a text, then again when the device has been
+        gone. May block: that costs this device only.
+
+        :returns: '' when it has none; None when it cannot be read now, for
+            example because a guest has the device.
+        :raises OSError: it cannot be read.
+        """
+        return ''
+
     def answers(self, device: model.Device) -> bool:
         """Whether a device that is not well still does what a server that
         holds it needs to start."""
@@ -140,6 +155,15 @@ class AcceleratorDriver(abc.ABC):
         """
         raise exception.DeviceError(
             f'{type(self).__name__} makes nothing of {device.address}.')
+
+    def created_type(self, device: model.Device, handle: model.AttachHandle,
+                     ) -> str | None:
+        """Return the creatable type that a handle is made into now.
+
+        :returns: its name; None when it is made into none.
+        :raises OSError: it cannot be read.
+        """
+        return None
 
     def release(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None) -> str | None:
@@ -348,6 +372,18 @@ class PciDriver(AcceleratorDriver):
                 f'include_devices names: add address={device.address}, or '
                 f'vendor={device.vendor_id} product={device.product_id}, if '
                 f'servers are to have it')
+
+    def serial(self, address):
+        """See the base class; the Device Serial Number of the function.
+
+        The functions of a device have the same one, by the PCI Express
+        specification.
+        """
+        if not pci.ADDRESS.fullmatch(address):
+            return ''
+        serial = self.kernel.read_device_serial(address)
+        number = address.rpartition('.')[2]
+        return f'{serial}.{number}' if serial and number != '0' else serial
 
     def state(self, address):
         """See the base class; whether the function answers."""

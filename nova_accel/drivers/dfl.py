@@ -77,6 +77,8 @@ class _Port:
 
 class DflDriver(base.PciDriver):
 
+    #: with a card that it has whole, whose flash it can write
+    SERVER_CAN_CHANGE_SERIAL = True
     NAME = 'dfl'
 
     # Configuration

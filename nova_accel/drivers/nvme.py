@@ -49,6 +49,8 @@ _POLL_SECONDS = 1
 _ROUNDING = 1 << 30
 #: sysfs counts the size of block devices in these
 _SECTOR = 512
+#: names in the record of a disk; each namespace is an entry
+_SERIAL, _FIRMWARE, _NAMESPACE = 'serial number', 'firmware', 'namespace'
 _ACCEPT = ('to accept it, set [accel] handover to none for this disk for one '
            'start of nova-compute')
 #: others go by their id
@@ -101,9 +103,7 @@ class NvmeDriver(base.PciDriver):
         """See the base class; a device keeps its record."""
         device = self.identify(address)
         if device and before:
-            device = dataclasses.replace(
-                device, serial=before.serial, firmware=before.firmware,
-                layout=before.layout)
+            device = dataclasses.replace(device, record=before.record)
         return device
 
     def look(self, device, before):
@@ -137,19 +137,16 @@ class NvmeDriver(base.PciDriver):
             # the host's driver does not have it
             return device
         serial, firmware, layout = now
-        begins = (device.serial is None
+        begins = (not device.record
                   or _policy(address, address) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
         if difference and not begins:
             raise base.Defect(difference)
-        if is_new or device.serial not in (None, serial):
+        if is_new or dict(device.record).get(_SERIAL, serial) != serial:
             self._check_content(address)
-        if begins:
-            return dataclasses.replace(device, serial=serial,
-                                       firmware=firmware, layout=layout)
-        if not device.layout:
-            return dataclasses.replace(device, layout=layout)
-        self._check_layout(device)
+        if begins or not _recorded_layout(device):
+            return _with_record(device, serial, firmware, layout)
+        self._check_layout(device, _recorded_layout(device))
         return device
 
     def _check_content(self, address):
@@ -177,18 +174,18 @@ class NvmeDriver(base.PciDriver):
             for name in usage.disks(self.kernel, address)
             if re.fullmatch('nvme[0-9]+n[0-9]+', name))
 
-    def _check_layout(self, device):
+    def _check_layout(self, device, before):
         """:raises Defect: the namespaces are not as recorded."""
         # the kernel finds them one by one, after the controller is live
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             layout = self._layout(device.address)
-            if _are_alike(device.layout, layout):
+            if _are_alike(before, layout):
                 return
             if time.monotonic() > deadline:
                 raise base.Defect(
                     f'its namespaces are {_shown(layout)}, and were '
-                    f'{_shown(device.layout)}: restore them, or {_ACCEPT}')
+                    f'{_shown(before)}: restore them, or {_ACCEPT}')
             time.sleep(0.05)
 
     def _identity(self, address):
@@ -208,6 +205,11 @@ class NvmeDriver(base.PciDriver):
         return (self.kernel.read(f'{top}/serial').strip(),
                 self.kernel.read(f'{top}/firmware_rev').strip(),
                 self._layout(address))
+
+    def serial(self, address):
+        """See the base class; as the host's driver shows it."""
+        found = self._identity(address)
+        return found[0] if found else None
 
     def _layout(self, address) -> tuple[str, ...]:
         found = []
@@ -354,12 +356,13 @@ class NvmeDriver(base.PciDriver):
     def _clear(self, device):
         address = device.address
         found = self.kernel.read_nvme(address)
-        if device.serial not in (None, found.serial):
+        if dict(device.record).get(_SERIAL, found.serial) != found.serial:
             # nothing is erased that is another disk
             self._refuse(device, found)
         if found.sanitize:
             self._sanitize(address, found.sanitize)
-        layout = [nvme_admin.Namespace.parse(n) for n in device.layout]
+        layout = [nvme_admin.Namespace.parse(n)
+                  for n in _recorded_layout(device)]
         found = self._restore_namespaces(address, found, layout)
         formats = [] if _has_formats_of(found, layout) else layout
         if formats or not found.sanitize:
@@ -486,12 +489,23 @@ def _policy(*addresses) -> handover.Policy:
 
 def _identity_difference(device, serial, firmware) -> str:
     """Return in which way a disk is another one than recorded, or ''."""
-    for what, before, now in (('serial number', device.serial, serial),
-                              ('firmware', device.firmware, firmware)):
-        if before not in (None, now):
+    record = dict(device.record)
+    for what, now in ((_SERIAL, serial), (_FIRMWARE, firmware)):
+        before = record.get(what, now)
+        if before != now:
             return (f'its {what} is {now[:20]!r}, and was {before[:20]!r}: '
                     f'{_ACCEPT}')
     return ''
+
+
+def _with_record(device, serial, firmware, layout):
+    return dataclasses.replace(device, record=(
+        (_SERIAL, serial), (_FIRMWARE, firmware),
+        *((_NAMESPACE, text) for text in layout)))
+
+
+def _recorded_layout(device) -> tuple[str, ...]:
+    return tuple(text for name, text in device.record if name == _NAMESPACE)
 
 
 def _are_alike(before, now) -> bool:

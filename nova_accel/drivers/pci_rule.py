@@ -42,6 +42,8 @@ _VENDORS = {
 
 class PciRuleDriver(base.PciDriver):
 
+    #: some have flash that their function can write
+    SERVER_CAN_CHANGE_SERIAL = True
     NAME = 'pci'
     PREPARES_EVERY_HANDLE = True
     RESETS = True

@@ -44,6 +44,8 @@ _BANDS = {100: '100NS', 1000: '1US', 10000: '10US'}
 #: what is restored after a server, in this order
 _SETTINGS = ('utc_tai_offset', 'ts_window_adjust', 'irig_b_mode',
              'sma1', 'sma2', 'sma3', 'sma4', 'clock_source')
+#: of a card whose memory was never written
+_NO_SERIAL = '00:00:00:00:00:00'
 _SETTING, _FIRMWARE = 'setting ', 'firmware '
 #: in which the host's driver should show a card after it is bound to it
 _READY_SECONDS = 20
@@ -67,6 +69,7 @@ class TimecardDriver(base.PciDriver):
     sysfs' directories tells that it lost its source: four attributes."""
 
     NAME = 'timecard'
+    SERVER_CAN_CHANGE_SERIAL = True
     POLLED = True
     PREPARES_EVERY_HANDLE = True
     RESETS = True
@@ -152,6 +155,19 @@ class TimecardDriver(base.PciDriver):
             device, traits=tuple(sorted(traits)), state_traits=tuple(sorted(
                 _STATES.union(traits, old).difference(serial))))
 
+    def serial(self, address):
+        """See the base class; that of an OCP time card."""
+        ids = tuple(pci.identifier(self.kernel, address, name)
+                    for name in ('vendor', 'device'))
+        if ids not in _PRODUCTS:
+            return super().serial(address)
+        cards = self._children(address, 'timecard')
+        if len(cards) != 1:
+            return None
+        text = self._attribute(
+            pci.path(address, 'timecard', cards[0]), 'serialnum')
+        return '' if text in (None, _NO_SERIAL) else text
+
     def _record(self, address) -> tuple[tuple[str, str], ...]:
         """What the card is and how it is set; the driver has it."""
         card, = self._children(address, 'timecard')
@@ -177,8 +193,7 @@ class TimecardDriver(base.PciDriver):
 
     def _serial(self, card) -> set[str]:
         text = self._attribute(card, 'serialnum')
-        # all zeros is a card whose memory was never written
-        if text in (None, '00:00:00:00:00:00'):
+        if text in (None, _NO_SERIAL):
             return set()
         if not re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', text):
             raise base.Defect(f'its serialnum is {text!r}, which is no serial '

@@ -400,6 +400,17 @@ class VgpuDriver(base.PciDriver):
         else:
             self._make_of_vf(what, handle.address, created_type, fresh)
 
+    def created_type(self, device, handle):
+        """See the base class."""
+        if handle.type is model.HandleType.MDEV:
+            return self._type_of(handle.parent or device.address,
+                                 handle.address)
+        if not self.kernel.exists(pci.path(
+                handle.address, 'nvidia/current_vgpu_type')):
+            return None
+        number = self._current(handle.address)
+        return f'nvidia-{number}' if number != '0' else None
+
     def release(self, device, handle, created_type):
         if handle.type is model.HandleType.MDEV:
             parent = handle.parent or device.address

@@ -21,6 +21,7 @@ Source: XRT's kernel drivers (mgmt-core.c, mgmt-sysfs.c, xocl_sysfs.c, icap.c,
 mailbox.c, mailbox_proto.h) and its documents on security and on cloud vendors.
 """
 
+import contextlib
 import dataclasses
 import errno
 import re
@@ -298,6 +299,19 @@ class XrtDriver(base.PciDriver):
             return None
         function = model.uuid_hex(lines[0]) if lines else _NULL
         return None if function == _NULL else function
+
+    def serial(self, address):
+        """See the base class; as the card's controller has it.
+
+        Source: serial_num in xmc.c of XRT.
+        """
+        for name in self.names(pci.path(address)):
+            if re.fullmatch('xmc[.](m|u2)[.][0-9]+', name):
+                with contextlib.suppress(FileNotFoundError):
+                    return self.kernel.read(
+                        pci.path(address, name, 'serial_num')).strip()
+        # the driver of the card may not be ready yet
+        return None
 
     def _layout(self, address) -> bytes | None:
         """The IP_LAYOUT of what is loaded, at most a page of it.

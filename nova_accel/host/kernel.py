@@ -228,6 +228,14 @@ class Kernel:
         """
         privileged.probe(function)
 
+    def read_device_serial(self, function: str) -> str:
+        """Return the Device Serial Number of a PCI function.
+
+        :returns: 16 hex digits; '' when it has none.
+        :raises OSError: its configuration space cannot be read.
+        """
+        return privileged.read_device_serial(function)
+
     def reset_function(self, function: str) -> None:
         """Reset a PCI function by the first of its methods that works.
 

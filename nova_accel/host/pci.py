@@ -40,6 +40,27 @@ def address(text: str) -> str:
     return lower
 
 
+def moved(function: str, card: str, now: str) -> str:
+    """Return the address of a function of a card that is elsewhere now.
+
+    The functions and VFs of a card are at fixed distances in the numbers of
+    bus, device and function (PCI Express Base Specification, routing IDs).
+
+    :param function: its address before.
+    :param card: address of the first function before.
+    :param now: address of the first function now.
+    """
+    number = _routing_id(now) + _routing_id(function) - _routing_id(card)
+    return (f'{now.partition(":")[0]}:{number >> 8 & 0xff:02x}:'
+            f'{number >> 3 & 31:02x}.{number & 7}')
+
+
+def _routing_id(function):
+    _, bus, rest = function.split(':')
+    device, _, number = rest.partition('.')
+    return int(bus, 16) << 8 | int(device, 16) << 3 | int(number)
+
+
 def path(function: str, *parts: str) -> str:
     """Return the path of a function, or of a part of it, below /sys."""
     return '/'.join((DEVICES, function, *parts))

@@ -47,6 +47,11 @@ WRITABLE = {
     'mgmt_reset': '2',
 }
 
+#: bytes of the configuration space of PCI Express, and where its extended
+#: capabilities begin; id of the Device Serial Number capability. Source: PCI
+#: Express Base Specification, include/uapi/linux/pci_regs.h of Linux
+_CONFIG_SPACE, _EXTENDED, _DEVICE_SERIAL = 4096, 0x100, 0x0003
+
 _PARENT = re.compile('[A-Za-z0-9_][A-Za-z0-9_.:-]*')
 _MDEV_TYPE = re.compile('[A-Za-z0-9_][A-Za-z0-9_.-]*')
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
@@ -250,6 +255,27 @@ def reset_nvme(function: str) -> None:
     if len(found) != 1:
         raise OSError(errno.ENODEV, f'{function} shows no such device')
     _write(f'{found[0]}/reset_controller', '1')
+
+
+@privsep.disks.entrypoint
+def read_device_serial(function: str) -> str:
+    # beyond its first 64 bytes the kernel shows it to CAP_SYS_ADMIN only
+    # (pci_read_config() of Linux)
+    _check_function(function)
+    with open(f'{SYS}/bus/pci/devices/{function}/config', 'rb') as file:
+        config = file.read(_CONFIG_SPACE)
+    at = _EXTENDED
+    # capabilities are at least 8 bytes apart, and no list is longer
+    for _ in range((_CONFIG_SPACE - _EXTENDED) // 8):
+        if at < _EXTENDED or at + 12 > len(config):
+            break
+        header, low, high = struct.unpack_from('<III', config, at)
+        if header & 0xffff == _DEVICE_SERIAL and header != 0xffffffff:
+            serial = f'{high:08x}{low:08x}'
+            # of a device that was never given one, or that does not answer
+            return '' if set(serial) in ({'0'}, {'f'}) else serial
+        at = header >> 20 & 0xffc
+    return ''
 
 
 @privsep.disks.entrypoint

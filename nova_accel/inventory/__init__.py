@@ -7,6 +7,7 @@ devices       the only owner of the state of devices: one lock, one table of
 cards         one card, one worker, one time limit
 scanner       asks the drivers, card by card; hears of changes
 recovery      brings back cards that no server has
+identity      pure: which card is the one that a server got
 providers     pure: devices and claims -> resource providers
 tree          resource providers -> Nova's provider tree
 ============  ==============================================================
@@ -25,6 +26,7 @@ from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.inventory import cards
 from nova_accel.inventory import devices
+from nova_accel.inventory import identity
 from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scanner
@@ -48,7 +50,7 @@ class Inventory:
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver], store,
                  taken_elsewhere: Callable[[model.Device], str]
-                 = lambda device: ''):
+                 = lambda device: '', reads_serials: bool = True):
         """
         :param drivers: by name, in the order of [accel] enabled_drivers. The
             first driver that finds a device has it.
@@ -58,6 +60,8 @@ class Inventory:
             device_spec'; '' when none has. It is called by the worker of the
             card, under its time limit, and may read the host. Such a device
             is fenced, and logged once as an ERROR.
+        :param reads_serials: whether to read serial numbers, for some of
+            which privileges are needed.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         #: held while a handle is chosen and claimed
@@ -68,7 +72,7 @@ class Inventory:
         #: runs every call of a driver about one card
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
         self._scanner = scanner.Scanner(drivers, self._table, self.cards,
-                                        taken_elsewhere)
+                                        taken_elsewhere, reads_serials)
         self._recovery = recovery.Recovery(self._table, self.cards, store,
                                            self.claiming, drivers)
         self._tree = provider_tree.Tree(store)
@@ -142,18 +146,23 @@ class Inventory:
                 f'not on this host any more: build the server elsewhere.')
         return device, region
 
-    def find_held(self, address: str, index: int | None,
+    def find_held(self, claim: model.Claim,
                   ) -> tuple[model.Device, model.Region | None]:
-        """A device for a server that holds it, and its region if any.
+        """The device of a claim, and its region if any.
 
         Quarantine does not matter while the card answers. A card that is not
         well is asked, under its time limit ([accel] discovery_timeout).
 
-        :raises DeviceUnavailable: it is gone, its card hangs, or it does not
-            answer.
+        :raises DeviceUnavailable: it is gone, or another card is there, its
+            card hangs, or it does not answer.
         """
-        device, region = self._part(address, index)
+        address, index = claim.device_address, claim.region_index
         name = _name(address, index)
+        trouble = identity.trouble(claim, self.devices)
+        if trouble:
+            raise exception.DeviceUnavailable(
+                f'{name} is held by the server, and {trouble}.')
+        device, region = self._part(address, index)
         why = self.cards.hanging(address)
         if why:
             raise exception.DeviceUnavailable(
@@ -169,6 +178,15 @@ class Inventory:
                 f'({device.reason}): power-cycle the card, or delete the '
                 f'server.')
         return device, region
+
+    def whereabouts(self, claim: model.Claim,
+                    ) -> tuple[identity.Where, model.Device | None]:
+        """See identity.whereabouts()."""
+        return identity.whereabouts(claim, self.devices)
+
+    def serial_for_claim(self, address: str) -> str:
+        """See identity.serial_for_claim()."""
+        return identity.serial_for_claim(address, self.devices)
 
     def _answers(self, device: model.Device) -> bool:
         try:
@@ -434,6 +452,10 @@ class Inventory:
                 return
             self._said[about] = text
         LOG.error('%s', text)
+
+    def reported(self, tree, node: str) -> set[str]:
+        """Addresses of devices that a provider tree has by their names."""
+        return provider_tree.reported(tree, node)
 
     def update_tree(self, tree, node: str,
                     in_use: Callable[[str], bool]) -> set[str]:

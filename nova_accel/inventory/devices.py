@@ -17,6 +17,10 @@ fence of a cause   fence()                                  unfence()
 GONE is computed as such; any fence makes a device that is told OK
 QUARANTINED. A device may have fences of several causes.
 
+A device that is not the card that a claim is about (inventory.identity), or
+that is unsettled in the store (attach.settling), counts as fenced, too, as long
+as that is so.
+
 ===================  ============================  ===========================
 content of a region  comes by                      goes by
 ===================  ============================  ===========================
@@ -38,6 +42,7 @@ every look takes a ticket() before it begins.
 """
 
 from collections.abc import Iterable
+import contextlib
 import dataclasses
 import enum
 import itertools
@@ -45,12 +50,16 @@ import threading
 
 from oslo_log import log as logging
 
+from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.inventory import identity
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)
 
 Key = tuple[str, int]
+_UNSETTLED = ('it may have data of a server, and it is being found out whose, '
+              'see the log of nova-compute')
 
 
 class Fence(enum.Enum):
@@ -96,7 +105,15 @@ class DeviceTable:
         #: address -> ticket of the newest look or change that counts
         self._since: dict[str, int] = {}
         self._generation = 0
-        self._snapshot: tuple[int, dict[str, model.Device]] = (-1, {})
+        #: serial number -> Device.record, wherever the device is now
+        self._records = {**store.records(), **{
+            device.serial: device.record
+            for device in self._told.values() if device.serial}}
+        #: address -> why the store says that no server is to get a device, as
+        #: last known
+        self._misplaced: dict[str, str] = {}
+        #: what it was made of -> the devices
+        self._snapshot: tuple[object, dict[str, model.Device]] = (None, {})
 
     # Reading
 
@@ -109,16 +126,35 @@ class DeviceTable:
     def snapshot(self) -> dict[str, model.Device]:
         """The devices by address with computed health; not to be changed."""
         with self._lock:
-            if self._snapshot[0] != self._generation:
-                self._snapshot = self._generation, {
+            # claims change what is misplaced
+            made_of = (self._generation,
+                       getattr(self._store, 'generation', None))
+            if self._snapshot[0] != made_of:
+                with contextlib.suppress(exception.AcceleratorsUnavailable):
+                    self._misplaced = self._not_to_be_given()
+                self._snapshot = made_of, {
                     address: self._computed(device)
                     for address, device in self._told.items()}
             return self._snapshot[1]
+
+    def _not_to_be_given(self) -> dict[str, str]:
+        unsettled = self._store.unsettled()
+        return {**{address: _UNSETTLED
+                   for address, device in self._told.items()
+                   if any(row.means(device) for row in unsettled)},
+                **identity.misplaced(self._told, self._store.claims())}
 
     def told(self, address: str) -> model.Device | None:
         """What the driver said last, for the driver's next look."""
         with self._lock:
             return self._told.get(address)
+
+    def record_of(self, serial: str,
+                  ) -> tuple[tuple[str, str], ...] | None:
+        """The record of the device with a serial number, wherever it was;
+        None where there is none."""
+        with self._lock:
+            return self._records.get(serial)
 
     def of_driver(self, name: str) -> list[str]:
         """Addresses of the devices of a driver that are not gone."""
@@ -148,10 +184,12 @@ class DeviceTable:
                         for region in device.regions)
         if regions != device.regions:
             device = dataclasses.replace(device, regions=regions)
-        fences = self._fences.get(device.address)
+        fences = [*self._fences.get(device.address, {}).values()]
+        if device.address in self._misplaced:
+            fences.append(self._misplaced[device.address])
         if fences and device.health is not model.Health.GONE:
             reasons = [*([device.reason] if device.health
-                         is not model.Health.OK else []), *fences.values()]
+                         is not model.Health.OK else []), *fences]
             device = dataclasses.replace(
                 device, health=model.Health.QUARANTINED,
                 reason='; '.join(reasons))
@@ -203,6 +241,7 @@ class DeviceTable:
             known, or an earlier driver has the device.
         """
         address = device.address
+        self._forget_other_card(device)
         with self._lock:
             if self._is_stale(address, ticket):
                 return False
@@ -216,15 +255,60 @@ class DeviceTable:
                 if owner != device.driver:
                     return False
             self._since[address] = ticket
-            kept = _with_past(device, before) if before else device
-            if kept != device and any(c.device_address == address
-                                      for c in self._store.claims()):
-                device = kept
+            device = self._with_record(device, before)
+            if before and not _is_other_card(before, device) and any(
+                    c.device_address == address
+                    for c in self._store.claims()):
+                device = _with_past(device, before)
             if before != device:
                 self._told[address] = device
                 self._generation += 1
                 self._fence_shared()
             return True
+
+    def _with_record(self, device, before):
+        """The device with its record from before, where what the driver reads
+        now may be the work of a server."""
+        same = before and not _is_other_card(before, device)
+        kept = before.record if same else self._records.get(device.serial)
+        if (kept not in (None, device.record) and self._may_be_changed(device)
+                # the operator takes it as it is
+                and handover.policy(device.driver, device.address)
+                is not handover.Policy.NONE):
+            device = dataclasses.replace(device, record=kept)
+        if device.serial:
+            self._records[device.serial] = device.record
+        return device
+
+    def _may_be_changed(self, device) -> bool:
+        """Whether a server has or had the device, which is not clean yet."""
+        return any(
+            c.device_address == device.address
+            or c.serial and c.serial == device.serial
+            for c in self._store.claims()) or any(
+                row.means(device) for row in self._store.unsettled())
+
+    def _forget_other_card(self, device: model.Device) -> None:
+        """What the regions of a card carry is not known, which comes to an
+        address where another one was, or from another address. The record of
+        the other one is kept for its return."""
+        with self._writing:
+            with self._lock:
+                before = self._told.get(device.address)
+                if not device.serial or (
+                        before and before.serial == device.serial):
+                    return
+                if not (before and _is_other_card(before, device)
+                        or device.serial in self._records):
+                    return
+            if before and before.record and _is_other_card(before, device):
+                self._store.keep_record(before.serial, before.record)
+            unknown = model.Loaded(None, None, None, '', None)
+            for region in device.regions:
+                self._store.set_loaded(device.address, region.index, unknown)
+                with self._lock:
+                    self._loaded[device.address, region.index] = unknown
+                    self._generation += 1
 
     def gone(self, address: str, driver: str, ticket: int) -> None:
         """A driver does not find a device any more."""
@@ -444,16 +528,17 @@ class DeviceTable:
 
 
 def _with_past(device: model.Device, before: model.Device) -> model.Device:
-    """The device as it is kept while a server has a claim on it.
-
-    What the driver reads now of its record may be the work of the server, and
-    a region that the server could reprogram may carry what it loaded then.
-    """
+    """The device as it is kept while a server has a claim on it: a region
+    that the server could reprogram may carry what it loaded then."""
     were_open = {r.index for r in before.regions if r.guest_can_reprogram}
-    return dataclasses.replace(device, record=before.record, regions=tuple(
+    return dataclasses.replace(device, regions=tuple(
         dataclasses.replace(r, guest_can_reprogram=(
             r.guest_can_reprogram or r.index in were_open))
         for r in device.regions))
+
+
+def _is_other_card(before: model.Device, now: model.Device) -> bool:
+    return bool(before.serial and now.serial and before.serial != now.serial)
 
 
 def clause(error: BaseException) -> str:

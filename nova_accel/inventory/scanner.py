@@ -44,9 +44,11 @@ class Scanner:
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, cards: card_calls.Cards,
-                 taken_elsewhere: Callable[[model.Device], str]):
+                 taken_elsewhere: Callable[[model.Device], str],
+                 reads_serials: bool = True):
         """:raises ConfigurationError: a rule of the operator cannot be
         read."""
+        self._reads_serials = reads_serials
         self._drivers = drivers
         self._table = table
         self._cards = cards
@@ -58,6 +60,8 @@ class Scanner:
         self._fingerprints: dict[str, object] = {}
         #: address -> its state at its last examine()
         self._states: dict[str, object] = {}
+        #: address -> serial number of the device that is there since it came
+        self._serials: dict[str, str] = {}
         #: drivers whose last find() failed -> why
         self._failed: dict[str, str] = {}
         #: cards that could not be examined, or whose result did not count ->
@@ -177,6 +181,7 @@ class Scanner:
         self._table.gone(address, name, ticket)
         with self._lock:
             self._states.pop(address, None)
+            self._serials.pop(address, None)
             self._due.pop(address, None)
 
     def _driver_failed(self, name: str, error: Exception) -> None:
@@ -215,8 +220,14 @@ class Scanner:
         if before and before.driver != name:
             before = None
         state = driver.state(address)
-        device = driver.examine(address, before)
+        serial = self._serial(driver, address)
+        device = driver.examine(address, self._with_own_record(
+            address, before, serial))
         if device is not None:
+            if serial is None and before and (
+                    before.health is not model.Health.GONE):
+                serial = before.serial
+            device = dataclasses.replace(device, serial=serial or '')
             device = self.rules.applied(device)
         if device is not None:
             device = _with_policy(device)
@@ -225,6 +236,39 @@ class Scanner:
                                    or self.rules.includes(device)):
             conflict = self._conflict(device)
         return ticket, state, device, conflict
+
+    def _serial(self, driver, address: str) -> str | None:
+        """The serial number of a device, which is read when it comes.
+
+        :returns: None where it cannot be read now.
+        """
+        with self._lock:
+            serial = self._serials.get(address)
+        if serial is None and self._reads_serials:
+            try:
+                serial = driver.serial(address)
+            except Exception as error:
+                LOG.warning('The serial number of %s cannot be read (%s); '
+                            'nova-compute will not notice if the device is '
+                            'exchanged or moved', address,
+                            devices.clause(error))
+                serial = ''
+            if serial is not None:
+                with self._lock:
+                    self._serials[address] = serial
+        return serial
+
+    def _with_own_record(self, address, before, serial):
+        """What was known of a device, with the record of the card that is
+        there now, where it was elsewhere before."""
+        if not serial or before and before.serial == serial:
+            return before
+        record = self._table.record_of(serial)
+        if record is None:
+            return before
+        if before is None:
+            return None
+        return dataclasses.replace(before, record=record)
 
     def _conflict(self, device: model.Device) -> str:
         try:

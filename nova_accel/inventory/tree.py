@@ -317,6 +317,13 @@ class Tree:
                 set(provider.merged_traits(present)))
 
 
+def reported(tree, node: str) -> set[str]:
+    """See Inventory.reported()."""
+    names = {shown.name for shown in _walk(tree, node).values()}
+    return set(filter(None, (
+        naming.address_of_provider(node, name) for name in names)))
+
+
 def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
     """The providers of the tree, or of the part below node, by uuid.
 

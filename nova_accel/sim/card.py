@@ -42,6 +42,8 @@ class Card:
     #: how the kernel can reset the physical function, the first one first;
     #: empty when it cannot. VFs have a function level reset
     reset_method: str = 'flr'
+    #: the Device Serial Number of the physical function at first
+    device_serial: str = ''
 
     #: fault -> function that checks its value
     FAULTS: ClassVar[dict] = {
@@ -88,6 +90,7 @@ class Card:
             numa_node=item.take('numa_node', int, -1),
             iommu_group=item.take('iommu_group', reader.natural, None),
             reset_method=item.take('reset_method', reader.text, 'flr'),
+            device_serial=item.take('device_serial', reader.text, ''),
             faults=cls.describe_faults(item))
         if 'driver' in item.items:
             fields['driver'] = item.take('driver', reader.text, None)
@@ -137,7 +140,8 @@ class Card:
         :param state: of the host; number(state) gives numbers of devices.
         """
         return {'driver': self.driver, 'number': number(state), 'vfs': [],
-                'faults': {}, 'resets': []}
+                'faults': {}, 'resets': [],
+                'device_serial': self.device_serial}
 
     def at_first(self, state) -> dict:
         """Return fresh() plus the initial state of the description."""
@@ -148,7 +152,7 @@ class Card:
 
     def keeps(self) -> tuple[str, ...]:
         """Return the keys that survive a reboot of the host."""
-        return ('faults',)
+        return ('faults', 'device_serial')
 
     def power_on(self, mine) -> None:
         """Apply a loss of power to the keys that survive a reboot."""

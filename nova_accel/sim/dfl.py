@@ -118,7 +118,7 @@ class DflCard(card.Card):
         return mine
 
     def keeps(self):
-        return ('functions', 'faults', 'failed', 'left')
+        return (*super().keeps(), 'functions', 'failed', 'left')
 
     def power_on(self, mine):
         super().power_on(mine)

@@ -165,6 +165,15 @@ class SimulatedKernel(dfl.DflOperations,
         card, vf = self._owner(host, state, function)
         self.rebind(function, card.driver if vf is None else card.vf_driver)
 
+    def read_device_serial(self, function):
+        host, state = self._look()
+        card, vf = self._owner(host, state, function)
+        while self._hangs(f'/{card.address}/config'):
+            time.sleep(_TICK)
+        mine = state['cards'][card.address]
+        return '' if vf is not None or card.faulty(mine).get('dead') else (
+            mine['device_serial'])
+
     def reset_function(self, function):
         while True:
             with self._update() as (host, state):
@@ -266,6 +275,17 @@ class SimulatedKernel(dfl.DflOperations,
             mine['failed'] = 0
             if 'port_errors' in fault:
                 mine['errors'] = {}
+
+    def exchange_cards(self, one: str, other: str) -> None:
+        """Exchange the cards in two slots, while the host has no power.
+
+        A slot whose card has the fault ``vanish`` is empty. Both slots have
+        the same kind of cards in the description.
+        """
+        with self._update() as (_, state):
+            cards = state['cards']
+            cards[one], cards[other] = cards[other], cards[one]
+        self.reboot()
 
     def guest_takes(self, *addresses: str) -> None:
         """Give functions to a guest, as libvirt does for managed hostdevs.

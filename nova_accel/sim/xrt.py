@@ -189,6 +189,8 @@ class XrtCard(card.Card):
                 uuid.uuid5(uuid.UUID(i), 'logic').hex
                 for i in self.interfaces),
         })
+        if mine['device_serial']:
+            made[f'xmc.m.{number}'] = {'serial_num': mine['device_serial']}
         if not self.versal:
             loaded = mine['loaded']
             made[f'icap.m.{number}'] = {

@@ -163,6 +163,14 @@ class NovaCloud:
             use_slave=False)
         return [NovaServer(instance) for instance in instances]
 
+    def moves(self, uuids):
+        found = {}
+        for uuid in uuids:
+            with contextlib.suppress(nova_exception.MigrationNotFound):
+                found[uuid] = objects.Migration.get_by_uuid(
+                    self.admin_context(), uuid).instance_uuid
+        return found
+
     def say(self, instance_uuid, key, text):
         context = self.admin_context()
         for _ in range(_TRIES):
@@ -184,6 +192,11 @@ class NovaCloud:
         return {guest.uuid: frozenset(self.hostdevs.addresses(guest))
                 for guest in self._driver._host.list_guests(
                     only_running=True)}
+
+    def guest_devices(self):
+        return {guest.uuid: frozenset(self.hostdevs.addresses(guest))
+                for guest in self._driver._host.list_guests(
+                    only_running=False)}
 
     def detach(self, instance_uuid, handles):
         self.hostdevs.detach(self._guest(instance_uuid), handles)

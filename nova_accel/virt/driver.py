@@ -92,12 +92,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
             publisher = self.accelerators.publisher
-            # Nova's copy of a provider is older than the last server that was
-            # scheduled to it, and Placement would refuse Nova's own report
-            publisher.show(
-                self.cloud.admin_context(),
-                self.accelerators.inventory.update_tree(
-                    provider_tree, nodename, publisher.in_use))
+            if self.accelerators.settling.before_report(
+                    provider_tree, nodename):
+                # Nova's copy of a provider is older than the last server that
+                # was scheduled to it, and Placement would refuse its report
+                publisher.show(
+                    self.cloud.admin_context(),
+                    self.accelerators.inventory.update_tree(
+                        provider_tree, nodename, publisher.in_use))
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
 

@@ -58,7 +58,7 @@ class Host:
         return self
 
     def report(self):
-        self.cloud.report(self.inventory)
+        self.cloud.report(self.inventory, self.accelerators.settling)
 
     def allocation(self, address=None, resource_class=FPGA, amount=1):
         """Of one provider: the only one, or that of a device."""

@@ -61,6 +61,8 @@ class Cloud:
         self.detach_error = self.attach_error = None
         #: raised instead of reading images with nova-compute's credentials
         self.service_error = None
+        #: raised instead of telling which guests there are
+        self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to
         self.asked = self.shown = 0
 
@@ -140,6 +142,10 @@ class Cloud:
             s['metadata'], self.server(uuid_)) for uuid_, s in servers.items()
             if uuid_ in uuids]
 
+    def moves(self, uuids):
+        moves = self.read().get('moves', {})
+        return {uuid_: moves[uuid_] for uuid_ in uuids if uuid_ in moves}
+
     def say(self, instance_uuid, key, text):
         with self.state() as state:
             state['servers'][instance_uuid]['metadata'][key] = text
@@ -151,6 +157,12 @@ class Cloud:
         return {uuid_: frozenset(guest['devices'])
                 for uuid_, guest in self.read()['guests'].items()
                 if guest['running']}
+
+    def guest_devices(self):
+        if self.libvirt_error:
+            raise self.libvirt_error
+        return {uuid_: frozenset(guest['devices'])
+                for uuid_, guest in self.read()['guests'].items()}
 
     def detach(self, instance_uuid, handles):
         if self.detach_error:
@@ -234,6 +246,7 @@ class Cloud:
     def move_allocation(self, consumer, other):
         with self.state() as state:
             state['allocations'][other] = state['allocations'].pop(consumer)
+            state.setdefault('moves', {})[other] = consumer
 
     def start_guest(self, uuid_, handles):
         """libvirt starts a guest with these devices."""
@@ -284,9 +297,11 @@ class Cloud:
     def delete_image(self, image_id: str) -> None:
         os.unlink(os.path.join(self._images_path, image_id))
 
-    def report(self, inventory) -> None:
+    def report(self, inventory, settling=None) -> None:
         """One pass of Nova's report of our providers."""
         tree = Tree(self)
+        if settling and not settling.before_report(tree, NODE):
+            return
         inventory.update_tree(
             tree, NODE, lambda uuid_: bool(self.consumers(uuid_)))
         with self.state() as state:

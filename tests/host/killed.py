@@ -31,7 +31,8 @@ from tests.host import cloud as clouds
 CALLS = {
     claims.ClaimStore: (
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
-        'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover'),
+        'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover',
+        'settle'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',

@@ -5,14 +5,17 @@ After its next start nothing is lost, nothing is shared, no guest runs without
 its device, and nothing of one server reaches the next one.
 """
 
+import os
 import uuid
 
 import ddt
 from oslo_config import fixture as config_fixture
 
+from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel.host import pci
 from tests.host import base
+from tests.host import cloud as clouds
 from tests.host import killed
 from tests.unit import test_vgpu
 from tests.unit.host import A, B, FUNCTION, OTHER, plain
@@ -241,6 +244,61 @@ class NvmeVfTest(DiskTest):
 
     # a loss of power takes the VFs, which the operator configures again
     test_resume = None
+
+
+class LostStoreTest(DiskTest):
+    """What was found out before the kill stays, the rest is found then."""
+
+    FREE = '0000:03:00.0'
+    DEVICES = {'nvmes': [{'address': DISK}, {'address': FREE}]}
+    test_plug = test_unplug = test_resume = None
+
+    def begin(self):
+        self.booted()
+        self.simulated.kernel.write_disk(self.FREE, 'secret of another')
+        for name in os.listdir(self.directory):
+            if name.startswith(claims.file_name(clouds.NODE)):
+                os.unlink(os.path.join(self.directory, name))
+
+    def after(self):
+        self.compute.run([['reconcile']])
+        self.assertEqual([[[SERVER, DISK]], {SERVER: [DISK]}],
+                         self.compute.run([['seen']])[0])
+        kernel = self.simulated.kernel
+        self.assertEqual((f'secret of {SERVER}', ''), (
+            kernel.data_of_disk(DISK), kernel.data_of_disk(self.FREE)))
+        self.delete()
+
+    def test_settling(self):
+        self.at_each_point(self.begin, lambda: [['reconcile']], self.after)
+
+
+class ExchangedTest(DiskTest):
+    """The disk of a server is away when the server is deleted."""
+
+    SLOT = '0000:03:00.0'
+    DEVICES = {'nvmes': [{'address': DISK}, {'address': SLOT}]}
+    test_plug = test_unplug = test_resume = None
+
+    def begin(self):
+        self.booted()
+        self.compute.run([['power_cut']])
+        self.simulated.kernel.exchange_cards(DISK, self.SLOT)
+        self.simulated.kernel.set_fault(self.SLOT, vanish=True)
+        self.simulated.kernel.write_disk(DISK, 'of the operator')
+
+    def after(self):
+        self.delete()
+        kernel = self.simulated.kernel
+        self.assertEqual('of the operator', kernel.data_of_disk(DISK))
+        # it comes back
+        kernel.set_fault(self.SLOT, vanish=None)
+        kernel.exchange_cards(DISK, self.SLOT)
+        self.compute.run([['reconcile']])
+
+    def test_delete(self):
+        self.at_each_point(
+            self.begin, lambda: [['delete', SERVER]], self.after)
 
 
 @ddt.ddt

@@ -152,8 +152,10 @@ def main(address):
                   bytes(len(SECRET)))
     check('offered again', driver.discover(), {address: device})
     found = kernel.read_nvme(address)
-    check('record', (device.serial, device.firmware, device.layout),
-          (found.serial, found.firmware, tuple(map(str, found.namespaces))))
+    check('record', device.record, (
+        ('serial number', found.serial), ('firmware', found.firmware),
+        *(('namespace', str(n)) for n in found.namespaces)))
+    check('serial number', driver.serial(address), found.serial)
     if (int(kernel.read(pci.path(address, 'sriov_totalvfs')))
             and len(found.namespaces) > 1):
         virtual_functions(kernel, driver, address)

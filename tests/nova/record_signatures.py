@@ -58,7 +58,7 @@ RECORDED = {
         'BuildAbortException', 'ComputeResourcesUnavailable',
         'ConsumerAllocationRetrievalFailed',
         'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
-        'InstanceNotFound', 'MigrationPreCheckError',
+        'InstanceNotFound', 'MigrationNotFound', 'MigrationPreCheckError',
         'ResourceProviderAllocationRetrievalFailed',
         'ResourceProviderUpdateConflict'],
 }

@@ -105,11 +105,13 @@ class Store(claims.ClaimStore):
         #: (method or None for all, exception)
         self.error = None
         super().__init__(path)
+        # of a host that is as new
+        self.settle(done=[model.EVERYTHING])
 
     def __getattribute__(self, name):
         get = super().__getattribute__
-        if not name.startswith('_') and name not in ('error', 'generation',
-                                                     'path'):
+        if not name.startswith('_') and name not in (
+                'error', 'generation', 'path', 'unsettled'):
             error = get('error')
             if error is not None and error[0] in (None, name):
                 raise error[1]

@@ -89,7 +89,8 @@ class ClaimStoreTest(StoreTestCase):
             model.HandleType.PCI, '0000:86:00.0', managed=False,
             companions=('0000:86:00.1',), parent='0000:86:00.2'),
             created_type='nvidia-558', error='e', prepared=True,
-            restore_function='a' * 32, restore_bitstream=str(uuid.uuid4()))
+            restore_function='a' * 32, restore_bitstream=str(uuid.uuid4()),
+            serial='S1')
         self.store.add([one])
         found, = self.store.claims()
         self.assertEqual(one, found)
@@ -113,6 +114,41 @@ class ClaimStoreTest(StoreTestCase):
             (changed.state, changed.error, changed.restore_function,
              changed.prepared, changed.group))
         self.assertEqual([changed], claims.ClaimStore(self.path).claims())
+
+    def test_new_file(self):
+        """The host may have had another one; a store without a file cannot
+        be lost."""
+        self.assertEqual({model.EVERYTHING}, self.store.unsettled())
+        self.assertEqual({model.EVERYTHING},
+                         claims.ClaimStore(self.path).unsettled())
+        self.assertEqual(frozenset(),
+                         claims.ClaimStore(':memory:').unsettled())
+
+    def test_records(self):
+        self.assertEqual({}, self.store.records())
+        for value in '1', '2':
+            record = (('serial number', 'S1'), ('firmware', value))
+            self.store.keep_record('S1', record)
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual({'S1': record}, store.records())
+
+    def test_settle(self):
+        one, other = (model.Unsettled(address='0000:5e:00.0'),
+                      model.Unsettled(serial='S1'))
+        before = self.store.generation
+        self.store.settle([model.EVERYTHING], [one, other])
+        self.assertNotEqual(before, self.store.generation)
+        held = claim()
+        self.store.settle([one], claims=[held])
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual(({other}, [held]), (
+                store.unsettled(), store.claims()))
+        # all or none
+        self.assertRaises(exception.ClaimConflict, self.store.settle,
+                          [other], claims=[claim()])
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual(({other}, [held]), (
+                store.unsettled(), store.claims()))
 
     def test_update_of_a_claim_that_was_read_long_ago(self):
         one, gone = claim(), claim(handle=handle(1))
@@ -276,7 +312,7 @@ class DamageTest(StoreTestCase):
     def test_no_database(self):
         with open(self.path, 'wb') as file:
             file.write(b'not a database at all, but long enough' * 100)
-        self.assertUnavailable('restore it from a backup', claims.ClaimStore,
+        self.assertUnavailable('restore a backup', claims.ClaimStore,
                                self.path)
 
     def test_no_directory(self):
@@ -293,7 +329,7 @@ class DamageTest(StoreTestCase):
         with open(self.path, 'r+b') as file:
             file.seek(4096)
             file.write(b'\xff' * (size - 4096))
-        self.assertUnavailable('which server holds which device',
+        self.assertUnavailable('which server has which device',
                                lambda: claims.ClaimStore(self.path))
 
     def test_disk_full(self):
@@ -537,10 +573,12 @@ class OtherReleasesTest(StoreTestCase):
             (BOUND, self.uuid(401), None, None, True),
             (one.state, one.restore_bitstream, one.restore_origin,
              one.project_id, one.prepared))
-        store.update([one], restore_origin=model.OPERATOR, project_id='p')
+        self.assertEqual(('', frozenset()), (one.serial, store.unsettled()))
+        store.update([one], restore_origin=model.OPERATOR, project_id='p',
+                     serial='S1')
         one, = claims.ClaimStore(self.path).claims()
-        self.assertEqual((model.OPERATOR, 'p'),
-                         (one.restore_origin, one.project_id))
+        self.assertEqual((model.OPERATOR, 'p', 'S1'),
+                         (one.restore_origin, one.project_id, one.serial))
 
     def test_migrated_and_made_anew_are_the_same(self):
         self.release_0_1()
@@ -596,6 +634,7 @@ class OtherReleasesTest(StoreTestCase):
                              'ALTER TABLE loaded DROP COLUMN origin; '
                              'ALTER TABLE claims DROP COLUMN restore_origin; '
                              'ALTER TABLE claims DROP COLUMN project_id; '
+                             'ALTER TABLE claims DROP COLUMN serial; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '

@@ -130,11 +130,13 @@ class HangingTest(ScannerTestBase):
         # given, and released, as if it were not there
         for address in (A, C, '0000:04:00.0'):
             self.inventory.find(address, 0)
-            self.inventory.find_held(address, 0)
+            self.inventory.find_held(self.claim(address))
             self.assertEqual('done', self.inventory.cards.call(
                 address, 'Releasing', lambda: 'done', seconds=1))
-        for find in (self.inventory.find, self.inventory.find_held):
-            error = self.assertRaises(exception.DeviceUnavailable, find, B, 0)
+        for find, *asked in ((self.inventory.find, B, 0),
+                             (self.inventory.find_held, self.claim(B))):
+            error = self.assertRaises(
+                exception.DeviceUnavailable, find, *asked)
             self.assertIn('did not end', str(error))
         self.driver.trouble.clear()
         hangs.set()
@@ -589,14 +591,14 @@ class HeldTest(ScannerTestBase):
         self.inventory.scan()
         self.assertRaises(exception.DeviceUnavailable, self.inventory.find,
                           A, 0)
-        self.assertEqual(0, self.inventory.find_held(A, 0)[1].index)
+        self.assertEqual(0, self.inventory.find_held(self.claim(A))[1].index)
 
     def test_its_driver_fails(self):
         self.inventory.scan()
         self.driver.trouble['find'] = RuntimeError('boom')
         self.inventory.scan()
         self.assertEqual([QUARANTINED] * 3, self.healths())
-        self.inventory.find_held(A, 0)
+        self.inventory.find_held(self.claim(A))
 
     def test_does_not_answer(self):
         self.driver.devices = (dataclasses.replace(
@@ -604,7 +606,7 @@ class HeldTest(ScannerTestBase):
         self.inventory.scan()
         self.driver.answers = lambda device: False
         error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.inventory.find_held, A, 0)
+                                  self.inventory.find_held, self.claim(A))
         self.assertIn('does not answer (it is dead)', str(error))
 
     def test_hangs_when_it_is_asked(self):
@@ -612,9 +614,10 @@ class HeldTest(ScannerTestBase):
             fpga(A), health=QUARANTINED, reason='it is slow'),)
         self.inventory.scan()
         self.hang(self.driver, 'answers')
+        claim = self.claim(A)
         for _ in range(2):
             self.assertRaises(exception.DeviceUnavailable,
-                              self.inventory.find_held, A, 0)
+                              self.inventory.find_held, claim)
         self.assertEqual(1, self.driver.count('answers'))
 
     def test_gone(self):
@@ -622,10 +625,11 @@ class HeldTest(ScannerTestBase):
         self.driver.devices = ()
         self.inventory.scan()
         error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.inventory.find_held, A, 0)
+                                  self.inventory.find_held, self.claim(A))
         self.assertIn('is gone', str(error))
         self.assertRaises(exception.DeviceUnavailable,
-                          self.inventory.find_held, '0000:99:00.0', None)
+                          self.inventory.find_held,
+                          self.claim('0000:99:00.0', None))
 
 
 class RecoveryTest(ScannerTestBase):
@@ -712,7 +716,7 @@ class SimulatedTest(ScannerTestBase):
         self.assertEqual([QUARANTINED, OK], [self.health(a) for a in (A, B)])
         self.assertIn('does not answer', self.inventory.devices[A].reason)
         self.assertRaises(exception.DeviceUnavailable,
-                          self.inventory.find_held, A, None)
+                          self.inventory.find_held, self.claim(A, None))
         self.host.kernel.power_cycle()
         self.look()
         self.assertEqual(OK, self.health(A))

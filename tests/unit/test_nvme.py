@@ -553,8 +553,8 @@ class Namespaces(ReleaseTestCase):
         self.kernel.change_disk(A, namespaces=left)
         # meanwhile no server gets it
         looked = self.look()
-        self.assertEqual((QUARANTINED, self.device.layout),
-                         (looked.health, looked.layout))
+        self.assertEqual((QUARANTINED, self.device.record),
+                         (looked.health, looked.record))
         self.assertIn('its namespaces are', looked.reason)
         self.release()
         self.assertEqual(([WHOLE], ''), (self.found(), self.data()))
@@ -582,7 +582,7 @@ class Namespaces(ReleaseTestCase):
     def test_without_record(self, left):
         # the host's driver never had it: one of the full capacity
         self.start(driver='vfio-pci')
-        self.assertEqual((None, ()), (self.device.serial, self.device.layout))
+        self.assertEqual((), self.device.record)
         self.kernel.change_disk(A, namespaces=left)
         self.release()
         (blocks, size, _, attached), = self.found()
@@ -632,13 +632,13 @@ class Record(ReleaseTestCase):
     def test_of_a_disk(self):
         self.start(namespaces=2)
         self.assertEqual(
-            ('S00005e000', 'SIM1', ('1073741824x512+0',) * 2),
-            (self.device.serial, self.device.firmware, self.device.layout))
+            (('serial number', 'S00005e000'), ('firmware', 'SIM1'),
+             *(('namespace', '1073741824x512+0'),) * 2), self.device.record)
 
     def test_begins_when_the_host_has_the_disk(self):
         self.start(driver='vfio-pci')
         self.kernel.rebind(A, 'nvme')
-        self.assertEqual('S00005e000', self.look().serial)
+        self.assertIn(('serial number', 'S00005e000'), self.look().record)
 
     def test_namespaces_that_the_kernel_finds_later(self):
         self.useFixture(fixtures.MonkeyPatch(
@@ -653,7 +653,7 @@ class Record(ReleaseTestCase):
 
     def test_kernel_that_does_not_tell_the_metadata(self):
         self.start(faults={'attributes': {'metadata_bytes': 'missing'}})
-        self.assertEqual(('1073741824x512',), self.device.layout)
+        self.assertIn(('namespace', '1073741824x512'), self.device.record)
         self.release()
         self.assertEqual(self.device, self.look())
 
@@ -663,8 +663,8 @@ class Record(ReleaseTestCase):
         before = self.driver.state(A)
         self.refused("its firmware is 'EVIL', and was 'SIM1'", data='')
         looked = self.look()
-        self.assertEqual((QUARANTINED, 'SIM1'),
-                         (looked.health, looked.firmware))
+        self.assertEqual((QUARANTINED, self.device.record),
+                         (looked.health, looked.record))
         self.assertIn("its firmware is 'EVIL'", looked.reason)
         self.kernel.change_disk(A, firmware='SIM1')
         self.assertNotEqual(before, self.driver.state(A))
@@ -678,7 +678,8 @@ class Record(ReleaseTestCase):
         self.config.config(group='accel', handover=[f'{A}=none'])
         self.release()
         accepted = self.driver.examine(A, looked)
-        self.assertEqual((OK, 'SIM2'), (accepted.health, accepted.firmware))
+        self.assertEqual((OK, 'SIM2'), (
+            accepted.health, dict(accepted.record)['firmware']))
         self.config.config(group='accel', handover=[])
         self.assertEqual(accepted, self.driver.examine(A, accepted))
 
@@ -692,13 +693,13 @@ class Record(ReleaseTestCase):
     def test_of_an_earlier_release(self):
         self.start()
         known = dataclasses.asdict(self.device)
-        for name in ('serial', 'firmware', 'layout'):
+        for name in ('serial', 'record'):
             del known[name]
         self.device = model.Device.from_dict(
             {**known, 'health': 'ok', 'handles': []})
-        self.assertEqual(('S00005e000', 'SIM1', ('1073741824x512+0',)),
-                         (lambda d: (d.serial, d.firmware, d.layout))(
-                             self.look()))
+        self.assertEqual((
+            ('serial number', 'S00005e000'), ('firmware', 'SIM1'),
+            ('namespace', '1073741824x512+0')), self.look().record)
 
 
 class Subsystem(TestCase):

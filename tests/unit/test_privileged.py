@@ -33,6 +33,8 @@ from nova_accel import privsep
 from nova_accel import sim
 
 PF = '0000:5e:00.0'
+#: as in the configuration space, the lower half first
+SERIAL = struct.pack('<II', 0xfe123456, 0x000a3501)
 
 
 def _io(direction, number, size):
@@ -129,6 +131,7 @@ class Privileged(testtools.TestCase):
                      (self.kernel.program_xclbin, address, self.xclbin,
                       self.xclbin_size),
                      (self.kernel.read_qat_heartbeat, address),
+                     (self.kernel.read_device_serial, address),
                      (self.kernel.write_attribute, address, 'qat/state',
                       'up'),
                      (self.kernel.program_dfl_port, address, 0, self.file,
@@ -555,6 +558,34 @@ class Privileged(testtools.TestCase):
         self.kernel.reset_nvme(PF)
         self.assertEqual('1', self.kernel.read(reset))
 
+    # extended capabilities as (offset, id, next, eight bytes)
+    @ddt.unpack
+    @ddt.data(
+        (((0x100, 1, 0x148, b''), (0x148, 3, 0, SERIAL)), '000a3501fe123456'),
+        (((0x100, 3, 0x148, SERIAL),), '000a3501fe123456'),
+        (((0x100, 1, 0, b''),), ''),
+        (((0x100, 1, 0x148, b''), (0x148, 2, 0x100, b'')), ''),
+        (((0x100, 3, 0, b'\0' * 8),), ''),
+        (((0x100, 3, 0, b'\xff' * 8),), ''),
+        (((0x100, 1, 0xffc, b''), (0xffc, 3, 0, b'')), ''),
+        ((), ''))
+    def test_device_serial(self, capabilities, expected):
+        config = bytearray(4096)
+        for offset, number, after, value in capabilities:
+            struct.pack_into('<I', config, offset,
+                             number | 1 << 16 | after << 20)
+            config[offset + 4:offset + 4 + len(value)] = value
+        with open(f'{self.root}/sys/{self.device}/config', 'wb') as file:
+            file.write(config[:4096])
+        self.assertEqual(expected, self.kernel.read_device_serial(PF))
+
+    @ddt.data(b'\xff' * 4096, b'\x86\x80' * 32, b'')
+    def test_no_device_serial(self, config):
+        """Of a dead card, and of one without extended capabilities."""
+        with open(f'{self.root}/sys/{self.device}/config', 'wb') as file:
+            file.write(config)
+        self.assertEqual('', self.kernel.read_device_serial(PF))
+
     def test_context(self):
         entry_points = [getattr(privileged, name) for name in (
             'program_dfl_port', 'release_dfl_port', 'assign_dfl_port',
@@ -568,7 +599,8 @@ class Privileged(testtools.TestCase):
         for name in ('read_nvme', 'read_nvme_sanitize', 'start_nvme_sanitize',
                      'exit_nvme_sanitize_failure', 'format_nvme',
                      'restore_nvme_namespaces', 'read_nvme_vfs',
-                     'format_nvme_vf', 'reset_nvme_vf'):
+                     'format_nvme_vf', 'reset_nvme_vf',
+                     'read_device_serial'):
             self.assertTrue(privsep.disks.is_entrypoint(
                 getattr(privileged, name)))
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)

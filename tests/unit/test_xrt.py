@@ -58,6 +58,17 @@ class TestCase(testtools.TestCase):
         return {A: device.with_region(0, function_uuid=found)}
 
 
+class SerialTest(TestCase):
+
+    def test_of_the_controller_of_the_card(self):
+        self.start({'address': A, 'device_serial': '21770205K01Y'})
+        self.assertEqual('21770205K01Y', self.driver.serial(A))
+
+    def test_not_told(self):
+        self.start({'address': A})
+        self.assertIsNone(self.driver.serial(A))
+
+
 @ddt.ddt
 class Discovery(TestCase):
 

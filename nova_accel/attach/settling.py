@@ -1,0 +1,347 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices that may have data of a server although no claim says so.
+
+That is so for every device when the claim store is new and the host is not:
+the file was lost or moved away. And it is so for a card that was gone when its
+server was deleted, and comes back. The table ``unsettled`` of the store says
+which they are; a new file begins with a row that means all of them. What is
+unsettled is fenced, and stays so until everything below is known:
+
+====================================== ======================================
+what is found                          what follows
+====================================== ======================================
+no provider of ours in Placement, and  a new host: its devices are offered as
+no device of ours in a guest           they are
+a guest of libvirt, running or not,    a claim of its server, BOUND
+has the handle
+the allocations of the provider leave  a claim of that consumer, BOUND
+one consumer for all handles left
+they leave several                     the device stays fenced; each start of
+                                       nova-compute and each comparison asks
+                                       again
+no consumer is left, and the driver    a claim of no server, DELETING: it is
+cleans its devices                     cleaned as after any server, tried
+                                       again, and fenced where that fails
+libvirt or Placement does not answer   the device stays fenced
+====================================== ======================================
+
+A claim that was found does not say what the region carried: the origin of that
+is not known. Each device is settled in one transaction; a process that is
+killed goes on with those that are left.
+"""
+
+import dataclasses
+import threading
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import publishing
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import naming
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+_State = model.ClaimState
+_Role = model.Role
+
+
+class _Unknown(Exception):
+    """Why a device cannot be settled now; one clause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A device without regions, or a region: what has a provider."""
+
+    device: model.Device
+    region: model.Region | None
+    provider_uuid: str
+
+    @property
+    def handles(self) -> tuple[model.AttachHandle, ...]:
+        return (self.region or self.device).handles
+
+
+class Settling:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 publisher: publishing.Publisher, cloud: novas.Cloud):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._publisher = publisher
+        self._cloud = cloud
+        #: held while devices are settled
+        self._lock = threading.Lock()
+        #: address -> why it is not settled, as the log has told
+        self._said: dict[str, str] = {}
+
+    def before_report(self, tree, node: str) -> bool:
+        """Before our devices are shown: is the host as new as the store?
+
+        Under Nova's resource tracker's lock; libvirt is asked only where the
+        store is new and Placement has nothing of ours.
+
+        :param tree: nova.compute.provider_tree.ProviderTree, with what
+            Placement has.
+        :returns: whether they may be shown. The reason why not is logged.
+        """
+        if model.EVERYTHING not in self._holdings.unsettled():
+            return True
+        try:
+            todo = {*self._inventory.reported(tree, node)}
+            if not todo and not self._in_guests():
+                LOG.info('The claim store is new, and so is this host: its '
+                         'accelerators are offered as they are')
+            else:
+                LOG.warning(
+                    'The claim store is new, and this host is not: which '
+                    'server has which device is asked of libvirt and '
+                    'Placement, and what no server has is cleaned before it '
+                    'is offered again')
+                todo |= set(self._inventory.devices)
+            self._holdings.settle(
+                done=[model.EVERYTHING],
+                todo=[model.Unsettled(address) for address in todo])
+            return True
+        except Exception as error:
+            self._say('', str(error) or repr(error))
+            return False
+
+    def _in_guests(self) -> bool:
+        ours = {function for device in self._inventory.devices.values()
+                for function in (*device.functions(), *(
+                    h.address for h in device.handles))}
+        return any(ours & there
+                   for there in self._cloud.guest_devices().values())
+
+    def look_again(self) -> None:
+        """Settle what can be, when a server needs it: also what its guest
+        has just returned."""
+        addresses = {row.address for row in self._holdings.unsettled()
+                     if row.address}
+        if addresses:
+            self._inventory.scan(addresses=addresses)
+            self.run()
+
+    def run(self) -> bool:
+        """Settle what can be; the others stay fenced.
+
+        :returns: whether something was.
+        """
+        with self._lock:
+            before = self._holdings.unsettled()
+            self._run(before)
+            return self._holdings.unsettled() != before
+
+    def _run(self, unsettled):
+        todo = unsettled - {model.EVERYTHING}
+        if not todo:
+            return
+        # of the node that Nova told last, if it has
+        providers = self._inventory.providers()
+        parts = {(p.address, p.region_index): uuid
+                 for uuid, p in providers.items()}
+        devices = [d for d in self._inventory.devices.values()
+                   if d.health is not model.Health.GONE
+                   and (d.address, None) in parts]
+        guests = None
+        for device in devices:
+            rows = [row for row in todo if row.means(device)]
+            if not rows:
+                continue
+            try:
+                if guests is None:
+                    guests = self._cloud.guest_devices()
+                self._settle(device, rows, parts, guests)
+                self._said.pop(device.address, None)
+            except Exception as error:
+                self._say(device.address, str(error) or repr(error))
+                if guests is None:
+                    return
+
+    def _say(self, address, why):
+        if self._said.get(address) != why:
+            self._said[address] = why
+            LOG.error('What %s may have of a server is not known, and it is '
+                      'offered to none: %s', address or 'each accelerator',
+                      why)
+
+    def _settle(self, device, rows, parts, guests):
+        """Write down, at once, who has a device, and what is to be cleaned.
+
+        :raises _Unknown: it cannot be known now.
+        :raises AcceleratorError: Placement does not answer.
+        """
+        mine = [_Part(device, region, parts[device.address, index])
+                for index, region in (
+                    [(r.index, r) for r in device.regions] or [(None, None)])
+                if (device.address, index) in parts]
+        if len(mine) < len(device.regions):
+            raise _Unknown('it cannot be reported')
+        if not device.creatable and not any(part.handles for part in mine):
+            raise _Unknown(f'it shows nothing that a server could have '
+                           f'({device.reason or "no handle"})')
+        held = {c.handle for c in self._holdings.all()
+                if c.device_address == device.address}
+        by_address = any(row.address for row in rows)
+        if held and not by_address:
+            raise _Unknown('servers have claims on another card at its '
+                           'address; shelve or delete them')
+        found: list[model.Claim] = []
+        for part in mine:
+            if by_address:
+                found += self._ties(part, guests, held, found)
+            taken = held | {claim.handle for claim in found}
+            if part.region or self._inventory.prepares_every_handle(device):
+                found += [self._claim(part, handle, '', '', _State.DELETING)
+                          for handle in part.handles if handle not in taken]
+        if by_address:
+            for region in device.regions:
+                self._inventory.forget(device.address, region.index, None)
+        self._holdings.settle(done=rows, claims=found)
+        for claim in found:
+            if claim.instance_uuid:
+                LOG.warning('%s of %s is what server %s has',
+                            claim.handle.address, device.address,
+                            claim.instance_uuid)
+            else:
+                LOG.warning('%s of %s, which no server has, is cleaned before '
+                            'it is offered', claim.handle.address,
+                            device.address)
+        self._publisher.show(self._cloud.admin_context(),
+                             {part.provider_uuid for part in mine})
+
+    # Who has it
+
+    def _ties(self, part, guests, held, found):
+        """Claims of those who have handles of a part.
+
+        :param held: handles with a claim.
+        :param found: claims on other parts of the device.
+        """
+        consumers = self._cloud.consumers(part.provider_uuid)
+        by_handle = {handle: server for handle in part.handles
+                     for server, there in guests.items()
+                     if handle.address in there and handle not in held}
+        records = {s.uuid: s for s in self._cloud.servers(
+            consumers | set(by_handle.values()))}
+        moves = self._cloud.moves(consumers - records.keys())
+        owners = []
+        for handle, server in by_handle.items():
+            consumer = next((c for c in consumers if moves.get(c) == server),
+                            server)
+            owners.append((handle, server,
+                           server if server in consumers else consumer))
+        rest = consumers - {consumer for *_, consumer in owners}
+        left = [h for h in part.handles if h not in by_handle and
+                h not in held]
+        if rest and not part.device.creatable:
+            if len(rest) > 1 or self._amount(min(rest), part) != len(left):
+                raise _Unknown(
+                    f'{", ".join(sorted(rest))} have some of it by Placement, '
+                    f'and no guest says which; shelve or delete these servers')
+            consumer, = rest
+            owners += [(h, moves.get(consumer, consumer), consumer)
+                       for h in left]
+        result: list[model.Claim] = []
+        for server in sorted({server for _, server, _ in owners}):
+            mine = [o for o in owners if o[1] == server]
+            requests = self._requests(
+                part, records.get(server), len(mine),
+                [*self._holdings.of(server), *found])
+            for (handle, _, consumer), wanted in zip(
+                    mine, requests, strict=True):
+                result += self._tied(part, handle, server, consumer,
+                                     records.get(server), wanted)
+        return result
+
+    def _amount(self, consumer, part):
+        found = self._cloud.allocations(
+            self._cloud.admin_context(), consumer)
+        return found.get(part.provider_uuid, {}).get('resources', {}).get(
+            naming.resource_class(part.device.type), 0)
+
+    def _tied(self, part, handle, server, consumer, record, wanted):
+        """The claim of a server on a handle; none where it gets a new one
+        when it starts."""
+        created_type = None
+        if part.device.creatable:
+            created_type = (self._made(part.device, handle)
+                            or _type_of(part.device, wanted))
+            if created_type is None:
+                LOG.warning('The vGPU %s of server %s is of a type that is '
+                            'not known; the server gets another one when it '
+                            'is started again', handle.address, server)
+                return
+        yield self._claim(
+            part, handle, server, consumer, _State.BOUND,
+            role=_Role.OLD if server != consumer else _Role.CURRENT,
+            group=wanted.group if wanted else '',
+            project_id=record.project_id if record else None,
+            created_type=created_type)
+
+    @staticmethod
+    def _requests(part, record, count, others):
+        """Which request of the flavor each of some handles of a part answers.
+
+        Nova does not say; handles are given to the requests of the class one
+        after the other, a request of just that amount first.
+
+        :param record: attach.cloud.Instance, None where it is not known.
+        :param others: what else the server has.
+        """
+        name = naming.resource_class(part.device.type)
+        try:
+            asked = [r for r in (record.accelerators.requests if record
+                                 else ()) if r.resource_class == name]
+        except exception.InvalidRequest:
+            asked = []
+        answered = {c.group for c in others if record
+                    and c.instance_uuid == record.uuid
+                    and c.resource_class == name}
+        left = [r for r in asked if r.group not in answered]
+        result: list = []
+        while len(result) < count:
+            room = count - len(result)
+            fitting = [r for r in left if r.amount <= room]
+            chosen = next((r for r in fitting if r.amount == room),
+                          next(iter(fitting), None))
+            if chosen is None:
+                return result + [None] * room
+            left.remove(chosen)
+            result += [chosen] * chosen.amount
+        return result
+
+    def _made(self, device, handle):
+        """The type of a vGPU that is there."""
+        return self._inventory.cards.call(
+            handle.key, f'Reading the type of {handle.address}',
+            self._inventory.driver_of(device).created_type, device, handle,
+            seconds=CONF.accel.device_timeout)
+
+    def _claim(self, part, handle, server, consumer, state, **fields):
+        return model.Claim(**{
+            'uuid': uuidutils.generate_uuid(), 'instance_uuid': server,
+            'consumer_uuid': consumer, 'role': _Role.CURRENT, 'group': '',
+            'provider_uuid': part.provider_uuid,
+            'resource_class': naming.resource_class(part.device.type),
+            'device_address': part.device.address,
+            'region_index': part.region and part.region.index,
+            'serial': self._inventory.serial_for_claim(part.device.address),
+            'handle': handle, 'state': state, 'prepared': True, **fields})
+
+
+def _type_of(device, wanted) -> str | None:
+    """The vGPU type that a request had to get, where there is only one."""
+    asked = [t.name for t in device.creatable
+             if wanted is None or t.trait in wanted.required]
+    names = asked or [t.name for t in device.creatable]
+    return names[0] if len(names) == 1 else None

@@ -1,0 +1,112 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Which card is the one that a server got: decided here, and nowhere else.
+
+A claim remembers the serial number of its device. A PCI address names a place
+in the host: the host may have booted with other numbers, or somebody may have
+exchanged cards.
+
+======================== ================= =================================
+at the claim's address   the card of the   where it is
+                         claim elsewhere
+======================== ================= =================================
+the same serial number   anything          HERE
+another one, none known, at one place      MOVED
+or nothing
+another one              not found, or at  EXCHANGED
+                         several places
+none known, or nothing   the same          HERE: nothing can be compared
+======================== ================= =================================
+
+A claim without a serial number is HERE. Pure: no I/O, no state.
+"""
+
+from collections.abc import Iterable, Mapping
+import enum
+
+from nova_accel import model
+
+
+class Where(enum.Enum):
+    HERE = 'here'
+    #: at another address
+    MOVED = 'moved'
+    #: not found, and another card is at its address
+    EXCHANGED = 'exchanged'
+
+
+def serial_for_claim(address: str, devices: Mapping[str, model.Device]) -> str:
+    """Return the serial number that tells a device from all others.
+
+    :returns: '' when it is not known, or is not the only one on this host.
+    """
+    serial = devices[address].serial
+    return '' if _others(address, serial, devices) else serial
+
+
+def whereabouts(claim: model.Claim, devices: Mapping[str, model.Device],
+                ) -> tuple[Where, model.Device | None]:
+    """Find the card of a claim.
+
+    :param devices: by address.
+    :returns: where it is, and the device there: for EXCHANGED the other card,
+        for HERE None when nothing is known of the address.
+    """
+    here = devices.get(claim.device_address)
+    present = here if here and here.health is not model.Health.GONE else None
+    if not claim.serial or present and present.serial == claim.serial:
+        return Where.HERE, here
+    found = _others(claim.device_address, claim.serial, devices)
+    if len(found) == 1:
+        return Where.MOVED, found[0]
+    if present and present.serial:
+        return Where.EXCHANGED, present
+    return Where.HERE, here
+
+
+def _others(address, serial, devices):
+    """Devices with a serial number that are at other addresses now."""
+    return [d for d in devices.values()
+            if serial and d.serial == serial and d.address != address
+            and d.health is not model.Health.GONE]
+
+
+def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:
+    """Why the server of a claim cannot have what is at its address; ''
+    where it can. The last part of a sentence."""
+    where, device = whereabouts(claim, devices)
+    if where is Where.MOVED:
+        assert device
+        return (f'its card (serial number {claim.serial[:20]}) is at '
+                f'{device.address} now: put it back, or shelve or delete the '
+                f'server')
+    if where is Where.EXCHANGED:
+        assert device
+        return (f'another card is there (serial number {device.serial[:20]} '
+                f'in place of {claim.serial[:20]}): put the first one back, '
+                f'or shelve or delete the server')
+    return ''
+
+
+def misplaced(devices: Mapping[str, model.Device],
+              claims: Iterable[model.Claim]) -> dict[str, str]:
+    """Devices that no server is to get, because a claim is about another card
+    at their address, or about them at another address.
+
+    :returns: address -> why, a clause.
+    """
+    found = {}
+    for claim in claims:
+        where, device = whereabouts(claim, devices)
+        if where is Where.HERE:
+            continue
+        found[claim.device_address] = (
+            f'a server had the card with the serial number '
+            f'{claim.serial[:20]} there: put that one back, or shelve or '
+            f'delete the server')
+        if where is Where.MOVED:
+            assert device
+            found.setdefault(device.address, (
+                f'a server had it at {claim.device_address}, and its data may '
+                f'be on it: put it back there, or shelve or delete the '
+                f'server'))
+    return found

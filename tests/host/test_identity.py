@@ -1,0 +1,434 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Cards are exchanged, moved and swapped while the host has no power.
+
+A server gets its own card or an error. Only the card that it had is cleaned
+after it, wherever that is.
+"""
+
+import ddt
+
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from tests.host import base
+from tests.host import cloud as clouds
+from tests.unit.host import A, B, FUNCTION, plain
+
+State = model.ClaimState
+ONE, TWO, EMPTY = '0000:02:00.0', '0000:03:00.0', '0000:04:00.0'
+SSD, GPU, CLOCK = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
+    'SSD', 'GPU', 'TIMECARD'))
+
+
+class IdentityTestCase(base.HostTestCase):
+
+    CLASS = SSD
+
+    def boot(self, address):
+        return self.host.boot(
+            {f'resources1:{self.CLASS}': '1'},
+            self.host.allocation(address, self.CLASS))
+
+    def exchange(self, *pairs):
+        """The host is off, and cards change their slots."""
+        self.host.accelerators.close()
+        self.host.cloud.lose_power()
+        for one, other in pairs:
+            self.simulated.kernel.exchange_cards(one, other)
+        self.simulated.kernel.reboot()
+        self.restart()
+
+    def empty(self, address):
+        self.simulated.kernel.set_fault(address, vanish=True)
+
+    def refused(self, server, *texts):
+        for start in (self.host.start_guest, self.host.reboot):
+            error = str(self.assertRaises(
+                exception.DeviceUnavailable, start, server))
+            for text in texts:
+                self.assertIn(text, error)
+        self.assertIsNone(self.host.devices_of(server))
+
+    def fenced(self):
+        self.host.report()
+        return [address for address in (
+            name.rpartition('_')[2] for name in self.host.fenced())
+            if address != EMPTY or self.host.kernel.exists(pci.path(EMPTY))]
+
+    def results(self):
+        return [(h.handle, h.server, h.method, h.result)
+                for h in self.host.accelerators.store.handovers()]
+
+
+class DiskTest(IdentityTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(nvmes=[{'address': a} for a in (ONE, TWO, EMPTY)],
+                        drivers=('nvme',))
+        self.empty(EMPTY)
+        self.restart()
+        self.server = self.boot(ONE)
+        self.write(ONE, 'a secret')
+
+    def write(self, address, text):
+        self.simulated.kernel.write_disk(address, text)
+
+    def data(self, address):
+        return self.simulated.kernel.data_of_disk(address)
+
+    def test_serial_is_remembered(self):
+        claim, = self.host.holdings.all()
+        self.assertEqual('S000002000', claim.serial)
+        self.assertEqual('S000002000',
+                         self.host.inventory.devices[ONE].serial)
+
+    def test_swapped(self):
+        other = self.boot(TWO)
+        self.write(TWO, 'another secret')
+        self.exchange((ONE, TWO))
+        self.refused(self.server, TWO, 'put it back')
+        self.refused(other, ONE)
+        self.assertEqual([ONE, TWO], self.fenced())
+        # each is cleaned where it is now
+        self.host.delete(self.server)
+        self.assertEqual(('another secret', ''),
+                         (self.data(ONE), self.data(TWO)))
+        self.refused(other, ONE)
+        self.host.delete(other)
+        self.assertEqual(('', ''), (self.data(ONE), self.data(TWO)))
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual([], self.fenced())
+        self.boot(ONE)
+        self.boot(TWO)
+
+    def test_swapped_and_put_back(self):
+        other = self.boot(TWO)
+        self.exchange((ONE, TWO))
+        self.refused(self.server)
+        self.exchange((ONE, TWO))
+        for server, address in ((self.server, ONE), (other, TWO)):
+            self.host.start_guest(server)
+            self.assertHas(server, address)
+        self.assertEqual('a secret', self.data(ONE))
+
+    def test_moved_to_an_empty_slot(self):
+        self.exchange((ONE, EMPTY))
+        self.refused(self.server, EMPTY, 'put it back')
+        self.assertIn(EMPTY, self.fenced())
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.boot, EMPTY)
+        self.assertIn('its data may be on it', str(error))
+        self.assertEqual('a secret', self.data(EMPTY))
+        self.host.delete(self.server)
+        self.assertEqual('', self.data(EMPTY))
+        self.assertEqual([], self.host.holdings.all())
+        self.assertNotIn(EMPTY, self.fenced())
+        self.boot(EMPTY)
+
+    def test_moved_while_it_was_deleted(self):
+        """Killed between the end of the server and the cleaning."""
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.holdings.releasing(self.host.holdings.all())
+        self.exchange((ONE, EMPTY))
+        self.assertEqual('a secret', self.data(EMPTY))
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(EMPTY))
+        self.assertEqual([], self.host.holdings.all())
+
+    def exchanged(self):
+        """Another disk is in the slot, and the first one is away."""
+        self.exchange((ONE, TWO))
+        self.empty(TWO)
+        self.write(ONE, 'data of the operator')
+        self.restart()
+
+    def test_exchanged(self):
+        self.exchanged()
+        self.refused(self.server, 'another card is there', 'S000003000')
+        self.assertIn(ONE, self.fenced())
+        self.host.delete(self.server)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual('data of the operator', self.data(ONE))
+        self.assertEqual([(ONE, self.server, 'none',
+                           'another card is in its place')], self.results())
+
+    def test_exchanged_and_it_comes_back_later(self):
+        self.exchanged()
+        self.host.delete(self.server)
+        self.simulated.kernel.set_fault(TWO, vanish=None)
+        self.restart()
+        self.assertIn(TWO, self.fenced())
+        self.assertRaises(exception.DeviceUnavailable, self.boot, TWO)
+        self.assertEqual('a secret', self.data(TWO))
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(TWO))
+        self.assertNotIn(TWO, self.fenced())
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+
+    def test_comes_back_and_cannot_be_cleaned(self):
+        self.exchanged()
+        self.host.delete(self.server)
+        self.simulated.kernel.set_fault(TWO, vanish=None, format='refused')
+        self.restart()
+        self.host.reconciler.run()
+        self.restart()
+        self.host.reconciler.run()
+        self.assertIn(TWO, self.fenced())
+        claim, = self.host.holdings.all()
+        self.assertIs(State.DELETING, claim.state)
+        self.assertIn('was to be erased', claim.error)
+        self.simulated.kernel.set_fault(TWO, format=None)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(TWO))
+        self.assertNotIn(TWO, self.fenced())
+
+    def test_unknown_serial_in_the_claim(self):
+        """It counts as before, and is filled in when the guest runs with the
+        device."""
+        claim, = self.host.holdings.all()
+        self.host.accelerators.store.update([claim], serial='')
+        self.host.cloud.stop_guest(self.server)
+        self.host.reconciler.run()
+        self.host.start_guest(self.server)
+        self.assertEqual('', self.host.holdings.all()[0].serial)
+        self.host.reconciler.run()
+        self.assertEqual('S000002000', self.host.holdings.all()[0].serial)
+
+    def test_unknown_serial_of_the_device(self):
+        self.simulated.kernel.set_fault(
+            TWO, attributes={'serial': 'missing'})
+        self.exchange((ONE, TWO))
+        self.empty(TWO)
+        self.restart()
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, ONE)
+
+
+@ddt.ddt
+class RecordTest(IdentityTestCase):
+
+    @ddt.data(TWO, EMPTY)
+    def test_follows_the_disk(self, slot):
+        """What the server made of it is not what it is restored to."""
+        self.start_host(nvmes=[
+            {'address': a, 'namespaces': 3, 'faults': {'vanish': a == EMPTY}}
+            for a in (ONE, TWO, EMPTY)], drivers=('nvme',))
+        before = self.host.kernel.read_nvme(ONE).namespaces
+        server = self.boot(ONE)
+        self.simulated.kernel.change_disk(ONE, namespaces=[])
+        self.exchange((ONE, slot))
+        if slot == EMPTY:
+            # no disk was ever there
+            self.simulated.kernel.set_fault(EMPTY, vanish=False)
+            self.simulated.kernel.set_fault(ONE, vanish=True)
+            self.restart()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual((3, before), (
+            len(before), self.host.kernel.read_nvme(slot).namespaces))
+
+    def test_of_a_disk_that_comes_back(self):
+        self.start_host(nvmes=[{'address': a, 'namespaces': 3}
+                               for a in (ONE, TWO)], drivers=('nvme',))
+        before = self.host.kernel.read_nvme(ONE).namespaces
+        server = self.boot(ONE)
+        self.simulated.kernel.change_disk(ONE, namespaces=[])
+        self.exchange((ONE, TWO))
+        self.empty(TWO)
+        self.restart()
+        self.host.delete(server)
+        self.restart()
+        self.simulated.kernel.set_fault(TWO, vanish=None)
+        self.restart()
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual((3, before), (
+            len(before), self.host.kernel.read_nvme(TWO).namespaces))
+
+
+class NvmeVfTest(IdentityTestCase):
+
+    def test_swapped(self):
+        self.start_host(nvmes=[
+            {'address': a, 'total_vfs': 2, 'vfs': 2} for a in (ONE, TWO)],
+            drivers=('nvme',))
+        server = self.boot(ONE)
+        self.exchange((ONE, TWO))
+        # the kernel has forgotten the VFs
+        self.host.delete(server)
+        claim, = self.host.holdings.all()
+        self.assertIs(State.DELETING, claim.state)
+        self.assertIn(f'is at {TWO} now', claim.error)
+        self.assertEqual([ONE, TWO], self.fenced())
+
+
+@ddt.ddt
+class OtherKindsTest(IdentityTestCase):
+
+    CLASS = GPU
+
+    def start_gpus(self, *serials):
+        self.start_host(gpus=[
+            {'address': a, 'device_serial': serial}
+            for a, serial in zip((A, B), serials, strict=True)],
+            drivers=('gpu',))
+
+    def resets(self, address):
+        return len(self.simulated.kernel.resets(address))
+
+    def test_swapped(self):
+        self.start_gpus('0011223344556677', '8899aabbccddeeff')
+        server = self.boot(A)
+        self.exchange((A, B))
+        self.refused(server, B)
+        before = self.resets(A), self.resets(B)
+        self.host.delete(server)
+        self.assertEqual((before[0], before[1] + 1),
+                         (self.resets(A), self.resets(B)))
+        self.assertEqual(([], []),
+                         (self.host.holdings.all(), self.fenced()))
+
+    @ddt.data('', '0011223344556677')
+    def test_that_cannot_be_told_apart(self, serial):
+        """No serial number, or the same one for all cards of a kind."""
+        self.start_gpus(serial, serial)
+        server = self.boot(A)
+        self.exchange((A, B))
+        self.host.start_guest(server)
+        self.assertHas(server, A)
+        self.assertEqual('', self.host.holdings.all()[0].serial)
+
+    def test_same_serial_and_one_of_them_dies(self):
+        """The other one is not cleaned while a server has it."""
+        self.start_gpus('0011223344556677', '0011223344556677')
+        self.simulated.kernel.set_fault(B, vanish=True)
+        self.restart()
+        first = self.boot(A)
+        self.simulated.kernel.set_fault(B, vanish=None)
+        self.restart()
+        other = self.boot(B)
+        before = self.resets(B)
+        self.exchange()
+        self.simulated.kernel.set_fault(A, vanish=True)
+        self.restart()
+        self.host.start_guest(other)
+        self.host.delete(first)
+        self.assertEqual(before, self.resets(B))
+        self.assertHas(other, B)
+        self.assertIn('where another server has it',
+                      self.host.accelerators.store.claims(first)[0].error)
+
+    def test_serial_is_read_when_the_card_comes(self):
+        reads = []
+        self.start_gpus('0011223344556677', '8899aabbccddeeff')
+        read = self.host.kernel.read_device_serial
+        self.host.kernel.read_device_serial = (
+            lambda address: reads.append(address) or read(address))
+        self.restart()
+        for _ in range(3):
+            self.host.inventory.scan()
+        self.assertEqual([A, B], sorted(reads))
+        self.simulated.kernel.set_fault(A, vanish=True)
+        self.host.inventory.scan()
+        self.simulated.kernel.set_fault(A, vanish=None)
+        self.host.inventory.scan()
+        self.assertEqual([A, A, B], sorted(reads))
+
+    def test_without_privileges(self):
+        self.start_gpus('0011223344556677', '8899aabbccddeeff')
+
+        def read(address):
+            raise PermissionError(1, 'Operation not permitted')
+        self.host.kernel.read_device_serial = read
+        self.restart()
+        self.assertHas(self.boot(A), A)
+        self.assertIn('Operation not permitted', self.log.output)
+
+    def test_clock_whose_guest_writes_its_serial(self):
+        """It would look like another card, which is not to be cleaned."""
+        self.CLASS = CLOCK
+        self.start_host(timecards=[{'address': A,
+                                    'serial': '3c:6d:89:00:12:fe'}],
+                        drivers=('timecard',))
+        server = self.boot(A)
+        self.simulated.kernel.change_timecard(
+            A, serial='3c:6d:89:00:99:99', firmware='666')
+        self.host.cloud.stop_guest(server)
+        self.restart()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.host.report()
+        # until the operator gives it free
+        self.assertRaises(exception.AcceleratorError, self.boot, A)
+        self.host.give_back()
+        self.boot(A)
+
+
+class FpgaTest(base.HostTestCase):
+    """What a project has loaded stays its own, wherever the card goes."""
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(
+            {'address': A, 'device_serial': '0011223344556677'},
+            {'address': B, 'device_serial': '8899aabbccddeeff'})
+        self.image = self.host.upload(FUNCTION)
+        self.server = self.host.boot(
+            base.asks(FUNCTION), self.host.allocation(A))
+
+    def swap(self):
+        self.host.accelerators.close()
+        self.host.cloud.lose_power()
+        self.simulated.kernel.exchange_cards(A, B)
+        self.restart()
+
+    def origins(self):
+        return [self.host.inventory.devices[a].region(0).origin
+                for a in (A, B)]
+
+    def test_swapped(self):
+        self.assertEqual([model.OPERATOR] * 2, self.origins())
+        self.swap()
+        # the host rebooted warm: the cards keep what they carry
+        self.assertEqual(plain(FUNCTION), self.host.carries(B))
+        self.assertEqual([None, None], self.origins())
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.start_guest, self.server)
+        self.assertIn(B, str(error))
+        self.host.delete(self.server)
+        self.assertEqual([], self.host.holdings.all())
+        # programmed again, on the card that the server had
+        self.assertEqual([None, model.OPERATOR], self.origins())
+
+    def test_exchanged(self):
+        """The server could have written the serial number of its card, so
+        that the operator has to say that it is another one."""
+        self.swap()
+        self.simulated.kernel.set_fault(B, vanish=True)
+        self.restart()
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, self.server)
+        self.host.delete(self.server)
+        self.assertEqual([], self.host.holdings.all())
+        self.host.report()
+        self.assertIn(f'{clouds.NODE}_accel_{A}_region0', self.host.fenced())
+        self.host.give_back()
+        self.assertNotIn(f'{clouds.NODE}_accel_{A}_region0',
+                         self.host.fenced())
+        # the first one comes back, and there is no clearing image
+        self.simulated.kernel.set_fault(B, vanish=None)
+        self.host.inventory.scan()
+        for _ in range(2):
+            self.host.report()
+            self.assertIn(f'{clouds.NODE}_accel_{B}_region0',
+                          self.host.fenced())
+            self.host.reconciler.run()
+            self.host.settle()
+
+    def test_put_back(self):
+        self.swap()
+        self.swap()
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, A)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))

@@ -1,0 +1,420 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The claim store is lost, and the host is not new.
+
+Servers keep their devices, what no server has is cleaned before it is offered,
+and nothing is erased on a guess.
+"""
+
+import os
+
+import ddt
+
+from nova_accel.attach import claims
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.host import cloud as clouds
+from tests.unit import test_vgpu
+from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain
+
+State = model.ClaimState
+ONE, TWO, THREE = '0000:02:00.0', '0000:03:00.0', '0000:04:00.0'
+SSD, VGPU = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in ('SSD', 'VGPU'))
+NO_ANSWER = exception.PlacementUnavailable('Placement answered 500.')
+
+
+class SettlingTestCase(base.HostTestCase):
+
+    CLASS = SSD
+
+    @property
+    def path(self):
+        return os.path.join(self.directory, claims.file_name(clouds.NODE))
+
+    def boot(self, address):
+        return self.host.boot(
+            {f'resources1:{self.CLASS}': '1'},
+            self.host.allocation(address, self.CLASS))
+
+    def lose(self):
+        """The file is moved away while nova-compute is stopped."""
+        self.host.accelerators.close()
+        for name in os.listdir(self.directory):
+            if name.startswith(os.path.basename(self.path)):
+                os.unlink(os.path.join(self.directory, name))
+
+    def lost(self):
+        self.lose()
+        return self.restart()
+
+    def fenced(self):
+        self.host.report()
+        return [name.rpartition('accel_')[2] for name in self.host.fenced()]
+
+    def settled(self):
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+
+
+@ddt.ddt
+class DiskTest(SettlingTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(nvmes=[{'address': a} for a in (ONE, TWO, THREE)],
+                        drivers=('nvme',))
+        for address in (ONE, TWO, THREE):
+            self.write(address)
+
+    def write(self, address):
+        self.simulated.kernel.write_disk(address, f'secret on {address}')
+
+    def assertKept(self, *addresses):
+        for address in addresses:
+            self.assertEqual(f'secret on {address}', self.data(address))
+
+    def data(self, address):
+        return self.simulated.kernel.data_of_disk(address)
+
+    def test_new_host(self):
+        """Nothing is erased, and nothing is fenced."""
+        self.settled()
+        self.assertEqual([], self.fenced())
+        self.host.reconciler.run()
+        self.assertKept(ONE, TWO, THREE)
+        self.boot(ONE)
+
+    def test_new_host_and_libvirt_does_not_answer(self):
+        self.lose()
+        with self.host.cloud.state() as state:
+            state['providers'].clear()
+        self.host.cloud.libvirt_error = RuntimeError('no connection')
+        self.restart()
+        # it is not told of any
+        self.host.report()
+        self.assertEqual({}, self.host.cloud.read()['providers'])
+        self.assertIn('no connection', self.log.output)
+        self.host.reconciler.run()
+        self.assertKept(ONE, TWO, THREE)
+        self.host.cloud.libvirt_error = None
+        self.assertEqual([], self.fenced())
+        self.settled()
+        self.assertKept(ONE, TWO, THREE)
+
+    def servers(self):
+        """One runs, one is shut down, and one disk is free."""
+        servers = self.boot(ONE), self.boot(TWO)
+        self.host.cloud.stop_guest(servers[1])
+        self.before = {c.handle: (c.group, c.provider_uuid, c.project_id,
+                                  c.serial) for c in self.host.holdings.all()
+                       if c.device_address == TWO}
+        return servers
+
+    def test_lost(self):
+        runs, off = self.servers()
+        self.lost()
+        # before it is known, nothing is given, erased or released
+        self.assertEqual([ONE, TWO, THREE], self.fenced())
+        new = self.host.cloud.add_server({f'resources1:{SSD}': '1'})
+        self.host.cloud.allocate(new, self.host.allocation(THREE, SSD))
+        self.assertRaises(exception.DeviceUnavailable, self.host.spawn, new)
+        self.host.cloud.allocate(new, None)
+        self.host.cloud.placement_error = NO_ANSWER
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.start_guest, off)
+        self.host.cloud.placement_error = None
+        self.assertKept(ONE, TWO, THREE)
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual([], self.fenced())
+        self.assertHas(runs, ONE)
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
+        self.assertEqual(self.before, {
+            c.handle: (c.group, c.provider_uuid, c.project_id, c.serial)
+            for c in self.host.holdings.all() if c.device_address == TWO})
+        self.assertKept(ONE, TWO)
+        self.assertEqual('', self.data(THREE))
+        # and they end as ever
+        for server, address in ((runs, ONE), (off, TWO)):
+            self.host.delete(server)
+            self.assertEqual('', self.data(address))
+        self.assertEqual([], self.host.holdings.all())
+
+    def test_without_guests(self):
+        """libvirt's files are lost as well; Placement says who has it."""
+        server = self.boot(ONE)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertKept(ONE)
+        self.host.start_guest(server)
+        self.assertHas(server, ONE)
+        self.assertEqual('', self.data(TWO))
+
+    def test_without_allocation(self):
+        """As after a rebuild that failed: the guest has it."""
+        server = self.boot(ONE)
+        self.host.cloud.allocate(server, None)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertHas(server, ONE)
+        self.assertEqual([ONE], self.fenced())
+        self.assertKept(ONE)
+
+    def test_start_does_not_wait(self):
+        """A server that starts has its own devices settled."""
+        _, off = self.servers()
+        self.lost()
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
+        self.assertKept(ONE, TWO)
+
+    def test_guest_that_is_not_of_nova(self):
+        """It keeps what its operator gave to it until it is undefined."""
+        self.lose()
+        self.host.cloud.start_guest('a-guest', [model.AttachHandle(
+            model.HandleType.PCI, ONE)])
+        self.host.cloud.stop_guest('a-guest')
+        self.restart()
+        for _ in range(2):
+            self.host.reconciler.run()
+        self.assertKept(ONE)
+        self.host.cloud.stop_guest('a-guest', undefine=True)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(ONE))
+
+    @ddt.data('placement_error', 'libvirt_error')
+    def test_no_answer(self, fault):
+        runs, off = self.servers()
+        self.lose()
+        setattr(self.host.cloud, fault, NO_ANSWER)
+        self.restart()
+        for _ in range(2):
+            self.assertRaisesOrNot(self.host.reconciler.run)
+            self.assertEqual([ONE, TWO, THREE], self.fenced())
+        self.assertKept(ONE, TWO, THREE)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertIn('Placement answered 500.', self.log.output)
+        setattr(self.host.cloud, fault, None)
+        self.host.reconciler.run()
+        self.settled()
+        self.assertHas(runs, ONE)
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
+
+    def assertRaisesOrNot(self, function):
+        try:
+            function()
+        except exception.PlacementUnavailable:
+            pass
+
+    def test_deleted_meanwhile(self):
+        """Nothing is released by the delete, and it is cleaned then."""
+        runs, off = self.servers()
+        self.lost()
+        self.host.delete(off)
+        self.assertKept(TWO)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(TWO))
+        self.assertHas(runs, ONE)
+
+    def test_was_being_released(self):
+        server = self.boot(ONE)
+        self.simulated.kernel.set_fault(ONE, format='refused')
+        self.host.delete(server)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual([ONE], self.fenced())
+        claim, = self.host.holdings.all()
+        self.assertIs(State.DELETING, claim.state)
+        self.assertKept(ONE)
+        self.simulated.kernel.set_fault(ONE, format=None)
+        self.host.reconciler.run()
+        self.assertEqual([], self.fenced())
+        self.assertEqual('', self.data(ONE))
+
+    def test_moved_away(self):
+        """The source of a resize that is not confirmed."""
+        server = self.boot(ONE)
+        migration = self.host.migrate_away(server)
+        self.lost()
+        self.host.reconciler.run()
+        claim, = self.host.holdings.all()
+        self.assertEqual((model.Role.OLD, migration, server), (
+            claim.role, claim.consumer_uuid, claim.instance_uuid))
+        self.host.revert(server, migration)
+        self.assertHas(server, ONE)
+        self.assertKept(ONE)
+
+    def test_disk_that_the_host_uses(self):
+        self.simulated.kernel.set_fault(TWO, attributes={
+            'subsysnqn': 'nqn.2014-08.org.nvmexpress:S000003000'})
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(ONE))
+
+    def test_card_that_is_away(self):
+        """It is cleaned when it comes back."""
+        server = self.boot(ONE)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.simulated.kernel.set_fault(ONE, vanish=True)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual([ONE], self.fenced())
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.start_guest, server)
+        self.assertIn('being found out', str(error))
+        self.host.cloud.allocate(server, None)
+        self.host.report()
+        self.host.report()
+        self.restart()
+        self.simulated.kernel.set_fault(ONE, vanish=None)
+        self.host.inventory.scan()
+        self.assertEqual([ONE], self.fenced())
+        self.assertKept(ONE)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(ONE))
+        self.assertEqual([], self.fenced())
+
+    def test_policy_none(self):
+        """The operator wants nothing to be erased."""
+        self.config.config(handover=['none'], group='accel')
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.assertKept(ONE, TWO, THREE)
+        self.assertEqual([], self.fenced())
+
+
+class NvmeVfTest(SettlingTestCase):
+    """Handles that Placement does not tell apart."""
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(nvmes=[{'address': ONE, 'total_vfs': 3, 'vfs': 3}],
+                        drivers=('nvme',))
+        self.servers = [self.boot(ONE), self.boot(ONE)]
+        self.handles = [self.host.accelerators.handles(s)[0].address
+                        for s in self.servers]
+        for handle in self.handles:
+            self.simulated.kernel.write_disk(handle, f'secret on {handle}')
+
+    def data(self):
+        return [self.simulated.kernel.data_of_disk(h) for h in self.handles]
+
+    def test_guests_tell(self):
+        before = self.data()
+        self.host.cloud.stop_guest(self.servers[0])
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.host.start_guest(self.servers[0])
+        for server, handle in zip(self.servers, self.handles, strict=True):
+            self.assertHas(server, handle)
+        self.assertEqual(before, self.data())
+        self.assertEqual([], self.fenced())
+
+    def test_server_with_several_groups(self):
+        for server in self.servers:
+            self.host.delete(server)
+        (uuid_, allocation), = self.host.allocation(ONE, SSD).items()
+        server = self.host.boot(
+            {f'resources1:{SSD}': '1', f'resources2:{SSD}': '2',
+             'group_policy': 'none'},
+            {uuid_: {'resources': {SSD: 3}}})
+        before = self.host.devices_of(server)
+        self.host.cloud.stop_guest(server)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual(['1', '2', '2'], sorted(
+            c.group for c in self.host.holdings.all()))
+        self.host.start_guest(server)
+        self.assertHas(server, *before)
+
+    def test_no_guest_tells(self):
+        before = self.data()
+        for server in self.servers:
+            self.host.cloud.stop_guest(server, undefine=True)
+        self.lost()
+        self.host.reconciler.run()
+        self.restart()
+        self.host.reconciler.run()
+        self.assertEqual([ONE], self.fenced())
+        self.assertEqual(before, self.data())
+        self.assertIn('no guest says which', self.log.output)
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, self.servers[0])
+        # the operator decides
+        for server in self.servers:
+            self.host.delete(server)
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual(['', ''], self.data())
+        self.assertEqual([], self.fenced())
+
+
+class FpgaTest(SettlingTestCase):
+
+    CLASS = base.FPGA
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        self.image = self.host.upload(FUNCTION)
+
+    def region(self, address):
+        return self.host.inventory.devices[address].region(0)
+
+    def upload_clearing(self):
+        return self.host.upload(OTHER, {
+            'accel:clears': 'registers', 'accel:function_id': None,
+            'accel:region_type_id': INTERFACE})
+
+    def test_what_a_tenant_loaded_is_no_operators(self):
+        """A free region may carry anything that the last server loaded."""
+        self.host.delete(self.host.boot(
+            base.asks(FUNCTION), self.host.allocation(B)))
+        server = self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
+        self.lost()
+        self.assertIn(f'{B}_region0', self.fenced())
+        self.host.reconciler.run()
+        self.host.settle()
+        # the card that the guest has whole was not seen
+        self.assertEqual([A], self.host.devices_of(server))
+        # no clearing image
+        self.assertIn(f'{B}_region0', self.fenced())
+        self.assertIsNone(self.region(B).origin)
+        self.upload_clearing()
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertNotIn(f'{B}_region0', self.fenced())
+        self.assertEqual(model.OPERATOR, self.region(B).origin)
+        # the server is given a genuine one when it starts
+        self.host.reboot(server)
+        self.assertHas(server, A)
+        self.assertEqual((plain(FUNCTION), self.image, model.OPERATOR), (
+            self.region(A).function_uuid, self.region(A).bitstream_id,
+            self.region(A).origin))
+        self.assertEqual([], self.fenced())
+
+
+class VgpuTest(SettlingTestCase):
+
+    CLASS = VGPU
+
+    def test_lost(self):
+        self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
+        runs, off = (self.boot(test_vgpu.GPU) for _ in range(2))
+        before = {s: self.host.devices_of(s) for s in (runs, off)}
+        self.host.cloud.stop_guest(off)
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual(before[runs], self.host.devices_of(runs))
+        self.host.start_guest(off)
+        self.assertEqual(1, len(self.host.devices_of(off)))
+        self.assertNotEqual(before[runs], self.host.devices_of(off))
+        for server in (runs, off):
+            self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual([], self.fenced())

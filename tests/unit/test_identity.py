@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The table of nova_accel.inventory.identity, and addresses of moved cards."""
+
+import dataclasses
+import uuid
+
+import ddt
+import testtools
+
+from nova_accel.host import pci
+from nova_accel.inventory import identity
+from nova_accel import model
+from tests.unit.host import A, B
+
+C = '0000:c1:00.0'
+GONE = model.Health.GONE
+HERE, MOVED, EXCHANGED = identity.Where
+
+
+def device(address, serial, **more):
+    return model.Device(
+        address=address, type='SSD', vendor='V', product='P',
+        vendor_id='1234', product_id='5678', driver='nvme', serial=serial,
+        **more)
+
+
+def claim(serial, address=A):
+    return model.Claim(
+        uuid=str(uuid.uuid4()), instance_uuid='', consumer_uuid='',
+        role=model.Role.CURRENT, provider_uuid='', resource_class='',
+        group='', device_address=address, region_index=None,
+        handle=model.AttachHandle(model.HandleType.PCI, address),
+        serial=serial)
+
+
+@ddt.ddt
+class WhereaboutsTest(testtools.TestCase):
+
+    @ddt.unpack
+    @ddt.data(
+        # serial of the claim, {address: serial now}, where, address
+        ('a', {A: 'a'}, HERE, A),
+        ('a', {A: 'a', B: 'a'}, HERE, A),
+        ('', {A: 'b'}, HERE, A),
+        ('', {A: 'b', B: 'a'}, HERE, A),
+        ('a', {A: ''}, HERE, A),
+        ('a', {}, HERE, None),
+        ('a', {B: 'b'}, HERE, None),
+        ('a', {B: 'a'}, MOVED, B),
+        ('a', {A: 'b', B: 'a'}, MOVED, B),
+        ('a', {A: '', B: 'a'}, MOVED, B),
+        ('a', {A: 'b'}, EXCHANGED, A),
+        ('a', {A: 'b', B: 'c'}, EXCHANGED, A),
+        # which of the two it is cannot be known
+        ('a', {A: 'b', B: 'a', C: 'a'}, EXCHANGED, A),
+        ('a', {B: 'a', C: 'a'}, HERE, None))
+    def test_table(self, serial, there, where, address):
+        found = identity.whereabouts(
+            claim(serial), {a: device(a, s) for a, s in there.items()})
+        self.assertEqual((where, address), (
+            found[0], found[1] and found[1].address))
+
+    def test_gone(self):
+        """What is gone is not there, whatever is known of it."""
+        gone = dataclasses.replace(device(A, 'a'), health=GONE)
+        self.assertEqual((HERE, gone), identity.whereabouts(
+            claim('a'), {A: gone}))
+        moved = device(B, 'a')
+        self.assertEqual((MOVED, moved), identity.whereabouts(
+            claim('a'), {A: gone, B: moved}))
+        self.assertEqual(HERE, identity.whereabouts(claim('a'), {
+            A: device(A, ''), B: dataclasses.replace(moved, health=GONE)})[0])
+
+    def test_serial_for_claim(self):
+        self.assertEqual('a', identity.serial_for_claim(
+            A, {A: device(A, 'a'), B: device(B, 'b')}))
+        self.assertEqual('', identity.serial_for_claim(
+            A, {A: device(A, 'a'), B: device(B, 'a')}))
+        self.assertEqual('a', identity.serial_for_claim(
+            A, {A: device(A, 'a'), B: device(B, 'a', health=GONE)}))
+
+    def test_misplaced(self):
+        devices = {A: device(A, 'b'), B: device(B, 'a'), C: device(C, 'c')}
+        found = identity.misplaced(
+            devices, [claim('a'), claim('c', C), claim('', B)])
+        self.assertEqual({A, B}, set(found))
+        self.assertIn(f'had it at {A}', found[B])
+
+    @ddt.unpack
+    @ddt.data(('0000:5e:00.0', '0000:81:00.0', '0000:81:00.0'),
+              ('0000:5e:00.3', '0000:81:00.0', '0000:81:00.3'),
+              ('0000:5e:02.1', '0000:81:00.0', '0000:81:02.1'),
+              # a VF on the next bus
+              ('0000:5f:00.1', '0001:81:01.0', '0001:82:01.1'))
+    def test_address_of_a_moved_handle(self, before, now, expected):
+        self.assertEqual(expected, pci.moved(before, '0000:5e:00.0', now))
