@@ -256,10 +256,8 @@ class DeviceTable:
                     return False
             self._since[address] = ticket
             device = self._with_record(device, before)
-            if before and not _is_other_card(before, device) and any(
-                    c.device_address == address
-                    for c in self._store.claims()):
-                device = _with_past(device, before)
+            if before and not _is_other_card(before, device):
+                device = self._with_past(device, before)
             if before != device:
                 self._told[address] = device
                 self._generation += 1
@@ -279,6 +277,20 @@ class DeviceTable:
         if device.serial:
             self._records[device.serial] = device.record
         return device
+
+    def _with_past(self, device, before):
+        """The device as it is kept while a server has a claim on it: a region
+        that the server could reprogram may carry what it loaded then."""
+        were_open = {r.index for r in before.regions if r.guest_can_reprogram}
+        if not any(r.index in were_open and not r.guest_can_reprogram
+                   for r in device.regions) or not any(
+                       c.device_address == device.address
+                       for c in self._store.claims()):
+            return device
+        return dataclasses.replace(device, regions=tuple(
+            dataclasses.replace(r, guest_can_reprogram=(
+                r.guest_can_reprogram or r.index in were_open))
+            for r in device.regions))
 
     def _may_be_changed(self, device) -> bool:
         """Whether a server has or had the device, which is not clean yet."""
@@ -525,16 +537,6 @@ class DeviceTable:
                 self._unsaved_since_error = True
                 return
             self._saved, self._unsaved_since_error = told, False
-
-
-def _with_past(device: model.Device, before: model.Device) -> model.Device:
-    """The device as it is kept while a server has a claim on it: a region
-    that the server could reprogram may carry what it loaded then."""
-    were_open = {r.index for r in before.regions if r.guest_can_reprogram}
-    return dataclasses.replace(device, regions=tuple(
-        dataclasses.replace(r, guest_can_reprogram=(
-            r.guest_can_reprogram or r.index in were_open))
-        for r in device.regions))
 
 
 def _is_other_card(before: model.Device, now: model.Device) -> bool:

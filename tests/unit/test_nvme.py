@@ -163,7 +163,7 @@ class Content(TestCase):
         for text in (', '.join(kinds), 'wipefs --all /dev/nvme', 'n1'):
             self.assertIn(text, found[A].reason)
         # nothing is remembered of it
-        self.assertIsNone(found[A].serial)
+        self.assertEqual((), found[A].record)
         again = self.refused('wipefs', known=found)
         self.assertTrue(self.changed(self.kernel.sign_disk, A))
         device = self.driver.discover(again)[A]
@@ -184,8 +184,7 @@ class Content(TestCase):
         """It has no record, and was offered."""
         known = self.start({'address': A})
         self.kernel.sign_disk(A, 'gpt')
-        old = {A: dataclasses.replace(
-            known[A], serial=None, firmware=None, layout=())}
+        old = {A: dataclasses.replace(known[A], record=())}
         self.assertEqual(OK, self.driver.discover(old)[A].health)
         # nor does the first start without a rule for it change that
         self.config.config(group='accel', include_devices=[])
@@ -201,11 +200,11 @@ class Content(TestCase):
         self.refused('serial number', known=known)
         self.config.config(group='accel', handover=[f'{A}=none'])
         found = self.refused('LVM2_member', known=known)
-        self.assertNotEqual('OTHER', found[A].serial)
+        self.assertNotIn(('serial number', 'OTHER'), found[A].record)
         self.kernel.sign_disk(A)
-        self.assertEqual(('OTHER', OK), (
-            self.driver.discover(found)[A].serial,
-            self.driver.discover(found)[A].health))
+        device = self.driver.discover(found)[A]
+        self.assertEqual(OK, device.health)
+        self.assertIn(('serial number', 'OTHER'), device.record)
 
     @ddt.data(('ENOENT', 'wipefs of util-linux'), ('EIO', 'can be read'),
               ('ETIMEDOUT', 'timed out'))
