@@ -12,7 +12,7 @@ from nova_accel.host import pci
 from nova_accel import model
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, B, FUNCTION, plain
+from tests.unit.host import A, B, FUNCTION, plain, vf
 
 State = model.ClaimState
 ONE, TWO, EMPTY = '0000:02:00.0', '0000:03:00.0', '0000:04:00.0'
@@ -430,5 +430,5 @@ class FpgaTest(base.HostTestCase):
         self.swap()
         self.swap()
         self.host.start_guest(self.server)
-        self.assertHas(self.server, A)
+        self.assertHas(self.server, vf(A))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))

@@ -71,8 +71,7 @@ class ReleaseTest(base.HostTestCase):
         self.simulated.kernel.sign_disk(DISKS[0], 'ext4')
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.accelerators.store.set_devices({
-            address: dataclasses.replace(device, serial=None, firmware=None,
-                                         layout=())
+            address: dataclasses.replace(device, serial='', record=())
             for address, device in self.host.inventory.devices.items()})
         self.config.config(include_devices=[], group='accel')
         self.restart()

@@ -15,7 +15,7 @@ from nova_accel import model
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit import test_vgpu
-from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain
+from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain, vf
 
 State = model.ClaimState
 ONE, TWO, THREE = '0000:02:00.0', '0000:03:00.0', '0000:04:00.0'
@@ -379,8 +379,8 @@ class FpgaTest(SettlingTestCase):
         self.assertIn(f'{B}_region0', self.fenced())
         self.host.reconciler.run()
         self.host.settle()
-        # the card that the guest has whole was not seen
-        self.assertEqual([A], self.host.devices_of(server))
+        # the VF that the guest has was not seen
+        self.assertEqual([vf(A)], self.host.devices_of(server))
         # no clearing image
         self.assertIn(f'{B}_region0', self.fenced())
         self.assertIsNone(self.region(B).origin)
@@ -391,7 +391,7 @@ class FpgaTest(SettlingTestCase):
         self.assertEqual(model.OPERATOR, self.region(B).origin)
         # the server is given a genuine one when it starts
         self.host.reboot(server)
-        self.assertHas(server, A)
+        self.assertHas(server, vf(A))
         self.assertEqual((plain(FUNCTION), self.image, model.OPERATOR), (
             self.region(A).function_uuid, self.region(A).bitstream_id,
             self.region(A).origin))
