@@ -116,7 +116,7 @@ class NovaCloud:
         response = self._placement.put(
             url, {'resource_provider_generation': generation, name: value},
             version=version)
-        if response is not None and response.status_code == 409:
+        if response is not None and _is_too_late(response):
             return None
         body = self._answer(response)
         generation = body['resource_provider_generation']
@@ -258,3 +258,13 @@ def migration_of(context, instance):
 
 def _short(error) -> str:
     return str(error).partition('\n')[0][:120]
+
+
+def _is_too_late(response) -> bool:
+    """Whether another writer changed a provider first.
+
+    Placement checks the generation twice, and of the second check of a PUT of
+    traits makes a 500 (placement/handlers/trait.py catches nothing there).
+    """
+    return response.status_code == 409 or (
+        response.status_code == 500 and 'concurrently' in response.text)

@@ -1,8 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What Placement shows of a host, and what others did to it."""
 
+from unittest import mock
+
 import os_resource_classes
 import os_traits
+from placement.objects import resource_provider
 
 from nova_accel import naming
 from tests.functional import base
@@ -128,6 +131,26 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual([], [
             line for line in self.stdlog.logger.output.splitlines()
             if 'Failed to update' in line])
+
+    def test_two_write_at_once(self):
+        """Somebody changes a provider while Placement writes its traits."""
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        self.report()
+        write, others = resource_provider.ResourceProvider.set_traits, [1]
+
+        def late(provider, traits):
+            if others:
+                others.pop()
+                provider.generation -= 1
+            return write(provider, traits)
+        with mock.patch.object(
+                resource_provider.ResourceProvider, 'set_traits', late):
+            self._delete_server(server)
+        self.assertEqual([], others)
+        self.assertIn(naming.PROGRAMMABLE, self.traits(self.region))
+        self.assertEqual([], [
+            line for line in self.stdlog.logger.output.splitlines()
+            if 'is not shown' in line])
 
     def test_vanished_device(self):
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
