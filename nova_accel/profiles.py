@@ -15,7 +15,7 @@ A profile is a macro of the flavor: expand() writes its groups as granular
 request groups. Only nova-api knows about profiles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import os
 import pathlib
@@ -231,7 +231,8 @@ def expand(extra_specs: Mapping[str, str], store: ProfileStore,
            ) -> dict[str, str]:
     """Return the extra specs that a server is built with.
 
-    * accel:device_profile becomes the granular groups _ACCEL0, _ACCEL1 ...
+    * accel:device_profile becomes the granular groups _ACCEL0, _ACCEL1 ...;
+      a group of several FPGAs one for each: _ACCEL0_0, _ACCEL0_1 ...
     * Early spellings become today's.
     * A request for a given bitstream requires a programmable region.
     * group_policy is added if Placement demands it.
@@ -243,8 +244,7 @@ def expand(extra_specs: Mapping[str, str], store: ProfileStore,
     specs = dict(extra_specs)
     name = specs.pop(request.PROFILE_KEY, None)
     if name is not None:
-        for index, group in enumerate(store.get(name).groups):
-            suffix = f'_ACCEL{index}'
+        for suffix, group in _granular(store.get(name).groups):
             for key, value in group.items():
                 kind, _, rest = key.partition(':')
                 key = f'{kind}{suffix}:{rest}'
@@ -267,3 +267,21 @@ def expand(extra_specs: Mapping[str, str], store: ProfileStore,
     if len(granular) > 1:
         specs.setdefault('group_policy', 'isolate')
     return specs
+
+
+def _granular(groups: Iterable[Mapping[str, str]],
+              ) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The groups of a profile with their suffixes in the flavor.
+
+    Placement takes all of a group from one provider, and each region of an
+    FPGA is one: several FPGAs are several groups, each with all that the
+    profile's group has.
+    """
+    fpgas = f'resources:{naming.resource_class("FPGA")}'
+    for index, group in enumerate(groups):
+        amount = int(group.get(fpgas, 1))
+        if amount == 1:
+            yield f'_ACCEL{index}', group
+        else:
+            for number in range(amount):
+                yield f'_ACCEL{index}_{number}', {**group, fpgas: '1'}

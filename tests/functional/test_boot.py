@@ -168,6 +168,18 @@ class SeveralTest(base.AcceleratorTestBase):
             [['0000:5e:00.1'], ['0000:af:00.1']],
             sorted(self.hostdevs(s) for s in servers))
 
+    def test_two_in_one_group_of_a_profile(self):
+        self.upload_bitstream(base.CRYPTO)
+        self.write_profiles({'name': 'pair', 'groups': [{
+            'resources:CUSTOM_ACCELERATOR_FPGA': 2,
+            'accel:function_id': base.CRYPTO}]})
+        server = self.boot({'accel:device_profile': 'pair'})
+        self.assertEqual(['0000:5e:00.1', '0000:af:00.1'],
+                         self.hostdevs(server))
+        for device in ('0000:5e:00.0', '0000:af:00.0'):
+            self.assertIn(naming.function_trait(base.CRYPTO),
+                          self.traits(f'compute1_accel_{device}_region0'))
+
     def test_amount_of_two_in_one_unnumbered_group(self):
         # a group gets all of a class from one provider, and these have one
         server = self.boot({'resources:CUSTOM_ACCELERATOR_FPGA': '2'},

@@ -86,6 +86,28 @@ class ProfilesTest(unittest.TestCase):
         self.assertEqual('none', self.expand(
             accel__device_profile='two', group_policy='none')['group_policy'])
 
+    def test_each_of_several_fpgas_has_a_group(self):
+        self.write(f"""\
+            name: pair
+            groups:
+              - resources:CUSTOM_ACCELERATOR_QAT: 2
+              - resources:FPGA: 2
+                resources:{naming.MEMORY_CLASS}: 4096
+                accel:function_id: {FUNCTION}
+            """)
+        specs = self.expand(accel__device_profile='pair')
+        self.assertEqual({
+            'accel:profile': 'pair', 'group_policy': 'isolate',
+            'resources_ACCEL0:CUSTOM_ACCELERATOR_QAT': '2', **{
+                f'{kind}_ACCEL1_{number}:{name}': value
+                for number in (0, 1) for kind, name, value in (
+                    ('resources', FPGA, '1'),
+                    ('resources', naming.MEMORY_CLASS, '4096'),
+                    ('accel', 'function_id', FUNCTION))}}, specs)
+        self.assertEqual(
+            [('_ACCEL0', 2), ('_ACCEL1_0', 1), ('_ACCEL1_1', 1)],
+            [(r.group, r.amount) for r in request.parse(specs)])
+
     def test_group_of_the_operator_counts(self):
         self.write(NLB)
         self.assertEqual('isolate', self.expand(**{
