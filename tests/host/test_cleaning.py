@@ -323,8 +323,6 @@ class BesideTest(CleaningTest):
     def delete(self, server):
         """A delete does not wait for it, and the next build does."""
         self.host.delete(server, wait=False)
-        self.assertEqual([model.ClaimState.DELETING],
-                         self.host.states(server))
         self.host.settle()
 
     def test_build_waits(self):
@@ -332,6 +330,8 @@ class BesideTest(CleaningTest):
         server = self.boot(FUNCTION)
         self.write()
         self.host.delete(server, wait=False)
+        self.assertEqual([model.ClaimState.DELETING],
+                         self.host.states(server))
         self.host.report()
         self.assertEqual([], self.host.fenced())
         self.boot(FUNCTION)
