@@ -196,8 +196,9 @@ class Device:
     driver: str
     family: str | None = None
     numa_node: int | None = None
-    #: local memory of the card in MiB, None when not known
-    memory_mib: int | None = None
+    #: (DDR or HBM, MiB) of the card's local memory, as far as it is known. Its
+    #: regions have equal parts of it
+    memory: tuple[tuple[str, int], ...] = ()
     #: identity of what is not reprogrammed (DFL: the FME's bitstream_id)
     shell_id: str | None = None
     regions: tuple[Region, ...] = ()
@@ -255,6 +256,8 @@ class Device:
         known['record'] = tuple(
             (str(name), str(value))
             for name, value in known.get('record') or ())
+        known['memory'] = tuple(
+            (str(kind), int(mib)) for kind, mib in known.get('memory') or ())
         return cls(**{
             **known, **_health(fields),
             'regions': tuple(Region.from_dict(item)
@@ -269,7 +272,7 @@ class Device:
             'type': self.type, 'vendor': self.vendor, 'product': self.product,
             'vendor-id': self.vendor_id, 'product-id': self.product_id,
             'family': self.family, 'driver': self.driver,
-            'numa-node': self.numa_node, 'memory-mib': self.memory_mib,
+            'numa-node': self.numa_node, 'memory-mib': dict(self.memory),
             'shell-id': self.shell_id, 'health': self.health.value,
             'reason': self.reason,
             'handles': [h.key for h in self.handles],

@@ -6,6 +6,7 @@ The only module that spells CUSTOM_. Sources: the Cyborg specifications
 region and function traits; Placement's API for [A-Z0-9_] and 255 characters.
 """
 
+from collections.abc import Mapping
 import functools
 import re
 import uuid
@@ -26,7 +27,7 @@ FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 #: on devices that the operator gives back after each server, as Nova's PCI
 #: devices of one-time use have it (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
-MEMORY_CLASS = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
+_MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
 #: type of accelerator -> class of os-resource-classes
@@ -77,6 +78,15 @@ def _dashed(value: str) -> str:
 
 # Resource classes
 
+def memory_class(kind: str) -> str:
+    """Return the class for a kind of model.Device.memory, in MiB."""
+    return _MEMORY_PREFIX + kind
+
+
+def is_memory_class(name: str) -> bool:
+    return name.startswith(_MEMORY_PREFIX)
+
+
 def resource_class(type_: str) -> str:
     """Return the class for a type of device ([accel] resource_classes)."""
     if CONF.accel.resource_classes == 'standard' and type_ in _STANDARD:
@@ -117,9 +127,15 @@ def is_accelerator_class(name: str) -> bool:
     otherwise ``resources:VGPU`` is Nova's own vGPU.
     """
     if name.startswith(_CLASS_PREFIX):
-        return name != MEMORY_CLASS
+        return not is_memory_class(name)
     return (CONF.accel.resource_classes == 'standard'
             and name in _STANDARD.values())
+
+
+def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
+    """Return those of the classes that are accelerators."""
+    return {name: amount for name, amount in resources.items()
+            if is_accelerator_class(name)}
 
 
 # Traits

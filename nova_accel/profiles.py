@@ -145,7 +145,7 @@ def _group(file, node) -> dict[str, str]:
         group[key] = _scalar(file, value, key)
         # check each key alone, so that the error has its line
         alone = {key: group[key]}
-        if kind != 'resources' or name == naming.MEMORY_CLASS:
+        if kind != 'resources' or naming.is_memory_class(name):
             alone['resources:CUSTOM_ACCELERATOR_FPGA'] = '1'
         try:
             request.parse(alone)

@@ -56,6 +56,9 @@ class AcceleratorRequest:
     #: whether the owner of the server chose the bitstream, in the properties
     #: of its image or in its metadata, and not the flavor
     chosen_by_owner: bool = False
+    #: class -> MiB of the region's memory that goes with it
+    memory: Mapping[str, int] = dataclasses.field(
+        default_factory=dict, hash=False)
 
     @property
     def programs(self) -> bool:
@@ -255,8 +258,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             raise exception.InvalidRequest(
                 f'trait{group}:{name}={value} is neither required nor '
                 f'forbidden: write one of them.')
-    if naming.MEMORY_CLASS in resources:
-        _amount(group, naming.MEMORY_CLASS, resources[naming.MEMORY_CLASS])
+    memory = {name: _amount(group, name, resources[name])
+              for name in filter(naming.is_memory_class, resources)}
     if accel and len(classes) > 1:
         raise exception.InvalidRequest(
             f'accel{group}:{sorted(accel)[0]} could mean any of '
@@ -274,7 +277,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         amount=_amount(group, name, resources[name]),
         required=frozenset(t for t, v in trait.items() if v == 'required'),
         forbidden=frozenset(t for t, v in trait.items() if v == 'forbidden'),
-        runtime_programming=runtime, **wanted) for name in classes]
+        memory=memory, runtime_programming=runtime, **wanted)
+        for name in classes]
 
 
 def _amount(group, name, value) -> int:
@@ -326,8 +330,11 @@ class Allocation:
     """What Placement allocated to an instance from one of our providers."""
 
     provider_uuid: str
+    #: of accelerators; class -> amount
     resources: Mapping[str, int]
     traits: frozenset[str]
+    #: class -> MiB
+    memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
@@ -336,10 +343,11 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
     """Say which provider each request got.
 
     Nova's allocations hold no group names, so that the groups are tied to the
-    providers again by class, amount and traits. A numbered group has all of
-    its classes from one provider. Among several ways: the most from preferred
-    providers, then the least programming, then the first in the order of
-    requests and provider UUIDs, so that the answer is the same each time.
+    providers again by class, amount, traits and memory. A numbered group has
+    all of its classes from one provider. Among several ways: the most from
+    preferred providers, then the least programming, then the first in the
+    order of requests and provider UUIDs, so that the answer is the same each
+    time.
 
     What is allocated beyond the requests is logged and left over; Nova leaves
     such a surplus after a resize whose host was killed.
@@ -384,7 +392,9 @@ def _demand(bundle, allocations, preferred, count) -> matching.Demand:
         # tree (Placement API, 1.29), so that they say nothing of this one
         if not bundle[0].group or all(
                 r.required <= allocation.traits
-                and not r.forbidden & allocation.traits for r in bundle):
+                and not r.forbidden & allocation.traits
+                and all(allocation.memory.get(name, 0) >= mib
+                        for name, mib in r.memory.items()) for r in bundle):
             programmed = sum(r.wanted_trait not in (None, *allocation.traits)
                              for r in bundle)
             costs[allocation.provider_uuid] = programmed + (

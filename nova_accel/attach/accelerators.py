@@ -298,8 +298,9 @@ class Accelerators:
         the claims name our providers."""
         if self.inventory.node is None:
             providers = {claim.provider_uuid for claim in held}
-            return [request.Allocation(uuid, dict(allocation['resources']),
-                                       frozenset())
+            return [request.Allocation(
+                        uuid, naming.accelerators(allocation['resources']),
+                        frozenset())
                     for uuid, allocation in allocations.items()
                     if uuid in providers]
         return self.inventory.allocated(
@@ -463,8 +464,7 @@ class Accelerators:
             return
 
         def amount(resources):
-            return sum(n for name, n in resources.items()
-                       if naming.is_accelerator_class(name))
+            return sum(naming.accelerators(resources).values())
         providers, devices = self.inventory.providers(), self.inventory.devices
         if any(row.means(devices[providers[a.provider_uuid].address])
                for row in unsettled for a in ours

@@ -59,9 +59,8 @@ _BOARDS = {
     '1771': ('N6001', 'AGILEX'),
     '17d4': ('C6100', None),
 }
-#: product -> MiB of its DDR4, which no attribute tells; from Intel's product
-#: briefs
-_MEMORY = {'PAC_ARRIA10': 8192, 'PAC_D5005': 32768}
+#: product -> its memory, which no attribute tells; from Intel's product briefs
+_MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +150,7 @@ class DflDriver(base.PciDriver):
         return model.Device(
             address=address, type='FPGA', vendor=vendor, product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=family, memory_mib=_MEMORY.get(product),
+            family=family, memory=_MEMORY.get(product, ()),
             numa_node=pci.numa_node(self.kernel, address))
 
     def look(self, device, before):
@@ -165,9 +164,10 @@ class DflDriver(base.PciDriver):
                 before = dataclasses.replace(before, health=model.Health.OK,
                                              reason='')
             # release 0.1 did not say so of a card that a guest has
-            return dataclasses.replace(before, regions=tuple(
-                dataclasses.replace(r, guest_can_reprogram=True)
-                for r in before.regions))
+            regions = tuple(dataclasses.replace(r, guest_can_reprogram=True)
+                            for r in before.regions)
+            return dataclasses.replace(
+                before, memory=device.memory, regions=regions)
         if bound != KERNEL_DRIVER:
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
                           f'{KERNEL_DRIVER}')

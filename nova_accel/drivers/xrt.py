@@ -67,8 +67,10 @@ _PRODUCTS = {
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
     ('10ee', 'd04c'): ('U25', _ALVEO),
 }
-#: product -> MiB of its DDR4, which no attribute tells; from AMD's data sheets
-_MEMORY = {'U200': 65536, 'U250': 65536}
+#: product -> its memory, which no attribute tells; from AMD's data sheets
+_MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
+           'U50': (('HBM', 8192),), 'U55C': (('HBM', 16384),),
+           'V80': (('HBM', 32768),)}
 #: errno of the ioctl -> what it means; others are failures of the card
 _REFUSALS = {
     errno.EACCES: 'its DNA certificate is not for this card',
@@ -119,7 +121,7 @@ class XrtDriver(base.PciDriver):
         return model.Device(
             address=address, type='FPGA', vendor='XILINX', product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=family, memory_mib=_MEMORY.get(product),
+            family=family, memory=_MEMORY.get(product, ()),
             numa_node=pci.numa_node(self.kernel, address))
 
     def look(self, device, before):

@@ -526,17 +526,18 @@ class Inventory:
             provider = own.get(uuid)
             if provider is None:
                 continue
-            resources = {
-                name: amount
-                for name, amount in allocation['resources'].items()
-                if naming.is_accelerator_class(name)}
+            resources = naming.accelerators(allocation['resources'])
             if not resources:
                 continue
             traits = provider.traits | self._tree.foreign_traits.get(
                 uuid, frozenset())
             if (provider.address, provider.region_index) in unused:
                 traits |= {naming.PROGRAMMABLE}
-            found.append(request.Allocation(uuid, resources, traits))
+            memory = {name: mib
+                      for name, mib in allocation['resources'].items()
+                      if naming.is_memory_class(name)}
+            found.append(
+                request.Allocation(uuid, resources, traits, memory))
         return found
 
 

@@ -73,7 +73,7 @@ class Provider:
         returned, shown = 0, False
         for name, total in self.inventory.items():
             item = there.get(name, {})
-            waiting = () if name == naming.MEMORY_CLASS else self.waiting
+            waiting = () if naming.is_memory_class(name) else self.waiting
             if waiting and not self.fenced:
                 reserved, returned, shown = _reserved_for_operator(
                     name, item, total, kept, marked, waiting, keep)
@@ -234,8 +234,10 @@ def _providers_of(device, node, root_uuid, use):
     resource_class = naming.resource_class(device.type)
     device_ok = device.health is model.Health.OK
     inventory = {}
-    if device.memory_mib:
-        inventory[naming.MEMORY_CLASS] = device.memory_mib
+    memory = {naming.memory_class(kind): mib // max(len(device.regions), 1)
+              for kind, mib in device.memory}
+    if not device.regions:
+        inventory.update(memory)
     handles = {*device.handles, *use.made.get(device.address, ())}
     left = handles - use.held_up
     # With no handle left, keep the inventory and reserve all of it: an
@@ -265,7 +267,7 @@ def _providers_of(device, node, root_uuid, use):
         yield Provider(
             uuid=naming.provider_uuid(root_uuid, node, name), name=name,
             parent=uuid, address=device.address, region_index=region.index,
-            inventory={resource_class: len(left or region.handles)}
+            inventory={resource_class: len(left or region.handles), **memory}
             if region.handles else {},
             traits=frozenset(traits), fenced=fenced,
             waiting=use.waiting(device.address, region.index, left))

@@ -42,9 +42,9 @@ CRYPTO = '5b3a1c7e-92d4-4f60-8e1b-c07d64a2f935'
 #: interface ids of two releases of the Arria 10 shell
 SHELL_11 = '9926ab6d-6c92-5a68-aabc-a7d84c545738'
 SHELL_12 = '69528db6-eb31-577a-8c36-68f9faa081f6'
-#: inventory of a card of 8 GiB, and of a region that can be had
-MEMORY = {'CUSTOM_ACCELERATOR_MEMORY_DDR': (8192, 0)}
-REGION = {'CUSTOM_ACCELERATOR_FPGA': (1, 0)}
+MEMORY = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
+#: inventory of the only region of a card of 8 GiB, which can be had
+REGION = {'CUSTOM_ACCELERATOR_FPGA': (1, 0), MEMORY: (8192, 0)}
 
 
 def card(address, functions=(NLB0,), interface=SHELL_11, **more):

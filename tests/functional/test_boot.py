@@ -168,6 +168,22 @@ class SeveralTest(base.AcceleratorTestBase):
             [['0000:5e:00.1'], ['0000:af:00.1']],
             sorted(self.hostdevs(s) for s in servers))
 
+    def test_memory_of_the_same_card(self):
+        def flavor(mib):
+            return {**base.fpga_flavor('1'), **base.fpga_flavor('2'),
+                    f'resources2:{base.MEMORY}': mib}
+        server = self.boot(flavor('8193'), expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(server))
+        self._delete_server(server)
+        server = self.boot(flavor('4096'))
+        group = {c.group: c for c in self.claims()}
+        allocated = self._get_allocations_by_server_uuid(server['id'])
+        self.assertEqual(
+            [{'CUSTOM_ACCELERATOR_FPGA': 1},
+             {'CUSTOM_ACCELERATOR_FPGA': 1, base.MEMORY: 4096}],
+            [allocated[group[name].provider_uuid]['resources']
+             for name in '12'])
+
     def test_two_in_one_group_of_a_profile(self):
         self.upload_bitstream(base.CRYPTO)
         self.write_profiles({'name': 'pair', 'groups': [{

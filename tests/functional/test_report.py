@@ -41,7 +41,7 @@ class ReportTest(base.AcceleratorTestBase):
         tree = self.provider_tree()
         self.assertEqual(4, len(tree))
         self.assertEqual(base.REGION, tree[self.region][0])
-        self.assertEqual(base.MEMORY, tree[self.device][0])
+        self.assertEqual({}, tree[self.device][0])
         self.assertEqual(
             {'CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_ARRIA10',
              'CUSTOM_FPGA_INTEL_ARRIA10', 'OWNER_CYBORG'}, tree[self.device][1])

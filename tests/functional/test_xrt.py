@@ -80,8 +80,7 @@ class XrtTest(XrtTestBase):
     def test_boot(self):
         tree = self.provider_tree()
         self.assertEqual(
-            ({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
-             {'CUSTOM_ACCELERATOR_MEMORY_DDR': (65536, 0)}),
+            ({'CUSTOM_ACCELERATOR_FPGA': (1, 0), base.MEMORY: (65536, 0)}, {}),
             (tree[REGION][0], tree[f'compute1_accel_{ALVEO}'][0]))
         spelled = SHELL.upper().replace('-', '_')
         self.assertLessEqual(

@@ -16,7 +16,7 @@ ROOT = str(uuid.uuid4())
 OK, QUARANTINED, GONE = model.Health
 DELETING = model.ClaimState.DELETING
 BOUND = model.ClaimState.BOUND
-MEMORY = naming.MEMORY_CLASS
+MEMORY, HBM = map(naming.memory_class, ('DDR', 'HBM'))
 
 
 def card(handles=2, **more):
@@ -48,7 +48,7 @@ class ProvidersTest(testtools.TestCase):
     @ddt.data(
         # device, claims -> inventory of the card, fenced
         (card(), [], {CLASS: 2}, False),
-        (card(memory_mib=8), [], {CLASS: 2, MEMORY: 8}, False),
+        (card(memory=(('DDR', 8),)), [], {CLASS: 2, MEMORY: 8}, False),
         (card(), [claim()], {CLASS: 2}, False),
         (card(health=QUARANTINED), [], {CLASS: 2}, True),
         (card(health=GONE), [claim()], {CLASS: 2}, True),
@@ -130,6 +130,20 @@ class ProvidersTest(testtools.TestCase):
             self.assertEqual((inventory, fenced),
                              (found.inventory, found.fenced))
             self.assertEqual(fenced, naming.FENCED in found.traits)
+
+    @ddt.data(
+        # regions -> those of one
+        (1, {CLASS: 1, MEMORY: 8192, HBM: 4096}),
+        (2, {CLASS: 1, MEMORY: 4096, HBM: 2048}),
+    )
+    @ddt.unpack
+    def test_memory_of_regions(self, regions, inventory):
+        """One group gets a region and memory of the same card."""
+        found = made(dataclasses.replace(
+            fpga(A, regions=regions), memory=(('DDR', 8192), ('HBM', 4096))))
+        self.assertEqual({}, found.pop(A).inventory)
+        self.assertEqual([inventory] * regions,
+                         [region.inventory for region in found.values()])
 
     def test_states(self):
         device = card(traits=('CUSTOM_1',),

@@ -203,10 +203,10 @@ class TreeTest(InventoryTestBase):
         uuid_ = self.update()[REGION].uuid
         allocations = {
             self.root: {'resources': {'VCPU': 1}},
-            uuid_: {'resources': {CLASS: 1, naming.MEMORY_CLASS: 1}}}
+            uuid_: {'resources': {CLASS: 1, naming.memory_class('DDR'): 1}}}
         found, = self.inventory.allocated(allocations)
-        self.assertEqual((uuid_, {CLASS: 1}),
-                         (found.provider_uuid, found.resources))
+        self.assertEqual((uuid_, {CLASS: 1}, {naming.memory_class('DDR'): 1}),
+                         (found.provider_uuid, found.resources, found.memory))
         self.assertIn('CUSTOM_OF_OTHERS', found.traits)
         self.assertNotIn(naming.PROGRAMMABLE, found.traits)
         found, = self.inventory.allocated(allocations, mine=[(A, 0)])

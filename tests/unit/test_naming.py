@@ -137,7 +137,8 @@ class NamingTest(unittest.TestCase):
         self.assertEqual('CUSTOM_ACCELERATOR_FPGA',
                          naming.resource_class('FPGA'))
         self.assertFalse(naming.is_accelerator_class('VGPU'))
-        self.assertFalse(naming.is_accelerator_class(naming.MEMORY_CLASS))
+        self.assertFalse(
+            naming.is_accelerator_class(naming.memory_class('DDR')))
         self.assertEqual('CUSTOM_ACCELERATOR_FPGA',
                          naming.class_in_force('FPGA'))
         # a flavor with resources:VGPU asks for Nova's own

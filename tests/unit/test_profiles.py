@@ -92,7 +92,7 @@ class ProfilesTest(unittest.TestCase):
             groups:
               - resources:CUSTOM_ACCELERATOR_QAT: 2
               - resources:FPGA: 2
-                resources:{naming.MEMORY_CLASS}: 4096
+                resources:{naming.memory_class('DDR')}: 4096
                 accel:function_id: {FUNCTION}
             """)
         specs = self.expand(accel__device_profile='pair')
@@ -102,7 +102,7 @@ class ProfilesTest(unittest.TestCase):
                 f'{kind}_ACCEL1_{number}:{name}': value
                 for number in (0, 1) for kind, name, value in (
                     ('resources', FPGA, '1'),
-                    ('resources', naming.MEMORY_CLASS, '4096'),
+                    ('resources', naming.memory_class('DDR'), '4096'),
                     ('accel', 'function_id', FUNCTION))}}, specs)
         self.assertEqual(
             [('_ACCEL0', 2), ('_ACCEL1_0', 1), ('_ACCEL1_1', 1)],

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+import dataclasses
 import itertools
 import time
 import unittest
@@ -105,7 +106,7 @@ class ParseTest(unittest.TestCase):
             self.refused(f'resources1:{FPGA}=', **{f'resources1__{FPGA}': bad})
         self.refused('MEMORY_DDR=-1', **{
             f'resources__{FPGA}': '1',
-            f'resources__{naming.MEMORY_CLASS}': '-1'})
+            f'resources__{naming.memory_class("DDR")}': '-1'})
 
     def test_unknown_key(self):
         self.refused('accel1:funtion_id is unknown: the keys are', **{
@@ -337,6 +338,13 @@ class MatchTest(unittest.TestCase):
         self.assertEqual(['a', 'b'], self.chosen(unnumbered, [
             request.Allocation('a', {CLASSES[0]: 1}, frozenset()),
             request.Allocation('b', {CLASSES[1]: 1}, frozenset())]))
+
+    def test_memory_decides(self):
+        memory = {naming.memory_class('DDR'): 4096}
+        requests = [wanted('1', memory=memory), wanted('2')]
+        self.assertEqual(['b', 'a'], self.chosen(requests, [
+            allocation('a'), dataclasses.replace(
+                allocation('b'), memory=memory)]))
 
     def test_forbidden_traits(self):
         requests = [wanted('1', forbidden=frozenset(TRAITS[:1])), wanted('2')]

@@ -77,10 +77,10 @@ class Discovery(TestCase):
                              'function': FUNCTION})[A]
         self.assertEqual(
             ('FPGA', 'XILINX', 'U250', 'ALVEO', '10ee', '5004', 'xrt', 1,
-             65536, OK, ()),
+             (('DDR', 65536),), OK, ()),
             (device.type, device.vendor, device.product, device.family,
              device.vendor_id, device.product_id, device.driver,
-             device.numa_node, device.memory_mib, device.health,
+             device.numa_node, device.memory, device.health,
              device.handles))
         region, = device.regions
         # nothing but the user function is ever given away
@@ -101,13 +101,13 @@ class Discovery(TestCase):
             f'bus/pci/devices/{A}/logic_uuids').split()
         self.assertEqual((2, logic), (len(lines), lines[-1]))
 
-    @ddt.data(('U200', 'ALVEO', 65536), ('U50', 'ALVEO', None),
-              ('V70', 'VERSAL', None))
+    @ddt.data(('U200', 'ALVEO', (('DDR', 65536),)),
+              ('U50', 'ALVEO', (('HBM', 8192),)), ('V70', 'VERSAL', ()))
     @ddt.unpack
     def test_products(self, product, family, memory):
         device = self.start({'address': A, 'product': product})[A]
         self.assertEqual((product, family, memory),
-                         (device.product, device.family, device.memory_mib))
+                         (device.product, device.family, device.memory))
 
     def test_unknown_card_with_the_marker(self):
         device = self.start({'address': A, 'faults': {'attributes': {
