@@ -205,10 +205,12 @@ class ClaimStore:
     the file: disk full, file locked, damaged or of a newer release.
     """
 
-    def __init__(self, path: str, timeout: float = 10):
+    def __init__(self, path: str, source: sqlite3.Connection | None = None,
+                 timeout: float = 10):
         """Open the store, make it or bring it to this release's version.
 
         :param path: of the file; its directory is made if need be.
+        :param source: of a store that is copied into this one first.
         :param timeout: seconds to wait for another process that writes.
         """
         self.path = path
@@ -233,6 +235,8 @@ class ClaimStore:
                 path, timeout=timeout, isolation_level=None,
                 check_same_thread=False)
         try:
+            if source:
+                source.backup(self._db)
             self._open()
         except BaseException:
             self._db.close()
@@ -285,8 +289,9 @@ class ClaimStore:
                     db.execute("INSERT INTO unsettled VALUES ('', '')")
                 after = VERSION
             elif version < VERSION:
-                LOG.info('The claim store %s has version %d and gets version '
-                         '%d', self.path, version, version + 1)
+                if self.path != _MEMORY:
+                    LOG.info('The claim store %s has version %d and gets '
+                             'version %d', self.path, version, version + 1)
                 _MIGRATIONS[version](db)
                 after = version + 1
             else:
@@ -613,33 +618,32 @@ class ClaimStore:
     def handovers(self) -> list[model.Handover]:
         """All that are kept, the oldest first."""
         with self._transaction(write=False) as db:
-            return _handovers(db)
+            rows = db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
+                              f'FROM handovers ORDER BY number').fetchall()
+        return [model.Handover(**{name: str(row[name])
+                                  for name in _HANDOVER_COLUMNS})
+                for row in rows]
 
 
-def read_handovers(path: str) -> list[model.Handover]:
-    """The hand-overs in a store that another process may have open.
+def copy_of(path: str) -> ClaimStore:
+    """A store in memory with what is in a file, which is not changed, and
+    which another process may have open.
 
-    :raises AcceleratorsUnavailable: there is no such file, it cannot be read,
-        or it is of an earlier release.
+    The copy is of this release's version, whatever the file is of.
+
+    :raises AcceleratorsUnavailable: there is no such file, or it cannot be
+        read.
     """
     try:
         with contextlib.closing(sqlite3.connect(
-                f'file:{parse.quote(path)}?mode=ro', uri=True)) as db:
-            db.row_factory = sqlite3.Row
-            return _handovers(db)
-    except (sqlite3.Error, OSError) as error:
+                f'file:{parse.quote(path)}?mode=ro', uri=True)) as file:
+            return ClaimStore(_MEMORY, file)
+    except (sqlite3.Error, OSError, exception.AcceleratorsUnavailable
+            ) as error:
         raise exception.AcceleratorsUnavailable(
-            f'The hand-overs in the claim store {path} cannot be read '
-            f'({error}): name the file of this host by --store, read it as '
-            f'the user of nova-compute, and start nova-compute of this '
-            f'release once.') from error
-
-
-def _handovers(db: sqlite3.Connection) -> list[model.Handover]:
-    return [model.Handover(**{name: str(row[name])
-                              for name in _HANDOVER_COLUMNS})
-            for row in db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
-                                  f'FROM handovers ORDER BY number')]
+            f'The claim store {path} cannot be read ({error}): name the file '
+            f'of this host by --store, and read it as the user of '
+            f'nova-compute.') from error
 
 
 def _waiting(row: sqlite3.Row) -> model.Waiting:

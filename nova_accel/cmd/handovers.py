@@ -2,16 +2,11 @@
 """nova-accel handovers: what was done with devices between servers."""
 
 import dataclasses
-import os
 
 from cliff import lister
 
-from nova_accel.attach import claims
-from nova_accel.cmd import configuration
-from nova_accel import conf
+from nova_accel.cmd import store
 from nova_accel import model
-
-CONF = conf.CONF
 
 
 class Handovers(lister.Lister):
@@ -24,11 +19,7 @@ class Handovers(lister.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
-        parser.add_argument(
-            '--store', metavar='FILE',
-            help='read this claim store, in place of that of [DEFAULT] host '
-                 'in [DEFAULT] state_path')
+        store.add_arguments(parser)
         parser.add_argument(
             '--device', metavar='ADDRESS',
             help='only hand-overs of this device, or of this handle')
@@ -38,11 +29,8 @@ class Handovers(lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        configuration.read(parsed_args.config_file)
-        path = parsed_args.store or os.path.join(
-            CONF.state_path, claims.file_name(CONF.host))
         found = [
-            h for h in claims.read_handovers(path)
+            h for h in store.read(parsed_args).handovers()
             if parsed_args.device in (None, h.device, h.handle)
             and parsed_args.server in (None, h.server)]
         names = [field.name for field in dataclasses.fields(model.Handover)]

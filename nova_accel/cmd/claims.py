@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel claims: which server has which device, and what regions carry."""
+
+import uuid
+
+from cliff import lister
+
+from nova_accel.cmd import store
+from nova_accel import model
+
+
+class Claims(lister.Lister):
+    """Show what servers hold on this host, and what FPGA regions carry.
+
+    One row for each claim, and one for each region that nobody holds and that
+    was programmed by nova_accel. Reads the claim store of nova-compute and
+    changes nothing.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        store.add_arguments(parser)
+        parser.add_argument('--device', metavar='ADDRESS',
+                            help='only this device, or this handle')
+        parser.add_argument('--server', metavar='UUID',
+                            help='only what this server holds')
+        return parser
+
+    def take_action(self, parsed_args):
+        known = store.read(parsed_args)
+        loaded = known.loaded()
+        rows, held = [], set()
+        for claim in known.claims():
+            held.add((claim.device_address, claim.region_index))
+            if (parsed_args.device in (None, claim.device_address,
+                                       claim.handle.address)
+                    and parsed_args.server in (None, claim.instance_uuid)):
+                rows.append((
+                    claim.device_address, _region(claim.region_index),
+                    claim.handle.address, claim.holder, claim.group,
+                    _state(claim), *_content(
+                        loaded, claim.device_address, claim.region_index),
+                    claim.error))
+        for address, index in sorted(loaded):
+            if ((address, index) not in held and not parsed_args.server
+                    and parsed_args.device in (None, address)):
+                rows.append((address, _region(index), '', '', '', 'free',
+                             *_content(loaded, address, index), ''))
+        return (('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
+                 'Function', 'Image', 'Origin', 'Error'), sorted(rows))
+
+
+def _region(index):
+    return '' if index is None else str(index)
+
+
+def _state(claim):
+    """As in the store; 'old' for what a server had before a resize."""
+    state = claim.state.value
+    return state if claim.role is model.Role.CURRENT else f'{state}, old'
+
+
+def _content(loaded, address, index):
+    """(function, image, origin) of a region; '' of what only its driver
+    knows, and of a device without regions."""
+    if index is None:
+        return '', '', ''
+    if (address, index) not in loaded:
+        return '', '', model.OPERATOR
+    content = loaded[address, index]
+    if content is None:
+        return 'unknown', '', 'unknown'
+    function = content.function_name or content.function_uuid
+    if function and not content.function_name:
+        function = str(uuid.UUID(function))
+    return (function or '', content.bitstream_id or '',
+            content.origin or 'unknown')

@@ -1,0 +1,30 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The claim store of this host, for commands that show what is in it."""
+
+import os
+
+from nova_accel.attach import claims
+from nova_accel.cmd import configuration
+from nova_accel import conf
+
+CONF = conf.CONF
+
+
+def add_arguments(parser) -> None:
+    """Give a command the arguments --config-file and --store."""
+    configuration.add_argument(parser)
+    parser.add_argument(
+        '--store', metavar='FILE',
+        help='read this claim store, in place of that of [DEFAULT] host in '
+             '[DEFAULT] state_path')
+
+
+def read(parsed_args) -> claims.ClaimStore:
+    """A copy of the store that the arguments mean.
+
+    :raises ConfigurationError: the configuration cannot be read.
+    :raises AcceleratorsUnavailable: the store cannot.
+    """
+    configuration.read(parsed_args.config_file)
+    return claims.copy_of(parsed_args.store or os.path.join(
+        CONF.state_path, claims.file_name(CONF.host)))

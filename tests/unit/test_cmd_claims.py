@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel claims, as an operator starts it."""
+
+import json
+import os
+import sqlite3
+import uuid
+
+from nova_accel import model
+from tests.unit import commands
+from tests.unit.test_claims import claim, DEVICE, handle, RELEASE_0_1
+
+ADDRESS = DEVICE.address
+IMAGE = str(uuid.uuid4())
+FUNCTION = uuid.uuid4()
+
+
+def loaded(function=FUNCTION.hex, image=IMAGE, name=None,
+           origin=model.OPERATOR):
+    return model.Loaded(function, image, name, '', origin)
+
+
+class ClaimsTest(commands.StoreCommandTestCase):
+
+    COMMAND = 'claims'
+
+    def shown(self, *arguments):
+        """(server, region, state, function, image, origin) of each row."""
+        return [tuple(row[name] for name in (
+                    'Server', 'Region', 'State', 'Function', 'Image',
+                    'Origin'))
+                for row in self.rows(*arguments)]
+
+    def test_json(self):
+        store = self.open_store()
+        store.add([claim('s1', project_id='p', state=model.ClaimState.BOUND)])
+        store.set_loaded(ADDRESS, 0, loaded(name='nlb'))
+        result = self.start('-f', 'json')
+        self.assertEqual((0, ''), (result.returncode, result.stderr))
+        self.assertEqual([{
+            'Device': ADDRESS, 'Region': '0', 'Handle': ADDRESS,
+            'Server': 's1', 'Group': '1', 'State': 'Bound',
+            'Function': 'nlb', 'Image': IMAGE, 'Origin': 'operator',
+            'Error': ''}], json.loads(result.stdout))
+
+    def test_origin(self):
+        """Of all that was programmed, also where nobody has the region."""
+        store = self.open_store()
+        store.add([
+            claim('s1', handle(1), region_index=1),
+            claim('s2', handle(2), region_index=2,
+                  state=model.ClaimState.BOUND)])
+        for index, content in ((2, loaded(origin='a project')),
+                               (3, loaded(None, None, origin=None)),
+                               (4, None), (5, loaded())):
+            store.set_loaded(ADDRESS, index, content)
+        self.assertEqual([
+            ('', '3', 'free', '', '', 'unknown'),
+            ('', '4', 'free', 'unknown', '', 'unknown'),
+            ('', '5', 'free', str(FUNCTION), IMAGE, 'operator'),
+            # as its driver reads it
+            ('s1', '1', 'Initial', '', '', 'operator'),
+            ('s2', '2', 'Bound', str(FUNCTION), IMAGE, 'a project'),
+        ], sorted(self.shown()))
+
+    def test_devices_without_regions(self):
+        self.open_store().add([
+            claim('s1', handle(1), region_index=None, role=model.Role.OLD,
+                  state=model.ClaimState.BOUND),
+            claim(None, handle(2), instance_uuid='', region_index=None,
+                  error='It is dirty.', state=model.ClaimState.DELETING)])
+        self.assertEqual([
+            ('(unknown)', '', 'Deleting', '', '', ''),
+            ('s1', '', 'Bound, old', '', '', '')], sorted(self.shown()))
+        self.assertIn('It is dirty.', self.call().stdout)
+
+    def test_selection(self):
+        store = self.open_store()
+        store.add([claim('s1', handle(1), device_address='0000:af:00.0'),
+                   claim('s2', handle(2))])
+        store.set_loaded(ADDRESS, 7, loaded())
+        for arguments, servers in (
+                ((), ['', 's1', 's2']),
+                (('--device', ADDRESS), ['', 's2']),
+                (('--device', '0000:af:00.1'), ['s1']),
+                (('--server', 's2'), ['s2'])):
+            self.assertEqual(servers, sorted(
+                row[0] for row in self.shown(*arguments)))
+
+    def test_store_of_an_earlier_release(self):
+        """It is read as it is, and stays so."""
+        with sqlite3.connect(self.path) as db, open(RELEASE_0_1) as file:
+            db.executescript(file.read())
+        db.close()
+        before = os.stat(self.path).st_mtime_ns
+        self.assertIn('Bound', {row[2] for row in self.shown()})
+        self.assertEqual(before, os.stat(self.path).st_mtime_ns)
+
+    def test_no_store(self):
+        result = self.call()
+        self.assertEqual(1, result.returncode)
+        self.assertIn(self.path, result.stderr)
+        self.assertFalse(os.path.exists(self.path))
