@@ -151,7 +151,9 @@ PROFILE_OPTS = [
                help="""
 A YAML file of device profiles, or a directory of such files. Read by
 nova-api when a server is created or resized with a flavor that has
-``accel:device_profile``; a changed file takes effect at the next request."""),
+``accel:device_profile``; a changed file takes effect at the next request. Of a
+directory ``*.yaml`` and ``*.yml`` are read. A malformed file is named in the
+log of nova-api, and what was good in it before stays in force."""),
 ]
 
 API_OPTS = [

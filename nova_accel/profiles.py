@@ -15,11 +15,13 @@ A profile is a macro of the flavor: expand() writes its groups as granular
 request groups. Only nova-api knows about profiles.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
+import itertools
 import os
 import pathlib
 
+from oslo_log import log as logging
 import yaml
 
 from nova_accel import conf
@@ -28,6 +30,9 @@ from nova_accel import naming
 from nova_accel import request
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+_SUFFIXES = ('.yaml', '.yml')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,32 +43,56 @@ class Profile:
     description: str
     #: one mapping per group, keys without a group number
     groups: tuple[Mapping[str, str], ...]
+    #: file and line
+    where: str
 
 
-def load(path: str) -> dict[str, Profile]:
-    """Read the profiles of a file, or of a directory's ``*.yaml`` files.
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What is in the files of profiles, good ones and bad ones."""
 
-    :returns: name -> profile.
-    :raises InvalidProfile: a file is unreadable or malformed; the error names
-        file, line and key.
-    """
+    #: path -> profiles, of the files that can be used
+    good: Mapping[str, tuple[Profile, ...]]
+    #: path -> why nothing of it can be used, in one sentence with the line; of
+    #: a directory where it cannot be read
+    bad: Mapping[str, str]
+
+
+def load(path: str) -> Files:
+    """Read a file of profiles, or the ``*.yaml`` and ``*.yml`` files of a
+    directory."""
     base = pathlib.Path(path)
     try:
         # not glob, which treats an unreadable directory as an empty one
-        files = sorted(f for f in base.iterdir() if f.suffix == '.yaml'
+        files = sorted(f for f in base.iterdir() if f.suffix in _SUFFIXES
                        ) if base.is_dir() else [base]
     except OSError as error:
-        raise exception.InvalidProfile(
+        return Files({}, {path: (
             f'The device profile directory {path} cannot be read ({error}): '
-            f'make it readable for nova-api.') from None
-    profiles = {}
+            f'make it readable for nova-api.')})
+    good: dict[str, tuple[Profile, ...]] = {}
+    bad = {}
+    taken: dict[str, str] = {}
     for file in files:
-        for profile, where in _read(file):
-            if profile.name in profiles:
-                raise exception.InvalidProfile(
-                    f'{where}: the profile name {profile.name!r} is taken: '
-                    f'rename one of the two.')
-            profiles[profile.name] = profile
+        try:
+            profiles = tuple(_read(file))
+            good[str(file)] = _with_names_of_their_own(profiles, taken)
+        except exception.InvalidProfile as error:
+            bad[str(file)] = str(error)
+        else:
+            taken.update((p.name, p.where) for p in profiles)
+    return Files(good, bad)
+
+
+def _with_names_of_their_own(profiles, taken):
+    here: dict[str, str] = {}
+    for profile in profiles:
+        other = taken.get(profile.name) or here.get(profile.name)
+        if other:
+            raise exception.InvalidProfile(
+                f'{profile.where}: the profile name {profile.name!r} is taken '
+                f'by {other}: rename one of the two.')
+        here[profile.name] = profile.where
     return profiles
 
 
@@ -91,7 +120,7 @@ def _read(file):
         return
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     for item in nodes:
-        yield _profile(file, item), _where(file, item)
+        yield _profile(file, item)
 
 
 def _where(file, node, key=None) -> str:
@@ -124,7 +153,8 @@ def _profile(file, node) -> Profile:
         name=name,
         description=_scalar(file, fields['description'], 'description')
         if 'description' in fields else '',
-        groups=tuple(_group(file, group) for group in groups.value))
+        groups=tuple(_group(file, group) for group in groups.value),
+        where=_where(file, node))
 
 
 def _group(file, node) -> dict[str, str]:
@@ -189,29 +219,54 @@ def _scalar(file, node, key) -> str:
 
 
 class ProfileStore:
-    """The profiles of [accel] device_profiles; changed files are read again."""
+    """The profiles of [accel] device_profiles; changed files are read again.
 
-    def __init__(self):
-        self._stamp = None
-        self._profiles = {}
+    What was good in a file before it was spoiled stays in force.
+    """
+
+    def __init__(self) -> None:
+        self._stamp: tuple | None = None
+        self._good: dict[str, tuple[Profile, ...]] = {}
+        #: what the log has been told
+        self._said: set[str] = set()
 
     def get(self, name: str) -> Profile:
         """Return a profile.
 
-        :raises InvalidProfile: the name is unknown, or a file is malformed.
+        :raises InvalidProfile: there is none of this name. The log of nova-api
+            says more than the tenant is told.
         """
         path = CONF.accel.device_profiles
         stamp = self._fingerprint(path)
         if stamp is None or stamp != self._stamp:
-            self._profiles, self._stamp = load(path), stamp
+            self._read(path)
+            self._stamp = stamp
+        profiles = {profile.name: profile for profile
+                    in itertools.chain(*self._good.values())}
         try:
-            return self._profiles[name]
+            return profiles[name]
         except KeyError:
-            known = ', '.join(sorted(self._profiles)) or 'no profiles'
+            LOG.error(
+                'A flavor asks for the device profile %r, and %s has %s: '
+                'correct accel:device_profile or add the profile.', name, path,
+                ', '.join(sorted(profiles)) or 'no profiles')
             raise exception.InvalidProfile(
-                f'The flavor asks for the device profile {name!r}, and '
-                f'{path} has {known}: correct accel:device_profile or add the '
-                f'profile.') from None
+                f'The flavor asks for the device profile {name!r}, which is '
+                f'not to be had: ask the operator of the cloud.') from None
+
+    def _read(self, path):
+        files = load(path)
+        for error in files.bad.values():
+            if error not in self._said:
+                LOG.error('%s', error)
+        self._said = set(files.bad.values())
+        # nothing is known of the files of a directory that cannot be read
+        before = {file: profiles for file, profiles in self._good.items()
+                  if file in files.bad or path in files.bad
+                  and pathlib.Path(path) in pathlib.Path(file).parents}
+        # of two profiles with a name the last counts, which is the one that
+        # can be used now
+        self._good = {**before, **files.good}
 
     @staticmethod
     def _fingerprint(path):
@@ -219,7 +274,7 @@ class ProfileStore:
         try:
             if os.path.isdir(path):
                 files += (e.path for e in os.scandir(path)
-                          if e.name.endswith('.yaml'))
+                          if e.name.endswith(_SUFFIXES))
             return tuple(sorted(
                 (f, s.st_mtime_ns, s.st_size) for f, s in
                 ((f, os.stat(f)) for f in files)))
@@ -227,7 +282,7 @@ class ProfileStore:
             return None
 
 
-def expand(extra_specs: Mapping[str, str], store: ProfileStore,
+def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
            ) -> dict[str, str]:
     """Return the extra specs that a server is built with.
 
@@ -239,12 +294,14 @@ def expand(extra_specs: Mapping[str, str], store: ProfileStore,
 
     Extra specs without accelerators are returned unchanged.
 
+    :param get: ProfileStore.get.
+
     :raises InvalidRequest: a request is malformed, or the profile unknown.
     """
     specs = dict(extra_specs)
     name = specs.pop(request.PROFILE_KEY, None)
     if name is not None:
-        for suffix, group in _granular(store.get(name).groups):
+        for suffix, group in _granular(get(name).groups):
             for key, value in group.items():
                 kind, _, rest = key.partition(':')
                 key = f'{kind}{suffix}:{rest}'

@@ -37,7 +37,7 @@ def expand_flavor(flavor):
         INVALID_FLAVOR_IMAGE_EXCEPTIONS, Nova 31 to 34).
     """
     try:
-        specs = profiles.expand(flavor.extra_specs, _store)
+        specs = profiles.expand(flavor.extra_specs, _store.get)
     except exception.AcceleratorError as error:
         raise nova_exception.InvalidRequest(str(error)) from error
     if specs == flavor.extra_specs:

@@ -98,18 +98,27 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
     def test_unknown_profile(self):
         flavor = self.flavor(accel__device_profile='nbl')
         self.assertEqual(
-            f"The flavor asks for the device profile 'nbl', and "
-            f"{conf.CONF.accel.device_profiles} has nlb: correct "
-            f"accel:device_profile or add the profile.",
+            "The flavor asks for the device profile 'nbl', which is not to be "
+            "had: ask the operator of the cloud.",
             self.refused(self.api.post_server, {'server': self._build_server(
                 flavor_id=flavor, networks='none')}))
+        self.assertIn(f"'nbl', and {conf.CONF.accel.device_profiles} has nlb",
+                      self.stdlog.logger.output)
 
     def test_malformed_profile(self):
-        self.write_profile(**{'accel:function_id': 'nlb'})
+        """The operator is told; what was good in the file stays."""
         flavor = self.flavor(accel__device_profile='nlb')
-        said = self.refused(self.api.post_server, {'server':
-                            self._build_server(flavor_id=flavor,
-                                               networks='none')})
+        self.write_profile(**{'accel:function_id': 'nlb'})
+        os.rename(conf.CONF.accel.device_profiles,
+                  f'{conf.CONF.accel.device_profiles}.bad')
+        self.write_profile()
+        self._delete_server(self._create_server(
+            flavor_id=flavor, networks='none'))
+        os.rename(f'{conf.CONF.accel.device_profiles}.bad',
+                  conf.CONF.accel.device_profiles)
+        server = self._create_server(flavor_id=flavor, networks='none')
+        self.assertEqual(EXPANDED, server['flavor']['extra_specs'])
+        said = self.stdlog.logger.output
         self.assertIn("line 2, key 'accel:function_id'", said)
         self.assertIn('is no UUID', said)
 

@@ -123,13 +123,16 @@ class RequestTest(FailureBase):
         self.write_profiles({'name': 'known', 'groups': [
             {'resources:CUSTOM_ACCELERATOR_FPGA': 1}]})
         self.assertBadRequest({'accel:device_profile': 'unknown'},
-                              "'unknown'", 'known')
+                              "'unknown'", 'ask the operator')
 
     def test_malformed_profile(self):
         with open(self.profiles, 'w') as file:
             file.write('- name: p\n  groups:\n  - resurces:X: 1\n')
         self.assertBadRequest({'accel:device_profile': 'p'},
-                              'line 3', 'resurces:X')
+                              "'p'", 'ask the operator')
+        said = dict(self.logs())['nova']
+        self.assertIn('line 3', said)
+        self.assertIn('resurces:X', said)
 
     def test_bad_values(self):
         for specs, word in (

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Commands that show the claim store of a host, as an operator starts them."""
+"""The commands of nova-accel, as an operator starts them."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from nova_accel.cmd import main
 from nova_accel import conf
 
 
-class StoreCommandTestCase(testtools.TestCase):
+class CommandTestCase(testtools.TestCase):
 
     COMMAND = ''
 
@@ -25,22 +25,20 @@ class StoreCommandTestCase(testtools.TestCase):
         super().setUp()
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.config = os.path.join(self.directory, 'nova.conf')
+        self.configure()
+
+    def configure(self, accel=()):
         with open(self.config, 'w') as file:
             file.write(f'[DEFAULT]\nhost = compute1\n'
-                       f'state_path = {self.directory}\n')
-        self.path = os.path.join(self.directory,
-                                 'accel_claims_compute1.sqlite')
-
-    def open_store(self):
-        """As nova-compute does, which goes on."""
-        self.store = claims.ClaimStore(self.path)
-        return self.store
+                       f'state_path = {self.directory}\n[accel]\n')
+            for name, value in dict(accel).items():
+                file.write(f'{name} = {value}\n')
 
     def start(self, *arguments):
         """The command as an operator starts it."""
         return subprocess.run(
             [sys.executable, '-W', 'ignore', '-m', 'nova_accel.cmd.main',
-             self.COMMAND, '--config-file', self.config, *arguments],
+             *self.COMMAND.split(), '--config-file', self.config, *arguments],
             capture_output=True, text=True, timeout=600)
 
     def call(self, *arguments):
@@ -51,7 +49,8 @@ class StoreCommandTestCase(testtools.TestCase):
               contextlib.redirect_stderr(io.StringIO()) as stderr):
             try:
                 status = main.main([
-                    self.COMMAND, '--config-file', self.config, *arguments])
+                    *self.COMMAND.split(), '--config-file', self.config,
+                    *arguments])
             finally:
                 log.handlers[:], log.level = handlers, level
                 conf.CONF.reset()
@@ -62,3 +61,17 @@ class StoreCommandTestCase(testtools.TestCase):
         result = self.call('-f', 'json', *arguments)
         self.assertEqual(0, result.returncode, result.stderr)
         return json.loads(result.stdout)
+
+
+class StoreCommandTestCase(CommandTestCase):
+    """A command that shows the claim store of a host."""
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(self.directory,
+                                 'accel_claims_compute1.sqlite')
+
+    def open_store(self):
+        """As nova-compute does, which goes on."""
+        self.store = claims.ClaimStore(self.path)
+        return self.store

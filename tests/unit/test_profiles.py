@@ -45,15 +45,28 @@ class ProfilesTest(unittest.TestCase):
 
     def expand(self, **specs):
         return profiles.expand(
-            {k.replace('__', ':'): v for k, v in specs.items()}, self.store)
+            {k.replace('__', ':'): v for k, v in specs.items()},
+            self.store.get)
 
     def malformed(self, text, *words):
         self.write(text)
-        with self.assertRaises(exception.InvalidProfile) as got:
-            self.store.get('nlb')
-        self.assertRegex(str(got.exception), r'\.\Z')
+        files = profiles.load(self.path)
+        self.assertEqual({}, files.good)
+        said = files.bad[self.path]
+        self.assertRegex(said, r'\.\Z')
         for word in words:
-            self.assertIn(word, str(got.exception))
+            self.assertIn(word, said)
+
+    def refused(self, name='nlb', *words):
+        """What the log says; the tenant is told no path and no other name."""
+        with (self.assertRaises(exception.InvalidProfile) as got,
+              self.assertLogs(profiles.LOG.name, 'ERROR') as log):
+            self.store.get(name)
+        self.assertEqual(
+            f'The flavor asks for the device profile {name!r}, which is not '
+            f'to be had: ask the operator of the cloud.', str(got.exception))
+        for word in words:
+            self.assertIn(word, '\n'.join(log.output))
 
     def test_expand(self):
         self.write(NLB)
@@ -68,11 +81,11 @@ class ProfilesTest(unittest.TestCase):
     def test_expand_once(self):
         self.write(NLB)
         once = self.expand(accel__device_profile='nlb')
-        self.assertEqual(once, profiles.expand(once, self.store))
+        self.assertEqual(once, profiles.expand(once, self.store.get))
 
     def test_flavor_without_accelerators_reads_no_file(self):
         specs = {'hw:cpu_policy': 'dedicated', 'resources:VGPU': '1'}
-        self.assertEqual(specs, profiles.expand(specs, self.store))
+        self.assertEqual(specs, profiles.expand(specs, self.store.get))
 
     def test_two_groups_need_a_policy(self):
         self.write(f"""\
@@ -133,13 +146,13 @@ class ProfilesTest(unittest.TestCase):
             self.write(NLB.replace(f'resources:{FPGA}',
                                    f'resources:{spelling}'))
             self.assertIn(f'resources_ACCEL0:{FPGA}', profiles.expand(
-                {'accel:device_profile': 'nlb'}, profiles.ProfileStore()))
+                {'accel:device_profile': 'nlb'}, profiles.ProfileStore().get))
         self.config.config(group='accel', resource_classes='standard')
         for spelling in ('FPGA', FPGA):
             self.write(NLB.replace(f'resources:{FPGA}',
                                    f'resources:{spelling}'))
             self.assertIn('resources_ACCEL0:FPGA', profiles.expand(
-                {'accel:device_profile': 'nlb'}, profiles.ProfileStore()))
+                {'accel:device_profile': 'nlb'}, profiles.ProfileStore().get))
 
     def test_class_in_both_spellings(self):
         self.malformed(f"""\
@@ -158,15 +171,10 @@ class ProfilesTest(unittest.TestCase):
 
     def test_unknown_profile(self):
         self.write(NLB)
-        with self.assertRaisesRegex(
-                exception.InvalidProfile,
-                f"'nbl', and {self.path} has nlb: correct"):
-            self.expand(accel__device_profile='nbl')
+        self.refused('nbl', f"'nbl', and {self.path} has nlb: correct")
 
     def test_no_file(self):
-        with self.assertRaisesRegex(exception.InvalidProfile,
-                                    f'{self.path} does not exist'):
-            self.expand(accel__device_profile='nlb')
+        self.refused('nlb', f'{self.path} does not exist', 'no profiles')
 
     def test_changed_file_is_read_again(self):
         self.write(NLB)
@@ -175,10 +183,59 @@ class ProfilesTest(unittest.TestCase):
         os.utime(self.path, ns=(1, 1))
         self.assertEqual('changed', self.store.get('nlb').description)
 
-    def test_good_again_after_malformed(self):
-        self.malformed('name: [', 'line')
+    def test_spoiled_file(self):
+        """What was good in it stays, and the log says once what is wrong."""
+        self.write(NLB)
+        self.store.get('nlb')
+        self.write('name: [')
+        with self.assertLogs(profiles.LOG.name, 'ERROR') as log:
+            self.assertEqual('loopback', self.store.get('nlb').description)
+        self.assertIn('line 1', log.output[0])
+        os.utime(self.path, ns=(1, 1))
+        with self.assertNoLogs(profiles.LOG.name, 'ERROR'):
+            self.assertEqual('loopback', self.store.get('nlb').description)
+        self.write(NLB.replace('loopback', 'changed'))
+        self.assertEqual('changed', self.store.get('nlb').description)
+        os.unlink(self.path)
+        self.assertEqual('changed', self.store.get('nlb').description)
+
+    def test_malformed_from_the_start(self):
+        self.write('name: [')
+        self.refused('nlb', 'line 1')
         self.write(NLB)
         self.assertEqual('nlb', self.store.get('nlb').name)
+
+    def test_malformed_file_costs_its_own_profiles(self):
+        self.config.config(group='accel', device_profiles=self.directory)
+        self.write(NLB)
+        other = os.path.join(self.directory, 'a.yml')
+        self.write(NLB.replace('nlb', 'a'), other)
+        self.assertEqual('a', self.store.get('a').name)
+        self.write('- 1', other)
+        self.assertEqual(['nlb', 'a'], [
+            self.store.get(name).name for name in ('nlb', 'a')])
+        # nova-api starts again
+        self.store = profiles.ProfileStore()
+        self.assertEqual('nlb', self.store.get('nlb').name)
+        self.refused('a', f'{self.directory} has nlb')
+        os.unlink(other)
+        self.assertEqual('nlb', self.store.get('nlb').name)
+
+    def test_other_directory(self):
+        """Nothing is left of the one that the option named before."""
+        self.write(NLB)
+        self.store.get('nlb')
+        self.config.config(group='accel', device_profiles='/nonexistent')
+        self.refused('nlb', '/nonexistent does not exist')
+
+    def test_profile_that_moved_to_another_file(self):
+        self.config.config(group='accel', device_profiles=self.directory)
+        self.write(NLB)
+        self.store.get('nlb')
+        self.write('- 1')
+        self.write(NLB.replace('loopback', 'moved'),
+                   os.path.join(self.directory, 'a.yaml'))
+        self.assertEqual('moved', self.store.get('nlb').description)
 
     def test_directory(self):
         self.config.config(group='accel', device_profiles=self.directory)
@@ -187,26 +244,22 @@ class ProfilesTest(unittest.TestCase):
         self.assertEqual('nlb', self.store.get('nlb').name)
         second = os.path.join(self.directory, 'second.yaml')
         self.write(NLB, second)
-        with self.assertRaisesRegex(
-                exception.InvalidProfile,
-                f"{second}, line 1: the profile name 'nlb' is taken"):
-            self.store.get('nlb')
+        files = profiles.load(self.directory)
+        self.assertEqual([self.path], list(files.good))
+        self.assertIn(f"{second}, line 1: the profile name 'nlb' is taken by "
+                      f"{self.path}, line 1", files.bad[second])
 
     @unittest.skipIf(os.geteuid() == 0, 'root may read everything')
     def test_unreadable(self):
         self.config.config(group='accel', device_profiles=self.directory)
         os.chmod(self.directory, 0)
         self.addCleanup(os.chmod, self.directory, 0o700)
-        with self.assertRaisesRegex(exception.InvalidProfile,
-                                    'cannot be read'):
-            self.store.get('nlb')
+        self.refused('nlb', 'cannot be read')
 
     def test_unreadable_file(self):
         os.mkdir(self.path)
         self.config.config(group='accel', device_profiles=self.directory)
-        with self.assertRaisesRegex(exception.InvalidProfile,
-                                    f'{self.path} cannot be read'):
-            self.store.get('nlb')
+        self.refused('nlb', f'{self.path} cannot be read')
 
     def test_malformed(self):
         for text, *words in (

@@ -17,14 +17,14 @@ ETC = pathlib.Path(__file__).parent.parent.parent / 'etc' / 'nova_accel'
 class SamplesTest(testtools.TestCase):
 
     def test_device_profiles(self):
-        loaded = profiles.load(str(ETC / 'device_profiles'))
+        files = profiles.load(str(ETC / 'device_profiles'))
+        self.assertEqual({}, files.bad)
+        loaded = {profile.name: profile for found in files.good.values()
+                  for profile in found}
         self.assertEqual({'nlb', 'nlb-preprogrammed', 'fpga-developer',
                           'nlb-and-crypto'}, set(loaded))
-
-        class Store:
-            get = loaded.__getitem__
         two = request.parse(profiles.expand(
-            {request.PROFILE_KEY: 'nlb-and-crypto'}, Store))
+            {request.PROFILE_KEY: 'nlb-and-crypto'}, loaded.__getitem__))
         self.assertEqual([None, 'crypto'], [r.function_name for r in two])
 
     def test_simulated_host(self):

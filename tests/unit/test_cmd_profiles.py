@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel profile ..., as an operator starts it."""
+
+import os
+
+from tests.unit import commands
+from tests.unit.test_profiles import FPGA, FUNCTION
+
+NLB = f"""\
+name: nlb
+description: loopback
+groups:
+- resources:{FPGA}: 1
+  accel:bitstream_id: {FUNCTION}
+"""
+
+
+class ProfilesTestCase(commands.CommandTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.profiles = os.path.join(self.directory, 'profiles')
+        os.mkdir(self.profiles)
+        self.configure(accel={'device_profiles': self.profiles})
+        self.good = self.write('nlb.yaml', NLB)
+
+    def write(self, name, text):
+        path = os.path.join(self.profiles, name)
+        with open(path, 'w') as file:
+            file.write(text)
+        return path
+
+
+class ListTest(ProfilesTestCase):
+
+    COMMAND = 'profile list'
+
+    def test_list(self):
+        self.assertEqual([{
+            'Name': 'nlb', 'Groups': 1, 'Description': 'loopback',
+            'Where': f'{self.good}, line 1'}], self.rows())
+
+    def test_malformed(self):
+        bad = self.write('bad.yml', 'name: bad\n')
+        result = self.call()
+        self.assertEqual(1, result.returncode)
+        self.assertIn('loopback', result.stdout)
+        self.assertIn(f'{bad}, line 1: the profile has no groups',
+                      result.stderr)
+
+
+class ShowTest(ProfilesTestCase):
+
+    COMMAND = 'profile show'
+
+    def test_show(self):
+        self.assertEqual(
+            {'accel:profile': 'nlb', f'resources_ACCEL0:{FPGA}': '1',
+             'accel_ACCEL0:bitstream_id': FUNCTION,
+             'trait_ACCEL0:CUSTOM_PROGRAMMABLE': 'required'},
+            {row['Extra spec']: row['Value'] for row in self.rows('nlb')})
+
+    def test_unknown(self):
+        result = self.call('nbl')
+        self.assertEqual(1, result.returncode)
+        self.assertIn("no device profile 'nbl'", result.stderr)
+        self.assertIn('it has nlb', result.stderr)
+
+
+class CheckTest(ProfilesTestCase):
+
+    COMMAND = 'profile check'
+
+    def test_good(self):
+        result = self.start()
+        self.assertEqual((0, f'{self.profiles}: 1 profiles can be used\n', ''),
+                         (result.returncode, result.stdout, result.stderr))
+
+    def test_files(self):
+        """Also files that are not there yet where nova-api reads them."""
+        bad = os.path.join(self.directory, 'new.yaml')
+        with open(bad, 'w') as file:
+            file.write(NLB.replace(FUNCTION, 'latest'))
+        result = self.call(self.good, bad)
+        self.assertEqual(1, result.returncode)
+        self.assertIn(f'{self.good}: 1 profiles', result.stdout)
+        self.assertIn(f"{bad}, line 5, key 'accel:bitstream_id'",
+                      result.stderr)
+        self.assertNotIn('Traceback', result.stderr)
+
+    def test_nothing_there(self):
+        result = self.call('/nonexistent')
+        self.assertEqual(1, result.returncode)
+        self.assertIn('/nonexistent does not exist', result.stderr)
