@@ -45,6 +45,8 @@ SHELL_12 = '69528db6-eb31-577a-8c36-68f9faa081f6'
 MEMORY = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
 #: inventory of the only region of a card of 8 GiB, which can be had
 REGION = {'CUSTOM_ACCELERATOR_FPGA': (1, 0), MEMORY: (8192, 0)}
+FENCED_REGION = {name: (total, total)
+                 for name, (total, _) in REGION.items()}
 
 
 def card(address, functions=(NLB0,), interface=SHELL_11, **more):

@@ -198,7 +198,7 @@ class CardTest(FailureBase):
         for host in self.HOSTS:
             totals, traits, _ = self.provider_tree()[
                 f'{host}_accel_{DEVICE}_region0']
-            self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
+            self.assertEqual(base.FENCED_REGION, totals)
             self.assertIn(naming.FENCED, traits)
         self.boot({})
         for host in self.HOSTS:

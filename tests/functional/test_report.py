@@ -79,7 +79,8 @@ class ReportTest(base.AcceleratorTestBase):
         self.restart_compute_service(self.region.partition('_')[0])
         self.report_afresh()
         totals, traits, _ = self.provider_tree()[self.region]
-        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)}, totals)
+        self.assertEqual({**base.REGION, 'CUSTOM_ACCELERATOR_FPGA': (1, 1)},
+                         totals)
         self.assertIn('CUSTOM_ROW_7', traits)
         self.assertIn('CUSTOM_FPGA_COMPUTE', traits)
         self.assertEqual([aggregate], self.placement.get(
@@ -161,8 +162,7 @@ class ReportTest(base.AcceleratorTestBase):
         self.report()
         # held: fenced; not held: fenced, then gone
         tree = self.provider_tree()
-        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 1)},
-                         tree[self.region][0])
+        self.assertEqual(base.FENCED_REGION, tree[self.region][0])
         self.report()
         self.assertEqual({self.device, self.region},
                          set(self.provider_tree()))
@@ -177,15 +177,15 @@ class ReportTest(base.AcceleratorTestBase):
         self.kernel('compute1').rebind(base.vf(DEVICE), 'dfl-pci')
         inventory.scan()
         self.report()
-        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': (1, 0)},
-                         self.provider_tree()[self.region][0])
+        self.assertEqual(base.REGION, self.provider_tree()[self.region][0])
 
     @cloud.fresh
     def test_standard_resource_classes(self):
         self.flags(resource_classes='standard', group='accel')
         self.restart_compute_service('compute1')
-        self.assertEqual({os_resource_classes.FPGA: (1, 0)},
-                         self.provider_tree()[self.region][0])
+        self.assertEqual(
+            {os_resource_classes.FPGA: (1, 0), base.MEMORY: (8192, 0)},
+            self.provider_tree()[self.region][0])
         # either spelling of a request is written as the one in force
         for name in ('FPGA', 'CUSTOM_ACCELERATOR_FPGA'):
             self._delete_server(self.boot({f'resources1:{name}': '1'}))
