@@ -63,15 +63,15 @@ class AcceleratorRequest:
         return bool(self.function_id or self.function_name or self.bitstream_id)
 
     @property
-    def wanted_trait(self) -> str | None:
-        """The trait of a region that already carries what is wanted."""
+    def wanted_traits(self) -> list[str]:
+        """The traits of which a region that carries what is wanted has one."""
         if self.function_id:
-            return naming.function_trait(self.function_id)
+            return [naming.function_trait(self.function_id)]
         if self.function_name:
-            return naming.function_name_trait(self.function_name)
+            return [naming.function_name_trait(self.function_name)]
         if self.bitstream_id:
-            return naming.bitstream_trait(self.bitstream_id)
-        return None
+            return [naming.bitstream_trait(self.bitstream_id)]
+        return []
 
     def carried_by(self, region: model.Region) -> bool:
         """Whether a region has what is wanted, for a server that comes to it.
@@ -385,8 +385,9 @@ def _demand(bundle, allocations, preferred, count) -> matching.Demand:
         if not bundle[0].group or all(
                 r.required <= allocation.traits
                 and not r.forbidden & allocation.traits for r in bundle):
-            programmed = sum(r.wanted_trait not in (None, *allocation.traits)
-                             for r in bundle)
+            programmed = sum(
+                r.programs and allocation.traits.isdisjoint(r.wanted_traits)
+                for r in bundle)
             costs[allocation.provider_uuid] = programmed + (
                 allocation.provider_uuid not in preferred) * (count + 1)
     amounts: dict[str, int] = collections.Counter()

@@ -182,7 +182,7 @@ class ScarceTest(base.AcceleratorTestBase):
         base.card('0000:af:00.0', [base.NLB0]),
         base.card('0000:d8:00.0', [base.NLB0])]}}
 
-    def test_the_function_with_most_copies_is_replaced(self):
+    def test_the_function_with_more_idle_copies_is_replaced(self):
         self.upload_bitstream(base.CRYPTO)
         server = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
         self.assertNotEqual(['0000:5e:00.1'], self.hostdevs(server))

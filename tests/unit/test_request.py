@@ -97,8 +97,9 @@ class ParseTest(unittest.TestCase):
         self.assertEqual(request.AcceleratorRequest(
             '_B', FPGA, 2, frozenset(['CUSTOM_FPGA_INTEL']),
             frozenset(['CUSTOM_OLD']), FUNCTION.replace('-', '')), got[2])
-        self.assertEqual(naming.function_trait(FUNCTION), got[2].wanted_trait)
-        self.assertIsNone(got[0].wanted_trait)
+        self.assertEqual([naming.function_trait(FUNCTION)],
+                         got[2].wanted_traits)
+        self.assertEqual([], got[0].wanted_traits)
 
     def test_amounts(self):
         for bad in ('0', '-1', 'one', '', '1.5', None):
@@ -267,7 +268,7 @@ class MatchTest(unittest.TestCase):
         requests, allocations = case
 
         def programmed(way):
-            return sum(r.wanted_trait not in (None, *a.traits)
+            return sum(r.programs and a.traits.isdisjoint(r.wanted_traits)
                        for r, a in way)
 
         def fits(way):
