@@ -225,6 +225,19 @@ class RankingTest(Base):
     def as_group_1(rp):
         return candidate(**{'1': rp})
 
+    def test_any_of_several_functions(self):
+        scheduling = self.look(
+            {'second': region(OTHER), 'empty': region(),
+             'third': region(THIRD)},
+            **{f'resources1__{FPGA}': '1',
+               'accel1__function_id': f'{WANTED},{OTHER}'})
+        self.assertBestFirst(scheduling, *map(
+            self.as_group_1, ('second', 'empty', 'third')))
+        scheduling.count('server')
+        traits = [naming.function_trait(f) for f in (WANTED, OTHER, THIRD)]
+        self.assertEqual([1, 1, 0], [
+            round(n) for n in self.demand.counts(traits).values()])
+
     def test_stable(self):
         scheduling = self.look(
             {'a': region(WANTED), 'b': region(WANTED)}, **ONE)
