@@ -281,9 +281,8 @@ class Schedulings:
     def of(self, spec) -> Scheduling:
         """Return the scheduling of a request; one without facts where Nova
         did not begin it."""
-        with self._lock:
-            begun = self._begun.get(spec)
-        return begun or self.begin(spec, None)
+        # without the lock: once for each host, and a look-up is atomic
+        return self._begun.get(spec) or self.begin(spec, None)
 
 
 def _requests(spec) -> list[request.AcceleratorRequest]:
