@@ -6,6 +6,7 @@
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
 # make bench  figures with counts
+# make bench-reuse  how often a server finds its function loaded
 # make lab    the same on a real kernel, in a virtual machine; as root
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
 .PHONY: demo test style docs unit host functional soak nova-tests \
-	nova-tests-part bench clean lab lab-up lab-test lab-shell lab-down
+	nova-tests-part bench bench-reuse clean lab lab-up lab-test lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
@@ -75,6 +76,10 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
+
+# TRACE="file ..." of requests, see tests/bench/reuse.py; minutes
+bench-reuse: $(STAMP)
+	$(BIN)/python -m tests.bench.reuse $(TRACE)
 
 # docs/source/lab.rst; TRIALS="boot shelve" for some of them
 lab:

@@ -168,9 +168,6 @@ SCHEDULER_OPTS = [
 Weight of hosts whose FPGA regions already carry the wanted function. An
 aggregate's metadata ``accel_weight_multiplier`` takes precedence, as with
 Nova's own weighers. Zero disables the preference."""),
-    cfg.IntOpt('function_cache_seconds', default=10, min=0, help="""
-Seconds for which nova-scheduler caches Placement's answers on loaded
-functions. Zero asks again for each scheduling."""),
 ]
 
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,

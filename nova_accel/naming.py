@@ -39,6 +39,9 @@ _STANDARD = {
 _UUID = '[0-9A-F]{8}(?:_[0-9A-F]{4}){3}_[0-9A-F]{12}'
 _FUNCTION = re.compile(
     f'CUSTOM_FPGA_(?:FUNCTION_(?:[A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)({_UUID})')
+_CONTENT = re.compile(
+    f'CUSTOM_FPGA_(?:FUNCTION_{_UUID}|BITSTREAM_{_UUID}'
+    f'|FUNCTION_NAME_[A-Z0-9_]+)')
 #: traits for what is loaded or possible now. We remove stale ones; other
 #: traits stay, because somebody else may have set them
 _VOLATILE = re.compile(
@@ -143,14 +146,10 @@ def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
 def function_trait(function: str) -> str:
     """Return the trait of a loaded function, the same for all vendors.
 
-    The scheduler looks up functions by this trait, since a request names a
+    The scheduler compares functions by this trait, since a request names a
     function and no vendor.
     """
     return f'CUSTOM_FPGA_FUNCTION_{_dashed(function)}'
-
-
-#: prefix of every function_trait, for a listing in Placement
-FUNCTION_PREFIX = 'CUSTOM_FPGA_FUNCTION_'
 
 
 def bitstream_trait(image: str) -> str:
@@ -174,6 +173,11 @@ def function_of(trait: str) -> str | None:
     """
     found = _FUNCTION.fullmatch(trait)
     return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
+
+
+def is_content(trait: str) -> bool:
+    """Whether a trait says what a region carries, as requests ask for it."""
+    return bool(_CONTENT.fullmatch(trait))
 
 
 def is_volatile(trait: str) -> bool:

@@ -53,6 +53,9 @@ class AcceleratorRequest:
     function_name: str | None = None
     bitstream_id: str | None = None
     runtime_programming: bool = False
+    #: what does as well, in the order of preference; each with one function
+    #: and no alternatives of its own
+    alternatives: tuple['AcceleratorRequest', ...] = ()
     #: whether the owner of the server chose the bitstream, in the properties
     #: of its image or in its metadata, and not the flavor
     chosen_by_owner: bool = False
@@ -66,18 +69,35 @@ class AcceleratorRequest:
         return bool(self.function_id or self.function_name or self.bitstream_id)
 
     @property
-    def wanted_trait(self) -> str | None:
-        """The trait of a region that already carries what is wanted."""
+    def choices(self) -> list['AcceleratorRequest']:
+        """The request for each function that will do, the first one first."""
+        if not self.alternatives:
+            return [self]
+        return [dataclasses.replace(self, alternatives=()),
+                *self.alternatives]
+
+    def only(self, function: str) -> 'AcceleratorRequest':
+        """The request without its other choices, where it has one by id."""
+        return next((choice for choice in self.choices
+                     if choice.function_id == function), self)
+
+    @property
+    def wanted_traits(self) -> list[str]:
+        """The traits of which a region that carries what is wanted has one."""
+        return [trait for choice in self.choices
+                for trait in choice._traits()]
+
+    def _traits(self):
         if self.function_id:
-            return naming.function_trait(self.function_id)
+            yield naming.function_trait(self.function_id)
         if self.function_name:
-            return naming.function_name_trait(self.function_name)
+            yield naming.function_name_trait(self.function_name)
         if self.bitstream_id:
-            return naming.bitstream_trait(self.bitstream_id)
-        return None
+            yield naming.bitstream_trait(self.bitstream_id)
 
     def carried_by(self, region: model.Region) -> bool:
-        """Whether a region has what is wanted, for a server that comes to it.
+        """Whether a region has what is wanted, or an alternative, for a server
+        that comes to it.
 
         Only what the operator put there counts. A bitstream of a project is
         for the server that had it loaded, and its function UUID is its
@@ -86,6 +106,8 @@ class AcceleratorRequest:
         """
         if not self.programs:
             return True
+        if self.alternatives:
+            return any(choice.carried_by(region) for choice in self.choices)
         if region.origin != model.OPERATOR:
             return False
         if self.function_id:
@@ -269,16 +291,38 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         raise exception.InvalidRequest(
             f'{" and ".join(f"accel{group}:{k}" for k in functions)} are '
             f'given for one accelerator: keep one of them.')
-    wanted: dict[str, Any] = {
-        key: _wanted(group, key, accel[key]) for key in functions}
+    wanted: list[dict[str, Any]] = [
+        {key: value} for key in functions
+        for value in _choices(group, key, accel[key])] or [{}]
     runtime = RUNTIME in accel and _boolean(group, RUNTIME, accel[RUNTIME])
-    return [AcceleratorRequest(
-        group=group, resource_class=name,
-        amount=_amount(group, name, resources[name]),
-        required=frozenset(t for t, v in trait.items() if v == 'required'),
-        forbidden=frozenset(t for t, v in trait.items() if v == 'forbidden'),
-        memory=memory, runtime_programming=runtime, **wanted)
-        for name in classes]
+    requests = []
+    for name in classes:
+        plain = AcceleratorRequest(
+            group=group, resource_class=name,
+            amount=_amount(group, name, resources[name]),
+            required=frozenset(
+                t for t, v in trait.items() if v == 'required'),
+            forbidden=frozenset(
+                t for t, v in trait.items() if v == 'forbidden'),
+            memory=memory, runtime_programming=runtime)
+        first, *others = [dataclasses.replace(plain, **choice)
+                          for choice in wanted]
+        requests.append(dataclasses.replace(
+            first, alternatives=tuple(others)))
+    return requests
+
+
+def _choices(group, key, value) -> list[str]:
+    """The functions of a key in order; an image has no alternatives."""
+    if key == 'bitstream_id':
+        return [_wanted(group, key, value)]
+    found = [_wanted(group, key, item) for item in str(value).split(',')]
+    for item in found:
+        if found.count(item) > 1:
+            raise exception.InvalidRequest(
+                f'accel{group}:{key}={value} has {item} twice: name each '
+                f'alternative once.')
+    return found
 
 
 def _amount(group, name, value) -> int:
@@ -307,8 +351,8 @@ def _wanted(group, key, value) -> str:
     if key == 'function_name':
         if not value:
             raise exception.InvalidRequest(
-                f'accel{group}:function_name is empty: give the name that the '
-                f'image has in its property accel:function_name.')
+                f'accel{group}:function_name has an empty name: give the name '
+                f'that the image has in its property accel:function_name.')
         naming.function_name_trait(value)
         return value
     try:
@@ -395,8 +439,9 @@ def _demand(bundle, allocations, preferred, count) -> matching.Demand:
                 and not r.forbidden & allocation.traits
                 and all(allocation.memory.get(name, 0) >= mib
                         for name, mib in r.memory.items()) for r in bundle):
-            programmed = sum(r.wanted_trait not in (None, *allocation.traits)
-                             for r in bundle)
+            programmed = sum(
+                r.programs and allocation.traits.isdisjoint(r.wanted_traits)
+                for r in bundle)
             costs[allocation.provider_uuid] = programmed + (
                 allocation.provider_uuid not in preferred) * (count + 1)
     amounts: dict[str, int] = collections.Counter()

@@ -36,13 +36,19 @@ VALIDATORS = [
     base.ExtraSpecValidator(
         name='accel{group}:function_id',
         description='Give the accelerator of the group this function.',
-        value=_text(_UUID, 'The UUID of the function, with or without "-".'),
+        value=_text(f'{_UUID}( *, *{_UUID})*',
+                    'The UUID of the function, with or without "-"; or of '
+                    'several that will do, the preferred one first, with '
+                    '"," between them.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:function_name',
         description='Give the accelerator of the group the function of this '
                     'name.',
-        value=_text(_NAME, 'The accel:function_name of a Glance image.'),
+        value=_text(f'{_NAME}( *, *{_NAME})*',
+                    'The accel:function_name of a Glance image; or of several '
+                    'that will do, the preferred one first, with "," between '
+                    'them.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:runtime_programming',

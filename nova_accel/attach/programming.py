@@ -9,6 +9,7 @@ that had it loaded, and for no other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -67,24 +68,76 @@ class Programming:
         if _was_loaded_for(claims, wanted, region) or (
                 wanted.carried_by(region) and not wanted.chosen_by_owner):
             return
-        if not (region.bitstream_id and region.origin == model.OPERATOR and (
-                wanted.bitstream_id == region.bitstream_id
-                or wanted.function_id == region.function_uuid)):
+        named = self._find_named(context, project_id, wanted, region)
+        if any(self._has_name(device, region, image) for image in named):
+            self._publisher.show(context, {c.provider_uuid for c in claims})
+            return
+        if not (region.bitstream_id and region.origin == model.OPERATOR and any(
+                choice.bitstream_id == region.bitstream_id
+                or choice.function_id == region.function_uuid
+                for choice in wanted.choices)):
             # before Glance is asked: another host may do without it
             self._check_may_program(claims, device, region)
-        client, image = self._find(context, project_id, wanted, region)
+        choice, client, image = self._find_first(
+            context, project_id, wanted, region)
         if (region.origin == glance.origin(image.record) == model.OPERATOR
                 and region.bitstream_id == image.id):
-            if wanted.function_name:
-                # the image has another name now
-                self._inventory.set_loaded(
-                    device.address, region.index, model.Loaded(
-                        region.function_uuid, image.id, wanted.function_name,
-                        image.content, model.OPERATOR))
             return
         self._program_for(
             context, claims, device, region,
-            lambda: self._from_glance(client, image, wanted, device, region))
+            lambda: self._from_glance(client, image, choice, device, region))
+
+    def _find_named(self, context, project_id, wanted, region):
+        """Images of the names, where the region has what one may mean.
+
+        A name for which there is no image may still be known to another host
+        by its trait.
+        """
+        found = []
+        for choice in wanted.choices:
+            if choice.function_name and region.origin == model.OPERATOR:
+                with contextlib.suppress(exception.BitstreamError,
+                                         exception.IncompatibleBitstream):
+                    found.append(self._find(
+                        context, project_id, choice, region)[1])
+        return found
+
+    def _find_first(self, context, project_id, wanted, region):
+        """(choice, client, image) of the first choice that has an image.
+
+        :raises IncompatibleBitstream: none has one for the region, and one has
+            one for another type of region.
+        :raises BitstreamError: none has one.
+        """
+        errors = []
+        for choice in wanted.choices:
+            try:
+                return (choice, *self._find(
+                    context, project_id, choice, region))
+            except (exception.BitstreamError,
+                    exception.IncompatibleBitstream) as error:
+                errors.append(error)
+        # one that another host may not share comes first
+        raise max(errors, key=lambda error: error.elsewhere)
+
+    def _has_name(self, device, region, image):
+        """Whether a region carries what the operator gave a name.
+
+        It is the image itself, which has another name now; or its function,
+        which was on the card before an image told its name. Noted, so that it
+        is shown.
+        """
+        same = region.bitstream_id == image.id
+        if glance.origin(image.record) != model.OPERATOR or not (
+                same or region.function_uuid == glance.function_id(image)
+                and region.function_uuid not in (
+                    None, *model.SHARED_FUNCTIONS)):
+            return False
+        self._inventory.set_loaded(device.address, region.index, model.Loaded(
+            region.function_uuid, region.bitstream_id,
+            glance.function_name(image), image.content if same else '',
+            model.OPERATOR))
+        return True
 
     def _find(self, context, project_id, wanted, region):
         """(client, image) of what is asked for.
@@ -133,7 +186,9 @@ class Programming:
         elif (function and not image and region.function_uuid != function
                 and mine[0].group in requests):
             self.provision(
-                context, project_id, requests[mine[0].group], mine)
+                context, project_id,
+                # the server found this one on the card and expects no other
+                requests[mine[0].group].only(function), mine)
             self._holdings.bound(mine, self.region_of(mine))
 
     def _put_back(self, context, project_id, claims, device, region):

@@ -313,6 +313,12 @@ def check_use(client, image_id: str, project_id: str) -> None:
     _by_id(client, image_id, project_id, None, chosen_by_owner=True)
 
 
+def function_id(image: Image) -> str | None:
+    """Return the function in the image in the form of model.uuid_hex, None
+    where its record has none."""
+    return _hex(image.record.get(FUNCTION_ID) or '') or None
+
+
 def function_name(image: Image) -> str | None:
     """Return the name of the function in the image, None without one."""
     return image.record.get(FUNCTION_NAME) or None

@@ -9,8 +9,9 @@ Hence a filter chooses the device, and a weigher chooses the host.
 from nova.scheduler.client import report
 from nova.scheduler import filters
 
-from nova_accel.scheduler import placement_cache
 from nova_accel.scheduler import ranking
+from nova_accel.scheduler import scheduling as schedulings
+from nova_accel.scheduler import seam
 
 
 def _get(url, version):
@@ -18,7 +19,8 @@ def _get(url, version):
 
 
 #: shared with the weigher
-PLACEMENT = placement_cache.PlacementCache(_get)
+SCHEDULINGS = schedulings.Schedulings(_get)
+seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 
 
 class AcceleratorFilter(filters.BaseHostFilter):
@@ -35,35 +37,64 @@ class AcceleratorFilter(filters.BaseHostFilter):
         :returns: list of the same HostState.
         """
         hosts = list(filter_obj_list)
-        snapshot = PLACEMENT.snapshot(spec_obj)
-        if snapshot.requests:
-            _refresh_room(hosts, snapshot)
-            for host in hosts:
-                snapshot.instances[host.uuid] = host.num_instances
-                host.allocation_candidates[:] = [
-                    candidate for _, candidate in ranking.ranked(
-                        snapshot.requests, host.allocation_candidates,
-                        snapshot)]
+        scheduling = SCHEDULINGS.of(spec_obj)
+        if not scheduling.requests:
+            return hosts
+        _note_claims(hosts, scheduling)
+        if not _is_retry(spec_obj):
+            scheduling.count(spec_obj.instance_uuid)
+        several = spec_obj.num_instances > 1
+        for host in hosts:
+            candidates = host.allocation_candidates
+            if candidates:
+                ranked = ranking.ranked(scheduling, candidates)
+                candidates[:] = [candidate for _, candidate in ranked]
+                best, first = ranked[0]
+                scheduling.first[host.uuid] = first, best
+            if several:
+                scheduling.left[host.uuid] = (
+                    host.num_instances, list(candidates))
         return hosts
 
 
-def _refresh_room(hosts, snapshot):
-    """Ask what earlier servers of the same request have taken.
+def _is_retry(spec):
+    """Whether a build failed on all hosts of an earlier scheduling."""
+    retry = spec.retry if 'retry' in spec else None
+    return retry is not None and retry.num_attempts > 1
+
+
+def _note_claims(hosts, scheduling):
+    """Learn what earlier servers of the same request have taken.
 
     Nova does not refresh the candidates between the servers of a multi-create.
     It passes the hosts in the order in which it tried them: a claim on the
     hosts before the taken one failed, because another request was faster.
     """
-    if not snapshot.instances:
+    if not scheduling.left:
         return
-    taken = [number for number, host in enumerate(hosts)
-             if host.num_instances > snapshot.instances.get(
-                 host.uuid, host.num_instances)]
-    for number, host in enumerate(hosts):
-        room = snapshot.refresh_room(host.uuid, set().union(*(
-            ranking.devices(snapshot.requests, candidate)
-            for candidate in host.allocation_candidates)))
+    taken = next((number for number, host in enumerate(hosts)
+                  if host.num_instances > _left(scheduling, host)[0]), None)
+    for host in hosts[:taken]:
+        scheduling.refresh(host.uuid)
         # another filter may have dropped the taken host; then the first host
         # with room was not tried
-        if number >= taken[0] if taken else room:
-            break
+        if taken is None and not all(
+                map(scheduling.is_taken, host.allocation_candidates)):
+            return
+    if taken is not None:
+        _note_claim(hosts[taken], scheduling)
+
+
+def _left(scheduling, host):
+    return scheduling.left.get(host.uuid, (host.num_instances, []))
+
+
+def _note_claim(host, scheduling):
+    """Learn what the last server got on a host."""
+    left = _left(scheduling, host)[1]
+    if len(left) == len(host.allocation_candidates) and all(
+            map(lambda a, b: a is b, left, host.allocation_candidates)):
+        scheduling.take(left[0], ranking.providers)
+    else:
+        # another filter dropped candidates, before or after the claim
+        scheduling.refresh(host.uuid)

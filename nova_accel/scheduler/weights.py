@@ -12,7 +12,7 @@ CONF = conf.CONF
 
 
 class AcceleratorWeigher(weights.BaseHostWeigher):
-    """Scores a host by its best candidate.
+    """Scores a host by its first candidate, which Nova claims.
 
     The scale is absolute (minval, maxval). Without it Nova would stretch the
     smallest difference between two hosts to a whole point.
@@ -29,12 +29,15 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
 
     def _weigh_object(self, host_state, weight_properties):
         """Return 0 to 1; 0 also for hosts without candidates (rebuild)."""
-        snapshot = filters.PLACEMENT.snapshot(weight_properties)
+        scheduling = filters.SCHEDULINGS.of(weight_properties)
         candidates = host_state.allocation_candidates
-        if not snapshot.requests or not candidates:
+        if not scheduling.wishes or not candidates:
             return 0.0
-        if host_state.uuid in snapshot.instances:
-            # the filter has put the best one first
-            candidates = candidates[:1]
-        best = ranking.ranked(snapshot.requests, candidates, snapshot)[0][0]
-        return ranking.score(snapshot.requests, best)
+        ordered = scheduling.first.get(host_state.uuid)
+        if ordered and ordered[0] is candidates[0]:
+            best = ordered[1]
+        else:
+            # hosts are forced, which skips filters; or another filter dropped
+            # the first candidate
+            best = ranking.rank(scheduling, candidates[0])
+        return ranking.score(scheduling, best)

@@ -2,13 +2,11 @@
 """What a boot costs with an accelerator that has its function already.
 
 Real nova-api, conductor, scheduler, nova-computes, Placement and Glance on
-simulated hosts (tests.functional.base), in four kinds of boots by turns:
+simulated hosts (tests.functional.base), in three kinds of boots by turns:
 "stock" without accelerator on two hosts with Nova's LibvirtDriver, "ours"
-without accelerator on two hosts with our driver and a card each, "accelerator"
-on the latter, by a device profile whose function both cards carry, when the
-scheduler knows where the function is, and "not cached", the same when it does
-not ([accel] function_cache_seconds: by default once in ten seconds for each
-function). Run with ``python -m tests.bench.boot [boots]``.
+without accelerator on two hosts with our driver and a card each, and
+"accelerator" on the latter, by a device profile whose function both cards
+carry. Run with ``python -m tests.bench.boot [boots]``.
 
 Counted, from the request to the API until nova-compute is done with the build:
 requests to Placement by the process that makes them, requests to Glance (also
@@ -49,7 +47,6 @@ from nova_accel.attach import accelerators
 from nova_accel.attach import claims
 from nova_accel import inventory
 from nova_accel.scheduler import filters
-from nova_accel.scheduler import placement_cache
 from nova_accel.scheduler import weights
 from nova_accel.virt import cloud
 
@@ -225,16 +222,11 @@ class Boots(Metered, base.AcceleratorTestBase):
         plain = self._create_flavor()
         profile = self._create_flavor(
             extra_spec={'accel:device_profile': 'nlb0'})
-        kinds = {'stock': (plain, 'stock', 0), 'ours': (plain, 'ours', 0),
-                 'accelerator': (profile, 'ours', 3600),
-                 'not cached': (profile, 'ours', 0)}
-        caches = {seconds: placement_cache.PlacementCache(filters._get)
-                  for _, _, seconds in kinds.values()}
+        kinds = {'stock': (plain, 'stock'), 'ours': (plain, 'ours'),
+                 'accelerator': (profile, 'ours')}
         results = {kind: [] for kind in kinds}
         for number in range(boots + 2):
-            for kind, (flavor, zone, seconds) in kinds.items():
-                self.flags(function_cache_seconds=seconds, group='accel')
-                filters.PLACEMENT = caches[seconds]
+            for kind, (flavor, zone) in kinds.items():
                 result = self.measure(flavor, zone)
                 # the first ones also warm up Python
                 if number > 1:
@@ -268,7 +260,7 @@ def show(boots, results):
               file=OUT)
 
     def ours(name, pick):
-        """Wall clock of each kind, and processor time of the last but one."""
+        """Wall clock of each kind, and processor time of the last one."""
         line(f'  {name}', medians(lambda r: pick(r[2])), '12.2f',
              medians(lambda r: pick(r[3]))[2])
 

@@ -1,13 +1,20 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What a scheduling costs with our filter and weigher, and without.
 
-Nova's own HostState, RequestSpec, filter and weight handlers, and a real
-Placement in this process (sqlite in memory, no network) that holds every host
-and region. Run with ``python -m tests.bench.weigh [hosts]``.
+Nova's own HostState, RequestSpec, filter and weight handlers, on an answer of
+Placement as SchedulerManager gets it: allocation candidates, and summaries of
+all providers of their trees. "without" is what Nova does with it: candidates
+by host, a copy of them for each host, and its own weighers; not the answer
+itself, nor the look-up of the hosts in the cells. Times are of the processor
+and to be compared with each other only, hence the ratios. Run with ``python -m
+tests.bench.weigh [rounds]``.
 """
 
+import collections
+import copy
+import gc
 import os
-import statistics
+import random
 import sys
 import time
 import uuid
@@ -20,16 +27,10 @@ from nova import objects  # noqa: E402
 from nova.scheduler import filters as nova_filters  # noqa: E402
 from nova.scheduler import host_manager  # noqa: E402
 from nova.scheduler import weights as nova_weights  # noqa: E402
-from placement import db_api  # noqa: E402
-from placement.db.sqlalchemy import models  # noqa: E402
-from placement.tests.functional.fixtures import placement  # noqa: E402
-import requests  # noqa: E402
-import sqlalchemy as sa  # noqa: E402
 
-from nova_accel import conf  # noqa: E402
 from nova_accel import naming  # noqa: E402
 from nova_accel.scheduler import filters  # noqa: E402
-from nova_accel.scheduler import placement_cache  # noqa: E402
+from nova_accel.scheduler import scheduling  # noqa: E402
 from nova_accel.scheduler import weights  # noqa: E402
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -38,7 +39,10 @@ REGIONS = 4
 #: what is left, and every fourth region is empty
 FUNCTIONS = [uuid.uuid5(uuid.NAMESPACE_DNS, f'function{n}').hex
              for n in range(20)]
-ROUNDS = 5
+#: hosts, and how many candidates Placement is asked for ([scheduler]
+#: max_placement_results, 1,000 by default); in one of each of so many hosts
+#: the candidates are, as Placement's option to randomize leaves them
+SIZES = ((250, 1000), (1000, 4000), (10000, 1000))
 
 
 def fleet(count):
@@ -59,52 +63,54 @@ def fleet(count):
     return hosts
 
 
-def fill(engine, hosts):
-    """Put the fleet into Placement's tables."""
-    traits = [naming.PROGRAMMABLE]
-    for function in FUNCTIONS:
-        spelled = naming.function_trait(function)
-        traits += [spelled, spelled.replace('FPGA_', 'FPGA_INTEL_'),
-                   spelled.replace('FUNCTION_', 'FUNCTION_INTEL_')]
-    with engine.begin() as connection:
-        first = 1 + (connection.execute(
-            sa.select(sa.func.max(models.Trait.id))).scalar() or 0)
-        ids = {name: first + n for n, name in enumerate(traits)}
-        connection.execute(models.Trait.__table__.insert(), [
-            {'id': i, 'name': name} for name, i in ids.items()])
-        connection.execute(models.ResourceClass.__table__.insert(), [
-            {'id': 10000, 'name': FPGA}])
-        providers, inventories, links = [], [], []
-        for root, regions in hosts:
-            parent = len(providers) + 1
-            providers.append({'id': parent, 'uuid': root, 'name': root,
-                              'root_provider_id': parent,
-                              'parent_provider_id': None, 'generation': 0})
-            for region, function in regions:
-                number = len(providers) + 1
-                providers.append({
-                    'id': number, 'uuid': region, 'name': region,
-                    'root_provider_id': parent, 'parent_provider_id': parent,
-                    'generation': 0})
-                inventories.append({
-                    'resource_provider_id': number, 'resource_class_id': 10000,
-                    'total': 1, 'reserved': 0, 'min_unit': 1, 'max_unit': 1,
-                    'step_size': 1, 'allocation_ratio': 1.0})
-                carried = {naming.PROGRAMMABLE}
-                if function:
-                    dashed = naming.function_trait(function)[-36:]
-                    carried |= {t for t in traits if t.endswith(dashed)}
-                links += [{'resource_provider_id': number, 'trait_id': ids[t]}
-                          for t in carried]
-        connection.execute(models.ResourceProvider.__table__.insert(),
-                           providers)
-        connection.execute(models.Inventory.__table__.insert(), inventories)
-        connection.execute(models.ResourceProviderTrait.__table__.insert(),
-                           links)
+def answer(hosts, limit, wanted):
+    """(allocation requests, provider summaries) of Placement."""
+    offered = [(root, region) for root, regions in hosts
+               for region, _ in regions] if wanted else [
+        (root, None) for root, _ in hosts]
+    chance = random.Random(0)
+    if limit < len(offered):
+        offered = chance.sample(offered, limit)
+    requests = []
+    for root, region in offered:
+        allocations = {root: {'resources': {'VCPU': 1, 'MEMORY_MB': 64}}}
+        mappings = {'': [root]}
+        if region:
+            allocations[region] = {'resources': {FPGA: 1}}
+            mappings['_ACCEL0'] = [region]
+        requests.append({'allocations': allocations, 'mappings': mappings})
+    there = {root for root, _ in offered}
+    return requests, {rp: summary for root, regions in hosts if root in there
+                      for rp, summary in tree(root, regions)}
+
+
+def tree(root, regions):
+    """The provider summaries of a host: root, a device for each region."""
+    yield root, summary(root, None, ['COMPUTE_NODE', 'HW_CPU_X86_AVX2'] + [
+        f'COMPUTE_TRAIT_{n}' for n in range(30)],
+        VCPU=(128, 4), MEMORY_MB=(65536, 1024), DISK_GB=(1000, 10))
+    for region, function in regions:
+        device = f'{region}-device'
+        fixed = ['CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_ARRIA10',
+                 'OWNER_CYBORG']
+        yield device, summary(root, root, fixed)
+        carried = [naming.PROGRAMMABLE]
+        if function:
+            spelled = naming.function_trait(function)
+            carried += [spelled, spelled.replace('FPGA_', 'FPGA_INTEL_'),
+                        spelled.replace('FUNCTION_', 'FUNCTION_INTEL_')]
+        yield region, summary(root, device, fixed + carried, **{FPGA: (1, 0)})
+
+
+def summary(root, parent, traits, **resources):
+    return {'root_provider_uuid': root, 'parent_provider_uuid': parent,
+            'traits': traits, 'resources': {
+                name: {'capacity': capacity, 'used': used}
+                for name, (capacity, used) in resources.items()}}
 
 
 def states(hosts):
-    """HostStates with one candidate for each region, as after Placement."""
+    """HostStates, as HostManager has them of the cells."""
     result = []
     for number, (root, regions) in enumerate(hosts):
         state = host_manager.HostState(f'host{number}', f'host{number}',
@@ -118,12 +124,6 @@ def states(hosts):
             hypervisor_hostname=f'host{number}', cpu_info='', updated_at=None,
             supported_hv_specs=[], cpu_allocation_ratio=4.0,
             ram_allocation_ratio=1.0, disk_allocation_ratio=1.0))
-        state.allocation_candidates = [
-            {'allocations': {
-                root: {'resources': {'VCPU': 1, 'MEMORY_MB': 64}},
-                region: {'resources': {FPGA: 1}}},
-             'mappings': {'': [root], '_ACCEL0': [region]}}
-            for region, _ in regions]
         result.append(state)
     return result
 
@@ -140,73 +140,86 @@ def spec(function):
         requested_destination=None, instance_uuid=str(uuid.uuid4()))
 
 
+def by_host(state, requests):
+    """As SchedulerManager ties the candidates to the hosts (31 to 34)."""
+    found = collections.defaultdict(list)
+    for request in requests:
+        for provider in request['allocations']:
+            found[provider].append(request)
+    for host in state:
+        host.allocation_candidates = copy.deepcopy(found[host.uuid])
+
+
+class Bench:
+
+    def __init__(self):
+        self.asked = []
+        self.stock = [c() for c in nova_weights.all_weighers()]
+        self.ours = [*self.stock, weights.AcceleratorWeigher()]
+        self.filters = [filters.AcceleratorFilter()]
+        self.filter_handler = nova_filters.HostFilterHandler()
+        self.handler = nova_weights.HostWeightHandler()
+
+    def get(self, url, version):
+        self.asked.append(url)
+
+    def without(self, wanted, state, requests, summaries):
+        by_host(state, requests)
+        self.handler.get_weighed_objects(self.stock, state, wanted)
+
+    def with_ours(self, wanted, state, requests, summaries):
+        by_host(state, requests)
+        # as nova_accel.scheduler.seam
+        filters.SCHEDULINGS.begin(wanted, summaries)
+        state = self.filter_handler.get_filtered_objects(
+            self.filters, state, wanted)
+        self.handler.get_weighed_objects(self.ours, state, wanted)
+
+    def measure(self, function, hosts, limit, rounds):
+        """(hosts, candidates, ms without, ms with)."""
+        requests, summaries = answer(hosts, limit, function)
+        there = [host for host in hosts if host[0] in summaries]
+        filters.SCHEDULINGS = scheduling.Schedulings(self.get)
+        # what was asked for before
+        asked = random.Random(0).choices(FUNCTIONS, range(1, 21), k=100)
+        for number, past in enumerate(asked):
+            begun = filters.SCHEDULINGS.begin(spec(past), {})
+            begun.count(str(number))
+        times = {self.without: [], self.with_ours: []}
+        self.asked.clear()
+        # the first round warms up Python, too
+        for number in range(rounds + 1):
+            for run in (times if number % 2 else reversed(times)):
+                state = states(there)
+                gc.collect()
+                start = time.process_time()
+                run(spec(function), state, requests, summaries)
+                times[run].append(1000 * (time.process_time() - start))
+        return (len(there), len(requests),
+                *(min(found[1:]) for found in times.values()))
+
+
 def main():
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     objects.register_all()
-    hosts = fleet(count)
-    asked = []
-    fixture = placement.PlacementFixture()
-    with fixture:
-        fill(db_api.get_placement_engine(), hosts)
-        session = requests.Session()
-
-        def get(url, version):
-            asked.append(url)
-            return session.get(fixture.endpoint + url, headers={
-                'x-auth-token': 'admin',
-                'OpenStack-API-Version': f'placement {version}'})
-
-        stock = [c() for c in nova_weights.all_weighers()]
-        ours = [*stock, weights.AcceleratorWeigher()]
-        filter_handler = nova_filters.HostFilterHandler()
-        handler = nova_weights.HostWeightHandler()
-
-        def without(function, state):
-            handler.get_weighed_objects(stock, state, spec(function))
-
-        def with_ours(function, state):
-            wanted = spec(function)
-            state = filter_handler.get_filtered_objects(
-                [filters.AcceleratorFilter()], state, wanted)
-            handler.get_weighed_objects(ours, state, wanted)
-
-        nobody = uuid.uuid4().hex
-        cases = [('no accelerator', None, 0), ('no accelerator', None, 10),
-                 ('function on 1 region of 10', FUNCTIONS[0], 0),
-                 ('function on 1 region of 10', FUNCTIONS[0], 10),
-                 ('function nowhere', nobody, 0),
-                 ('function nowhere', nobody, 10)]
-        print(f'{count} hosts, {REGIONS} candidates each, '
-              f'{len(FUNCTIONS)} functions in the fleet; median of {ROUNDS} '
-              f'schedulings, ms')
-        print(f'{"flavor":27} {"cache":>7} {"requests":>8} {"without":>8} '
-              f'{"with":>8} {"ratio":>6} {"Placement":>9}')
-        for name, function, seconds in cases:
-            conf.CONF.set_override('function_cache_seconds', seconds, 'accel')
-            spent = []
-
-            def timed_get(url, version):
-                start = time.perf_counter()
-                try:
-                    return get(url, version)
-                finally:
-                    spent.append(time.perf_counter() - start)
-            filters.PLACEMENT = placement_cache.PlacementCache(timed_get)
-            # the first one warms up Python, too
-            with_ours(function, states(hosts))
-            times = {without: [], with_ours: []}
-            asked.clear()
-            spent.clear()
-            for _ in range(ROUNDS):
-                for run in times:
-                    state = states(hosts)
-                    start = time.perf_counter()
-                    run(function, state)
-                    times[run].append(1000 * (time.perf_counter() - start))
-            base, more = map(statistics.median, times.values())
-            print(f'{name:27} {"warm" if seconds else "none":>7} '
-                  f'{len(asked) / ROUNDS:8.0f} {base:8.1f} {more:8.1f} '
-                  f'{more / base:6.2f} {1000 * sum(spent) / ROUNDS:9.1f}')
+    bench = Bench()
+    cases = [('no accelerator', None),
+             ('function on 1 region of 10', FUNCTIONS[0]),
+             ('function nowhere', uuid.uuid4().hex)]
+    print(f'{REGIONS} regions in each host, {len(FUNCTIONS)} functions in the '
+          f'fleet; the fastest of {rounds} schedulings')
+    print(f'{"flavor":27} {"hosts":>6} {"in answer":>9} {"candidates":>10} '
+          f'{"requests":>8} {"without, ms":>11} {"with, ms":>8} {"ratio":>6} '
+          f'{"ours, us each":>13}')
+    for count, limit in SIZES:
+        hosts = fleet(count)
+        for name, function in cases:
+            there, offered, without, ours = bench.measure(
+                function, hosts, limit, rounds)
+            print(f'{name:27} {count:6} {there:9} {offered:10} '
+                  f'{len(bench.asked):8} {without:11.1f} {ours:8.1f} '
+                  f'{ours / without:6.2f} '
+                  f'{1000 * (ours - without) / offered:13.1f}', flush=True)
 
 
 if __name__ == '__main__':

@@ -26,6 +26,8 @@ import yaml
 
 from nova_accel import conf
 from nova_accel import model
+from nova_accel.scheduler import filters
+from nova_accel.scheduler import scheduling
 from nova_accel import sim
 from tests import functional
 from tests.functional import cloud
@@ -243,7 +245,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
                    virtual_functions=[f'{a}={n}' for a, n in vfs.items()],
                    include_devices=['address=*'],
-                   device_profiles=self.profiles, function_cache_seconds=0,
+                   device_profiles=self.profiles,
                    runtime_programming_pause=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),
                    group='accel')
@@ -256,6 +258,10 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                 'nova.scheduler.weights.all_weighers',
                 'nova_accel.scheduler.weights.AcceleratorWeigher'],
             group='filter_scheduler')
+        # what other clouds of this process were asked for does not count
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.scheduler.filters.SCHEDULINGS',
+            scheduling.Schedulings(filters._get)))
         # Placement answers in the thread that asks, and must not leave its own
         # contexts there as the current one
         self.useFixture(fixtures.MonkeyPatch(

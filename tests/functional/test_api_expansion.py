@@ -2,6 +2,7 @@
 """Device profiles and extra specs through Nova's own REST API."""
 
 import os
+import uuid
 
 import fixtures
 # chooses the threading mode, and so comes before the rest of Nova
@@ -178,7 +179,9 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel:function_id', FUNCTION),
                 ('accel1:function_id', FUNCTION.replace('-', '')),
                 ('accel_ACCEL0:bitstream_id', FUNCTION),
+                ('accel2:function_id', f'{FUNCTION}, {uuid.uuid4()}'),
                 ('accel:function_name', 'nlb 0'),
+                ('accel2:function_name', 'nlb 0,nlb-1'),
                 ('accel:device_profile', 'nlb'), ('accel:profile', 'nlb'),
                 ('accelerate:foo', 'not ours'),
                 (f'function:CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
@@ -188,6 +191,8 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
             self.admin_api.api_post(url, {'extra_specs': {key: value}})
         for key, value in (
                 ('accel:function_id', 'nlb'),
+                ('accel2:function_id', f'{FUNCTION},nlb'),
+                ('accel2:function_name', 'nlb,,nlb1'),
                 ('accel_A:bitstream_id', FUNCTION + '0'),
                 ('accel:function_name', '../nlb'),
                 ('accel:function_name', 'n' * 230),

@@ -203,6 +203,32 @@ class SeveralTest(base.AcceleratorTestBase):
         self.assertIn('No valid host', self.fault(server))
 
 
+class NamedTest(base.AcceleratorTestBase):
+    """A fixed card with its function from the flash, named by an image."""
+
+    # the name stays known
+    FRESH_CLOUD = True
+    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0', [base.NLB0])]}}
+
+    def build(self):
+        self.flags(fixed_devices=['0000:5e:00.0'], group='accel')
+        super().build()
+
+    def test_by_name_and_by_alternatives(self):
+        self.upload_bitstream(
+            base.NLB0, properties={'accel:function_name': 'loopback',
+                                   'accel:function_id': base.NLB0})
+        for specs in (base.fpga_flavor(function_name='loopback'),
+                      base.fpga_flavor(function_name='other,loopback'),
+                      base.fpga_flavor(
+                          function_id=f'{base.CRYPTO},{base.NLB0}')):
+            server = self.boot(specs)
+            self.assertEqual(['0000:5e:00.1'], self.hostdevs(server))
+            self.assertIn(naming.function_name_trait('loopback'),
+                          self.traits('compute1_accel_0000:5e:00.0_region0'))
+            self._delete_server(server)
+
+
 class ScarceTest(base.AcceleratorTestBase):
 
     HOSTS = {'compute1': {'cards': [
@@ -210,7 +236,7 @@ class ScarceTest(base.AcceleratorTestBase):
         base.card('0000:af:00.0', [base.NLB0]),
         base.card('0000:d8:00.0', [base.NLB0])]}}
 
-    def test_the_function_with_most_copies_is_replaced(self):
+    def test_the_function_with_more_idle_copies_is_replaced(self):
         self.upload_bitstream(base.CRYPTO)
         server = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
         self.assertNotEqual(['0000:5e:00.1'], self.hostdevs(server))

@@ -15,6 +15,7 @@ from nova.scheduler import utils
 
 from nova_accel import naming
 from nova_accel.scheduler import filters
+from nova_accel.scheduler import scheduling
 from tests import functional
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -29,7 +30,6 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     def setUp(self):
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
-        self.flags(function_cache_seconds=0, group='accel')
         self.flags(
             available_filters=[
                 'nova.scheduler.filters.all_filters',
@@ -41,17 +41,23 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
                 'nova_accel.scheduler.weights.AcceleratorWeigher'],
             group='filter_scheduler')
         super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.scheduler.filters.SCHEDULINGS',
+            scheduling.Schedulings(filters._get)))
         #: name -> uuid of each region
         self.regions = {}
+        #: what the scheduler asked of Placement
         self.gets = []
         self.broken = None
         get = report.SchedulerReportClient.get
 
         def counted(client, url, *args, **kwargs):
-            if url.startswith(('/resource_providers?', '/traits?')):
+            if url.startswith('/allocation_candidates?'):
                 self.gets.append(url)
-                if self.broken:
+                if self.broken and 'in_tree' in url:
                     raise self.broken
+            elif '?' in url and 'CUSTOM_' in url:
+                self.gets.append(url)
             return get(client, url, *args, **kwargs)
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.client.report.SchedulerReportClient.get',
@@ -69,16 +75,19 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
                     'name': region, 'parent_provider_uuid': root}).body['uuid']
             self._set_inventory(self.regions[region], {
                 'resource_class': FPGA, 'total': total})
-            traits = {'CUSTOM_FPGA_INTEL'}
-            if programmable:
-                traits.add(naming.PROGRAMMABLE)
-            if function:
-                spelled = naming.function_trait(function)
-                traits |= {spelled, spelled.replace('FPGA_', 'FPGA_INTEL_')}
-            for trait in traits:
-                self.placement.put(f'/traits/{trait}', {}, version='1.6')
-            self._set_provider_traits(
-                self.regions[region], sorted(traits))
+            self.program(region, function, programmable)
+
+    def program(self, region, function, programmable=True):
+        """What nova-compute shows of a region."""
+        traits = {'CUSTOM_FPGA_INTEL'}
+        if programmable:
+            traits.add(naming.PROGRAMMABLE)
+        if function:
+            spelled = naming.function_trait(function)
+            traits |= {spelled, spelled.replace('FPGA_', 'FPGA_INTEL_')}
+        for trait in traits:
+            self.placement.put(f'/traits/{trait}', {}, version='1.6')
+        self._set_provider_traits(self.regions[region], sorted(traits))
 
     def flavor(self, *functions):
         specs = {'group_policy': 'isolate'} if len(functions) > 1 else {}
@@ -131,12 +140,47 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.host('host1', OTHER, THIRD, None)
         self.assertEqual(['host1/2'], self.boot(WANTED))
 
-    def test_scarce_function_stays(self):
+    def test_function_with_more_idle_copies_is_replaced(self):
+        # none of them was asked for yet
         self.host('host1', THIRD, OTHER, OTHER)
         self.assertNotEqual(['host1/0'], self.boot(WANTED))
-        self.assertNotEqual(['host1/0'], self.boot(WANTED))
+
+    def test_wanted_function_stays(self):
+        self.host('host1', OTHER, OTHER, THIRD)
+        for _ in range(3):
+            # satisfied without programming: counts too
+            server = self._create_server(
+                flavor_id=self.flavor(OTHER), networks='none')
+            self._delete_server(server)
+        self.assertEqual(['host1/2'], self.boot(WANTED))
         # no choice left
+        self.assertNotEqual(['host1/2'], self.boot(WANTED))
+
+    def test_region_that_a_server_uses_is_not_programmed(self):
+        # for another function: the other server is about to program it
+        self.host('host1', None, total=2)
+        self.host('host2', OTHER)
+        self.fill('host2')
         self.assertEqual(['host1/0'], self.boot(WANTED))
+        self.assertEqual(['host2/0'], self.boot(THIRD))
+
+    def test_region_programmed_a_moment_ago(self):
+        self.host('host1', None, OTHER, THIRD, None)
+        for region in ('host1/2', 'host1/1', 'host1/3'):
+            self.program(region, WANTED)
+            self.assertEqual([region], self.boot(WANTED))
+
+    def test_burst(self):
+        """A function that comes to regions while servers are created."""
+        self.host('host1', None, None, OTHER, OTHER)
+        self.host('host2', OTHER, OTHER, THIRD, THIRD)
+        self.fill('host2')
+        first = self.boot(WANTED)
+        self.program(first[0], WANTED)
+        for region in ('host2/0', 'host2/3'):
+            self.program(region, WANTED)
+        self.assertEqual([['host2/0'], ['host2/3']],
+                         sorted(self.boot(WANTED) for _ in range(2)))
 
     def test_two_groups(self):
         self.host('host1', None, WANTED, THIRD, OTHER)
@@ -246,39 +290,65 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertEqual({'host1', 'host2'},
                          {region.split('/')[0] for region, in got})
 
+    def test_several_servers_share_a_region_that_the_first_has_programmed(
+            self):
+        self.host('host1', None, None, total=2)
+        self.assertEqual(1, len({region for region, in self.boot_many(
+            2, WANTED)}))
+
+    def test_candidate_dropped_by_another_filter(self):
+        self.host('host1', WANTED, WANTED, WANTED)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.filters.compute_filter.ComputeFilter.host_passes',
+            drop_first))
+        self.assertEqual(2, len({region for region, in self.boot_many(
+            2, WANTED)}))
+
+    def test_alternates_count_once(self):
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', WANTED, WANTED)
+        self.boot_many(2, WANTED)
+        trait = naming.function_trait(WANTED)
+        counts = filters.SCHEDULINGS._demand.counts([trait])
+        self.assertEqual(2, round(counts[trait]))
+
     # What it costs
 
-    def test_each_function_is_asked_for_once(self):
+    def test_one_request_of_nova_and_none_of_ours(self):
         for number in range(3):
             self.host(f'host{number}', OTHER, THIRD, None)
         self.gets.clear()
         self.boot(WANTED)
-        asked = [url for url in self.gets if 'required=CUSTOM' in url
-                 or 'startswith:' in url]
-        self.assertEqual(len(set(asked)), len(asked))
-        # nobody has it; programmable; the functions there are, and two more
-        self.assertEqual(5, len(asked))
+        self.assertEqual(1, len(self.gets), self.gets)
 
-    def test_nothing_is_asked_for_other_flavors(self):
-        self.host('host1', WANTED)
-        self.host('host2', WANTED)
+    def test_several_servers_ask_no_more(self):
+        self.host('host1', WANTED, None)
+        self.host('host2', OTHER, None)
         self.gets.clear()
-        self.boot()
-        self.assertEqual([], [u for u in self.gets if 'CUSTOM' in u])
+        self.assertEqual(3, len(self.boot_many(3, WANTED)))
+        self.assertEqual(1, len(self.gets), self.gets)
+
+    def test_lost_claim_asks_for_one_host(self):
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', None)
+        self.lose_first_claim()
+        self.gets.clear()
+        self.assertEqual(2, len(self.boot_many(2, WANTED)))
+        self.assertEqual(2, len(self.gets), self.gets)
+        self.assertIn('in_tree', self.gets[1])
 
     def test_placement_does_not_answer_us(self):
-        self.host('host1', None, WANTED)
-        self.host('host2', OTHER)
+        self.host('host1', WANTED, WANTED)
+        self.host('host2', None)
+        self.host('host3', None)
+        self.lose_first_claim()
         self.broken = ConnectionError('refused')
-        self.assertEqual(1, len(self.boot(WANTED)))
-        self.assertEqual(1, len(self.boot(WANTED)))
-        warnings = [line for line in self.stdlog.logger.output.splitlines()
-                    if 'did not answer' in line]
-        self.assertEqual(1, len(warnings), warnings)
-        self.broken = None
-        self.assertEqual(1, len(self.boot(WANTED)))
+        self.assertEqual(2, len(self.boot_many(2, WANTED)))
+        self.assertIn('did not answer', self.stdlog.logger.output)
 
-    def test_unknown_trait_is_nobody(self):
-        self.host('host1', None)
-        self.assertEqual(frozenset(), filters.PLACEMENT.providers(
-            'required=CUSTOM_NEVER_HEARD_OF'))
+
+def drop_first(self, host_state, spec_obj):
+    """A filter that finds one of three candidates unfit."""
+    if len(host_state.allocation_candidates) == 3:
+        del host_state.allocation_candidates[0]
+    return True

@@ -10,6 +10,7 @@ import ddt
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel import naming
 from nova_accel import sim
 from tests.host import base
 from tests.host import cloud as clouds
@@ -203,11 +204,41 @@ class OriginTest(Base):
         self.assertEqual(0, self.programmed)
 
     def test_name_of_what_is_there_from_the_start(self):
-        """A name says which image it is; what is there is of none."""
-        image = self.host.upload(FIRST, {'accel:function_name': 'crypto'})
+        """The operator's image says which function has the name."""
+        self.host.upload(FIRST, {'accel:function_name': 'crypto'})
+        self.host.delete(self.boot(base.asks(function_name='crypto')))
+        self.assertEqual((0, 'crypto', None), (
+            self.programmed, self.region().function_name,
+            self.region().bitstream_id))
+        self.assertIn(naming.function_name_trait('crypto'), self.shown())
+
+    def test_name_that_a_project_gives_to_what_is_there(self):
+        """A project's image does not say what the operator's card has."""
+        image = self.host.upload(
+            FIRST, private(BOB, **{'accel:function_name': 'crypto'}))
         self.boot(base.asks(function_name='crypto'))
         self.assertEqual((1, image), (
             self.programmed, self.region().bitstream_id))
+
+    def test_name_of_another_function(self):
+        image = self.host.upload(FUNCTION, NAMES)
+        self.boot(base.asks(function_name='crypto'))
+        self.assertEqual((1, image), (
+            self.programmed, self.region().bitstream_id))
+
+    def test_name_of_what_a_fixed_card_has(self):
+        self.host.upload(FIRST, {'accel:function_name': 'first'})
+        self.host.upload(FUNCTION, NAMES)
+        self.config.config(fixed_devices=[A], group='accel')
+        self.restart()
+        for _ in range(2):
+            self.host.delete(self.boot(base.asks(function_name='first')))
+        self.assertIn('fixed_devices', str(self.assertRaises(
+            exception.DeviceUnavailable, self.boot,
+            base.asks(function_name='crypto'))))
+        self.assertEqual(0, self.programmed)
+        self.restart()
+        self.assertIn(naming.function_name_trait('first'), self.shown())
 
     def test_image_of_the_operator_has_another_name(self):
         image = self.host.upload(FUNCTION)
@@ -232,6 +263,50 @@ class OriginTest(Base):
         for asked in (base.asks(OTHER), base.asks(bitstream_id=image)):
             self.host.delete(self.boot(asked))
         self.assertEqual(1, self.programmed)
+
+    def test_alternative_that_is_there(self):
+        """Without programming, though it is not the first."""
+        self.host.upload(FUNCTION)
+        self.boot(base.asks(f'{FUNCTION},{FIRST}'))
+        self.assertEqual((0, plain(FIRST)), (
+            self.programmed, self.region().function_uuid))
+
+    def test_first_alternative_that_has_an_image(self):
+        self.host.upload(FUNCTION, {'accel:region_type_id': SHELL})
+        image = self.host.upload(OTHER, {'accel:function_name': 'other'})
+        for asked in (base.asks(f'{FUNCTION},{OTHER}'),
+                      base.asks(function_name='none, other')):
+            self.host.delete(self.boot(asked))
+            self.assertEqual((1, image), (
+                self.programmed, self.region().bitstream_id))
+
+    def test_no_alternative_has_an_image(self):
+        self.assertIn(FUNCTION, self.refused(
+            base.asks(f'{FUNCTION},{OTHER}')))
+        # another host may have that type of region
+        self.host.upload(OTHER, {'accel:region_type_id': SHELL})
+        self.assertRaises(exception.IncompatibleBitstream, self.boot,
+                          base.asks(f'{FUNCTION},{OTHER}'))
+
+    def test_alternatives_on_a_fixed_card(self):
+        self.host.upload(FUNCTION)
+        self.config.config(fixed_devices=[A], group='accel')
+        self.restart()
+        self.boot(base.asks(f'{FUNCTION},{FIRST}'))
+        self.assertEqual(0, self.programmed)
+
+    def test_a_server_keeps_the_alternative_that_it_got(self):
+        """After a power cut the card has neither."""
+        self.host.upload(FUNCTION)
+        self.host.upload(OTHER)
+        self.host.delete(self.boot(base.asks(OTHER)))
+        server = self.boot(base.asks(f'{FUNCTION},{OTHER}'))
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        self.host.start_guest(server)
+        self.assertEqual((2, plain(OTHER)), (
+            self.programmed, self.region().function_uuid))
 
     def test_put_back_after_a_power_cut(self):
         image = self.host.upload(FUNCTION)

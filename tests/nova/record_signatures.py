@@ -43,6 +43,7 @@ RECORDED = {
     'nova.compute.vm_states': ['SOFT_DELETED'],
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
+    'nova.scheduler.manager': ['SchedulerManager: _get_all_host_states'],
     'nova.scheduler.filters': ['BaseHostFilter'],
     'nova.filters': ['BaseFilter'],
     'nova.scheduler.weights': ['BaseHostWeigher'],

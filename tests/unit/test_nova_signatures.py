@@ -15,10 +15,12 @@ import unittest
 
 from nova.compute import api as compute_api
 from nova.compute import flavors
+from nova.scheduler import manager
 
 import nova_accel
 from nova_accel.api import expansion
 from nova_accel.scheduler import filters
+from nova_accel.scheduler import seam
 from nova_accel.scheduler import weights
 from nova_accel.virt import driver
 from tests.nova import record_signatures
@@ -277,6 +279,15 @@ class SignatureTest(unittest.TestCase):
                                   wrapper, follow_wrapped=False),
                               names[full])]
         self.check(wrong)
+
+    def test_wrapper_of_the_scheduler_is_called_as_nova_does(self):
+        # by position: SchedulerManager._schedule, 31 to 34
+        full = f'{_full_name(manager.SchedulerManager)}.{seam._METHOD}'
+        self.check(
+            f'{full} with Nova {release} has {names.get(full)}'
+            for release, names in RELEASES.items()
+            if list(_defaults(_parameters(names.get(full, '()'))))
+            != seam._PARAMETERS)
 
     def test_names_of_modules_are_there(self):
         known = set().union(*RELEASES.values())

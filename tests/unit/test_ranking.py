@@ -1,14 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The ranking on candidates as Placement writes them.
-
-Placement is a table of traits here, behind the protocol that it has: what it
-answers is in tests/functional/test_scheduler_placement.py.
+"""The ranking on candidates and provider summaries as Placement writes them.
 """
 
-import json
+import copy
+import gc
+import itertools
+import threading
 import types
 import unittest
-from urllib import parse
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,55 +15,14 @@ from oslo_config import fixture as config_fixture
 
 from nova_accel import conf
 from nova_accel import naming
-from nova_accel.scheduler import placement_cache
+from nova_accel.scheduler import demand as demands
 from nova_accel.scheduler import ranking
+from nova_accel.scheduler import scheduling as schedulings
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
 OTHER = 'f7df405cbd7acf7222f144b0b93acd18'
 THIRD = '5b3a1c7e92d44f608e1bc07d64a2f935'
-
-
-class Answer:
-
-    def __init__(self, body, status=200):
-        self.status_code = status
-        self.text = body if isinstance(body, str) else json.dumps(body)
-
-    def __bool__(self):
-        # as requests.Response
-        return self.status_code < 400
-
-    def json(self):
-        return json.loads(self.text)
-
-
-class Table:
-    """GET of Placement from a table of provider -> traits."""
-
-    def __init__(self, traits):
-        self.traits = traits
-        self.urls = []
-        self.broken = None
-
-    def __call__(self, url, version):
-        self.urls.append(url)
-        if isinstance(self.broken, Exception):
-            raise self.broken
-        if self.broken:
-            return self.broken[0]
-        split = parse.urlsplit(url)
-        query = dict(parse.parse_qsl(split.query))
-        if split.path == '/traits':
-            prefix = query['name'].removeprefix('startswith:')
-            return Answer({'traits': sorted(
-                {t for traits in self.traits.values() for t in traits
-                 if t.startswith(prefix)})})
-        found = [rp for rp, traits in self.traits.items()
-                 if query['required'] in traits]
-        if not found and query['required'] != naming.PROGRAMMABLE:
-            return Answer({'errors': [{'detail': 'No such trait(s)'}]}, 400)
-        return Answer({'resource_providers': [{'uuid': rp} for rp in found]})
 
 
 class Flavor(types.SimpleNamespace):
@@ -82,7 +40,8 @@ class Spec:
             k.replace('__', ':'): v for k, v in specs.items()})
 
 
-def region(function=None, programmable=True):
+def region(function=None, programmable=True, used=0, capacity=1, root='root'):
+    """A provider summary."""
     traits = {'CUSTOM_FPGA_INTEL'}
     if function:
         spelled = naming.function_trait(function)
@@ -90,7 +49,19 @@ def region(function=None, programmable=True):
                    spelled.replace('FUNCTION_', 'FUNCTION_INTEL_')}
     if programmable:
         traits.add(naming.PROGRAMMABLE)
-    return traits
+    return {'traits': sorted(traits), 'parent_provider_uuid': root,
+            'root_provider_uuid': root,
+            'resources': {FPGA: {'capacity': capacity, 'used': used}}}
+
+
+def with_trait(trait):
+    made = region(OTHER)
+    made['traits'].append(trait)
+    return made
+
+
+def refuse(url, version):
+    raise AssertionError(f'Placement was asked for {url}')
 
 
 def candidate(*regions, **groups):
@@ -110,119 +81,232 @@ TWO = {**ONE, f'resources_ACCEL1__{FPGA}': '1',
        'accel_ACCEL1__function_id': OTHER}
 
 
-class RankingTest(unittest.TestCase):
+class Base(unittest.TestCase):
 
     def setUp(self):
         config = config_fixture.Config(conf.CONF)
         config.setUp()
         self.addCleanup(config.cleanUp)
-        self.config = config
-        self.set(function_cache_seconds=0)
+        self.demand = demands.Demand()
 
-    def set(self, **options):
-        self.config.config(group='accel', **options)
+    def look(self, regions, get=refuse, **specs):
+        return schedulings.Scheduling(Spec(**specs), regions, self.demand, get)
 
-    def look(self, regions, **specs):
-        self.table = Table(regions)
-        self.cache = placement_cache.PlacementCache(self.table)
-        return self.cache.snapshot(Spec(**specs))
+    def ask(self, function, times=1):
+        for _ in range(times):
+            self.demand.add([naming.function_trait(function)])
 
-    def order(self, snapshot, *candidates):
-        return [c for _, c in ranking.ranked(
-            snapshot.requests, candidates, snapshot)]
+    def order(self, scheduling, *candidates):
+        return [c for _, c in ranking.ranked(scheduling, candidates)]
 
-    def assertBestFirst(self, snapshot, *expected):
-        self.assertEqual(list(expected), self.order(snapshot, *expected))
+    def assertBestFirst(self, scheduling, *expected):
+        self.assertEqual(list(expected), self.order(scheduling, *expected))
         self.assertEqual(list(expected),
-                         self.order(snapshot, *reversed(expected)))
+                         self.order(scheduling, *reversed(expected)))
 
-    def scores(self, snapshot, *candidates):
-        return [ranking.score(snapshot.requests, ranking.ranked(
-            snapshot.requests, [c], snapshot)[0][0]) for c in candidates]
+    def scores(self, scheduling, *candidates):
+        return [ranking.score(scheduling, ranking.rank(scheduling, c))
+                for c in candidates]
+
+
+class RankingTest(Base):
 
     def test_order(self):
-        snapshot = self.look({
+        scheduling = self.look({
             'has': region(WANTED), 'used': region(WANTED, programmable=False),
             'empty': region(), 'common': region(OTHER),
             'common2': region(OTHER), 'scarce': region(THIRD),
             'stuck': region(programmable=False)}, **ONE)
-        self.assertBestFirst(snapshot, *map(candidate, (
+        self.assertBestFirst(scheduling, *map(candidate, (
             'empty', 'common', 'scarce', 'stuck')))
         for other in ('empty', 'common', 'scarce', 'stuck'):
-            self.assertBestFirst(snapshot, candidate('has'), candidate(other))
+            self.assertBestFirst(
+                scheduling, candidate('has'), candidate(other))
         # a function that is there needs no programming
         self.assertEqual(
             [candidate('used'), candidate('empty')],
-            self.order(snapshot, candidate('empty'), candidate('used')))
+            self.order(scheduling, candidate('empty'), candidate('used')))
+
+    def test_demand_for_each_idle_copy(self):
+        regions = {'empty': region(), 'o1': region(OTHER),
+                   'o2': region(OTHER), 't': region(THIRD)}
+        for others, thirds, expected in (
+                # by the square of the copies 4, 1; 0.5, 2; of no demand those
+                # of which there are more
+                (16, 1, ('t', 'o1')), (2, 2, ('o1', 't')),
+                (0, 0, ('o1', 't'))):
+            with self.subTest(others=others, thirds=thirds):
+                self.demand = demands.Demand()
+                self.ask(OTHER, others)
+                self.ask(THIRD, thirds)
+                self.assertBestFirst(self.look(regions, **ONE), *map(
+                    candidate, ('empty', *expected)))
+
+    def test_copies_in_use_do_not_count(self):
+        self.ask(OTHER, 3)
+        self.ask(THIRD, 2)
+        # of OTHER, two copies more that no server can get
+        scheduling = self.look({
+            'o': region(OTHER), 'busy': region(OTHER, used=1),
+            'fenced': region(OTHER, capacity=0), 't': region(THIRD)}, **ONE)
+        self.assertBestFirst(scheduling, candidate('t'), candidate('o'))
+
+    def test_names_and_images_count_with_the_function(self):
+        named = region(OTHER)
+        named['traits'] += [naming.function_name_trait('nlb'),
+                            naming.bitstream_trait(THIRD)]
+        scheduling = self.look({'n': named, 't': region(THIRD)}, **ONE)
+        self.ask(THIRD, 2)
+        self.ask(OTHER)
+        self.demand.add([naming.function_name_trait('nlb')])
+        self.demand.add([naming.bitstream_trait(THIRD)])
+        self.assertBestFirst(scheduling, candidate('t'), candidate('n'))
+
+    def test_region_in_use_is_not_programmed(self):
+        scheduling = self.look({
+            'used': region(capacity=2, used=1), 'o': region(OTHER),
+            'has': region(WANTED, capacity=2, used=1)}, **ONE)
+        self.assertBestFirst(
+            scheduling, candidate('has'), candidate('o'), candidate('used'))
+        self.assertEqual([0.0], self.scores(scheduling, candidate('used')))
+
+    def test_region_that_the_answer_lacks(self):
+        scheduling = self.look({
+            'has': region(WANTED), 'stuck': region(OTHER, False)}, **ONE)
+        self.assertBestFirst(scheduling, candidate('has'),
+                             candidate('unknown'), candidate('stuck'))
+
+    def test_without_an_answer_all_are_the_same(self):
+        scheduling = self.look({}, **TWO)
+        both = [candidate('a', 'b'), candidate('c', 'd')]
+        self.assertEqual(both, self.order(scheduling, *both))
+        one, two = self.scores(scheduling, *both)
+        self.assertEqual(one, two)
 
     def test_most_groups(self):
-        snapshot = self.look({
+        scheduling = self.look({
             'w': region(WANTED), 'o': region(OTHER), 'x': region(THIRD),
             'y': region(THIRD), 'stuck': region(THIRD, False)}, **TWO)
         self.assertBestFirst(
-            snapshot, candidate('w', 'o'), candidate('w', 'x'),
+            scheduling, candidate('w', 'o'), candidate('w', 'x'),
             candidate('x', 'y'), candidate('w', 'stuck'))
 
     def test_groups_are_tied_by_mappings(self):
-        snapshot = self.look({'w': region(WANTED), 'o': region(OTHER)}, **TWO)
+        scheduling = self.look({'w': region(WANTED), 'o': region(OTHER)}, **TWO)
         right = candidate(_ACCEL0='w', _ACCEL1='o')
         swapped = candidate(_ACCEL0='o', _ACCEL1='w')
-        self.assertEqual([right, swapped], self.order(snapshot, swapped, right))
+        self.assertEqual([right, swapped],
+                         self.order(scheduling, swapped, right))
 
     def test_unnumbered_group(self):
-        snapshot = self.look(
-            {'w': region(WANTED), 'e': region(), 'root': set()},
+        scheduling = self.look(
+            {'w': region(WANTED), 'e': region()},
             **{f'resources__{FPGA}': '1', 'accel__function_id': WANTED})
 
         def unnumbered(rp):
             made = candidate(rp)
             made['mappings'] = {'': ['root', rp]}
             return made
-        self.assertBestFirst(snapshot, unnumbered('w'), unnumbered('e'))
+        self.assertBestFirst(scheduling, unnumbered('w'), unnumbered('e'))
 
     def test_by_name_and_bitstream(self):
         name = naming.function_name_trait('nlb')
         image = naming.bitstream_trait(WANTED)
         for key, value, trait in (('function_name', 'nlb', name),
                                   ('bitstream_id', WANTED, image)):
-            snapshot = self.look(
-                {'has': region(OTHER) | {trait}, 'not': region(OTHER)},
+            scheduling = self.look(
+                {'has': with_trait(trait), 'not': region(OTHER)},
                 **{f'resources1__{FPGA}': '1', f'accel1__{key}': value})
             self.assertEqual(
                 [self.as_group_1('has'), self.as_group_1('not')],
-                self.order(snapshot, *map(self.as_group_1, ('not', 'has'))))
+                self.order(scheduling, *map(self.as_group_1, ('not', 'has'))))
 
     @staticmethod
     def as_group_1(rp):
         return candidate(**{'1': rp})
 
+    def test_any_of_several_functions(self):
+        scheduling = self.look(
+            {'second': region(OTHER), 'empty': region(),
+             'third': region(THIRD)},
+            **{f'resources1__{FPGA}': '1',
+               'accel1__function_id': f'{WANTED},{OTHER}'})
+        self.assertBestFirst(scheduling, *map(
+            self.as_group_1, ('second', 'empty', 'third')))
+        scheduling.count('server')
+        traits = [naming.function_trait(f) for f in (WANTED, OTHER, THIRD)]
+        self.assertEqual([1, 1, 0], [
+            round(n) for n in self.demand.counts(traits).values()])
+
     def test_stable(self):
-        snapshot = self.look({'a': region(WANTED), 'b': region(WANTED)}, **ONE)
+        scheduling = self.look(
+            {'a': region(WANTED), 'b': region(WANTED)}, **ONE)
         for pair in (['a', 'b'], ['b', 'a']):
             pair = list(map(candidate, pair))
-            self.assertEqual(pair, self.order(snapshot, *pair))
+            self.assertEqual(pair, self.order(scheduling, *pair))
 
     def test_taken_is_last(self):
-        snapshot = self.look({'w': region(WANTED), 's': region(OTHER, False)},
-                             **ONE)
-        snapshot.full = {('w', FPGA, 1)}
-        self.assertBestFirst(snapshot, candidate('s'), candidate('w'))
+        scheduling = self.look({'w': region(WANTED), 's': region(OTHER, False),
+                                'two': region(WANTED, capacity=2)}, **ONE)
+        for name in ('w', 'two'):
+            scheduling.take(candidate(name), ranking.providers)
+        self.assertBestFirst(scheduling, candidate('two'), candidate('s'),
+                             candidate('w'))
         self.assertEqual([0.0, 0.0],
-                         self.scores(snapshot, candidate('s'), candidate('w')))
+                         self.scores(scheduling, candidate('s'),
+                                     candidate('w')))
+        scheduling.take(candidate('two'), ranking.providers)
+        self.assertBestFirst(scheduling, candidate('s'), candidate('two'))
+
+    def test_servers_of_one_request_share_what_the_first_programs(self):
+        scheduling = self.look({'a': region(capacity=2), 'b': region()}, **ONE)
+        scheduling.take(candidate('a'), ranking.providers)
+        self.assertBestFirst(scheduling, candidate('a'), candidate('b'))
+
+    def test_copies_are_counted_again_when_one_is_taken(self):
+        self.ask(OTHER, 3)
+        self.ask(THIRD, 2)
+        scheduling = self.look({
+            'o1': region(OTHER), 'o2': region(OTHER), 't': region(THIRD)},
+            **ONE)
+        self.assertBestFirst(scheduling, candidate('o1'), candidate('t'))
+        scheduling.take(candidate('o2'), ranking.providers)
+        self.assertBestFirst(scheduling, candidate('t'), candidate('o1'))
 
     def test_without_wish_all_are_the_same(self):
-        snapshot = self.look({'a': region(OTHER), 'b': region()},
-                             **{f'resources_ACCEL0__{FPGA}': '1'})
+        scheduling = self.look({'a': region(OTHER), 'b': region()},
+                               **{f'resources_ACCEL0__{FPGA}': '1'})
         both = [candidate('a'), candidate('b')]
-        self.assertEqual(both, self.order(snapshot, *both))
-        self.assertEqual([0.0, 0.0], self.scores(snapshot, *both))
-        self.assertEqual([], self.table.urls)
+        self.assertEqual(both, self.order(scheduling, *both))
+        self.assertEqual([0.0, 0.0], self.scores(scheduling, *both))
+
+    def test_flavor_without_accelerators(self):
+        plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
+        del unloaded.flavor.extra_specs
+        for spec in (plain, unloaded):
+            self.assertEqual([], schedulings.Scheduling(
+                spec, {'a': region()}, self.demand, refuse).requests)
+
+    def test_malformed_flavor_fails_no_scheduling(self):
+        with self.assertLogs(schedulings.LOG.logger, 'WARNING'):
+            scheduling = self.look(
+                {}, **{**ONE, 'accel_ACCEL0__function_id': 'nlb'})
+        self.assertEqual([], scheduling.requests)
+
+    def test_answer_of_nova_is_not_changed(self):
+        regions = {'w': region(WANTED), 'o': region(OTHER)}
+        before = copy.deepcopy(regions)
+        scheduling = self.look(regions, Placement({}), **ONE)
+        self.order(scheduling, candidate('w'), candidate('o'))
+        scheduling.take(candidate('w'), ranking.providers)
+        scheduling.refresh('root')
+        self.assertEqual(before, regions)
 
     def test_score_is_absolute(self):
-        snapshot = self.look({
+        scheduling = self.look({
             'has': region(WANTED), 'empty': region(), 'scarce': region(THIRD),
             'stuck': region(THIRD, False)}, **ONE)
-        has, empty, scarce, stuck = self.scores(snapshot, *map(candidate, (
+        has, empty, scarce, stuck = self.scores(scheduling, *map(candidate, (
             'has', 'empty', 'scarce', 'stuck')))
         self.assertEqual((1.0, 0.0), (has, stuck))
         self.assertTrue(1 > empty > scarce > 0)
@@ -234,119 +318,186 @@ class RankingTest(unittest.TestCase):
 
     @given(st.lists(st.tuples(
         st.sampled_from([None, WANTED, OTHER, THIRD]), st.booleans(),
-        st.booleans()), min_size=2, max_size=6), st.data())
-    def test_score_agrees_with_order(self, drawn, data):
-        snapshot = self.look({f'r{n}': region(f, p)
-                              for n, (f, p, _) in enumerate(drawn)}, **TWO)
-        snapshot.full = {(f'r{n}', FPGA, 1)
-                         for n, (_, _, full) in enumerate(drawn) if full}
+        st.integers(0, 2), st.booleans()), min_size=2, max_size=6),
+        st.lists(st.sampled_from([WANTED, OTHER, THIRD])), st.data())
+    def test_score_agrees_with_order(self, drawn, asked, data):
+        self.demand = demands.Demand()
+        for function in asked:
+            self.ask(function)
+        scheduling = self.look({f'r{n}': region(f, p, used, 2)
+                                for n, (f, p, used, _) in enumerate(drawn)},
+                               **TWO)
+        for number, (*_, taken) in enumerate(drawn):
+            if taken:
+                scheduling.take(candidate(*2 * [f'r{number}']),
+                                ranking.providers)
         names = st.sampled_from([f'r{n}' for n in range(len(drawn))])
         candidates = [candidate(data.draw(names), data.draw(names))
                       for _ in range(4)]
-        # the loss is compared where the best has to be programmed only
-        ranks = sorted(
-            (ranking.ranked(snapshot.requests, [c], snapshot)[0][0]
-             for c in candidates))
-        scores = [ranking.score(snapshot.requests, r) for r in ranks]
+        ranks = [rank for rank, _ in ranking.ranked(scheduling, candidates)]
+        scores = [ranking.score(scheduling, r) for r in ranks]
         self.assertEqual(sorted(scores, reverse=True), scores)
         self.assertTrue(all(0 <= s <= 1 for s in scores))
         usable = [(r, s) for r, s in zip(ranks, scores)
                   if not r.taken and not r.stuck]
-        for (one, more), (two, less) in zip(usable, usable[1:]):
+        for (one, more), (two, less) in itertools.pairwise(usable):
             self.assertEqual(one == two, more == less)
 
 
-class RequestsTest(unittest.TestCase):
-    """What Placement is asked, and when not."""
+class Placement:
+    """GET of /allocation_candidates for one tree, from its summaries."""
 
-    def setUp(self):
-        config = config_fixture.Config(conf.CONF)
-        config.setUp()
-        self.addCleanup(config.cleanUp)
-        self.config = config
-        self.set(function_cache_seconds=0)
-        self.regions = {'has': region(WANTED), 'other': region(OTHER),
-                        'third': region(THIRD)}
-        self.table = Table(self.regions)
-        self.cache = placement_cache.PlacementCache(self.table)
+    def __init__(self, summaries):
+        self.summaries = summaries
+        self.urls = []
 
-    def set(self, **options):
-        self.config.config(group='accel', **options)
+    def __call__(self, url, version):
+        self.urls.append(url)
+        body = {'provider_summaries': self.summaries}
+        return types.SimpleNamespace(status_code=200, json=lambda: body)
 
-    def schedule(self, *candidates, spec=None):
-        snapshot = self.cache.snapshot(spec or Spec(**ONE))
-        return [ranking.ranked(snapshot.requests, [c], snapshot)
-                for c in candidates]
 
-    def test_function_that_is_there_costs_one_request(self):
-        self.schedule(*[candidate('has')] * 50)
-        self.assertEqual(
-            ['/resource_providers?required='
-             + naming.function_trait(WANTED)], self.table.urls)
+class Silent(Placement):
 
-    def test_each_is_asked_once_in_a_scheduling(self):
+    def __call__(self, url, version):
+        self.urls.append(url)
+        if isinstance(self.summaries, Exception):
+            raise self.summaries
+        return self.summaries
+
+
+class NoJson(types.SimpleNamespace):
+    status_code = 200
+
+    def json(self):
+        raise ValueError('Expecting value')
+
+
+class RefreshTest(Base):
+    """What another request took, which Nova's answer cannot tell."""
+
+    REGIONS = {'w': region(WANTED, root='one'), 'o': region(OTHER, root='one'),
+               'x': region(WANTED, root='two')}
+
+    def test_one_of_two(self):
+        get = Placement({'w': region(WANTED, used=1, root='one'),
+                         'o': region(OTHER, root='one')})
+        scheduling = self.look(self.REGIONS, get, **ONE)
+        scheduling.refresh('one')
+        self.assertEqual([
+            f'/allocation_candidates?in_tree=one&resources={FPGA}:1&limit=1'],
+            get.urls)
+        self.assertBestFirst(scheduling, candidate('x'), candidate('o'),
+                             candidate('w'))
+
+    def test_all(self):
+        scheduling = self.look(self.REGIONS, Placement({}), **ONE)
+        scheduling.refresh('one')
+        self.assertEqual([True, True, False], [
+            scheduling.is_taken(candidate(name)) for name in ('w', 'o', 'x')])
+
+    def test_own_claims_are_among_it(self):
+        two = {'w': region(WANTED, capacity=2, root='one')}
+        scheduling = self.look(two, Placement(
+            {'w': region(WANTED, capacity=2, used=1, root='one')}), **ONE)
+        scheduling.take(candidate('w'), ranking.providers)
+        scheduling.refresh('one')
+        self.assertFalse(scheduling.is_taken(candidate('w')))
+
+    def test_no_answer_changes_nothing(self):
+        for answer in (ConnectionError('refused'), None, False,
+                       types.SimpleNamespace(status_code=200, json=dict),
+                       NoJson()):
+            with self.subTest(answer):
+                scheduling = self.look(self.REGIONS, Silent(answer), **ONE)
+                scheduling.take(candidate('w'), ranking.providers)
+                with self.assertLogs(schedulings.LOG.logger, 'WARNING'):
+                    scheduling.refresh('one')
+                self.assertBestFirst(scheduling, candidate('x'),
+                                     candidate('o'), candidate('w'))
+
+
+class SchedulingsTest(unittest.TestCase):
+
+    def test_a_request_has_its_own(self):
+        begun = schedulings.Schedulings(refuse)
+        one, two = Spec(**ONE), Spec(**TWO)
+        first, second = begun.begin(one, {}), begun.begin(two, {})
+        self.assertIs(first, begun.of(one))
+        self.assertIs(second, begun.of(two))
+
+    def test_a_second_scheduling_of_a_request(self):
+        begun = schedulings.Schedulings(refuse)
         spec = Spec(**ONE)
-        for _ in range(3):
-            self.schedule(*[candidate('other'), candidate('third')] * 50,
-                          spec=spec)
-        self.assertEqual(len(set(self.table.urls)), len(self.table.urls))
-        # wanted, programmable, the list of functions, two more functions
-        self.assertEqual(5, len(self.table.urls))
+        self.assertIsNot(begun.begin(spec, {}), begun.begin(spec, {}))
 
-    def test_functions_loaded_meanwhile(self):
-        self.schedule(candidate('other'))
-        asked = len(self.table.urls)
-        self.set(function_cache_seconds=3600)
-        self.schedule(candidate('other'))
-        self.assertEqual(2 * asked, len(self.table.urls))
-        self.schedule(candidate('other'))
-        self.assertEqual(2 * asked, len(self.table.urls))
-
-    def test_nobody_knows_the_trait(self):
-        del self.regions['has']
-        (rank, _), = self.schedule(candidate('other'))[0]
-        self.assertEqual((1, 0), (rank.programmings, rank.stuck))
-
-    def test_no_answer_is_no_preference_and_one_warning(self):
-        for broken in (ConnectionError('refused'), [None], [False],
-                       [Answer({}, 503)], [Answer({}, 401)],
-                       [Answer('<html>')], [Answer({})], [Answer([])]):
-            with self.subTest(broken):
-                table = Table(self.regions)
-                self.cache = placement_cache.PlacementCache(table)
-                table.broken = broken
-                with self.assertLogs(placement_cache.LOG.logger,
-                                     'WARNING') as logs:
-                    for _ in range(3):
-                        ranks = self.schedule(candidate('has'),
-                                              candidate('other'))
-                        self.assertEqual(ranks[0][0][0], ranks[1][0][0])
-                self.assertEqual(1, len(logs.records))
-                # one attempt for each scheduling
-                self.assertEqual(3, len(table.urls))
-                table.broken = None
-                ranks = self.schedule(candidate('has'), candidate('other'))
-                self.assertLess(ranks[0][0][0], ranks[1][0][0])
-                table.broken = broken
-                with self.assertLogs(placement_cache.LOG.logger, 'WARNING'):
-                    self.schedule(candidate('has'))
-
-    def test_flavor_without_accelerators_asks_nothing(self):
-        plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
-        del unloaded.flavor.extra_specs
-        for spec in (plain, unloaded):
-            self.assertEqual([], self.cache.snapshot(spec).requests)
-        self.assertEqual([], self.table.urls)
-
-    def test_malformed_flavor_fails_no_scheduling(self):
-        with self.assertLogs(placement_cache.LOG.logger, 'WARNING'):
-            snapshot = self.cache.snapshot(
-                Spec(**{**ONE, 'accel_ACCEL0__function_id': 'nlb'}))
-        self.assertEqual([], snapshot.requests)
-
-    def test_snapshots_are_forgotten(self):
+    def test_without_answer(self):
+        begun = schedulings.Schedulings(refuse)
         spec = Spec(**ONE)
-        self.schedule(candidate('has'), spec=spec)
-        self.assertEqual(1, len(self.cache._snapshots))
+        self.assertEqual(1, len(begun.of(spec).wishes))
+        self.assertIs(begun.of(spec), begun.of(spec))
+        self.assertEqual(1, len(begun.begin(spec, None).wishes))
+
+    def test_they_go_with_the_request(self):
+        begun = schedulings.Schedulings(refuse)
+        spec = Spec(**ONE)
+        begun.begin(spec, {})
         del spec
-        self.assertEqual(0, len(self.cache._snapshots))
+        gc.collect()
+        self.assertEqual(0, len(begun._begun))
+
+    def test_a_server_counts_once(self):
+        begun = schedulings.Schedulings(refuse)
+        scheduling = begun.begin(Spec(**TWO), {})
+        for server in ('s1', 's1', 's2', 's1'):
+            scheduling.count(server)
+        traits = [naming.function_trait(f) for f in (WANTED, OTHER, THIRD)]
+        counts = begun._demand.counts(traits)
+        self.assertEqual([2, 2, 0], [round(counts[t]) for t in traits])
+
+
+class DemandTest(unittest.TestCase):
+
+    def test_half(self):
+        demand = demands.Demand()
+        demand.add(['A'])
+        for _ in range(demand.HALF_LIFE):
+            demand.add(['B'])
+        counts = demand.counts(['A', 'B', 'C'])
+        self.assertAlmostEqual(0.5, counts['A'])
+        self.assertGreater(counts['B'], demand.HALF_LIFE / 2)
+        self.assertEqual(0.0, counts['C'])
+
+    def test_of_any_number(self):
+        demand = demands.Demand()
+        demand.HALF_LIFE = 1
+        for number in range(5000):
+            demand.add(['A', 'B'] if number % 2 else ['A'])
+        counts = demand.counts(['A', 'B'])
+        self.assertAlmostEqual(2, counts['A'])
+        self.assertAlmostEqual(4 / 3, counts['B'])
+
+    def test_memory_is_bounded(self):
+        demand = demands.Demand()
+        demand.LIMIT = 100
+        demand.HALF_LIFE = 10 ** 9
+        for number in range(1000):
+            demand.add(['often', f'T{number}'])
+        self.assertLessEqual(len(demand._sums), 100)
+        self.assertGreater(demand.counts(['often'])['often'], 800)
+
+    def test_threads(self):
+        demand = demands.Demand()
+        demand.HALF_LIFE = 10 ** 9
+        demand.LIMIT = 50
+
+        def ask(name):
+            for number in range(500):
+                demand.add(['all', f'{name}{number}'])
+                demand.counts(['all'])
+        threads = [threading.Thread(target=ask, args=[n]) for n in 'ABCD']
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertAlmostEqual(2000, demand.counts(['all'])['all'], 2)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import time
 import unittest
+import uuid
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from nova_accel import naming
 from nova_accel import request
 
 FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
+OTHER = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
+THIRD = '5b3a1c7e-92d4-4f60-8e1b-c07d64a2f935'
 SPELLED = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 
@@ -98,8 +101,9 @@ class ParseTest(unittest.TestCase):
         self.assertEqual(request.AcceleratorRequest(
             '_B', FPGA, 2, frozenset(['CUSTOM_FPGA_INTEL']),
             frozenset(['CUSTOM_OLD']), FUNCTION.replace('-', '')), got[2])
-        self.assertEqual(naming.function_trait(FUNCTION), got[2].wanted_trait)
-        self.assertIsNone(got[0].wanted_trait)
+        self.assertEqual([naming.function_trait(FUNCTION)],
+                         got[2].wanted_traits)
+        self.assertEqual([], got[0].wanted_traits)
 
     def test_amounts(self):
         for bad in ('0', '-1', 'one', '', '1.5', None):
@@ -243,6 +247,73 @@ def allocation(uuid, amount=1, traits=()):
     return request.Allocation(uuid, {FPGA: amount}, frozenset(traits))
 
 
+class AlternativesTest(unittest.TestCase):
+
+    def parse(self, **accel):
+        return request.parse({
+            'resources1:CUSTOM_ACCELERATOR_FPGA': '1',
+            **{f'accel1:{k}': v for k, v in accel.items()}})[0]
+
+    def test_in_order(self):
+        wanted = self.parse(
+            function_id=f'{THIRD}, {FUNCTION.upper()},{OTHER}',
+            runtime_programming='true')
+        plain = [uuid.UUID(f).hex for f in (THIRD, FUNCTION, OTHER)]
+        self.assertEqual(plain, [c.function_id for c in wanted.choices])
+        self.assertEqual([naming.function_trait(f) for f in plain],
+                         wanted.wanted_traits)
+        for choice in wanted.choices:
+            self.assertEqual(('1', True, [choice]), (
+                choice.group, choice.runtime_programming, choice.choices))
+        self.assertEqual(wanted.choices[1], wanted.only(plain[1]))
+        self.assertEqual(wanted, wanted.only(uuid.UUID(int=1).hex))
+
+    def test_names(self):
+        wanted = self.parse(function_name='nlb 0,nlb-1')
+        self.assertEqual(['nlb 0', 'nlb-1'],
+                         [c.function_name for c in wanted.choices])
+
+    def test_one_is_no_list(self):
+        wanted = self.parse(function_id=FUNCTION)
+        self.assertEqual(((), [wanted]),
+                         (wanted.alternatives, wanted.choices))
+
+    def test_carried(self):
+        wanted = self.parse(function_id=f'{THIRD},{FUNCTION}')
+        for function, carried in ((THIRD, True), (FUNCTION, True),
+                                  (OTHER, False), (None, False)):
+            for origin in (model.OPERATOR, 'project', None):
+                region = model.Region(
+                    0, None, function and uuid.UUID(function).hex,
+                    origin=origin)
+                self.assertEqual(carried and origin == model.OPERATOR,
+                                 wanted.carried_by(region))
+
+    def test_malformed_member(self):
+        for key, value, said in (
+                ('function_id', f'{FUNCTION},nlb',
+                 'accel1:function_id=nlb is no UUID: give the UUID of the '
+                 'function.'),
+                ('function_id', f'{FUNCTION},', 'is no UUID'),
+                ('function_id', f'{FUNCTION},{FUNCTION}', 'twice'),
+                ('function_name', 'nlb,', 'has an empty name'),
+                ('function_name', 'nlb,a/b', 'a/b'),
+                ('bitstream_id', f'{FUNCTION},{OTHER}', 'is no UUID')):
+            with self.subTest(value):
+                with self.assertRaises(exception.AcceleratorError) as caught:
+                    self.parse(**{key: value})
+                self.assertIn(said, str(caught.exception))
+
+    def test_match_takes_what_has_any(self):
+        wanted = self.parse(function_id=f'{THIRD},{FUNCTION}')
+        loaded, other = (request.Allocation(
+            name, {'CUSTOM_ACCELERATOR_FPGA': 1},
+            frozenset([naming.function_trait(function)]))
+            for name, function in (('b', FUNCTION), ('a', OTHER)))
+        self.assertEqual([(wanted, loaded)], request.match(
+            [wanted], [other, loaded]))
+
+
 class MatchTest(unittest.TestCase):
 
     @given(requests_and_allocations(), st.randoms())
@@ -268,7 +339,7 @@ class MatchTest(unittest.TestCase):
         requests, allocations = case
 
         def programmed(way):
-            return sum(r.wanted_trait not in (None, *a.traits)
+            return sum(r.programs and a.traits.isdisjoint(r.wanted_traits)
                        for r, a in way)
 
         def fits(way):

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""How often functions are asked for: counts that decay, in this process.
+
+Each scheduler counts the requests that it sees itself. Of several schedulers
+each sees a sample, and samples have the proportions of the whole.
+"""
+
+from collections.abc import Iterable
+import heapq
+import threading
+
+
+class Demand:
+    """Decayed counts of requests, by the trait that a request looks for.
+
+    Counts decay with the requests that follow and not with time: they keep
+    their proportions in a quiet cloud, and a busy one forgets sooner. Used by
+    all threads of a scheduler.
+    """
+
+    #: requests after which a request counts half
+    HALF_LIFE = 1000
+    #: traits that are remembered; the least wanted are forgotten first
+    LIMIT = 10000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: what one request counts now. It grows, so that the earlier ones need
+        #: no change
+        self._unit = 1.0
+        #: trait -> sum of the units of its requests
+        self._sums: dict[str, float] = {}
+
+    def add(self, traits: Iterable[str]) -> None:
+        """Count one request for a region with one of some traits."""
+        with self._lock:
+            self._unit *= 2 ** (1 / self.HALF_LIFE)
+            for trait in traits:
+                self._sums[trait] = self._sums.get(trait, 0.0) + self._unit
+            if self._unit > 2 ** 100 or len(self._sums) > self.LIMIT:
+                self._shrink()
+
+    def _shrink(self) -> None:
+        kept = heapq.nlargest(self.LIMIT // 2, self._sums.items(),
+                              key=lambda item: item[1])
+        self._sums = {trait: units / self._unit for trait, units in kept}
+        self._unit = 1.0
+
+    def counts(self, traits: Iterable[str]) -> dict[str, float]:
+        """Return the counts of traits; 0.0 for those not asked for."""
+        with self._lock:
+            return {trait: self._sums.get(trait, 0.0) / self._unit
+                    for trait in traits}

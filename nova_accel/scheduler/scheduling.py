@@ -1,0 +1,299 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What is known while the servers of one request are scheduled.
+
+The facts come from the provider summaries of Placement's answer (GET
+/allocation_candidates, 1.29 and later: all providers of each tree in which
+there is a candidate): {provider: {'resources': {class: {'capacity': amount,
+'used': amount}}, 'traits': [trait]}}. Nova asks for that answer anyway.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+import functools
+import threading
+import typing
+import weakref
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel import naming
+from nova_accel import request
+from nova_accel.scheduler import demand as demands
+
+LOG = logging.getLogger(__name__)
+
+Summary = Mapping[str, typing.Any]
+#: an allocation request of Placement, 1.34 and later: {'allocations':
+#: {provider: {'resources': {class: amount}}}, 'mappings': {group suffix:
+#: [provider]}}. The unnumbered group has the suffix ''
+Candidate = dict[str, typing.Any]
+
+# in_tree of allocation candidates
+_CANDIDATES_VERSION = '1.31'
+#: Count of functions that were not asked for since the scheduler started. It
+#: only orders these among themselves.
+_UNKNOWN = 0.01
+#: The demand for a function is divided by this power of its idle copies: more
+#: than 1, because the second of two is needed less often than the first.
+#: tests.bench.reuse compares.
+_COPIES = 2
+
+
+class Wish(typing.NamedTuple):
+    """What a request group wants to find on its provider."""
+
+    group: str
+    resource_class: str
+    #: a region with one of them needs no programming
+    traits: frozenset[str]
+
+
+class Rank(typing.NamedTuple):
+    """The rank of a candidate; less is better, compared field by field."""
+
+    #: whether a device was allocated since Placement offered it
+    taken: bool
+    #: groups whose region carries another function and must not be programmed
+    stuck: int
+    #: groups whose region has to be programmed
+    programmings: int
+    #: what programming would lose, 0 to 1 for each of these groups
+    loss: float = 0.0
+
+
+#: of a region of which nothing is known: it is programmed and loses nothing
+UNKNOWN_REGION = Rank(False, 0, 1)
+
+
+class Scheduling:
+    """The facts for one request, used by one thread.
+
+    :param spec: nova.objects.RequestSpec.
+    :param summaries: not modified.
+    :param demand: that of this scheduler.
+    :param get: callable (url, version), SchedulerReportClient.get of Nova.
+    """
+
+    def __init__(self, spec, summaries: Mapping[str, Summary],
+                 demand: demands.Demand, get: Callable[[str, str], typing.Any]):
+        self.requests = _requests(spec)
+        self.wishes = [
+            Wish(r.group, r.resource_class, frozenset(r.wanted_traits))
+            for r in self.requests if r.programs]
+        #: host UUID -> its first candidate and the rank of that, as the
+        #: candidates were ordered last
+        self.first: dict[str, tuple[Candidate, typing.Any]] = {}
+        #: host UUID -> (servers on it, candidates in the order that we left),
+        #: of requests for several servers
+        self.left: dict[str, tuple[int, list[Candidate]]] = {}
+        self._classes = {r.resource_class for r in self.requests}
+        self._summaries = dict(summaries) if self.requests else {}
+        self._demand = demand
+        self._counted: set[str] = set()
+        self._get = get
+        #: (provider, class) -> amount that servers of this request got since
+        #: Placement's answer
+        self._taken: dict[tuple[str, str], int] = {}
+        #: provider -> traits that its region gets from servers of this request
+        self._promised: dict[str, frozenset[str]] = {}
+
+    def count(self, server: str) -> None:
+        """Count what one server asks for, once for each server.
+
+        Nova has its hosts filtered once more for the alternates.
+        """
+        if server not in self._counted:
+            self._counted.add(server)
+            for wish in self.wishes:
+                self._demand.add(wish.traits)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing is known to be taken since Placement's answer."""
+        return not self._taken
+
+    def is_taken(self, candidate: Candidate) -> bool:
+        """Whether a device was allocated since Placement offered it."""
+        return any(
+            (provider, name) in self._taken
+            and amount > self._room(provider, name)
+            for provider, given in candidate['allocations'].items()
+            for name, amount in given['resources'].items())
+
+    def take(self, candidate: Candidate, providers: Callable[
+            [Wish, Candidate], Iterable[str]]) -> None:
+        """Note that a server of this request was given a candidate.
+
+        :param providers: returns the providers of a wish in a candidate.
+        """
+        for provider, given in candidate['allocations'].items():
+            for name, amount in given['resources'].items():
+                if name in self._classes:
+                    key = provider, name
+                    self._taken[key] = self._taken.get(key, 0) + amount
+        for wish, ranks in zip(self.wishes, self.ranks):
+            for provider in providers(wish, candidate):
+                if ranks.get(provider, UNKNOWN_REGION).programmings:
+                    self._promised[provider] = wish.traits
+        self.__dict__.pop('ranks', None)
+
+    def refresh(self, root: str) -> None:
+        """Ask Placement again for the providers of one host.
+
+        The first of them may have been taken by another request, which the
+        answer that Nova has cannot tell. Without an answer nothing changes.
+
+        :param root: UUID of the host's root provider.
+        """
+        for name in sorted(self._classes):
+            url = (f'/allocation_candidates?in_tree={root}'
+                   f'&resources={name}:1&limit=1')
+            try:
+                response = self._get(url, _CANDIDATES_VERSION)
+                if not response:
+                    raise ConnectionError(
+                        'no connection' if response in (None, False)
+                        else f'HTTP {response.status_code}')
+                found = response.json()['provider_summaries']
+            # keystoneauth has some thirty, and none may fail a scheduling
+            except Exception as error:
+                LOG.warning(
+                    'Placement was asked for %(url)s, to learn what another '
+                    'request took, and did not answer (%(error)s): the '
+                    'scheduling goes on with the answer from before.',
+                    {'url': url, 'error': error})
+                return
+            self._update(root, name, found)
+        self.__dict__.pop('ranks', None)
+
+    def _update(self, root, name, found):
+        """Take over what Placement tells of a class in the tree of a host."""
+        for provider, summary in list(self._summaries.items()):
+            if (summary.get('root_provider_uuid') == root
+                    and name in summary['resources']):
+                if provider not in found:
+                    # without any room in the tree there is no summary of it
+                    full = summary['resources'][name]
+                    summary = {**summary, 'resources': {
+                        **summary['resources'],
+                        name: {**full, 'used': full['capacity']}}}
+                self._summaries[provider] = found.get(provider, summary)
+                # those of us are among what is used now
+                self._taken[provider, name] = 0
+
+    @functools.cached_property
+    def ranks(self) -> list[dict[str, Rank]]:
+        """The rank of each provider where it serves a wish, for each wish.
+
+        The loss is the demand for what the region carries, for each idle copy
+        of that, against the mean of all idle regions: x / (x + mean), so that
+        0.5 is a usual loss. A region that carries nothing loses nothing.
+        Providers without the classes of the request have no entry.
+        """
+        # most regions show the same traits as many others
+        kinds: dict[tuple[tuple[str, ...], bool, bool], list[str]] = {}
+        taken = self._taken
+        for provider, summary in self._summaries.items():
+            resources = summary['resources']
+            for name in self._classes:
+                if name in resources:
+                    used = resources[name]['used'] + (
+                        taken.get((provider, name), 0) if taken else 0)
+                    traits = tuple(summary['traits'])
+                    if provider in self._promised:
+                        traits += tuple(self._promised[provider])
+                    # more than one handle: room, and in use
+                    room = used < resources[name]['capacity']
+                    kind = traits, room, bool(used)
+                    if kind in kinds:
+                        kinds[kind].append(provider)
+                    else:
+                        kinds[kind] = [provider]
+                    break
+        losses = self._losses({
+            kind: len(regions) for kind, regions in kinds.items()})
+        return [{provider: rank for kind, regions in kinds.items()
+                 for rank in [self._rank(wish, kind, losses)]
+                 for provider in regions} for wish in self.wishes]
+
+    @staticmethod
+    def _rank(wish, kind, losses):
+        traits, _, used = kind
+        if not wish.traits.isdisjoint(traits):
+            return Rank(False, 0, 0)
+        # a server uses it, or is about to
+        stuck = used or naming.PROGRAMMABLE not in traits
+        return Rank(False, int(stuck), 1, losses.get(kind, 0.0))
+
+    def _losses(self, kinds):
+        """0 to 1 for each kind of idle regions that carry something."""
+        contents = {kind: tuple(filter(naming.is_content, kind[0]))
+                    for kind in kinds if kind[1]}
+        idle: collections.Counter[str] = collections.Counter()
+        for kind, content in contents.items():
+            for trait in content:
+                idle[trait] += kinds[kind]
+        wanted = self._demand.counts(idle)
+        lost = {kind: sum((wanted[trait] + _UNKNOWN)
+                          / idle[trait] ** _COPIES for trait in content)
+                for kind, content in contents.items() if content}
+        mean = (sum(lost[kind] * kinds[kind] for kind in lost)
+                / max(1, sum(kinds[kind] for kind in lost)))
+        return {kind: loss / (loss + mean) for kind, loss in lost.items()}
+
+    def _room(self, provider, name):
+        summary = self._summaries.get(provider)
+        if summary is None or name not in summary['resources']:
+            return 0
+        found = summary['resources'][name]
+        return (found['capacity'] - found['used']
+                - self._taken.get((provider, name), 0))
+
+
+class Schedulings:
+    """The schedulings under way, for all threads of a scheduler.
+
+    :param get: as for Scheduling.
+    """
+
+    def __init__(self, get: Callable[[str, str], typing.Any]):
+        self._get = get
+        self._lock = threading.Lock()
+        self._demand = demands.Demand()
+        #: RequestSpec -> Scheduling; Nova makes one for each request, and
+        #: passes the same object for each server of a multi-create
+        self._begun: weakref.WeakKeyDictionary[
+            typing.Any, Scheduling] = weakref.WeakKeyDictionary()
+
+    def begin(self, spec, summaries: Mapping[str, Summary] | None,
+              ) -> Scheduling:
+        """Begin a scheduling with what Placement answered.
+
+        :param spec: nova.objects.RequestSpec.
+        :param summaries: None without an answer, as for a rebuild.
+        """
+        begun = Scheduling(spec, summaries or {}, self._demand, self._get)
+        with self._lock:
+            self._begun[spec] = begun
+        return begun
+
+    def of(self, spec) -> Scheduling:
+        """Return the scheduling of a request; one without facts where Nova
+        did not begin it."""
+        # without the lock: once for each host, and a look-up is atomic
+        return self._begun.get(spec) or self.begin(spec, None)
+
+
+def _requests(spec) -> list[request.AcceleratorRequest]:
+    if 'extra_specs' not in spec.flavor:
+        # not loaded: Nova treats such a flavor as one without extra specs
+        return []
+    try:
+        return request.parse(spec.flavor.extra_specs)
+    except exception.AcceleratorError as error:
+        # nova-api refuses such flavors, so this one bypassed it; the compute
+        # host reports the same error to the user
+        LOG.warning('The accelerators of the flavor are ignored in '
+                    'scheduling: %s', error)
+        return []

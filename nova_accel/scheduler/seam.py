@@ -1,0 +1,63 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Placement's provider summaries, on their way through Nova's scheduler.
+
+SchedulerManager._schedule has the request and the summaries of Placement's
+answer, passes both to _get_all_host_states, and passes the summaries to no
+filter or weigher (Nova 31 to 34). Hence that method is wrapped, and tells us
+both. It is called once for each scheduling, before the first filter, also
+where a fallback query was merged into the answer, and with None for a rebuild,
+which has no answer.
+
+The request ties the summaries to the scheduling, not the thread: both
+threading modes of Nova work alike, and what is kept goes with the request.
+"""
+
+from collections.abc import Callable
+import functools
+import inspect
+import typing
+
+from nova.scheduler import manager
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+_METHOD = '_get_all_host_states'
+_PARAMETERS = ['self', 'context', 'spec_obj', 'provider_summaries']
+_MARK = '_nova_accel_tells'
+
+
+def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
+    """Have each scheduling of this process told to us; idempotent.
+
+    :param begin: takes the RequestSpec and the provider summaries or None.
+        What it raises is logged, and the scheduling goes on.
+    :returns: whether this Nova has the method as we know it. If not, that is
+        logged as an error, and servers are scheduled without regard to loaded
+        functions.
+    """
+    original = getattr(manager.SchedulerManager, _METHOD, None)
+    if hasattr(original, _MARK):
+        return True
+    if original is None or list(
+            inspect.signature(original).parameters) != _PARAMETERS:
+        LOG.error(
+            'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) '
+            'in nova.scheduler.manager, and this Nova does not have it: '
+            'servers are scheduled without regard to loaded functions until '
+            'you install a release of nova_accel that knows this Nova.',
+            {'method': _METHOD, 'parameters': ', '.join(_PARAMETERS[1:])})
+        return False
+
+    @functools.wraps(original)
+    def told(self, context, spec_obj, provider_summaries):
+        try:
+            begin(spec_obj, provider_summaries)
+        except Exception:
+            LOG.exception('A server is scheduled without regard to loaded '
+                          'functions: report this error to nova_accel.')
+        return original(self, context, spec_obj, provider_summaries)
+
+    setattr(told, _MARK, True)
+    setattr(manager.SchedulerManager, _METHOD, told)
+    return True
