@@ -23,6 +23,7 @@ from oslo_utils import uuidutils
 
 from nova_accel.attach import claims as claim_store
 from nova_accel.attach import cleaning
+from nova_accel.attach import closeness
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
@@ -445,7 +446,9 @@ class Accelerators:
                 f'Server {server.uuid} was allocated {wanted.amount} of '
                 f'{provider.name}, and {len(free)} of it are free on this '
                 f'host: the build is retried on another host.')
-        chosen = free[:wanted.amount]
+        chosen = [free[number] for number in closeness.choose(
+            [(device.numa_node, device.address) for device, _ in free],
+            wanted.amount)]
         created_type = self._handles.type_for(wanted, chosen[0][0])
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,

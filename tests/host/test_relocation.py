@@ -121,6 +121,23 @@ class RelocationTest(RelocationTestCase):
                       str(error))
         self.assertIn('and 0 of it are free', str(error))
 
+    def test_of_one_node(self):
+        """The closest ones, and the largest group stays whole."""
+        self.host.accelerators.close()
+        self.POOLS = 'host'
+        self.start_host(gpus=[
+            {'address': address, 'numa_node': node} for address, node
+            in zip(GPUS, (0, 1, 1, 0))], drivers=('gpu',))
+        uuid = self.provider(GPUS[0])
+        two = self.host.boot(TWO, {uuid: {'resources': {CLASS: 2}}})
+        self.assertHas(two, GPUS[0], GPUS[3])
+        one = self.host.boot(ONE, {uuid: {'resources': {CLASS: 1}}})
+        self.assertHas(one, GPUS[1])
+        self.host.delete(two)
+        last = self.host.boot(ONE, {uuid: {'resources': {CLASS: 1}}})
+        # the other one of the node of which one is taken
+        self.assertHas(last, GPUS[2])
+
     def test_sick_devices_are_not_chosen(self):
         self.change('host')
         uuid = self.provider(GPUS[0])
