@@ -69,6 +69,18 @@ Types of vGPUs to create, the preferred ones first, by the name in
 mdev_supported_types, the vendor's name, or the number. Items ``<PCI
 address>=<type>`` replace the other items for that GPU. By default every type
 that the GPU offers is used."""),
+    cfg.StrOpt('pools', default='host',
+               choices=[('host', 'all that are alike share one'),
+                        ('numa_node', 'those of each NUMA node share one'),
+                        ('none', 'each device has one of its own')], help="""
+Which devices share one resource provider in Placement. Devices of the drivers
+gpu, nvme, pci and qat that are alike in type, product, driver and traits are
+equal for the scheduler, and with one provider for each, a server that asks for
+eight of them is scheduled only after minutes, or never. A server may get all
+devices of a host from one provider; with ``numa_node`` all of one node, and
+from two nodes by two request groups. When the value changes, the allocations
+of servers move at the next start of nova-compute. FPGAs and vGPUs always have
+providers of their own."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""

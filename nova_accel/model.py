@@ -443,3 +443,17 @@ class Waiting:
     #: whether Placement was seen to have it reserved: only then a lower value
     #: there is the operator's word
     shown: bool = False
+    #: of which provider that was; '' where an earlier release saw it
+    provider_uuid: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Reserved:
+    """What is reserved of a pool, and what of it is the operator's."""
+
+    #: what the operator has reserved himself
+    operators: int
+    #: the least and the greatest value of ``reserved`` that Placement may have
+    #: from us: another one is the operator's word
+    least: int
+    most: int

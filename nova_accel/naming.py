@@ -8,6 +8,8 @@ region and function traits; Placement's API for [A-Z0-9_] and 255 characters.
 
 from collections.abc import Mapping
 import functools
+import hashlib
+import json
 import re
 import uuid
 
@@ -315,9 +317,49 @@ def provider_uuid(root_uuid: str, node: str, name: str) -> str:
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 
-def address_of_provider(node: str, name: str) -> str | None:
-    """Return the device of a provider; None if the name is not ours."""
+def pool_provider_name(node: str, device: model.Device,
+                       numa_node: int | None = None) -> str:
+    """Return the provider name of the pool that a device belongs to.
+
+    Devices have the same one when they have the same type, vendor, product,
+    family, driver and traits, and are given to servers in the same way, whole
+    or by VFs. A digest of all that makes it unique; what stands before it is
+    for people. It is the same after each start, whatever else the host has.
+
+    :param numa_node: of the device, where each NUMA node has pools of its own.
+    :raises InvalidName: a name cannot become a part of it; the error names the
+        device.
+    """
+    of = f'device {device.address}'
+    shared = any(handle.parent for handle in device.handles)
+    digest = hashlib.sha256(json.dumps([
+        device.driver, device.type, device.vendor, device.product,
+        device.family, sorted(set(device.traits)), shared]).encode()
+    ).hexdigest()
+    # Placement takes names of 200 characters
+    words = '_'.join(normalize(part, of)[:24] for part in (
+        device.type, device.vendor, device.product))
+    node_part = '' if numa_node is None else f'_numa{numa_node}'
+    return device_provider_name(
+        node, f'{_POOL}{words}_{digest[:8]}{node_part}')
+
+
+#: what no address of a device begins with
+_POOL = 'pool_'
+
+
+def part_of_provider(node: str, name: str) -> str | None:
+    """Return what a provider of ours is of, or is below.
+
+    :returns: the address of a device, or the name of a pool (is_pool()), whose
+        devices the name does not tell; None if the name is not ours.
+    """
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):
         return None
     return re.sub('_region[0-9]+$', '', name.removeprefix(prefix))
+
+
+def is_pool(part: str) -> bool:
+    """Whether a part_of_provider() is a pool."""
+    return part.startswith(_POOL)

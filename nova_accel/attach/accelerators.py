@@ -23,6 +23,7 @@ from oslo_utils import uuidutils
 
 from nova_accel.attach import claims as claim_store
 from nova_accel.attach import cleaning
+from nova_accel.attach import closeness
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
@@ -30,6 +31,7 @@ from nova_accel.attach import plan
 from nova_accel.attach import programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness
+from nova_accel.attach import relocation
 from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel import drivers
@@ -115,6 +117,8 @@ class Accelerators:
             regions)
         self.settling = settling.Settling(
             inventory, self.holdings, self.publisher, cloud)
+        self.relocation = relocation.Relocation(
+            inventory, self.holdings, cloud)
         self._plugging: dict[str, _Plugging] = {}
         self._failed: set[str] = set()
 
@@ -166,6 +170,51 @@ class Accelerators:
             future.result()
         self.readiness.look_at_siblings(
             [c for claims in by_device.values() for c in claims])
+
+    def report(self, tree, node: str, allocations: dict | None = None,
+               starting: bool = False) -> bool:
+        """Show our devices in Nova's provider tree.
+
+        Under Nova's resource tracker's lock.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param node: name of its root.
+        :param allocations: those of the host, which Nova writes together with
+            the tree; changed in place. None: they stay as they are.
+        :param starting: whether Nova would do that.
+        :returns: False, with nothing changed, where that is needed: this is
+            to be called again with the allocations.
+        """
+        if not self.settling.before_report(tree, node):
+            return True
+        if allocations is not None:
+            moved = self.relocation.move(
+                allocations, self.inventory.providers_of(
+                    node, tree.data(node).uuid))
+
+            def used(uuid):
+                return sum(
+                    amount for given in allocations.values() for name, amount
+                    in given['allocations'].get(uuid, {}).get(
+                        'resources', {}).items()
+                    if naming.is_accelerator_class(name))
+            self.inventory.update_tree(
+                tree, node, lambda uuid: any(
+                    uuid in given['allocations']
+                    for given in allocations.values()), moved, used)
+            return True
+        if self.relocation.is_needed(node, tree.data(node).uuid) and starting:
+            return False
+        # Nova's copy of a provider is older than the last server that was
+        # scheduled to it, and Placement would refuse its report
+        self.publisher.show(self._cloud.admin_context(),
+                            self.inventory.update_tree(
+                                tree, node, self.publisher.in_use))
+        return True
+
+    def reported(self) -> None:
+        """Nova has written at its start what report() gave it."""
+        self.relocation.look_again()
 
     def close(self) -> None:
         """Stop looking at devices; plugs that run are left to their end."""
@@ -281,7 +330,7 @@ class Accelerators:
                 f'Placement did not say which: see that it answers '
                 f'nova-compute.')
         with self.exclusive(server.uuid):
-            held = self.holdings.of(server.uuid)
+            held = self._located(self.holdings.of(server.uuid), allocations)
             steps = plan.to_plug(server.uuid, requests, allocations,
                                  self._ours(allocations, held), held)
             if steps.surplus:
@@ -296,16 +345,27 @@ class Accelerators:
         """The part of a server's allocations that is ours. Guests of a host
         that has booted start before Nova has told which node this is: then
         the claims name our providers."""
-        if self.inventory.node is None:
-            providers = {claim.provider_uuid for claim in held}
-            return [request.Allocation(
-                        uuid, naming.accelerators(allocation['resources']),
-                        frozenset())
-                    for uuid, allocation in allocations.items()
-                    if uuid in providers]
-        return self.inventory.allocated(
+        ours = self.inventory.allocated(
             allocations, mine={(c.device_address, c.region_index)
                                for c in held})
+        # and those of providers whose devices are shown by others now
+        known = {allocation.provider_uuid for allocation in ours}
+        named = {claim.provider_uuid for claim in held} - known
+        return ours + [
+            request.Allocation(
+                uuid, naming.accelerators(allocation['resources']),
+                frozenset())
+            for uuid, allocation in allocations.items() if uuid in named]
+
+    def _located(self, held, allocations):
+        """Claims as if allocated from the present provider of their device,
+        where that is not written down yet (attach.relocation)."""
+        def locate(claim):
+            now = self.inventory.provider_of(claim)
+            if claim.provider_uuid in allocations or now not in allocations:
+                return claim
+            return dataclasses.replace(claim, provider_uuid=now)
+        return [locate(claim) for claim in held]
 
     def _carry_out(self, context, server, steps, claimed=None):
         """Claim, program, prepare, bind and publish, as planned."""
@@ -380,15 +440,17 @@ class Accelerators:
     def _chosen(self, server, take, held):
         wanted = take.wanted
         provider = self.inventory.providers()[take.provider_uuid]
-        device, region = self.inventory.find(
-            provider.address, provider.region_index)
-        free = [h for h in (region or device).handles if h not in held]
+        free = [(device, handle) for device, part in self._parts(provider)
+                for handle in part.handles if handle not in held]
         if len(free) < wanted.amount:
             raise exception.DeviceUnavailable(
                 f'Server {server.uuid} was allocated {wanted.amount} of '
                 f'{provider.name}, and {len(free)} of it are free on this '
                 f'host: the build is retried on another host.')
-        created_type = self._handles.type_for(wanted, device)
+        chosen = [free[number] for number in closeness.choose(
+            [(device.numa_node, device.address) for device, _ in free],
+            wanted.amount)]
+        created_type = self._handles.type_for(wanted, chosen[0][0])
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=server.uuid, role=model.Role.CURRENT,
@@ -398,7 +460,22 @@ class Accelerators:
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
             region_index=provider.region_index, handle=handle,
-            created_type=created_type) for handle in free[:wanted.amount]]
+            created_type=created_type) for device, handle in chosen]
+
+    def _parts(self, provider):
+        """The devices behind a provider, each with what has the handles:
+        itself or its region. Of a pool those that are well.
+
+        :raises DeviceUnavailable: the only one is not.
+        """
+        if provider.pool:
+            devices = self.inventory.devices
+            found = [devices.get(address) for address in provider.addresses]
+            return [(device, device) for device in found
+                    if device and device.health is model.Health.OK]
+        device, region = self.inventory.find(
+            provider.addresses[0], provider.region_index)
+        return [(device, region or device)]
 
     # Resume
 
@@ -447,6 +524,7 @@ class Accelerators:
                 in _by_request(requests, held)))
         else:
             allocations = self._cloud.allocations(context, server.uuid)
+            held = self._located(held, allocations)
             ours = self._ours(allocations, held)
             self._check_settled(server.uuid, allocations, ours)
             steps = plan.to_start(
@@ -466,9 +544,10 @@ class Accelerators:
         def amount(resources):
             return sum(naming.accelerators(resources).values())
         providers, devices = self.inventory.providers(), self.inventory.devices
-        if any(row.means(devices[providers[a.provider_uuid].address])
+        if any(row.means(devices[address])
                for row in unsettled for a in ours
-               if a.provider_uuid in providers) or sum(
+               if a.provider_uuid in providers
+               for address in providers[a.provider_uuid].addresses) or sum(
                    amount(a['resources']) for a in allocations.values()
                    ) > sum(amount(a.resources) for a in ours):
             raise exception.DeviceUnavailable(
@@ -481,8 +560,16 @@ class Accelerators:
         """What was set aside for a move is the server's again, where the move
         failed and Placement has allocated it to the server."""
         old = self.holdings.of(server.uuid, model.Role.OLD)
-        if not old or {c.provider_uuid for c in old} - set(
-                self._cloud.allocations(context, server.uuid)):
+        if not old:
+            return []
+        allocations = self._cloud.allocations(context, server.uuid)
+        providers = {
+            c.provider_uuid for c in self._located(old, allocations)}
+        if providers - set(allocations) or any(
+                # from a pool the server may have its new devices, too
+                providers & set(self._cloud.allocations(context, consumer))
+                for consumer in {c.consumer_uuid for c in old}
+                - {server.uuid}):
             return []
         self.holdings.restore_after_revert(server.uuid)
         return self.holdings.of(server.uuid)
@@ -543,13 +630,13 @@ class Accelerators:
             CONF.accel.programming_timeout + 1 if patient else 0)
         # what is not clean yet must not be offered
         left = self.holdings.now(claims)
-        self.publisher.show(context, {c.provider_uuid for c in left})
+        self.publisher.show_devices(context, left)
 
     def _freed(self, context, claim):
         self.readiness.look_at_cards([claim])
         self.readiness.look_at_siblings([claim])
         self.holdings.released([claim])
-        self.publisher.show(context, {claim.provider_uuid})
+        self.publisher.show_devices(context, [claim])
 
     def retry_releases(self, context) -> int:
         """Try again what could not be cleaned.

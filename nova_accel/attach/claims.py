@@ -43,6 +43,14 @@ CREATE TABLE IF NOT EXISTS reserved (
     PRIMARY KEY (provider_uuid, resource_class)
 )"""
 
+_POOLS = """
+CREATE TABLE IF NOT EXISTS pools (
+    provider_uuid TEXT PRIMARY KEY,
+    operators INTEGER NOT NULL,
+    least INTEGER NOT NULL,
+    most INTEGER NOT NULL
+)"""
+
 _HANDOVERS = """
 CREATE TABLE IF NOT EXISTS handovers (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -77,9 +85,10 @@ CREATE TABLE IF NOT EXISTS waiting (
     handle_address TEXT NOT NULL,
     device_address TEXT NOT NULL,
     region_index INTEGER,
-    shown INTEGER NOT NULL,
+    shown INTEGER NOT NULL,{provider}
     PRIMARY KEY (handle_type, handle_address)
 )"""
+_PROVIDER = "provider_uuid TEXT NOT NULL DEFAULT ''"
 
 #: the newest; a file without tables gets it
 _SCHEMA = ("""
@@ -111,7 +120,8 @@ CREATE TABLE devices (
     address TEXT PRIMARY KEY,
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
-           _WAITING, _UNSETTLED, _RECORDS)
+           _WAITING.format(provider=f'\n    {_PROVIDER},'), _UNSETTLED,
+           _RECORDS, _POOLS)
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
@@ -155,12 +165,22 @@ def _from_version_1(db: sqlite3.Connection) -> None:
         if name not in {row['name'] for row in db.execute(
                 f'PRAGMA table_info({table})')}:
             db.execute(f'ALTER TABLE {table} ADD COLUMN {name} {kind}')
-    for statement in (_HANDOVERS, _WAITING, _UNSETTLED, _RECORDS):
+    for statement in (_HANDOVERS, _WAITING.format(provider=''), _UNSETTLED,
+                      _RECORDS):
         db.execute(statement)
 
 
+def _from_version_2(db: sqlite3.Connection) -> None:
+    """Version 2 knows no pools, and each device has a provider of its own."""
+    db.execute(_POOLS)
+    # there already in a store that went back to release 0.1 with it
+    if 'provider_uuid' not in {row['name'] for row in db.execute(
+            'PRAGMA table_info(waiting)')}:
+        db.execute(f'ALTER TABLE waiting ADD COLUMN {_PROVIDER}')
+
+
 #: number n makes version n + 1 of version n
-_MIGRATIONS = (_from_release_0_1, _from_version_1)
+_MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2)
 VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
@@ -543,6 +563,15 @@ class ClaimStore:
                        'AND resource_class = ?',
                        (provider_uuid, resource_class))
 
+    def pools(self) -> dict[str, model.Reserved]:
+        """What is reserved of pools, by provider uuid."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT provider_uuid, operators, least, most '
+                              'FROM pools').fetchall()
+        return {row['provider_uuid']: model.Reserved(
+                    row['operators'], row['least'], row['most'])
+                for row in rows}
+
     # Handles that wait for the operator
 
     def waiting(self) -> tuple[model.Waiting, ...]:
@@ -552,11 +581,15 @@ class ClaimStore:
 
     def change_waiting(self, add: Iterable[model.Waiting] = (),
                        remove: Iterable[model.Waiting] = (),
-                       shown: Iterable[model.Waiting] = ()) -> None:
+                       shown: Iterable[model.Waiting] = (),
+                       pools: Iterable[tuple[str, model.Reserved | None]]
+                       = ()) -> None:
         """
         :param add: that wait from now on; those that do already stay.
         :param remove: that the operator has given back.
         :param shown: that Placement shows as reserved.
+        :param pools: (provider uuid, what is reserved of it from now on);
+            None: what is reserved is the operator's.
         """
         with self._transaction() as db:
             waiting = {w.handle: w for w in self._waiting}
@@ -571,9 +604,19 @@ class ClaimStore:
             db.execute('DELETE FROM waiting')
             db.executemany(
                 'INSERT INTO waiting (handle_type, handle_address, '
-                'device_address, region_index, shown) VALUES (?, ?, ?, ?, ?)',
+                'device_address, region_index, shown, provider_uuid) '
+                'VALUES (?, ?, ?, ?, ?, ?)',
                 [(w.handle.type.value, w.handle.address, w.device_address,
-                  w.region_index, w.shown) for w in waiting.values()])
+                  w.region_index, w.shown, w.provider_uuid)
+                 for w in waiting.values()])
+            for provider_uuid, reserved in pools:
+                db.execute('DELETE FROM pools WHERE provider_uuid = ?',
+                           (provider_uuid,))
+                if reserved is not None:
+                    db.execute(
+                        'INSERT INTO pools (provider_uuid, operators, least, '
+                        'most) VALUES (?, ?, ?, ?)', (
+                            provider_uuid, *dataclasses.astuple(reserved)))
             self._changed_waiting = tuple(waiting.values())
 
     # Devices that may have data of a server, and no claim says so
@@ -650,7 +693,8 @@ def _waiting(row: sqlite3.Row) -> model.Waiting:
     return model.Waiting(
         model.AttachHandle(model.HandleType(row['handle_type']),
                            row['handle_address']),
-        row['device_address'], row['region_index'], bool(row['shown']))
+        row['device_address'], row['region_index'], bool(row['shown']),
+        row['provider_uuid'])
 
 
 def _json(value) -> str:

@@ -174,6 +174,10 @@ class Holdings:
         """For a claim that was made without one, as by an earlier release."""
         self._store.update([claim], serial=serial)
 
+    def relocated(self, claim: model.Claim, provider_uuid: str) -> None:
+        """Placement has its allocation with another provider now."""
+        self._store.update([claim], provider_uuid=provider_uuid)
+
     # Between two servers
 
     def await_operator(self, claim: model.Claim) -> None:

@@ -8,6 +8,7 @@ from oslo_log import log as logging
 from nova_accel.attach import cloud as novas
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel import model
 
 LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ class Publisher:
             except Exception as error:
                 LOG.warning('Provider %s is not shown before the next report: '
                             '%s', provider_uuid, error)
+
+    def show_devices(self, context, claims: Iterable[model.Claim]) -> None:
+        """Show the providers of the devices of claims now."""
+        self.show(context, {c.provider_uuid for c in claims}
+                  | set(filter(None, map(self._inventory.provider_of,
+                                         claims))))
 
     def in_use(self, provider_uuid: str) -> bool:
         """Whether anything is allocated from a provider, or may be."""

@@ -130,14 +130,16 @@ class Reconciler:
             if (claim.state is model.ClaimState.DELETING
                     or self._accelerators.is_plugging(claim.instance_uuid)):
                 continue
-            if claim.provider_uuid not in consumers:
-                consumers[claim.provider_uuid] = self._cloud.consumers(
-                    claim.provider_uuid)
+            # or the one to which its allocation may have moved
+            providers = {claim.provider_uuid, self._accelerators.inventory
+                         .provider_of(claim)} - {None}
+            for provider_uuid in providers - consumers.keys():
+                consumers[provider_uuid] = self._cloud.consumers(provider_uuid)
             owners = {claim.consumer_uuid}
             if (claim.instance_uuid, claim.provider_uuid) not in current:
                 # Placement hears first of a move that is reverted or failed
                 owners.add(claim.instance_uuid)
-            if not owners & consumers[claim.provider_uuid]:
+            if not any(owners & consumers[uuid] for uuid in providers):
                 yield claim
 
     def _hold_back(self, first):
@@ -161,8 +163,9 @@ class Reconciler:
         self._looked_at(failed)
         inventory.hold_back(c.handle for c in found)
         changed = before ^ inventory.held_back
-        self._accelerators.publisher.show(self._cloud.admin_context(), {
-            c.provider_uuid for c in claims if c.handle in changed})
+        self._accelerators.publisher.show_devices(
+            self._cloud.admin_context(),
+            [c for c in claims if c.handle in changed])
         servers = {c.instance_uuid for c in found}
         for server_uuid in servers - self._not_allocated:
             LOG.warning(

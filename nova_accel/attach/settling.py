@@ -15,7 +15,8 @@ no device of ours in a guest           they are
 a guest of libvirt, running or not,    a claim of its server, BOUND
 has the handle
 the allocations of the provider leave  a claim of that consumer, BOUND
-one consumer for all handles left
+one consumer for all handles left (of
+a pool: of all its devices)
 they leave several                     the device stays fenced; each start of
                                        nova-compute and each comparison asks
                                        again
@@ -30,6 +31,7 @@ is not known. Each device is settled in one transaction; a process that is
 killed goes on with those that are left.
 """
 
+import collections
 import dataclasses
 import threading
 
@@ -63,10 +65,18 @@ class _Part:
     device: model.Device
     region: model.Region | None
     provider_uuid: str
+    #: every device behind the provider
+    members: tuple[model.Device, ...]
 
     @property
     def handles(self) -> tuple[model.AttachHandle, ...]:
         return (self.region or self.device).handles
+
+    @property
+    def all_handles(self) -> tuple[model.AttachHandle, ...]:
+        """Of every device behind the provider."""
+        return self.handles if self.region else tuple(
+            handle for device in self.members for handle in device.handles)
 
 
 class Settling:
@@ -96,8 +106,10 @@ class Settling:
         if model.EVERYTHING not in self._holdings.unsettled():
             return True
         try:
-            todo = {*self._inventory.reported(tree, node)}
-            if not todo and not self._in_guests():
+            shown = self._inventory.reported(tree, node)
+            # all devices that are here are meant in any case
+            todo = {part for part in shown if not naming.is_pool(part)}
+            if not shown and not self._in_guests():
                 LOG.info('The claim store is new, and so is this host: its '
                          'accelerators are offered as they are')
             else:
@@ -147,8 +159,8 @@ class Settling:
             return
         # of the node that Nova told last, if it has
         providers = self._inventory.providers()
-        parts = {(p.address, p.region_index): uuid
-                 for uuid, p in providers.items()}
+        parts = {(address, p.region_index): uuid
+                 for uuid, p in providers.items() for address in p.addresses}
         devices = [d for d in self._inventory.devices.values()
                    if d.health is not model.Health.GONE
                    and (d.address, None) in parts]
@@ -180,7 +192,7 @@ class Settling:
         :raises _Unknown: it cannot be known now.
         :raises AcceleratorError: Placement does not answer.
         """
-        mine = [_Part(device, region, parts[device.address, index])
+        mine = [self._part(device, region, parts[device.address, index])
                 for index, region in (
                     [(r.index, r) for r in device.regions] or [(None, None)])
                 if (device.address, index) in parts]
@@ -219,6 +231,22 @@ class Settling:
         self._publisher.show(self._cloud.admin_context(),
                              {part.provider_uuid for part in mine})
 
+    def _part(self, device, region, provider_uuid) -> _Part:
+        """Of a device that is to share a provider and has one of its own yet,
+        in Placement, this one: its allocation has not moved."""
+        provider = self._inventory.providers()[provider_uuid]
+        devices = self._inventory.devices
+        root = self._inventory.root
+        if provider.pool and root:
+            node, root_uuid = root
+            own = naming.provider_uuid(root_uuid, node,
+                                       naming.device_provider_name(
+                                           node, device.address))
+            if self._cloud.consumers(own):
+                return _Part(device, region, own, (device,))
+        return _Part(device, region, provider_uuid, tuple(
+            devices[a] for a in provider.addresses if a in devices))
+
     # Who has it
 
     def _ties(self, part, guests, held, found):
@@ -240,17 +268,15 @@ class Settling:
                             server)
             owners.append((handle, server,
                            server if server in consumers else consumer))
-        rest = consumers - {consumer for *_, consumer in owners}
-        left = [h for h in part.handles if h not in by_handle and
-                h not in held]
+        rest, left = self._rest(part, consumers, owners, guests, moves)
         if rest and not part.device.creatable:
-            if len(rest) > 1 or self._amount(min(rest), part) != len(left):
+            if len(rest) > 1 or min(rest.values()) != len(left):
                 raise _Unknown(
                     f'{", ".join(sorted(rest))} have some of it by Placement, '
                     f'and no guest says which; shelve or delete these servers')
             consumer, = rest
             owners += [(h, moves.get(consumer, consumer), consumer)
-                       for h in left]
+                       for h in left if h in part.handles]
         result: list[model.Claim] = []
         for server in sorted({server for _, server, _ in owners}):
             mine = [o for o in owners if o[1] == server]
@@ -262,6 +288,39 @@ class Settling:
                 result += self._tied(part, handle, server, consumer,
                                      records.get(server), wanted)
         return result
+
+    def _rest(self, part, consumers, owners, guests, moves):
+        """Consumers of a provider with more than is known to be theirs.
+
+        :param owners: of the handles of the part that guests have.
+        :returns: {consumer: how many more}, and the handles of the provider
+            of which it is not known who has them.
+        """
+        known: collections.Counter = collections.Counter()
+        mine = {handle: consumer for handle, _, consumer in owners}
+        claims = {c.handle: c for c in self._holdings.all()}
+        left = []
+        for handle in part.all_handles:
+            claim = claims.get(handle)
+            server = next((s for s, there in guests.items()
+                           if handle.address in there), None)
+            if claim:
+                known[claim.consumer_uuid] += 1
+            elif handle in mine:
+                known[mine[handle]] += 1
+            elif server:
+                known[server if server in consumers else next(
+                    (c for c in consumers if moves.get(c) == server),
+                    server)] += 1
+            else:
+                left.append(handle)
+        if len(part.members) == 1:
+            rest = consumers - {consumer for *_, consumer in owners}
+            return {c: self._amount(c, part) for c in rest}, left
+        if not any(handle in left for handle in part.handles):
+            return {}, []
+        amounts = {c: self._amount(c, part) - known[c] for c in consumers}
+        return {c: n for c, n in amounts.items() if n > 0}, left
 
     def _amount(self, consumer, part):
         found = self._cloud.allocations(

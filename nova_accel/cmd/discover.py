@@ -53,11 +53,15 @@ class Discover(lister.Lister):
         self._devices = found.devices
         providers = collections.defaultdict(list)
         for provider in found.providers_of(CONF.host, _ROOT).values():
-            providers[provider.address].append(provider)
+            # a pool stands where its first device does
+            for address in provider.addresses:
+                providers[address].append(provider)
         rows = []
         for address, device in sorted(self._devices.items()):
-            rows += [_row(p, device) for p in providers[address]
-                     ] or [_unreported(device)]
+            rows += [_row(p, [self._devices[a] for a in p.addresses])
+                     for p in providers[address]
+                     if p.addresses[0] == address
+                     ] if providers[address] else [_unreported(device)]
         return (('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
                  'Handles', 'Traits', 'Health'), rows)
 
@@ -139,19 +143,34 @@ def _configure(parsed_args):
                           group='accel')
 
 
-def _row(provider, device):
+def _row(provider, devices):
     """A provider as nova-compute would report it."""
-    part = (device if provider.region_index is None
-            else device.region(provider.region_index))
-    sick = [p for p in (part, device) if p.health is not model.Health.OK]
-    health = ', '.join(filter(None, (
-        (sick or [part])[0].health.value, (sick or [part])[0].reason)))
-    resource_class = naming.resource_class(device.type)
+    parts = [device if provider.region_index is None
+             else device.region(provider.region_index) for device in devices]
+    resource_class = naming.resource_class(devices[0].type)
     total = provider.inventory.get(resource_class, 0)
-    return (provider.name, _numa(device), resource_class if total else '',
-            total or '', (total if provider.fenced else 0) if total else '',
-            _handles(part), '\n'.join(sorted(
-                provider.traits - {naming.FENCED})), health)
+    reserved = total if provider.fenced else provider.unfit
+    nodes = sorted({d.numa_node for d in devices if d.numa_node is not None})
+    return (provider.name, ', '.join(map(str, nodes)),
+            resource_class if total else '', total or '',
+            reserved if total else '',
+            '\n'.join(filter(None, map(_handles, parts))),
+            '\n'.join(sorted(provider.traits - {naming.FENCED})),
+            '\n'.join(_healths(devices, parts)))
+
+
+def _healths(devices, parts):
+    """One line, or one for each device of a pool that is not well."""
+    lines = []
+    for device, part in zip(devices, parts):
+        sick = [p for p in (part, device) if p.health is not model.Health.OK]
+        if sick or len(devices) == 1:
+            found = (sick or [part])[0]
+            lines.append(', '.join(filter(None, (
+                found.health.value if len(devices) == 1
+                else f'{device.address} {found.health.value}',
+                found.reason))))
+    return lines or [model.Health.OK.value]
 
 
 def _unreported(device):

@@ -43,6 +43,11 @@ class AcceleratorDriver(abc.ABC):
     #: another serial number may be the same device
     SERVER_CAN_CHANGE_SERIAL = False
 
+    #: whether devices that are alike share a provider in Placement, so that
+    #: one request of a flavor can be for many of them: they have neither
+    #: regions nor creatable types, and no server minds which one it gets
+    POOLED = False
+
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
         self.kernel = kernel
@@ -402,9 +407,12 @@ class PciDriver(AcceleratorDriver):
         except OSError:
             return False
 
-    @staticmethod
-    def _quarantined(device, before, reason) -> model.Device:
+    def _quarantined(self, device, before, reason) -> model.Device:
         """The device with what was known of it, not for anybody."""
+        if before and self.POOLED:
+            # it stays in its pool
+            device = dataclasses.replace(
+                device, traits=before.traits, state_traits=before.state_traits)
         if before:
             device = dataclasses.replace(
                 device, regions=before.regions, handles=before.handles,

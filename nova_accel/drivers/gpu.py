@@ -83,6 +83,7 @@ _PRODUCTS = {
 class GpuDriver(base.PciDriver):
 
     NAME = 'gpu'
+    POOLED = True
     NEEDS_RULE = True
     PREPARES_EVERY_HANDLE = True
     RESETS = True

@@ -67,6 +67,7 @@ Policy = handover.Policy
 class NvmeDriver(base.PciDriver):
 
     NAME = 'nvme'
+    POOLED = True
     NEEDS_RULE = True
 
     def configure(self):

@@ -45,6 +45,7 @@ class PciRuleDriver(base.PciDriver):
     #: some have flash that their function can write
     SERVER_CAN_CHANGE_SERIAL = True
     NAME = 'pci'
+    POOLED = True
     PREPARES_EVERY_HANDLE = True
     RESETS = True
 

@@ -71,6 +71,7 @@ class QatDriver(base.PciDriver):
     """
 
     NAME = 'qat'
+    POOLED = True
     POLLED = True
 
     # Configuration

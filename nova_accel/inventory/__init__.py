@@ -79,6 +79,8 @@ class Inventory:
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if driver.PREPARES_EVERY_HANDLE)
+        self._pooled = frozenset(
+            name for name, driver in drivers.items() if driver.POOLED)
         # guards the four below
         self._lock = threading.Lock()
         #: what hold_back() was called with last
@@ -87,6 +89,8 @@ class Inventory:
         self._root: tuple[str, str] | None = None
         #: what providers were made of -> those providers
         self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
+        #: of the same: device address and region index -> provider uuid
+        self._parts: dict[tuple[str, int | None], str] = {}
         #: texts that are not to be logged again while nothing else happens
         self._said: dict[str, str] = {}
 
@@ -411,15 +415,43 @@ class Inventory:
         with self._lock:
             return self._root[0] if self._root else None
 
+    @property
+    def root(self) -> tuple[str, str] | None:
+        """The name and the provider uuid of that node."""
+        with self._lock:
+            return self._root
+
     def providers(self) -> dict[str, Provider]:
         """Our providers by uuid, parents before children, of the node that
         Nova told last; {} before update_tree() was called."""
-        with self._lock:
-            root = self._root
+        root = self.root
         return self.providers_of(*root) if root else {}
 
-    def providers_of(self, node: str, root_uuid: str) -> dict[str, Provider]:
-        """providers() of any node, as nova-accel discover prints them."""
+    def provider_of(self, claim: model.Claim) -> str | None:
+        """The uuid of the provider that shows the device of a claim now.
+
+        claim.provider_uuid is the one from which it is allocated, which may
+        be another one until the allocation moves (attach.relocation).
+
+        :returns: None for a device that is not shown, and before
+            update_tree() was called.
+        """
+        self.providers()
+        with self._lock:
+            return self._parts.get((claim.device_address, claim.region_index))
+
+    def providers_of(self, node: str, root_uuid: str,
+                     moved: Iterable[model.Claim] = (),
+                     ) -> dict[str, Provider]:
+        """providers() of any node, as nova-accel discover prints them.
+
+        :param moved: claims as they will be, in place of those of the store.
+        """
+        moving = {claim.uuid: claim for claim in moved}
+        if moving:
+            return self._make([moving.get(claim.uuid, claim)
+                               for claim in self._store.claims()],
+                              node, root_uuid, self.held_back)
         claims = None
         claims_are = getattr(self._store, 'generation', None)
         if claims_are is None:
@@ -431,17 +463,35 @@ class Inventory:
             if self._made[0] == generation:
                 return self._made[1]
             before = self._made[1]
-        made = providers.providers(
-            self.devices.values(),
+        made = self._make(
             self._store.claims() if claims is None else claims, node,
-            root_uuid, held_back, self._unnamable, self._store.waiting())
+            root_uuid, held_back)
         # what did not change is the same object, so that it costs nothing
         # when the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new
                 for uuid, new in made.items()}
         with self._lock:
             self._made = generation, made
+            self._parts = {(address, p.region_index): uuid
+                           for uuid, p in made.items()
+                           for address in p.addresses}
         return made
+
+    def _make(self, claims, node, root_uuid, held_back):
+        return providers.providers(
+            self.devices.values(), claims, node, root_uuid, held_back,
+            self._unnamable, self._store.waiting(),
+            lambda device: self._pool_of(node, device))
+
+    def _pool_of(self, node: str, device: model.Device) -> str | None:
+        """The name of the provider that a device shares, None for one with
+        providers of its own."""
+        if (CONF.accel.pools == 'none' or device.driver not in self._pooled
+                or device.regions or device.creatable or device.memory):
+            return None
+        return naming.pool_provider_name(
+            node, device, device.numa_node
+            if CONF.accel.pools == 'numa_node' else None)
 
     def _unnamable(self, address: str, why: str) -> None:
         self._say_once(address, f'Device {address} is not reported: {why}')
@@ -454,11 +504,13 @@ class Inventory:
         LOG.error('%s', text)
 
     def reported(self, tree, node: str) -> set[str]:
-        """Addresses of devices that a provider tree has by their names."""
+        """What a provider tree has of ours, by the names: addresses of
+        devices, and names of pools (naming.is_pool())."""
         return provider_tree.reported(tree, node)
 
-    def update_tree(self, tree, node: str,
-                    in_use: Callable[[str], bool]) -> set[str]:
+    def update_tree(self, tree, node: str, in_use: Callable[[str], bool],
+                    moved: Iterable[model.Claim] = (),
+                    used: Callable[[str], int] = lambda uuid: 0) -> set[str]:
         """Make Nova's provider tree show our devices; touch nothing else.
 
         An error of the store is logged once and leaves the tree as it is.
@@ -466,27 +518,37 @@ class Inventory:
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param in_use: whether anything is allocated from a provider uuid;
             asked only before something would be taken away.
+        :param moved: claims whose allocations go to other providers in the
+            same request to Placement, as they will be.
+        :param used: how much of a provider will be allocated then.
         :returns: uuids of providers that were there and were changed.
+        :raises Exception: only with moved: allocations would move without
+            the tree.
         """
         changed: set[str] = set()
+        moved = list(moved)
         try:
             root_uuid = tree.data(node).uuid
             with self._lock:
                 self._root = node, root_uuid
-            wanted = self.providers_of(node, root_uuid)
+            wanted = self.providers_of(node, root_uuid, moved)
             gone = [a for a, d in self.devices.items()
                     if d.health is model.Health.GONE]
             if gone:
                 held = {c.device_address for c in self._store.claims()}
                 gone = [a for a in gone if a not in held]
             removed, changed = self._tree.update(tree, node, wanted, gone,
-                                                 in_use)
+                                                 in_use, used)
             for address in removed:
                 self._table.remove(address)
         except exception.AcceleratorError as error:
+            if moved:
+                raise
             self._say_once('', f'The providers of accelerators stay as they '
                                f'are: {error}')
         except Exception:
+            if moved:
+                raise
             LOG.exception('The providers of accelerators stay as they are')
         else:
             with self._lock:
@@ -531,7 +593,7 @@ class Inventory:
                 continue
             traits = provider.traits | self._tree.foreign_traits.get(
                 uuid, frozenset())
-            if (provider.address, provider.region_index) in unused:
+            if (provider.addresses[0], provider.region_index) in unused:
                 traits |= {naming.PROGRAMMABLE}
             memory = {name: mib
                       for name, mib in allocation['resources'].items()

@@ -25,6 +25,9 @@ class Merged:
     returned: int = 0
     #: whether all that wait are reserved in Placement
     shown: bool = False
+    #: of a pool: what is reserved of it; to be written down before Placement
+    #: gets it. None: as the operator has it, and nothing is to be known
+    reserved: model.Reserved | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +38,9 @@ class Provider:
     name: str
     #: name of the node, or uuid of the device's provider
     parent: str
-    address: str
-    #: None for the provider of the whole device
+    #: of its device, or of the devices of a pool
+    addresses: tuple[str, ...]
+    #: None for the provider of whole devices
     region_index: int | None
     #: resource class -> total
     inventory: Mapping[str, int]
@@ -49,6 +53,11 @@ class Provider:
     #: handles that wait for the operator, the oldest first: as many are
     #: reserved
     waiting: tuple[model.Waiting, ...] = ()
+    #: whether devices that are alike share it
+    pool: bool = False
+    #: of a pool: how many of its handles are neither fit for a server nor
+    #: allocated to one from this provider
+    unfit: int = 0
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
         """Ours now, and of those present the ones that others set."""
@@ -58,7 +67,9 @@ class Provider:
 
     def merged_inventory(self, there: Mapping[str, Mapping],
                          kept: Mapping[str, int], marked: bool,
-                         in_use: Callable[[str], bool]) -> Merged:
+                         in_use: Callable[[str], bool],
+                         noted: model.Reserved | None = None,
+                         reporting: bool = True) -> Merged:
         """Ours, with the reserved and allocation_ratio that others set.
 
         :param there: the inventory that the provider has now.
@@ -66,7 +77,12 @@ class Provider:
         :param marked: whether it has the trait FENCED now; counts only for
             what release 0.1 left, which noted nothing.
         :param in_use: whether anything is allocated from a provider uuid.
+        :param noted: of a pool: what was noted in Merged.reserved.
+        :param reporting: whether this is for Nova's report. Beside it, a
+            report that is under way may still write what it began with.
         """
+        if self.pool:
+            return self._merged_pool(there, marked, in_use, noted, reporting)
         inventory: dict[str, dict] = {}
         keep: dict[str, int] = {}
         done: set[str] = set()
@@ -97,6 +113,73 @@ class Provider:
         done |= {name for name in kept
                  if name not in inventory and name not in there}
         return Merged(inventory, keep, frozenset(done), returned, shown)
+
+    def _merged_pool(self, there, marked, in_use, noted, reporting) -> Merged:
+        inventory: dict[str, dict] = {}
+        merged = _Counts(noted.operators if noted else 0, 0, 0, False, noted)
+        for name, total in self.inventory.items():
+            item = there.get(name, {})
+            if noted is None and marked and (
+                    item.get('reserved') == item.get('total')):
+                # by us, and the store was lost
+                noted = model.Reserved(0, 0, item.get('total', 0))
+            merged = _counts(item, total, self.unfit, self.waiting, noted,
+                             reporting)
+            inventory[name] = {
+                **item, 'total': total, 'reserved': merged.value,
+                'min_unit': 1, 'max_unit': total, 'step_size': 1,
+                'allocation_ratio': item.get('allocation_ratio', 1.0)}
+        for name, item in there.items():
+            if name not in inventory and in_use(self.uuid):
+                inventory[name] = {**item, 'reserved': item['total']}
+        return Merged(inventory, returned=merged.returned, shown=merged.shown,
+                      reserved=merged.noted)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counts:
+    """What is to be reserved of a pool."""
+
+    operators: int
+    #: for Placement
+    value: int
+    returned: int
+    shown: bool
+    noted: model.Reserved | None
+
+
+def _counts(item: Mapping, total: int, unfit: int,
+            waiting: tuple[model.Waiting, ...],
+            noted: model.Reserved | None, reporting: bool) -> _Counts:
+    """The operator's own value, one for each handle that is not fit, and one
+    for each that waits for him.
+
+    ``reserved`` in Placement is compared with what we wrote there, or may have
+    written before we were killed: below it he gives back what waits, the
+    oldest first, then what he had reserved; above it he reserves more.
+    """
+    there = item.get('reserved', 0)
+    operators, returned = (noted.operators, 0) if noted else (there, 0)
+    if noted and item:
+        lowered = max(0, noted.least - there)
+        returned = min(sum(w.shown for w in waiting), lowered)
+        operators = max(0, operators - (lowered - returned)) + max(
+            0, there - noted.most)
+    left = len(waiting) - returned
+    value = min(operators + unfit + left, total)
+    seen = reporting and bool(item) and there == value
+    least = most = value
+    if item and not seen:
+        least, most = min(there, value), max(there, value)
+        if noted:
+            least, most = min(least, noted.least), max(most, noted.most)
+    if seen and not (unfit or waiting) and there == operators:
+        # all of it is the operator's
+        noted = None
+    elif unfit or waiting or noted:
+        noted = model.Reserved(operators, least, most)
+    return _Counts(operators, value, returned,
+                   bool(noted) and seen and not returned, noted)
 
 
 def fenced_inventory(there: Mapping[str, Mapping], kept: Mapping[str, int],
@@ -172,7 +255,8 @@ def providers(devices: Iterable[model.Device],
               held_back: Collection[model.AttachHandle] = (),
               report: Callable[[str, str], None] | None = None,
               waiting: Iterable[model.Waiting] = (),
-              ) -> dict[str, Provider]:
+              pool_of: Callable[[model.Device], str | None]
+              = lambda device: None) -> dict[str, Provider]:
     """The providers of a node by uuid, parents before children.
 
     :param devices: with their computed health.
@@ -182,16 +266,28 @@ def providers(devices: Iterable[model.Device],
         nothing of theirs.
     :param report: told the address of a device that cannot be shown, and why.
     :param waiting: handles that wait for the operator, the oldest first.
+    :param pool_of: the name of the pool that a device shares with others; None
+        for one with providers of its own.
     """
     use = _Use(claims, held_back, waiting)
     result = {}
+    pools: dict[str, list[model.Device]] = {}
     for device in devices:
         try:
+            pool = pool_of(device)
+            if pool:
+                # a name that cannot be a trait is this device's trouble
+                naming.device_traits(device)
+                pools.setdefault(pool, []).append(device)
+                continue
             for provider in _providers_of(device, node, root_uuid, use):
                 result[provider.uuid] = provider
         except exception.InvalidName as error:
             if report:
                 report(device.address, str(error))
+    for name, members in pools.items():
+        provider = _pool(name, members, node, root_uuid, use)
+        result[provider.uuid] = provider
     return result
 
 
@@ -209,6 +305,8 @@ class _Use:
         self.made: dict[str, set] = collections.defaultdict(set)
         #: handles that are free in Placement and not yet in truth
         self.held_up: set[model.AttachHandle] = set()
+        #: provider uuid -> handles that servers have from it
+        self.given: dict[str, set] = collections.defaultdict(set)
         for claim in claims:
             self.used.add((claim.device_address, claim.region_index))
             if (claim.handle in held_back
@@ -216,16 +314,88 @@ class _Use:
                     # who gets a region waits until it is clean
                     and (claim.region_index is None or claim.error)):
                 self.held_up.add(claim.handle)
-            elif claim.created_type:
+                continue
+            self.given[claim.provider_uuid].add(claim.handle)
+            if claim.created_type:
                 self.made[claim.device_address].add(claim.handle)
 
-    def waiting(self, address: str, index: int | None,
+    def waiting(self, provider_uuid: str, address: str, index: int | None,
                 handles: Collection[model.AttachHandle],
                 ) -> tuple[model.Waiting, ...]:
         """Those of a device or of its region that wait for the operator."""
-        return tuple(
+        return _of_provider(provider_uuid, (
             w for w in self._waiting if w.handle in handles
-            and (w.device_address, w.region_index) == (address, index))
+            and (w.device_address, w.region_index) == (address, index)), '')
+
+    def waiting_in_pool(self, provider_uuid: str,
+                        free: Mapping[model.AttachHandle, str],
+                        ) -> tuple[model.Waiting, ...]:
+        """The same of a pool.
+
+        :param free: handle -> address of its device.
+        """
+        return _of_provider(provider_uuid, (
+            w for w in self._waiting
+            if free.get(w.handle) == w.device_address))
+
+
+def _of_provider(provider_uuid, waiting, *others):
+    """What was shown of another provider is not shown of this one.
+
+    :param others: values of Waiting.provider_uuid that mean this one, too.
+    """
+    return tuple(
+        w if w.provider_uuid in (provider_uuid, *others)
+        else dataclasses.replace(w, shown=False) for w in waiting)
+
+
+def _pool(name, members, node, root_uuid, use) -> Provider:
+    """The provider of devices that are alike.
+
+    =============================  ======= ========================
+    a handle                       total   reserved
+    =============================  ======= ========================
+    free, of a sound device        1       0
+    waits for the operator         1       1, until he lowers it
+    free, of a device not OK       1       1
+    being cleaned, or held by a    1       1
+    server without an allocation
+    a server has it from here      1       0: it is allocated
+    a server has it from another   1       1
+    provider (attach.relocation)
+    =============================  ======= ========================
+
+    What a server has from here counts also when its device is in another pool
+    by now.
+    """
+    uuid = naming.provider_uuid(root_uuid, node, name)
+    owners = {handle: device for device in members
+              for handle in device.handles}
+    given = use.given[uuid]
+    elsewhere = {handle for other, handles in use.given.items()
+                 if other != uuid for handle in handles}
+    not_given = {handle: device for handle, device in owners.items()
+                 if handle not in given}
+    free = {handle: device.address for handle, device in not_given.items()
+            if device.health is model.Health.OK
+            and handle not in use.held_up and handle not in elsewhere}
+    waiting = use.waiting_in_pool(uuid, free)
+    fenced = all(d.health is not model.Health.OK for d in members) or (
+        bool(owners) and not free and not any(
+            owners[handle].health is model.Health.OK
+            for handle in given & owners.keys()))
+    total = len(owners.keys() | given)
+    device = members[0]
+    traits = naming.device_traits(device)
+    return Provider(
+        uuid=uuid, name=name, parent=node,
+        addresses=tuple(sorted(d.address for d in members)),
+        region_index=None,
+        inventory={naming.resource_class(device.type): total} if total else {},
+        traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
+        fenced=fenced, retired_traits=frozenset(
+            t for d in members for t in d.state_traits) - traits,
+        waiting=waiting, pool=True, unfit=len(not_given) - len(free))
 
 
 def _providers_of(device, node, root_uuid, use):
@@ -248,10 +418,10 @@ def _providers_of(device, node, root_uuid, use):
     traits = naming.device_traits(device)
     device_traits = traits
     yield Provider(
-        uuid=uuid, name=name, parent=node, address=device.address,
+        uuid=uuid, name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory=inventory,
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
-        fenced=fenced, waiting=use.waiting(device.address, None, left),
+        fenced=fenced, waiting=use.waiting(uuid, device.address, None, left),
         retired_traits=frozenset(device.state_traits) - device_traits)
     for region in device.regions:
         traits = naming.region_traits(device, region)
@@ -259,15 +429,17 @@ def _providers_of(device, node, root_uuid, use):
         if region.programmable and key not in use.used:
             traits.add(naming.PROGRAMMABLE)
         name = naming.region_provider_name(node, device.address, region.index)
+        region_uuid = naming.provider_uuid(root_uuid, node, name)
         left = [h for h in region.handles if h not in use.held_up]
         fenced = (not device_ok or region.health is not model.Health.OK
                   or not left and bool(region.handles))
         if fenced:
             traits.add(naming.FENCED)
         yield Provider(
-            uuid=naming.provider_uuid(root_uuid, node, name), name=name,
-            parent=uuid, address=device.address, region_index=region.index,
+            uuid=region_uuid, name=name, parent=uuid,
+            addresses=(device.address,), region_index=region.index,
             inventory={resource_class: len(left or region.handles), **memory}
             if region.handles else {},
             traits=frozenset(traits), fenced=fenced,
-            waiting=use.waiting(device.address, region.index, left))
+            waiting=use.waiting(
+                region_uuid, device.address, region.index, left))

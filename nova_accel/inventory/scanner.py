@@ -474,6 +474,10 @@ def _with_policy(device: model.Device) -> model.Device:
 
     :raises ConfigurationError: [accel] handover cannot be read.
     """
+    if naming.ONE_TIME_USE in device.traits:
+        # a device that is not well has the traits from before
+        device = dataclasses.replace(device, traits=tuple(
+            t for t in device.traits if t != naming.ONE_TIME_USE))
     handles = [*device.handles, *(
         h for region in device.regions for h in region.handles)]
     if not any(handover.policy(device.driver, address, device.address)

@@ -16,6 +16,10 @@ ours without a device           the same
 of somebody else                the same, with an ERROR in the log; ours of
                                 that name is not made meanwhile
 ==============================  ============================================
+
+A device that is gone leaves its pool at once. A new pool takes over what the
+operator had reserved of the providers that its devices had before, and the
+traits that he had set on all of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -64,6 +68,9 @@ class _Pass:
     returned: list[model.Waiting] = dataclasses.field(default_factory=list)
     #: handles that Placement shows as reserved
     shown: list[model.Waiting] = dataclasses.field(default_factory=list)
+    #: (uuid of a pool, what is to be written down of it)
+    pools: list[tuple[str, model.Reserved | None]] = dataclasses.field(
+        default_factory=list)
 
 
 class Tree:
@@ -75,18 +82,24 @@ class Tree:
         self._store = store
         #: provider uuid -> resource class -> what the operator had reserved
         self._kept: dict[str, dict[str, int]] = {}
+        #: uuid of a pool -> what is reserved of it
+        self._pools: dict[str, model.Reserved] = {}
         self._kept_is_read = False
         #: provider uuid -> traits on it that others set, as of the last pass
         self.foreign_traits: dict[str, frozenset[str]] = {}
         #: provider uuid -> (Provider, its inventory, its traits) for which
         #: there was nothing to do
         self._settled: dict[str, tuple] = {}
+        #: provider uuid -> the inventory that was written with less reserved
+        #: than was meant, and what was meant
+        self._meant: dict[str, tuple[Mapping, Mapping]] = {}
         #: providers of somebody else that the log has named
         self._named: set[str] = set()
 
     def update(self, tree, node: str,
                wanted: Mapping[str, providers.Provider],
                gone: Iterable[str], in_use: InUse,
+               used: Callable[[str], int] = lambda uuid: 0,
                ) -> tuple[list[str], set[str]]:
         """Make the tree show what is wanted; touch nothing else.
 
@@ -95,6 +108,8 @@ class Tree:
         :param wanted: our providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
         :param in_use: whether anything is allocated from a provider uuid.
+        :param used: how much of a provider is to be allocated in the same
+            request to Placement.
         :returns: those of gone of which nothing is left in the tree; the
             uuids of providers that were there and were changed.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
@@ -108,14 +123,15 @@ class Tree:
         self._plan_ours(plan, everything, foreign, wanted, in_use)
         left = self._plan_stale(plan, tree, node, there, foreign, wanted,
                                 set(gone), in_use)
+        self._leave_room(plan, there, wanted, used)
         self._forget_unknown(plan, everything, wanted)
         # what is reserved by us is known before it is reserved
         for uuid, name, value in plan.keep:
             self._keep(uuid, name, value)
+        self._change_waiting(plan.returned, plan.shown, plan.pools)
         self._apply(plan, tree)
         for uuid, name in plan.done:
             self._drop(uuid, name)
-        self._change_waiting(plan.returned, plan.shown)
         changed = {uuid for uuid, _ in (*plan.inventories, *plan.traits)}
         return ([address for address in gone if address not in left],
                 changed & everything.keys())
@@ -157,6 +173,8 @@ class Tree:
                 made.add(uuid)
                 plan.made.append((provider.name, provider.parent, uuid))
                 shown = _Shown(uuid, provider.name, {}, frozenset())
+                if provider.pool:
+                    shown = self._take_over(provider, shown, everything)
             settled = self._settled.get(uuid)
             if (settled and settled[0] is provider
                     and settled[1] == shown.inventory
@@ -164,17 +182,92 @@ class Tree:
                 continue
             self._plan_one(plan, provider, shown, in_use)
 
+    def _leave_room(self, plan, there, wanted, used) -> None:
+        """Reserve nothing of what is to be allocated in the same request,
+        which Placement would refuse; the next pass reserves it again."""
+        planned = dict(plan.inventories)
+        for uuid in {*there, *planned}:
+            amount = used(uuid)
+            inventory = planned.get(uuid) or there[uuid].inventory
+            room = {name: {**item, 'reserved': max(0, item['total'] - amount)}
+                    for name, item in inventory.items()
+                    if naming.is_accelerator_class(name)
+                    and item.get('reserved', 0) > item['total'] - amount}
+            if not amount or not room:
+                continue
+            plan.inventories = [
+                item for item in plan.inventories if item[0] != uuid]
+            plan.inventories.append((uuid, {**inventory, **room}))
+            self._meant[uuid] = {**inventory, **room}, inventory
+            provider = wanted.get(uuid)
+            if provider and provider.pool:
+                for name, item in room.items():
+                    meant = inventory[name]['reserved']
+                    noted = dict([(uuid, self._pools.get(uuid)),
+                                  *plan.pools])[uuid] or model.Reserved(
+                                      meant, meant, meant)
+                    plan.pools.append((uuid, dataclasses.replace(
+                        noted, least=min(noted.least, item['reserved']))))
+
+    def _as_meant(self, uuid: str, inventory: Mapping) -> Mapping:
+        """An inventory of Placement, with what we would have reserved."""
+        written, meant = self._meant.get(uuid, (None, inventory))
+        return meant if inventory == written else inventory
+
+    def _take_over(self, provider, shown, everything) -> _Shown:
+        """A new pool, with what the operator has said of the providers that
+        its devices had."""
+        names = {naming.device_provider_name(provider.parent, address): address
+                 for address in provider.addresses}
+        before = [s for s in everything.values() if s.name in names]
+        if not before:
+            return shown
+        operators = 0
+        for old in before if provider.uuid not in self._pools else ():
+            kept = self._kept_of(old.uuid)
+            for name, item in old.inventory.items():
+                if name in provider.inventory:
+                    fenced = (naming.FENCED in old.traits
+                              and item.get('reserved') == item['total'])
+                    operators += kept.get(
+                        name, 0 if fenced else item.get('reserved', 0))
+        if operators:
+            self._pools[provider.uuid] = model.Reserved(
+                operators, operators, operators)
+            LOG.warning(
+                'The operator had reserved %d of the devices that share the '
+                'provider %s now. As many are reserved of it, but any of the '
+                'devices: name those that no server is to get in [accel] '
+                'exclude_devices', operators, provider.name)
+        foreign = [frozenset(provider.merged_traits(s.traits))
+                   - provider.traits for s in before]
+        everywhere = frozenset.intersection(*foreign)
+        lost = frozenset.union(*foreign) - everywhere
+        if lost:
+            LOG.warning(
+                'The traits %s, which others than nova_accel had set on the '
+                'providers of some of the devices that share the provider %s '
+                'now, are not set on it: set them there if they are true of '
+                'all', ', '.join(sorted(lost)), provider.name)
+        return dataclasses.replace(shown, traits=everywhere)
+
     def _plan_one(self, plan, provider, shown, in_use) -> None:
+        noted = self._pools.get(provider.uuid)
         merged = provider.merged_inventory(
-            shown.inventory, self._kept_of(provider.uuid),
-            naming.FENCED in shown.traits, in_use)
+            self._as_meant(provider.uuid, shown.inventory),
+            self._kept_of(provider.uuid),
+            naming.FENCED in shown.traits, in_use, noted)
         traits = provider.merged_traits(shown.traits)
         self.foreign_traits[provider.uuid] = traits - provider.traits
         changed = bool(merged.keep or merged.done or merged.returned)
+        if provider.pool and merged.reserved != noted:
+            plan.pools.append((provider.uuid, merged.reserved))
+            changed = True
         plan.returned += provider.waiting[:merged.returned]
         # Nova's copy of Placement may be older than what we wrote there at
         # once, but not older than what an earlier pass found in it
-        plan.shown += [w for w in provider.waiting
+        plan.shown += [dataclasses.replace(w, provider_uuid=provider.uuid)
+                       for w in provider.waiting
                        if merged.shown and not w.shown]
         if merged.inventory != shown.inventory:
             plan.inventories.append((provider.uuid, merged.inventory))
@@ -207,38 +300,51 @@ class Tree:
         stale = {s.uuid: s for s in foreign.values()}
         for uuid, shown in there.items():
             provider = wanted.get(uuid)
-            if (provider is None and naming.address_of_provider(
+            if (provider is None and naming.part_of_provider(
                     node, shown.name)) or (
-                    provider is not None and provider.address in gone):
+                    provider is not None and not provider.pool
+                    and provider.addresses[0] in gone):
                 stale[uuid] = shown
         left = set()
         # regions before their device
         for shown in sorted(stale.values(), key=lambda s: s.name,
                             reverse=True):
-            address = (naming.address_of_provider(node, shown.name)
-                       or shown.name)
+            part = naming.part_of_provider(node, shown.name) or shown.name
             self._name_foreign(shown, node, there, wanted)
-            if (naming.FENCED in shown.traits and address not in left
+            if (naming.FENCED in shown.traits and part not in left
                     and not any(in_use(u) for u in
                                 tree.get_provider_uuids(shown.uuid))):
                 plan.removed.append(shown.uuid)
                 self._settled.pop(shown.uuid, None)
                 self.foreign_traits.pop(shown.uuid, None)
                 continue
-            left.add(address)
+            left.add(part)
             if shown.uuid not in wanted:
-                self._plan_fence(plan, shown)
+                self._plan_fence(plan, shown, naming.is_pool(part))
         return left
 
-    def _plan_fence(self, plan, shown) -> None:
+    def _plan_fence(self, plan, shown, is_pool) -> None:
+        if is_pool:
+            self._plan_pool_is_fenced(plan, shown)
         merged = providers.fenced_inventory(
-            shown.inventory, self._kept_of(shown.uuid),
+            self._as_meant(shown.uuid, shown.inventory),
+            self._kept_of(shown.uuid),
             naming.FENCED in shown.traits)
         if merged.inventory != shown.inventory:
             plan.inventories.append((shown.uuid, merged.inventory))
         if naming.FENCED not in shown.traits:
             plan.traits.append((shown.uuid, {*shown.traits, naming.FENCED}))
         self._note(plan, shown.uuid, merged)
+
+    def _plan_pool_is_fenced(self, plan, shown) -> None:
+        """All of it will be reserved, by us."""
+        for item in shown.inventory.values():
+            there, total = item.get('reserved', 0), item['total']
+            noted = self._pools.get(
+                shown.uuid, model.Reserved(there, there, there))
+            now = dataclasses.replace(noted, most=max(noted.most, total))
+            if now != self._pools.get(shown.uuid):
+                plan.pools.append((shown.uuid, now))
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
         """Say once that a provider under our names is not ours."""
@@ -262,6 +368,7 @@ class Tree:
         kept: dict[str, dict[str, int]] = {}
         for (uuid, name), value in self._store.reserved().items():
             kept.setdefault(uuid, {})[name] = value
+        self._pools = dict(self._store.pools())
         self._kept, self._kept_is_read = kept, True
 
     def _kept_of(self, uuid: str) -> Mapping[str, int]:
@@ -284,11 +391,17 @@ class Tree:
         if not values:
             self._kept.pop(uuid, None)
 
-    def _change_waiting(self, returned, shown=()) -> None:
-        """Write down what the operator has given back, and what he can."""
-        if not returned and not shown:
+    def _change_waiting(self, returned, shown=(), pools=()) -> None:
+        """Write down what the operator has given back, and what he can; and
+        of pools what is reserved, at once: his word is heard once."""
+        if not returned and not shown and not pools:
             return
-        self._store.change_waiting(remove=returned, shown=shown)
+        self._store.change_waiting(remove=returned, shown=shown, pools=pools)
+        for uuid, reserved in pools:
+            if reserved:
+                self._pools[uuid] = reserved
+            else:
+                self._pools.pop(uuid, None)
         for waiting in returned:
             LOG.info('The operator has given back %s of %s',
                      waiting.handle.address, waiting.device_address)
@@ -298,6 +411,8 @@ class Tree:
         plan.done += [(uuid, name) for uuid, values in self._kept.items()
                       if uuid not in everything and uuid not in wanted
                       for name in values]
+        plan.pools += [(uuid, None) for uuid in self._pools
+                       if uuid not in everything and uuid not in wanted]
 
     # Beside Nova's report
 
@@ -307,12 +422,17 @@ class Tree:
         """See Inventory.to_publish()."""
         self._read_kept()
         present = set(traits)
+        noted = self._pools.get(provider.uuid)
         merged = provider.merged_inventory(
-            inventory, self._kept_of(provider.uuid),
-            naming.FENCED in present, in_use)
+            self._as_meant(provider.uuid, inventory),
+            self._kept_of(provider.uuid),
+            naming.FENCED in present, in_use, noted, reporting=False)
         for name, value in merged.keep.items():
             self._keep(provider.uuid, name, value)
-        self._change_waiting(provider.waiting[:merged.returned])
+        self._change_waiting(
+            provider.waiting[:merged.returned],
+            pools=[(provider.uuid, merged.reserved)]
+            if provider.pool and merged.reserved != noted else ())
         return (None if merged.inventory == inventory else merged.inventory,
                 set(provider.merged_traits(present)))
 
@@ -321,7 +441,7 @@ def reported(tree, node: str) -> set[str]:
     """See Inventory.reported()."""
     names = {shown.name for shown in _walk(tree, node).values()}
     return set(filter(None, (
-        naming.address_of_provider(node, name) for name in names)))
+        naming.part_of_provider(node, name) for name in names)))
 
 
 def _walk(tree, node: str | None = None) -> dict[str, _Shown]:

@@ -9,6 +9,7 @@ arguments that we do not read are passed through.
 """
 
 import contextlib
+import functools
 import threading
 
 from nova.compute import task_states
@@ -42,6 +43,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.builds = errors.Builds()
         #: name of this compute host, as Nova calls it at init_host()
         self._host_name = None
+        #: whether Nova makes its first report, with which alone it moves
+        #: allocations from one provider to another
+        self._starting = False
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
         self._use(accelerators.none(self.cloud))
@@ -71,7 +75,22 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
             self.builds.watch(manager)
+            self._watch_first_report(manager)
             manager.add_periodic_task(self._runtime_programming())
+
+    def _watch_first_report(self, manager):
+        """pre_start_hook() makes it, before Nova listens to requests."""
+        hook = manager.pre_start_hook
+
+        @functools.wraps(hook)
+        def watched(*args, **kwargs):
+            self._starting = True
+            try:
+                hook(*args, **kwargs)
+            finally:
+                self._starting = False
+            self.accelerators.reported()
+        manager.pre_start_hook = watched
 
     @staticmethod
     def _runtime_programming():
@@ -91,15 +110,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Periodically and at each claim, under the resource tracker's lock."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
-            publisher = self.accelerators.publisher
-            if self.accelerators.settling.before_report(
-                    provider_tree, nodename):
-                # Nova's copy of a provider is older than the last server that
-                # was scheduled to it, and Placement would refuse its report
-                publisher.show(
-                    self.cloud.admin_context(),
-                    self.accelerators.inventory.update_tree(
-                        provider_tree, nodename, publisher.in_use))
+            if not self.accelerators.report(
+                    provider_tree, nodename, allocations, self._starting):
+                # Nova calls again, with the allocations
+                raise nova_exception.ReshapeNeeded()
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
 

@@ -226,7 +226,7 @@ class CardTest(FailureBase):
                 consumer_uuid=str(uuid.uuid4()),
                 role=model.Role.CURRENT, provider_uuid=uuid_,
                 resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
-                device_address=provider.address, region_index=0,
+                device_address=provider.addresses[0], region_index=0,
                 handle=model.AttachHandle(model.HandleType.PCI, VF))])
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('0 of it are free', self.fault(server))

@@ -34,8 +34,8 @@ HOST = {
     'others': [{'address': CARD, 'vendor': '1da3', 'device': '1020',
                 'class': '0x120000', 'driver': 'habanalabs'}],
 }
-#: type of a device -> its provider
-KINDS = {'FPGA': f'{FPGA}_region0', 'GPU': GPU, 'QAT': QAT, 'SSD': DISK,
+#: type of a device -> its address
+KINDS = {'FPGA': FPGA, 'GPU': GPU, 'QAT': QAT, 'SSD': DISK,
          'TIMECARD': CLOCK, 'AI': CARD}
 
 
@@ -117,7 +117,9 @@ class MixedTest(operations.OperationsTestBase):
                 host='compute1')
             used = {name for name, (_, _, used) in self.provider_tree().items()
                     if any(used.values())}
-            self.assertEqual({f'compute1_accel_{address}'}, used)
+            name = self.provider_name('compute1', address)
+            self.assertEqual(
+                {f'{name}_region0' if type_ == 'FPGA' else name}, used)
             self._delete_server(server)
         self.delete_servers()
 

@@ -6,7 +6,6 @@ from tests.functional import operations
 
 NPU = '0000:5e:00.0'
 FIRST, SECOND = '0000:5e:00.1', '0000:5e:00.2'
-PROVIDER = f'compute1_accel_{NPU}'
 CLASS = 'CUSTOM_ACCELERATOR_AI'
 FLAVOR = {f'resources1:{CLASS}': '1',
           'trait1:HW_PCI_ONE_TIME_USE': 'required'}
@@ -25,7 +24,11 @@ class OneTimeUseTest(operations.OperationsTestBase):
                    pci_devices=['vendor=19e5 type=AI'], group='accel')
 
     def reserved(self):
-        return self.provider_tree()[PROVIDER][0][CLASS]
+        return self.provider_tree()[self.name][0][CLASS]
+
+    @property
+    def name(self):
+        return self.provider_name('compute1', NPU)
 
     def report_afresh(self):
         """As after [compute] resource_provider_association_refresh."""
@@ -35,7 +38,7 @@ class OneTimeUseTest(operations.OperationsTestBase):
 
     def lower(self, reserved):
         """openstack resource provider inventory set --amend"""
-        uuid = self.provider(PROVIDER)['uuid']
+        uuid = self.provider(self.name)['uuid']
         url = f'/resource_providers/{uuid}/inventories/{CLASS}'
         self.placement.put(url, {**self.placement.get(url).body,
                                  'reserved': reserved}, version='1.26')

@@ -37,13 +37,15 @@ class PciRuleTest(operations.OperationsTestBase):
     def test_boot(self):
         self.assertEqual(
             [{CLASS: (2, 0)}, {CLASS: (1, 0)}, {}],
-            [self.start[f'compute1_accel_{a}'][0] for a in (NPU, GAUDI, NIC)])
+            [self.start[self.provider_name('compute1', a)][0]
+             for a in (NPU, GAUDI, NIC)])
         self.assertLessEqual(
             {'CUSTOM_AI_HUAWEI', 'CUSTOM_AI_HUAWEI_ASCEND_310',
-             'CUSTOM_NPU_ASCEND'}, self.traits(f'compute1_accel_{NPU}'))
+             'CUSTOM_NPU_ASCEND'},
+            self.traits(self.provider_name('compute1', NPU)))
         # the host's network is shown, and given to nobody
         self.assertIn('CUSTOM_ACCELERATOR_FENCED',
-                      self.traits(f'compute1_accel_{NIC}'))
+                      self.traits(self.provider_name('compute1', NIC)))
         servers = [self.boot(flavor(trait)) for trait in (
             'CUSTOM_NPU_ASCEND', 'CUSTOM_NPU_ASCEND',
             'CUSTOM_AI_HABANA_GAUDI2')]

@@ -54,17 +54,17 @@ class Host:
         self.reconciler = reconcile.Reconciler(self.accelerators, self.cloud)
         self.runtime = runtime.RuntimeProgramming(
             self.accelerators, self.cloud)
-        self.report()
+        self.report(starting=True)
         return self
 
-    def report(self):
-        self.cloud.report(self.inventory, self.accelerators.settling)
+    def report(self, starting=False):
+        self.cloud.report(self.accelerators, starting)
 
     def allocation(self, address=None, resource_class=FPGA, amount=1):
         """Of one provider: the only one, or that of a device."""
         uuid_, = [p.uuid for p in self.inventory.providers().values()
                   if resource_class in p.inventory
-                  and address in (None, p.address)]
+                  and address in (None, *p.addresses)]
         return {uuid_: {'resources': {resource_class: amount}}}
 
     # The order of Nova's calls
@@ -265,6 +265,9 @@ class Host:
 
 class HostTestCase(testtools.TestCase):
 
+    #: [accel] pools; 'none' where a test is about the provider of each device
+    POOLS = 'host'
+
     def setUp(self):
         super().setUp()
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
@@ -280,7 +283,7 @@ class HostTestCase(testtools.TestCase):
         self.simulated = self.useFixture(
             simulated.SimulatedHost(*cards, **more))
         self.config.config(
-            enabled_drivers=list(drivers),
+            enabled_drivers=list(drivers), pools=self.POOLS,
             include_devices=['address=*'],
             virtual_functions=[f'{card["address"]}={card["vfs"]}'
                                for card in cards if card['vfs']],

@@ -111,12 +111,12 @@ class Cloud:
         return self._lock
 
     def show(self, context, provider_uuid, change):
+        there = self.read()['providers'].get(provider_uuid)
+        if there is None:
+            return
+        inventory, traits = change(there['inventory'], set(there['traits']))
         with self.state() as state:
-            there = state['providers'].get(provider_uuid)
-            if there is None:
-                return
-            inventory, traits = change(
-                there['inventory'], set(there['traits']))
+            there = state['providers'][provider_uuid]
             if inventory is not None:
                 there['inventory'] = inventory
             there['traits'] = sorted(traits)
@@ -297,15 +297,41 @@ class Cloud:
     def delete_image(self, image_id: str) -> None:
         os.unlink(os.path.join(self._images_path, image_id))
 
-    def report(self, inventory, settling=None) -> None:
-        """One pass of Nova's report of our providers."""
+    def report(self, accelerators, starting=False) -> None:
+        """One pass of Nova's report of our providers.
+
+        :param starting: the first one, in which Nova moves allocations.
+        """
         tree = Tree(self)
-        if settling and not settling.before_report(tree, NODE):
-            return
-        inventory.update_tree(
-            tree, NODE, lambda uuid_: bool(self.consumers(uuid_)))
+        if accelerators.report(tree, NODE, None, starting):
+            with self.state() as state:
+                state['providers'] = tree.providers
+        else:
+            tree = Tree(self)
+            allocations = {
+                consumer: {'allocations': allocation} for consumer, allocation
+                in self.read()['allocations'].items()}
+            accelerators.report(tree, NODE, allocations)
+            self.reshape(tree, allocations)
+        if starting:
+            accelerators.reported()
+
+    def reshape(self, tree, allocations):
+        """Placement changes inventories and allocations at once."""
+        used: dict = {}
+        for given in allocations.values():
+            for provider_uuid, allocation in given['allocations'].items():
+                for name, amount in allocation['resources'].items():
+                    key = provider_uuid, name
+                    used[key] = used.get(key, 0) + amount
+        for (provider_uuid, name), amount in used.items():
+            item = tree.providers[provider_uuid]['inventory'][name]
+            if amount > item['total'] - item['reserved']:
+                raise AssertionError(f'Placement refuses {item}')
         with self.state() as state:
             state['providers'] = tree.providers
+            for consumer, given in allocations.items():
+                state['allocations'][consumer] = given['allocations']
 
 
 def _is_managed(handle) -> bool:
@@ -399,7 +425,13 @@ class Tree:
                     json.loads(json.dumps(p['inventory'])), p['traits'])
 
     def get_provider_uuids(self, name=None):
-        return list(self.providers)
+        if name is None:
+            return list(self.providers)
+        found = [self._uuid(name)]
+        for uuid_, provider in self.providers.items():
+            if provider['parent'] in found:
+                found.append(uuid_)
+        return found
 
     def new_child(self, name, parent, uuid=None, **kwargs):
         self.providers[uuid] = {

@@ -39,7 +39,7 @@ CALLS = {
         'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
         'set_secondary', 'unbind', 'reset_function', 'probe',
         'write_timecard'),
-    clouds.Cloud: ('show', 'attach', 'detach', 'start_guest'),
+    clouds.Cloud: ('show', 'attach', 'detach', 'start_guest', 'reshape'),
 }
 
 
@@ -67,17 +67,27 @@ class Processes:
         self._forker.wait()
         self._forker.stdout.close()
 
-    def run(self, steps, kill_at: int | None = None):
+    def start(self, kill_at: int):
+        """Start nova-compute, and kill it at a point of that.
+
+        :raises Killed: it was.
+        """
+        return self.run([], kill_at, of_the_start=True)
+
+    def run(self, steps, kill_at: int | None = None,
+            of_the_start: bool = False):
         """Start nova-compute, and do steps.
 
         :param steps: [[name of a method of Host, argument ...] ...]
         :param kill_at: the point at which the process is killed.
+        :param of_the_start: points count from the start, not from the steps.
         :returns: (the last step's result, how many points there were).
         :raises Killed: it was.
         :raises AssertionError: a step failed.
         """
         self._forker.stdin.write(json.dumps(
-            {**self._job, 'steps': steps, 'kill_at': kill_at}) + '\n')
+            {**self._job, 'steps': steps, 'kill_at': kill_at,
+             'of_the_start': of_the_start}) + '\n')
         self._forker.stdin.flush()
         answer = json.loads(self._forker.stdout.readline())
         if 'killed' in answer:
@@ -122,8 +132,9 @@ def _work(job, tell):
     points.watch()
     for name, value in job['options'].items():
         conf.CONF.set_override(name, value, group='accel')
+    points.counts, result = job['of_the_start'], None
     host = base.Host(job['directory'], job['path']).start()
-    points.counts, result = True, None
+    points.counts = True
     for name, *args in job['steps']:
         result = getattr(host, name)(*args)
     tell({'result': result, 'points': points.count})

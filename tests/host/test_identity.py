@@ -22,6 +22,8 @@ SSD, GPU, CLOCK = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
 
 class IdentityTestCase(base.HostTestCase):
 
+    POOLS = 'none'
+
     CLASS = SSD
 
     def boot(self, address):

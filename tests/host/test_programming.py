@@ -154,7 +154,7 @@ class KnownTest(Base):
     def traits(self, address):
         self.host.report()
         provider, = [p for p in self.host.inventory.providers().values()
-                     if p.address == address and p.region_index == 0]
+                     if address in p.addresses and p.region_index == 0]
         return {t for t in provider.traits if 'FUNCTION' in t}
 
     def test_timeout(self):

@@ -15,6 +15,8 @@ SPECS = {f'resources{n}:{SSD}': '1' for n in (1, 2, 3)}
 
 class ReleaseTest(base.HostTestCase):
 
+    POOLS = 'none'
+
     def setUp(self):
         super().setUp()
         self.config.config(device_timeout=1, discovery_timeout=2,

@@ -44,9 +44,17 @@ class HandoverTestCase(base.HostTestCase):
         return self.simulated.kernel.resets(A)
 
     def provider(self, address=A):
-        provider, = [p for p in self.host.cloud.read()['providers'].values()
-                     if p['name'].endswith(address) and p['inventory']]
+        provider, = self.providers(self.host.cloud.read(), address)
         return provider
+
+    def providers(self, state, address):
+        """Those that show a device, by its address or the end of a name."""
+        shown = self.host.inventory.providers()
+        return [p for uuid, p in state['providers'].items()
+                if p['inventory'] and (
+                    p['name'].endswith(address)
+                    or uuid in shown and shown[uuid].pool
+                    and address in shown[uuid].addresses)]
 
     def reserved(self, address=A):
         item = self.provider(address)['inventory'][self.CLASS]
@@ -59,6 +67,8 @@ class HandoverTestCase(base.HostTestCase):
 
 
 class ResetTest(HandoverTestCase):
+
+    POOLS = 'none'
 
     def setUp(self):
         super().setUp()
@@ -270,9 +280,8 @@ class OperatorTest(HandoverTestCase):
     def lower(self, reserved, address=A):
         """openstack resource provider inventory set --amend"""
         with self.host.cloud.state() as state:
-            for provider in state['providers'].values():
-                if provider['name'].endswith(address):
-                    provider['inventory'][self.CLASS]['reserved'] = reserved
+            for provider in self.providers(state, address):
+                provider['inventory'][self.CLASS]['reserved'] = reserved
 
     def test_whole_device(self):
         self.start(gpus=[{'address': A}], drivers=('gpu',))

@@ -25,6 +25,8 @@ NO_ANSWER = exception.PlacementUnavailable('Placement answered 500.')
 
 class SettlingTestCase(base.HostTestCase):
 
+    POOLS = 'none'
+
     CLASS = SSD
 
     @property
@@ -91,7 +93,8 @@ class DiskTest(SettlingTestCase):
         self.restart()
         # it is not told of any
         self.host.report()
-        self.assertEqual({}, self.host.cloud.read()['providers'])
+        self.assertEqual([clouds.NODE], [
+            p['name'] for p in self.host.cloud.read()['providers'].values()])
         self.assertIn('no connection', self.log.output)
         self.host.reconciler.run()
         self.assertKept(ONE, TWO, THREE)
@@ -418,3 +421,111 @@ class VgpuTest(SettlingTestCase):
             self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual([], self.fenced())
+
+
+class PoolTest(SettlingTestCase):
+    """Disks that share a provider: Placement does not say who has which."""
+
+    POOLS = 'host'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(nvmes=[{'address': a} for a in (ONE, TWO, THREE)],
+                        drivers=('nvme',))
+        for address in (ONE, TWO, THREE):
+            self.host.kernel.write_disk(address, f'data of {address}')
+
+    def boot(self, amount=1):
+        uuid, = self.host.inventory.providers()
+        return self.host.boot(
+            {f'resources1:{SSD}': str(amount)},
+            {uuid: {'resources': {SSD: amount}}})
+
+    def reserved(self):
+        self.host.report()
+        provider, = [p for p in self.host.cloud.read()['providers'].values()
+                     if '_accel_' in p['name']]
+        return provider['inventory'][SSD]['reserved']
+
+    def kept(self):
+        return [a for a in (ONE, TWO, THREE)
+                if self.host.kernel.data_of_disk(a)]
+
+    def test_guests_tell(self):
+        runs, off = self.boot(), self.boot()
+        self.host.cloud.stop_guest(off)
+        for server, address in ((runs, ONE), (off, TWO)):
+            self.host.kernel.write_disk(address, 'a secret')
+        self.lost()
+        self.assertEqual(3, self.reserved())
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual(0, self.reserved())
+        self.assertHas(runs, ONE)
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
+        self.assertEqual([ONE, TWO], self.kept())
+        for server in (runs, off):
+            self.host.delete(server)
+        self.assertEqual([], self.kept())
+        self.assertEqual(0, self.reserved())
+
+    def test_all_that_is_left(self):
+        """Without its guest, the amount says it."""
+        runs, lost = self.boot(), self.boot(2)
+        self.host.kernel.write_disk(ONE, 'a secret')
+        self.host.cloud.stop_guest(lost, undefine=True)
+        for address in (TWO, THREE):
+            self.host.kernel.write_disk(address, 'a secret')
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.assertHas(runs, ONE)
+        self.host.start_guest(lost)
+        self.assertHas(lost, TWO, THREE)
+        self.assertEqual([ONE, TWO, THREE], self.kept())
+
+    def test_one_of_several(self):
+        """What may be the server's is cleaned when it is gone."""
+        runs, lost = self.boot(), self.boot()
+        self.host.cloud.stop_guest(lost, undefine=True)
+        for address in (TWO, THREE):
+            self.host.kernel.write_disk(address, 'a secret')
+        self.lost()
+        for _ in range(2):
+            self.host.reconciler.run()
+        self.assertHas(runs, ONE)
+        self.assertEqual([TWO, THREE], self.kept()[-2:])
+        self.assertEqual(2, self.reserved())
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, lost)
+        self.host.cloud.allocate(lost, None)
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual(0, self.reserved())
+        self.assertNotIn(TWO, self.kept())
+        self.assertNotIn(THREE, self.kept())
+
+    def test_before_the_allocation_has_moved(self):
+        """The store is lost and the disks come to share a provider at once."""
+        self.config.config(pools='none', group='accel')
+        self.restart()
+        server = self.host.boot({f'resources1:{SSD}': '1'},
+                                self.host.allocation(TWO, SSD))
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.kernel.write_disk(TWO, 'a secret')
+        self.lose()
+        self.config.config(pools='host', group='accel')
+        self.restart()
+        self.host.reconciler.run()
+        self.settled()
+        self.host.start_guest(server)
+        self.assertHas(server, TWO)
+        self.assertEqual([TWO], self.kept())
+        self.restart()
+        self.host.report()
+        self.assertEqual(0, self.reserved())
+        claim, = self.host.holdings.all()
+        self.assertEqual(
+            {claim.provider_uuid: {'resources': {SSD: 1}}},
+            self.host.cloud.read()['allocations'][server])

@@ -186,7 +186,7 @@ class VgpuTest(AttachTestCase):
         self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],
                    mdev_parents=[test_vgpu.MTTY])
         gpu, = [p for p in self.accelerators.inventory.providers()
-                .values() if p.address == GPU]
+                .values() if GPU in p.addresses]
         error = self.assertRaises(
             exception.DeviceUnavailable, self.plug,
             {gpu.uuid: {'resources': {VGPU: 1}}},

@@ -31,7 +31,8 @@ RECORDED = {
         'LibvirtConfigGuestHostdevPCI', 'LibvirtConfigGuestHostdevMDEV',
         'LibvirtConfigGuest: add_device'],
     'nova.compute.manager': [
-        'ComputeManager: _do_build_and_run_instance', 'ComputeVirtAPI'],
+        'ComputeManager: _do_build_and_run_instance pre_start_hook',
+        'ComputeVirtAPI'],
     'nova.compute.api': [
         'API: create resize live_migrate _validate_and_build_base_options'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
@@ -57,7 +58,7 @@ RECORDED = {
     'nova.exception': [
         'NovaException: __init__ format_message', 'InvalidRequest',
         'BuildAbortException', 'ComputeResourcesUnavailable',
-        'ConsumerAllocationRetrievalFailed',
+        'ConsumerAllocationRetrievalFailed', 'ReshapeNeeded',
         'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
         'InstanceNotFound', 'MigrationNotFound', 'MigrationPreCheckError',
         'ResourceProviderAllocationRetrievalFailed',

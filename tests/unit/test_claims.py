@@ -429,6 +429,26 @@ class HandoversTest(StoreTestCase):
         self.assertEqual(1000, claims.MOST_HANDOVERS)
 
 
+class PoolsTest(StoreTestCase):
+
+    def test_pools(self):
+        """With what waits, in one transaction."""
+        self.store = claims.ClaimStore(self.path)
+        self.assertEqual({}, self.store.pools())
+        one, two = model.Reserved(1, 2, 3), model.Reserved(0, 0, 1)
+        waits = model.Waiting(
+            model.AttachHandle(model.HandleType.PCI, 'd'), 'd', None)
+        self.store.change_waiting(
+            add=[waits], pools=[('p', two), ('q', two), ('p', one)])
+        again = claims.ClaimStore(self.path)
+        self.assertEqual({'p': one, 'q': two}, again.pools())
+        seen = dataclasses.replace(waits, shown=True, provider_uuid='p')
+        again.change_waiting(shown=[seen], pools=[('q', None)])
+        last = claims.ClaimStore(self.path)
+        self.assertEqual(({'p': one}, (seen,)),
+                         (last.pools(), last.waiting()))
+
+
 class WaitingTest(StoreTestCase):
 
     def setUp(self):

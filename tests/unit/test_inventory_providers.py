@@ -163,7 +163,7 @@ class ProvidersTest(testtools.TestCase):
             [dataclasses.replace(
                 fpga(A), vendor='A/B'), fpga(B)], (), 'host', ROOT,
             report=lambda *args: told.append(args))
-        self.assertEqual({B}, {p.address for p in found.values()})
+        self.assertEqual({B}, {p.addresses[0] for p in found.values()})
         self.assertEqual(A, told[0][0])
 
 

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Allocations that follow their devices to other providers.
+
+A device can come to be shown by another provider while a server has it: at an
+upgrade to pools, when [accel] pools changes, when a card has other traits. The
+claim says from which provider it is allocated, and Placement is changed first,
+then the claim:
+
+=================  ==================  =====================================
+the claim says     Placement has it    what is done
+=================  ==================  =====================================
+the present one    anywhere            nothing
+another one        there               at the start of nova-compute both are
+                                       moved; before, the server keeps what
+                                       it has: the present provider reserves
+                                       the device, the other one stays
+another one        in the present one  the claim is changed: nova-compute was
+                                       killed between the two
+another one        nowhere             the same: the server has it without an
+                                       allocation (attach.reconcile)
+=================  ==================  =====================================
+
+Nova moves allocations only when nova-compute starts, all in one request (its
+driver raises ReshapeNeeded). Every other consumer that has something of the old
+provider keeps it; the provider stays, fenced, until it has none.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import typing
+
+from oslo_log import log as logging
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import inventory as host_inventory
+from nova_accel.inventory import identity
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+Providers = Mapping[str, host_inventory.Provider]
+
+
+class _Move(typing.NamedTuple):
+    claim: model.Claim
+    #: uuid of the provider that shows its device now
+    to: str
+
+
+class Relocation:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings, cloud: novas.Cloud):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._cloud = cloud
+        #: moves about which Placement was asked; None: it is to be asked
+        self._asked: list[_Move] | None = []
+        #: those that Placement was seen to have with the other provider
+        self._left: list[_Move] = []
+
+    def is_needed(self, node: str, root_uuid: str) -> bool:
+        """Whether Placement has allocations that are to move.
+
+        Costs nothing when no allocation is elsewhere, or none has come to be
+        since the last call.
+
+        :param node: name of the compute node.
+        :param root_uuid: of its own provider.
+        """
+        try:
+            moves = self._moves(self._inventory.providers_of(node, root_uuid))
+            if moves != self._asked:
+                self._look(moves)
+        except Exception as error:
+            self._asked = None
+            LOG.warning('From which providers the accelerators of servers are '
+                        'allocated is not known: %s', error)
+        return bool(self._left)
+
+    def look_again(self) -> None:
+        """Nova has moved allocations, or that has failed."""
+        if self._left:
+            self._asked = None
+            node = self._inventory.root
+            if node and self.is_needed(*node):
+                LOG.warning(
+                    '%s: allocated from a provider that does not show it any '
+                    'more. Servers keep what they have, and the allocations '
+                    'move when nova-compute is started again', ', '.join(
+                        f'{move.claim.handle.address} of server '
+                        f'{move.claim.holder}' for move in self._left))
+
+    def move(self, allocations: dict, shown: Providers) -> list[model.Claim]:
+        """Move what is to move, in what Placement will be given.
+
+        :param allocations: ``{consumer: {'allocations': {provider uuid:
+            {'resources': {class: amount}}}}}`` of every consumer that has
+            something of this host; changed in place.
+        :returns: the claims as they are when Placement has it.
+        """
+        moved = []
+        for move in self._moves(shown):
+            claim = move.claim
+            holder = self._holder(claim, (
+                consumer for consumer, given in allocations.items()
+                if _amount(given['allocations'], claim)))
+            if holder is None:
+                continue
+            given = allocations[holder]['allocations']
+            _take(given, claim)
+            resources = given.setdefault(
+                move.to, {'resources': {}})['resources']
+            resources[claim.resource_class] = resources.get(
+                claim.resource_class, 0) + 1
+            LOG.info('The allocation of %s to %s moves from provider %s to '
+                     'provider %s', claim.handle.address, holder,
+                     claim.provider_uuid, move.to)
+            moved.append(dataclasses.replace(claim, provider_uuid=move.to))
+        return moved
+
+    def _moves(self, shown: Providers) -> list[_Move]:
+        parts = {(address, p.region_index): uuid
+                 for uuid, p in shown.items() for address in p.addresses}
+        found = []
+        for claim in self._holdings.all():
+            to = parts.get((claim.device_address, claim.region_index))
+            if (to not in (None, claim.provider_uuid)
+                    and claim.state is not model.ClaimState.DELETING
+                    # what is at its address is what the server has
+                    and self._inventory.whereabouts(claim)[0]
+                    is identity.Where.HERE):
+                found.append(_Move(claim, to))
+        return found
+
+    def _look(self, moves: list[_Move]) -> None:
+        """Find out which allocations have moved, and write it down.
+
+        :raises PlacementUnavailable: it is not known; all is as it was.
+        """
+        self._left = []
+        consumers = {uuid: self._cloud.consumers(uuid) for uuid in {
+            move.claim.provider_uuid for move in moves}}
+        left = [move for move in moves if self._holder(
+            move.claim, consumers[move.claim.provider_uuid])]
+        # of somebody else's allocation it is not known whose it is
+        done = [move for move in moves if move not in left
+                and (not consumers[move.claim.provider_uuid]
+                     or self._holder(move.claim, self._cloud.consumers(
+                         move.to)))]
+        for move in done:
+            self._holdings.relocated(move.claim, move.to)
+        self._left = left
+        self._asked = [move for move in moves if move not in done]
+
+    def _holder(self, claim: model.Claim, consumers: Iterable[str],
+                ) -> str | None:
+        """Who of the consumers of its provider has the allocation of a claim.
+
+        The server, or one of its moves: Placement hears first of a move that
+        begins or is reverted.
+        """
+        consumers = set(consumers)
+        for uuid in (claim.consumer_uuid, claim.instance_uuid):
+            if uuid in consumers:
+                return uuid
+        if not consumers:
+            return None
+        moves = self._cloud.moves(consumers)
+        return next((uuid for uuid, server in sorted(moves.items())
+                     if server == claim.instance_uuid), None)
+
+
+def _amount(given: Mapping[str, Mapping], claim: model.Claim) -> int:
+    return given.get(claim.provider_uuid, {}).get('resources', {}).get(
+        claim.resource_class, 0)
+
+
+def _take(given: dict, claim: model.Claim) -> None:
+    """Take the unit of a claim from the allocation of its provider."""
+    resources = given[claim.provider_uuid]['resources']
+    resources[claim.resource_class] -= 1
+    if not resources[claim.resource_class]:
+        del resources[claim.resource_class]
+    if not resources:
+        del given[claim.provider_uuid]

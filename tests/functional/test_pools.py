@@ -1,0 +1,246 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices that are alike share a provider: servers get one, some or all."""
+
+from tests.functional import operations
+
+GPUS = [f'0000:{bus}:00.0' for bus in (
+    '1a', '1b', '1c', '1d', '9a', '9b', '9c', '9d')]
+CLASS = 'CUSTOM_ACCELERATOR_GPU'
+L40S = 'CUSTOM_GPU_NVIDIA_L40S'
+
+
+def gpus(addresses=GPUS, **more):
+    """Half of them on each of two NUMA nodes."""
+    return [{'address': address, 'numa_node': int(address[5] == '9'),
+             'iommu_group': 10 + n, **more}
+            for n, address in enumerate(addresses)]
+
+
+def groups(*amounts):
+    """A flavor with numbered groups."""
+    return {key: value for n, amount in enumerate(amounts, 1) for key, value
+            in ((f'resources{n}:{CLASS}', str(amount)),
+                (f'trait{n}:{L40S}', 'required'))} | (
+                    {'group_policy': 'none'} if len(amounts) > 1 else {})
+
+
+class PoolsTestBase(operations.OperationsTestBase):
+
+    HOSTS = {'compute1': {'gpus': gpus()}}
+    RESOURCE_CLASS = CLASS
+    POOLS = 'host'
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(enabled_drivers=['gpu'], pools=self.POOLS, group='accel')
+
+    def amounts(self):
+        """Name of each provider -> (total, reserved, used)."""
+        return {name: (*inventory.get(CLASS, (0, 0)), used.get(CLASS, 0))
+                for name, (inventory, _, used)
+                in self.provider_tree().items()}
+
+    def counts(self):
+        """The same without names."""
+        return sorted(self.amounts().values())
+
+    def assertServer(self, server, count):
+        """The guest has as many devices; the claims, and Placement, say so.
+
+        :returns: their addresses.
+        """
+        found = self.hostdevs(server)
+        self.assertEqual(count, len(found))
+        mine = [c for c in self.claims(self.host_of(server))
+                if c.instance_uuid == server['id']]
+        self.assertEqual(found, sorted(c.handle.address for c in mine))
+        self.assertEqual(
+            sorted(c.provider_uuid for c in mine),
+            sorted(uuid for uuid, allocation
+                   in self._get_allocations_by_server_uuid(
+                       server['id']).items()
+                   for _ in range(allocation['resources'].get(CLASS, 0))))
+        return found
+
+
+class PoolTest(PoolsTestBase):
+
+    def test_one_provider(self):
+        (name, (inventory, traits, used)), = self.provider_tree().items()
+        self.assertRegex(
+            name, '^compute1_accel_pool_GPU_NVIDIA_L40S_[0-9a-f]{8}$')
+        self.assertEqual(({CLASS: (8, 0)}, {CLASS: 0}), (inventory, used))
+        self.assertLessEqual({'CUSTOM_GPU_NVIDIA', L40S, 'OWNER_CYBORG',
+                              'CUSTOM_GPU_NVIDIA_26B9'}, traits)
+
+    def test_all(self):
+        for specs in (groups(8), {f'resources:{CLASS}': '8'}, groups(*[1] * 8),
+                      groups(4, 4), groups(5, 2, 1)):
+            server = self.boot(specs)
+            self.assertEqual(GPUS, self.assertServer(server, 8))
+            self.assertEqual([(8, 0, 8)], self.counts())
+            self._delete_server(server)
+            self.assertEqual([(8, 0, 0)], self.counts())
+
+    def test_some(self):
+        first, second = self.boot(groups(4)), self.boot(groups(3))
+        self.assertFalse({*self.assertServer(first, 4)}
+                         & {*self.assertServer(second, 3)})
+        self.assertEqual([(8, 0, 7)], self.counts())
+        failed = self.boot(groups(2), expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(failed))
+        last = self.boot(groups(1))
+        self.assertServer(last, 1)
+        for server in (failed, first, second, last):
+            self._delete_server(server)
+        self.assertEqual([(8, 0, 0)], self.counts())
+
+    def test_operations(self):
+        server = self.boot(groups(2, 1))
+        before = self.assertServer(server, 3)
+        self._reboot_server(server, hard=True)
+        self.assertEqual(before, self.assertServer(server, 3))
+        self._rebuild_server(server, self.glance.guest_image)
+        self.assertEqual(before, self.assertServer(server, 3))
+        self.restart_compute_service('compute1')
+        self._reboot_server(server, hard=True)
+        self.assertEqual(before, self.assertServer(server, 3))
+        self._delete_server(server)
+
+    def test_resize_on_the_host(self):
+        """Both selves of the server have devices of the same pool."""
+        self.flags(allow_resize_to_same_host=True)
+        server = self.boot(groups(2))
+        before = self.assertServer(server, 2)
+        flavor = self._create_flavor(extra_spec=groups(5))
+        for end in (self._revert_resize, self._confirm_resize):
+            self._resize_server(server, flavor)
+            self.assertEqual([(8, 0, 7)], self.counts())
+            self.assertEqual(5, len(self.hostdevs(server)))
+            self.report()
+            end(server)
+            if end == self._revert_resize:
+                self.assertEqual(before, self.assertServer(server, 2))
+                self.assertEqual([(8, 0, 2)], self.counts())
+        self.assertServer(server, 5)
+        self.assertEqual([(8, 0, 5)], self.counts())
+        self._delete_server(server)
+
+    def test_health(self):
+        """The count follows the health of free devices."""
+        server = self.boot(groups(1))
+        (mine,) = self.assertServer(server, 1)
+        sick = next(a for a in GPUS if a != mine)
+        for address in (sick, mine):
+            self.simulated('compute1').set_fault(address, dead=True)
+        self.accelerators('compute1').inventory.scan()
+        self.report()
+        # what the server has is allocated
+        self.assertEqual([(8, 1, 1)], self.counts())
+        self.assertNotIn('CUSTOM_ACCELERATOR_FENCED',
+                         self.traits(*self.amounts()))
+        second = self.boot(groups(6))
+        self.assertEqual(sorted({*GPUS} - {sick, mine}),
+                         self.assertServer(second, 6))
+        self.assertEqual([(8, 1, 7)], self.counts())
+        for address in (sick, mine):
+            self.simulated('compute1').set_fault(address, dead=None)
+        self.accelerators('compute1').inventory.scan()
+        self.report()
+        self.assertEqual([(8, 0, 7)], self.counts())
+        self._delete_server(server)
+        self._delete_server(second)
+
+
+class NumaPoolTest(PoolsTestBase):
+
+    POOLS = 'numa_node'
+
+    def test_all(self):
+        self.assertEqual(['_numa0', '_numa1'], sorted(
+            name[-6:] for name in self.amounts()))
+        for specs in (groups(4, 4), groups(*[1] * 8), groups(2, 2, 2, 2)):
+            server = self.boot(specs)
+            self.assertEqual(GPUS, self.assertServer(server, 8))
+            self.assertEqual([(4, 0, 4)] * 2, self.counts())
+            self._delete_server(server)
+        four = self.boot(groups(4))
+        self.assertIn(self.assertServer(four, 4), (GPUS[:4], GPUS[4:]))
+        failed = self.boot(groups(5), expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(failed))
+        for server in (four, failed):
+            self._delete_server(server)
+
+
+class MovedTest(PoolsTestBase):
+    """From one provider for each device to pools and back, while servers have
+    devices."""
+
+    HOSTS = {host: {'gpus': gpus()} for host in ('compute1', 'compute2')}
+    POOLS = 'none'
+
+    def pools(self, value, *hosts):
+        """nova-compute starts with another [accel] pools."""
+        self.flags(pools=value, group='accel')
+        for host in hosts or self.HOSTS:
+            self.restart_compute_service(host)
+
+    def of(self, host):
+        return sorted(value for name, value in self.amounts().items()
+                      if name.startswith(f'{host}_'))
+
+    def test_upgrade(self):
+        one, two = self.boot(groups(1)), self.boot(groups(1, 1))
+        moving = self.boot(groups(1))
+        source = self.host_of(moving)
+        self._migrate_server(moving)
+        there = self.host_of(moving)
+        before = {server['id']: self.hostdevs(server)
+                  for server in (one, two, moving)}
+        old = {c.handle.address: c.uuid for c in self.claims(source)}
+        self.assertEqual([0, 1], sorted({u for *_, u in self.counts()}))
+
+        self.pools('host')
+        self.assertEqual(5, sum(used for *_, used in self.counts()))
+        # Nova asks all hosts to report; the old providers go then
+        self.report()
+        for host in self.HOSTS:
+            (total, reserved, used), = self.of(host)
+            self.assertEqual((8, 0), (total, reserved))
+            self.assertEqual(len(self.claims(host)), used)
+        self.assertEqual(old, {c.handle.address: c.uuid
+                               for c in self.claims(source)})
+        for server, count in ((one, 1), (two, 2), (moving, 1)):
+            self.assertEqual(before[server['id']],
+                             self.assertServer(server, count))
+            self._reboot_server(server, hard=True) if server != moving else 0
+        self.assertEqual([there], [self.host_of(moving)])
+        for compute in self.computes.values():
+            compute.driver.reconciler.run(first=True)
+        self.assertEqual(5, len(self.claims()))
+        self._confirm_resize(moving)
+        self.assertEqual(4, len(self.claims()))
+        self.assertEqual(4, sum(used for *_, used in self.counts()))
+
+        # and one that moves over a change the other way
+        self._migrate_server(moving)
+        self.pools('none')
+        self.report()
+        self.assertEqual([1], sorted({t for t, *_ in self.counts()}))
+        self.assertEqual(5, sum(used for *_, used in self.counts()))
+        self._revert_resize(moving)
+        self.assertEqual(before[moving['id']], self.assertServer(moving, 1))
+        for server, count in ((one, 1), (two, 2)):
+            self.assertEqual(before[server['id']],
+                             self.assertServer(server, count))
+        self.pools('numa_node')
+        self.report()
+        self.assertEqual([4] * 4, [t for t, *_ in self.counts()])
+        for server, count in ((one, 1), (two, 2), (moving, 1)):
+            self.assertEqual(before[server['id']],
+                             self.assertServer(server, count))
+            self._delete_server(server)
+        self.assertEqual([(4, 0, 0)] * 4, self.counts())
+        self.pools('none')
+        self.report()
+        self.assertEqual([(1, 0, 0)] * 16, self.counts())

@@ -1,0 +1,416 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices that are alike -> one provider, and what is reserved of it."""
+
+import dataclasses
+import logging
+import uuid
+
+import ddt
+import fixtures
+import testtools
+
+from nova_accel.inventory import providers
+from nova_accel import model
+from nova_accel import naming
+from tests.unit import inventory_host
+from tests.unit.inventory_host import A, B, C, handle, NODE
+
+ROOT = str(uuid.uuid4())
+CLASS = 'CUSTOM_ACCELERATOR_GPU'
+D = '0000:04:00.0'
+OK, SICK, GONE = model.Health
+DELETING, BOUND = model.ClaimState.DELETING, model.ClaimState.BOUND
+POOL = f'{NODE}_accel_pool'
+
+
+def gpu(address, health=OK, **more):
+    return model.Device(**{
+        'address': address, 'type': 'GPU', 'vendor': 'ACME', 'product': 'G1',
+        'vendor_id': '1234', 'product_id': '0002', 'driver': 'good',
+        'health': health, 'handles': (handle(address),), **more})
+
+
+def claim(address, provider_uuid, state=BOUND, **more):
+    return model.Claim(**{
+        'uuid': str(uuid.uuid4()), 'instance_uuid': 'i', 'consumer_uuid': 'i',
+        'role': model.Role.CURRENT, 'provider_uuid': provider_uuid,
+        'resource_class': CLASS, 'group': '1', 'device_address': address,
+        'region_index': None, 'state': state, 'handle': handle(address),
+        **more})
+
+
+def waiting(address, letter='S', provider_uuid=''):
+    return model.Waiting(handle(address), address, None, letter == 'S',
+                         provider_uuid)
+
+
+def pool_name(device):
+    return naming.pool_provider_name(NODE, device)
+
+
+def made(*devices, **more):
+    return providers.providers(devices, node=NODE, root_uuid=ROOT,
+                               pool_of=pool_name, **{'claims': (), **more})
+
+
+UUID, = made(gpu(A))
+
+
+@ddt.ddt
+class PoolTest(testtools.TestCase):
+
+    @ddt.data(
+        # health of A, B, C; claims, held back, waiting
+        #   -> total, unfit, fenced, waiting
+        ((OK, OK, OK), (), (), (), 3, 0, False, 0),
+        ((OK, SICK, OK), (), (), (), 3, 1, False, 0),
+        ((OK, SICK, GONE), (), (), (), 3, 2, False, 0),
+        ((SICK, SICK, GONE), (), (), (), 3, 3, True, 0),
+        # what a server has is allocated, whatever it is like
+        ((OK, OK, OK), [(A, UUID)], (), (), 3, 0, False, 0),
+        ((OK, SICK, GONE), [(B, UUID), (C, UUID)], (), (), 3, 0, False, 0),
+        ((SICK, SICK, GONE), [(B, UUID)], (), (), 3, 2, True, 0),
+        # it is not clean, or Placement has not allocated it
+        ((OK, OK, OK), [(A, UUID, DELETING)], (), (), 3, 1, False, 0),
+        ((OK, SICK, OK), [(A, UUID), (B, UUID)], [A], (), 3, 1, False, 0),
+        # it is allocated from another provider
+        ((OK, OK, OK), [(A, 'other')], (), (), 3, 1, False, 0),
+        # the server had it from here, and it is in another pool now
+        ((OK, OK, OK), [(D, UUID)], (), (), 4, 0, False, 0),
+        ((OK, OK, OK), [(D, UUID, DELETING)], (), (), 3, 0, False, 0),
+        # the operator's turn
+        ((OK, OK, OK), (), (), [A, C], 3, 0, False, 2),
+        ((OK, SICK, OK), (), (), [B, C], 3, 1, False, 1),
+        ((OK, OK, OK), (), (), [D], 3, 0, False, 0))
+    @ddt.unpack
+    def test_counts(self, healths, claims, held_back, waits, total, unfit,
+                    fenced, left):
+        provider, = made(
+            *(gpu(address, health) for address, health
+              in zip((A, B, C), healths)),
+            claims=[claim(*args) for args in claims],
+            held_back=set(map(handle, held_back)),
+            waiting=map(waiting, waits)).values()
+        self.assertEqual(
+            ({CLASS: total}, unfit, fenced, left, True, NODE, (A, B, C)),
+            (provider.inventory, provider.unfit, provider.fenced,
+             len(provider.waiting), provider.pool, provider.parent,
+             provider.addresses))
+        self.assertEqual(fenced, naming.FENCED in provider.traits)
+
+    @ddt.data(
+        ({}, 1), ({'numa_node': 1}, 1), ({'serial': 'x'}, 1),
+        ({'state_traits': ('CUSTOM_Y',)}, 1),
+        ({'traits': ('CUSTOM_X',)}, 2), ({'product': 'G2'}, 2),
+        ({'vendor': 'OTHER'}, 2), ({'type': 'NPU'}, 2), ({'family': 'F'}, 2),
+        ({'driver': 'other'}, 2),
+        # one by its VFs
+        ({'handles': (model.AttachHandle(
+            model.HandleType.PCI, C, parent=B),)}, 2))
+    @ddt.unpack
+    def test_alike(self, changes, count):
+        found = made(gpu(A), gpu(B, **changes)).values()
+        self.assertEqual(count, len(found))
+        for provider in found:
+            self.assertTrue(provider.name.startswith(POOL))
+
+    def test_names(self):
+        """Stable, and told from those of devices; within Placement's 200."""
+        self.assertEqual(f'{POOL}_GPU_ACME_G1_73d68faa', pool_name(gpu(A)))
+        self.assertEqual(f'{POOL}_GPU_ACME_G1_73d68faa_numa3',
+                         naming.pool_provider_name(NODE, gpu(B), 3))
+        long = pool_name(gpu(A, product='P' * 200, vendor='V' * 200))
+        self.assertLess(len(long) - len(NODE), 120)
+        for name, part in (
+                (f'{NODE}_accel_{A}', A), (f'{NODE}_accel_{A}_region0', A),
+                (f'{NODE}_accel_pool_GPU', 'pool_GPU'), (NODE, None),
+                ('other_accel_pool_GPU', None)):
+            self.assertEqual(part, naming.part_of_provider(NODE, name))
+            self.assertEqual(part == 'pool_GPU',
+                             naming.is_pool(part or ''))
+
+    def test_name_that_cannot_be(self):
+        told = []
+        found = made(gpu(A, product='A/B'), gpu(B),
+                     report=lambda *args: told.append(args))
+        self.assertEqual([(B,)], [p.addresses for p in found.values()])
+        self.assertEqual(A, told[0][0])
+
+    def test_state_of_another_pool(self):
+        """A trait of a state that none of them is in is taken away."""
+        provider, = made(gpu(A, state_traits=('CUSTOM_X', 'CUSTOM_Y'),
+                             traits=('CUSTOM_X',))).values()
+        self.assertEqual({'CUSTOM_Y'}, provider.retired_traits)
+
+    @ddt.data(
+        # of 4: unfit, waiting (S is shown), there, noted
+        #   -> reserved, noted, given back, all shown
+        (0, '', None, None, 0, None, 0, False),
+        (0, '', 0, None, 0, None, 0, False),
+        # the operator's
+        (0, '', 3, None, 3, None, 0, False),
+        (0, '', 3, (3, 3, 3), 3, None, 0, False),
+        (1, '', 2, None, 3, (2, 2, 3), 0, False),
+        (1, '', 3, (2, 2, 3), 3, (2, 3, 3), 0, True),
+        # written down, and killed before Placement had it; then it is well
+        (1, '', 2, (2, 2, 3), 3, (2, 2, 3), 0, False),
+        (0, '', 2, (2, 2, 3), 2, None, 0, False),
+        (0, '', 3, (2, 2, 3), 2, (2, 2, 3), 0, False),
+        # he raises and lowers it
+        (1, '', 4, (2, 3, 3), 4, (3, 4, 4), 0, True),
+        (1, '', 2, (2, 3, 3), 2, (1, 2, 2), 0, True),
+        (1, '', 0, (2, 3, 3), 1, (0, 0, 3), 0, False),
+        (2, '', 0, (0, 2, 2), 2, (0, 0, 2), 0, False),
+        # what waits comes first; of it only what he has seen
+        (0, 'W', 0, None, 1, (0, 0, 1), 0, False),
+        (0, 'W', 1, (0, 0, 1), 1, (0, 1, 1), 0, True),
+        (0, 'S', 0, (0, 1, 1), 0, (0, 0, 0), 1, False),
+        (0, 'SS', 1, (0, 2, 2), 1, (0, 1, 1), 1, False),
+        (1, 'SS', 2, (0, 3, 3), 2, (0, 2, 2), 1, False),
+        (1, 'SS', 0, (1, 4, 4), 1, (0, 0, 4), 2, False),
+        (0, 'W', 0, (0, 1, 1), 1, (0, 0, 1), 0, False),
+        # one more is sick while one waits
+        (1, 'S', 1, (0, 1, 1), 2, (0, 1, 2), 0, False),
+        # and well again: less is not his word
+        (0, 'S', 2, (0, 2, 2), 1, (0, 1, 2), 0, False),
+        # the inventory was deleted
+        (1, 'S', None, (1, 3, 3), 3, (1, 3, 3), 0, False),
+        # never more than there is
+        (3, 'SS', 4, (2, 4, 4), 4, (2, 4, 4), 0, True),
+        # it was fenced while none of its devices was known
+        (0, 'S', 4, (0, 1, 4), 1, (0, 1, 4), 0, False))
+    @ddt.unpack
+    def test_reserved(self, unfit, letters, there, noted, reserved, after,
+                      returned, shown):
+        addresses = (A, B, C, D)
+        waits = tuple(waiting(a, letter, UUID)
+                      for a, letter in zip(addresses, letters))
+        provider, = made(*map(gpu, addresses), waiting=waits).values()
+        self.assertEqual(waits, provider.waiting)
+        merged = dataclasses.replace(provider, unfit=unfit).merged_inventory(
+            {} if there is None else {CLASS: {
+                'total': 4, 'reserved': there, 'allocation_ratio': 1.0}},
+            {}, False, in_use=lambda uuid: False,
+            noted=noted and model.Reserved(*noted))
+        self.assertEqual(
+            (4, reserved, after and model.Reserved(*after), returned, shown),
+            (merged.inventory[CLASS]['total'],
+             merged.inventory[CLASS]['reserved'], merged.reserved,
+             merged.returned, merged.shown))
+
+    def test_beside_a_report(self):
+        """A report that is under way may write what it began with."""
+        provider, = made(gpu(A), gpu(B)).values()
+        noted = model.Reserved(0, 0, 1)
+        merged = provider.merged_inventory(
+            {CLASS: {'total': 2, 'reserved': 0}}, {}, False,
+            in_use=lambda uuid: False, noted=noted, reporting=False)
+        self.assertEqual((0, noted), (
+            merged.inventory[CLASS]['reserved'], merged.reserved))
+
+    def test_shown_of_another_provider(self):
+        """A lower value here says nothing of what was reserved there."""
+        provider, = made(gpu(A), waiting=[waiting(A, 'S', 'x')]).values()
+        self.assertFalse(provider.waiting[0].shown)
+
+
+class TreeTest(inventory_host.InventoryTestBase):
+    """With Nova's own provider tree, and a store that is opened again."""
+
+    def setUp(self):
+        super().setUp()
+        self.driver.POOLED = True
+        self.driver.devices = tuple(map(gpu, (A, B, C)))
+        self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+        self.conf.config(pools='none', group='accel')
+        self.inventory = self.make(good=self.driver)
+        self.pool = f'{NODE}_accel_' + pool_name(gpu(A)).partition(
+            '_accel_')[2]
+
+    def pools(self, value='host'):
+        """nova-compute starts again."""
+        self.conf.config(pools=value, group='accel')
+        self.inventory = self.make(good=self.driver)
+
+    def reserve(self, name, value):
+        inventory = self.tree.data(name).inventory
+        inventory[CLASS]['reserved'] = value
+        self.tree.update_inventory(name, inventory)
+
+    def reserved(self):
+        item = self.update()[self.pool].inventory[CLASS]
+        return item['total'], item['reserved']
+
+    def test_what_the_operator_said_of_each(self):
+        names = [f'{NODE}_accel_{address}' for address in (A, B, C)]
+        self.assertEqual({NODE, *names}, set(self.update()))
+        self.reserve(names[1], 1)
+        for name in names:
+            self.tree.add_traits(name, 'CUSTOM_RACK_7')
+        self.tree.add_traits(names[0], 'CUSTOM_TESTED')
+        self.update()
+        self.pools()
+        for _ in range(3):
+            data = self.update()
+        self.assertEqual({NODE, self.pool}, set(data))
+        self.assertEqual((3, 1), self.reserved())
+        self.assertIn('CUSTOM_RACK_7', data[self.pool].traits)
+        self.assertNotIn('CUSTOM_TESTED', data[self.pool].traits)
+        self.assertIn('CUSTOM_TESTED', self.log.output)
+        self.assertIn('had reserved 1 of the devices', self.log.output)
+        # from then on the value is his
+        self.reserve(self.pool, 0)
+        self.assertEqual((3, 0), self.reserved())
+        self.assertEqual({}, self.store.pools())
+
+    def test_fenced_providers_before(self):
+        """What we had reserved is not the operator's."""
+        self.driver.devices = (gpu(A, SICK), gpu(B), gpu(C))
+        self.update()
+        self.pools()
+        self.assertEqual((3, 1), self.reserved())
+        self.driver.devices = tuple(map(gpu, (A, B, C)))
+        self.assertEqual((3, 0), self.reserved())
+
+    def test_in_use_before(self):
+        """What something is allocated from stays, fenced."""
+        self.update()
+        self.consumers.add(f'{NODE}_accel_{A}')
+        self.pools()
+        for _ in range(3):
+            data = self.update()
+        self.assertEqual({NODE, self.pool, f'{NODE}_accel_{A}'}, set(data))
+        self.assertEqual(1, data[f'{NODE}_accel_{A}'].inventory[CLASS][
+            'reserved'])
+        self.consumers.clear()
+        self.assertEqual({NODE, self.pool}, set(self.update()))
+
+    def test_gone(self):
+        """A device that is gone is reserved, then counts no more."""
+        self.pools()
+        self.update()
+        self.driver.devices = tuple(map(gpu, (A, B)))
+        self.assertEqual((3, 1), self.reserved())
+        self.assertEqual((2, 0), self.reserved())
+        self.driver.devices = tuple(map(gpu, (A, B, C)))
+        self.assertEqual((3, 0), self.reserved())
+
+    def test_all_gone(self):
+        self.pools()
+        self.update()
+        self.reserve(self.pool, 1)
+        self.driver.devices = ()
+        self.consumers.add(self.pool)
+        for _ in range(3):
+            data = self.update()[self.pool]
+            self.assertEqual(3, data.inventory[CLASS]['reserved'])
+            self.assertIn(naming.FENCED, data.traits)
+        # one comes back: what the operator had reserved is so again
+        self.driver.devices = (gpu(A), gpu(B))
+        self.assertEqual((2, 1), self.reserved())
+        self.driver.devices = ()
+        self.consumers.clear()
+        for _ in range(4):
+            data = self.update()
+        self.assertEqual({NODE}, set(data))
+        self.update()
+        self.assertEqual({}, self.store.pools())
+
+    def test_waiting_at_a_change(self):
+        """What waits for the operator waits on, in the pool and beside it."""
+        self.store.change_waiting(add=[waiting(A, 'W'), waiting(B, 'W')])
+        for _ in range(2):
+            self.update()
+        self.assertTrue(all(w.shown for w in self.store.waiting()))
+        self.pools()
+        for _ in range(3):
+            self.assertEqual((3, 2), self.reserved())
+        uuid_ = self.tree.data(self.pool).uuid
+        self.assertEqual({(True, uuid_)}, {
+            (w.shown, w.provider_uuid) for w in self.store.waiting()})
+        self.reserve(self.pool, 1)
+        self.assertEqual((3, 1), self.reserved())
+        # the oldest first
+        self.assertEqual([B], [w.device_address
+                               for w in self.store.waiting()])
+        self.pools('none')
+        for _ in range(3):
+            data = self.update()
+        self.assertEqual([0, 1, 0], [
+            data[f'{NODE}_accel_{a}'].inventory[CLASS]['reserved']
+            for a in (A, B, C)])
+
+    def test_waiting_goes_and_comes_back(self):
+        self.pools()
+        self.store.change_waiting(add=[waiting(C, 'W')])
+        for _ in range(3):
+            self.assertEqual((3, 1), self.reserved())
+        self.driver.devices = tuple(map(gpu, (A, B)))
+        for _ in range(3):
+            self.update()
+        self.assertEqual((2, 0), self.reserved())
+        self.driver.devices = tuple(map(gpu, (A, B, C)))
+        for _ in range(3):
+            self.assertEqual((3, 1), self.reserved())
+        self.assertEqual(1, len(self.store.waiting()))
+
+    def test_other_traits(self):
+        """A device that has other traits is in another pool; what a server
+        has of it stays where it is allocated."""
+        self.pools()
+        uuid_ = self.update()[self.pool].uuid
+        self.store.add([claim(A, uuid_)])
+        self.driver.devices = (gpu(A, traits=('CUSTOM_FW_2',)), gpu(B),
+                               gpu(C))
+        data = self.update()
+        self.assertEqual((3, 0), self.reserved())
+        other, = (d for d in data.values() if 'CUSTOM_FW_2' in d.traits)
+        self.assertEqual((1, 1), (other.inventory[CLASS]['total'],
+                                  other.inventory[CLASS]['reserved']))
+        mine, = self.store.claims()
+        self.assertEqual(other.uuid, self.inventory.provider_of(mine))
+        self.store.remove([mine])
+        self.assertEqual((2, 0), self.reserved())
+        self.assertEqual(0, self.update()[other.name].inventory[CLASS][
+            'reserved'])
+
+    def test_pass_without_a_change_writes_nothing(self):
+        self.pools()
+        self.driver.devices = (gpu(A, SICK), gpu(B), gpu(C))
+        for _ in range(3):
+            self.update()
+        for name in ('update_inventory', 'update_traits', 'new_child',
+                     'remove'):
+            setattr(self.tree, name, None)
+        self.store.error = 'change_waiting', AssertionError()
+        self.update()
+
+    def test_what_is_allocated_in_the_same_request(self):
+        """Placement would refuse to reserve it; after that it is reserved,
+        and not taken for the operator's word."""
+        sick = gpu(A, SICK), gpu(B, SICK)
+        self.driver.devices = (*sick, gpu(C))
+        self.update()
+        self.reserve(f'{NODE}_accel_{C}', 1)
+        self.update()
+        self.pools()
+        self.inventory.scan()
+        moved = [claim(A, 'before')]
+        self.store.add(moved)
+        uuid_ = naming.provider_uuid(self.root, NODE, self.pool)
+        old = naming.provider_uuid(self.root, NODE, f'{NODE}_accel_{B}')
+        used = {uuid_: 2, old: 1}
+        self.inventory.update_tree(
+            self.tree, NODE, used.__contains__,
+            [dataclasses.replace(moved[0], provider_uuid=uuid_)],
+            lambda uuid: used.get(uuid, 0))
+        self.assertEqual([1, 0], [
+            self.tree.data(u).inventory[CLASS]['reserved']
+            for u in (uuid_, old)])
+        self.store.update(moved, provider_uuid=uuid_)
+        # in another process
+        self.pools()
+        self.consumers = {self.pool, f'{NODE}_accel_{B}'}
+        self.assertEqual((3, 2), self.reserved())
+        self.assertEqual(1, self.tree.data(old).inventory[CLASS]['reserved'])
+        self.assertEqual(1, self.store.pools()[uuid_].operators)
