@@ -322,7 +322,9 @@ def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
     granular = {key.partition(':')[0] for key in specs
                 if key.startswith('resources') and ':' in key} - {'resources'}
     if len(granular) > 1:
-        specs.setdefault('group_policy', 'isolate')
+        # devices that are alike share a provider, so that 'isolate' would
+        # refuse two groups for two of them
+        specs.setdefault('group_policy', 'none')
     return specs
 
 

@@ -32,7 +32,8 @@ class Cloud(typing.Protocol):
         """
 
     def consumers(self, provider_uuid: str) -> set[str]:
-        """The consumers that have allocations from a provider.
+        """The consumers that have allocations from a provider, also from one
+        that Placement does not have.
 
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """

@@ -65,10 +65,21 @@ class NovaCloud:
                 self.admin_context(), provider_uuid).allocations)
         except (nova_exception.ResourceProviderAllocationRetrievalFailed,
                 ks_exc.ClientException) as error:
+            if self._is_absent(provider_uuid):
+                # Placement removes no provider that is allocated
+                return set()
             raise exception.PlacementUnavailable(
                 f'Placement was asked who uses provider {provider_uuid}, and '
                 f'did not say ({_short(error)}): see that it answers '
                 f'nova-compute.') from error
+
+    def _is_absent(self, provider_uuid):
+        try:
+            response = self._placement.get(
+                f'/resource_providers/{provider_uuid}')
+        except ks_exc.ClientException:
+            return False
+        return response is not None and response.status_code == 404
 
     def reporting(self):
         # a report under way would overwrite ours with what it copied before;

@@ -94,10 +94,11 @@ class ProfilesTest(unittest.TestCase):
               - resources:{FPGA}: 1
               - resources:{FPGA}: 1
             """)
-        self.assertEqual('isolate', self.expand(
-            accel__device_profile='two')['group_policy'])
         self.assertEqual('none', self.expand(
-            accel__device_profile='two', group_policy='none')['group_policy'])
+            accel__device_profile='two')['group_policy'])
+        self.assertEqual('isolate', self.expand(
+            accel__device_profile='two', group_policy='isolate',
+        )['group_policy'])
 
     def test_each_of_several_fpgas_has_a_group(self):
         self.write(f"""\
@@ -110,7 +111,7 @@ class ProfilesTest(unittest.TestCase):
             """)
         specs = self.expand(accel__device_profile='pair')
         self.assertEqual({
-            'accel:profile': 'pair', 'group_policy': 'isolate',
+            'accel:profile': 'pair', 'group_policy': 'none',
             'resources_ACCEL0:CUSTOM_ACCELERATOR_QAT': '2', **{
                 f'{kind}_ACCEL1_{number}:{name}': value
                 for number in (0, 1) for kind, name, value in (
@@ -123,7 +124,7 @@ class ProfilesTest(unittest.TestCase):
 
     def test_group_of_the_operator_counts(self):
         self.write(NLB)
-        self.assertEqual('isolate', self.expand(**{
+        self.assertEqual('none', self.expand(**{
             'accel__device_profile': 'nlb', 'resources1__CUSTOM_X': '1',
         })['group_policy'])
 
