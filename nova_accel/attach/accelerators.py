@@ -416,13 +416,13 @@ class Accelerators:
             return []
         self._await_clean(context, {take.provider_uuid for take in takes})
         with self.inventory.claiming:
-            held = {claim.handle for claim in self.holdings.all()}
-            held |= self.holdings.waiting()
+            chosen = self._chosen(server, takes)
             todo = []
             for take in takes:
-                chosen = self._chosen(server, take, held)
-                held |= {claim.handle for claim in chosen}
-                todo.append((take.wanted, chosen))
+                mine = [chosen[take.provider_uuid].pop(0)
+                        for _ in range(take.wanted.amount)]
+                todo.append((take.wanted, self._new_claims(
+                    server, take, mine)))
             claims = [claim for _, chosen in todo for claim in chosen]
             self.holdings.claim(claims)
             taken += claims
@@ -437,19 +437,37 @@ class Accelerators:
         if left:
             self._clean(context, left, patient=True)
 
-    def _chosen(self, server, take, held):
-        wanted = take.wanted
-        provider = self.inventory.providers()[take.provider_uuid]
-        free = [(device, handle) for device, part in self._parts(provider)
+    def _chosen(self, server, takes):
+        """Free handles of the allocated providers, all of them chosen
+        together.
+
+        :returns: provider uuid -> [(device, handle)], as many as are taken.
+        """
+        held = {claim.handle for claim in self.holdings.all()}
+        held |= self.holdings.waiting()
+        amounts: dict = collections.Counter()
+        for take in takes:
+            amounts[take.provider_uuid] += take.wanted.amount
+        free = {}
+        for uuid, amount in amounts.items():
+            provider = self.inventory.providers()[uuid]
+            free[uuid] = [
+                (device, handle) for device, part in self._parts(provider)
                 for handle in part.handles if handle not in held]
-        if len(free) < wanted.amount:
-            raise exception.DeviceUnavailable(
-                f'Server {server.uuid} was allocated {wanted.amount} of '
-                f'{provider.name}, and {len(free)} of it are free on this '
-                f'host: the build is retried on another host.')
-        chosen = [free[number] for number in closeness.choose(
-            [(device.numa_node, device.address) for device, _ in free],
-            wanted.amount)]
+            if len(free[uuid]) < amount:
+                raise exception.DeviceUnavailable(
+                    f'Server {server.uuid} was allocated {amount} of '
+                    f'{provider.name}, and {len(free[uuid])} of it are free '
+                    f'on this host: the build is retried on another host.')
+        chosen = closeness.choose([
+            closeness.Want([device.place for device, _ in free[uuid]], amount)
+            for uuid, amount in amounts.items()])
+        assert chosen is not None  # without a limit there always is a choice
+        return {uuid: [free[uuid][number] for number in numbers]
+                for uuid, numbers in zip(amounts, chosen)}
+
+    def _new_claims(self, server, take, chosen):
+        wanted = take.wanted
         created_type = self._handles.type_for(wanted, chosen[0][0])
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
@@ -459,8 +477,10 @@ class Accelerators:
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
-            region_index=provider.region_index, handle=handle,
-            created_type=created_type) for device, handle in chosen]
+            region_index=self.inventory.providers()[
+                take.provider_uuid].region_index,
+            handle=handle, created_type=created_type)
+            for device, handle in chosen]
 
     def _parts(self, provider):
         """The devices behind a provider, each with what has the handles:

@@ -107,8 +107,7 @@ class GpuDriver(base.PciDriver):
         return model.Device(
             address=address, type='GPU', vendor=_VENDORS[vendor],
             product=product, family=family, vendor_id=vendor,
-            product_id=device, driver=self.NAME, traits=(by_id,),
-            numa_node=pci.numa_node(self.kernel, address))
+            product_id=device, driver=self.NAME, traits=(by_id,))
 
     def _is_shared(self, address):
         """Whether it is, or is to be, made into vGPUs."""
