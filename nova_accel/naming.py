@@ -6,7 +6,7 @@ The only module that spells CUSTOM_. Sources: the Cyborg specifications
 region and function traits; Placement's API for [A-Z0-9_] and 255 characters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import functools
 import hashlib
 import json
@@ -29,6 +29,9 @@ FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 #: on devices that the operator gives back after each server, as Nova's PCI
 #: devices of one-time use have it (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
+#: where a device is in its host. Roots of several hosts may have the same name
+_NUMA_PREFIX = 'CUSTOM_ACCELERATOR_NUMA_'
+_ROOT_PREFIX = 'CUSTOM_ACCELERATOR_PCIE_ROOT_'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
@@ -49,7 +52,7 @@ _CONTENT = re.compile(
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|CUSTOM_FPGA_BITSTREAM_{_UUID}'
     f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED}'
-    f'|{ONE_TIME_USE})')
+    f'|{ONE_TIME_USE}|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 
 def normalize(text: str, of: str) -> str:
@@ -231,6 +234,32 @@ def device_traits(device: model.Device) -> set[str]:
         if part:
             traits.add(f'{base}_{normalize(part, of)}')
     return {_checked(t, of) for t in traits}
+
+
+def place_traits(device: model.Device) -> set[str]:
+    """Return the traits that say where a device is in its host."""
+    traits = set()
+    if device.numa_node is not None:
+        traits.add(f'{_NUMA_PREFIX}{device.numa_node}')
+    if device.bridges:
+        root = device.bridges[0].removeprefix('pci')
+        traits.add(f'{_ROOT_PREFIX}{root.upper().replace(":", "_")}')
+    return traits
+
+
+def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
+    """Return the traits of the NUMA node and of the PCI root complex.
+
+    :returns: None for one that the provider does not show: it is unknown, or
+        its devices differ in it.
+    """
+    node = root = None
+    for trait in traits:
+        if trait.startswith(_NUMA_PREFIX):
+            node = trait
+        elif trait.startswith(_ROOT_PREFIX):
+            root = trait
+    return node, root
 
 
 def region_traits(device: model.Device, region: model.Region) -> set[str]:

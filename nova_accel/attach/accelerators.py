@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import os
+import textwrap
 import typing
 
 from oslo_concurrency import lockutils
@@ -371,7 +372,7 @@ class Accelerators:
         """Claim, program, prepare, bind and publish, as planned."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claim(context, server, steps.take, taken)
+            todo = self._claim(context, server, steps, taken)
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
             self.readiness.first(context, server, todo)
@@ -402,7 +403,7 @@ class Accelerators:
                 if region and not held.issuperset(region.handles):
                     yield mine[0].provider_uuid
 
-    def _claim(self, context, server, takes, taken):
+    def _claim(self, context, server, steps, taken):
         """Claim free handles of the allocated providers, all or none.
 
         Waits for regions that are being cleaned after another server: the
@@ -412,11 +413,13 @@ class Accelerators:
         :param taken: receives the claims.
         :returns: each request with its claims.
         """
+        takes = steps.take
         if not takes:
             return []
         self._await_clean(context, {take.provider_uuid for take in takes})
         with self.inventory.claiming:
-            chosen = self._chosen(server, takes)
+            chosen = self._chosen(server, takes, [
+                claim for keep in steps.keep for claim in keep.claims])
             todo = []
             for take in takes:
                 mine = [chosen[take.provider_uuid].pop(0)
@@ -437,10 +440,11 @@ class Accelerators:
         if left:
             self._clean(context, left, patient=True)
 
-    def _chosen(self, server, takes):
+    def _chosen(self, server, takes, kept):
         """Free handles of the allocated providers, all of them chosen
         together.
 
+        :param kept: claims that the server keeps.
         :returns: provider uuid -> [(device, handle)], as many as are taken.
         """
         held = {claim.handle for claim in self.holdings.all()}
@@ -459,10 +463,22 @@ class Accelerators:
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '
                     f'on this host: the build is retried on another host.')
-        chosen = closeness.choose([
+        wants = [
             closeness.Want([device.place for device, _ in free[uuid]], amount)
-            for uuid, amount in amounts.items()])
-        assert chosen is not None  # without a limit there always is a choice
+            for uuid, amount in amounts.items()]
+        devices = self.inventory.devices
+        wants += [closeness.Want([devices[claim.device_address].place], 1)
+                  for claim in kept if claim.device_address in devices]
+        chosen = closeness.choose(
+            wants, _limit(server.affinity), server.affinity.close)
+        if chosen is None:
+            there = textwrap.shorten(_where(
+                (device for found in free.values() for device, _ in found),
+                server.affinity.one_root), 70, placeholder=' ...')
+            raise exception.DeviceUnavailable(
+                f'Server {server.uuid} wants all accelerators '
+                f'{server.affinity}, and of what it was allocated this host '
+                f'has free {there}: the build is retried on another host.')
         return {uuid: [free[uuid][number] for number in numbers]
                 for uuid, numbers in zip(amounts, chosen)}
 
@@ -708,6 +724,26 @@ class Accelerators:
     def restore_after_revert(self, server_uuid: str) -> None:
         """The server is back from where it moved."""
         self.holdings.restore_after_revert(server_uuid)
+
+
+def _limit(affinity: request.Affinity) -> closeness.Limit | None:
+    if affinity.one_root:
+        return closeness.Limit(depth=2, most=1)
+    if affinity.nodes is None:
+        return None
+    return closeness.Limit(depth=1, most=affinity.nodes)
+
+
+def _where(devices: Iterable[model.Device], by_root: bool) -> str:
+    """Where free handles are: '2 GPU on node 0' or '2 GPU below pci0000:3a'."""
+    def place(device):
+        if by_root:
+            return f' below {device.bridges[0]}' if device.bridges else ''
+        return ('' if device.numa_node is None
+                else f' on node {device.numa_node}')
+    counts = collections.Counter(
+        f'{device.type}{place(device)}' for device in devices)
+    return ', '.join(f'{count} {what}' for what, count in counts.items())
 
 
 def _by_request(requests, held):

@@ -386,7 +386,8 @@ def _pool(name, members, node, root_uuid, use) -> Provider:
             for handle in given & owners.keys()))
     total = len(owners.keys() | given)
     device = members[0]
-    traits = naming.device_traits(device)
+    traits = naming.device_traits(device) | set.intersection(
+        *map(naming.place_traits, members))
     return Provider(
         uuid=uuid, name=name, parent=node,
         addresses=tuple(sorted(d.address for d in members)),
@@ -415,7 +416,8 @@ def _providers_of(device, node, root_uuid, use):
     fenced = not device_ok or not left and bool(handles or device.creatable)
     if handles:
         inventory[resource_class] = len(left or handles)
-    traits = naming.device_traits(device)
+    place = naming.place_traits(device)
+    traits = naming.device_traits(device) | place
     device_traits = traits
     yield Provider(
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
@@ -424,7 +426,7 @@ def _providers_of(device, node, root_uuid, use):
         fenced=fenced, waiting=use.waiting(uuid, device.address, None, left),
         retired_traits=frozenset(device.state_traits) - device_traits)
     for region in device.regions:
-        traits = naming.region_traits(device, region)
+        traits = naming.region_traits(device, region) | place
         key = (device.address, region.index)
         if region.programmable and key not in use.used:
             traits.add(naming.PROGRAMMABLE)

@@ -114,6 +114,33 @@ class PoolTest(testtools.TestCase):
         for provider in found:
             self.assertTrue(provider.name.startswith(POOL))
 
+    @ddt.data(
+        # node and root complex of two devices -> traits of their pool
+        ((0, '3a'), (0, '3a'), {'NUMA_0', 'PCIE_ROOT_0000_3A'}),
+        ((0, '3a'), (0, '5d'), {'NUMA_0'}),
+        ((0, '3a'), (1, '3a'), {'PCIE_ROOT_0000_3A'}),
+        ((None, '3a'), (1, '5d'), set()),
+        ((None, None), (None, None), set()))
+    @ddt.unpack
+    def test_place(self, one, two, traits):
+        def at(address, node, bus):
+            return gpu(address, numa_node=node,
+                       bridges=(f'pci0000:{bus}', 'port') if bus else ())
+        provider, = made(at(A, *one), at(B, *two)).values()
+        found = {t for t in provider.traits if 'NUMA' in t or 'ROOT' in t}
+        self.assertEqual(
+            {f'CUSTOM_ACCELERATOR_{trait}' for trait in traits}, found)
+        self.assertEqual(
+            ('CUSTOM_ACCELERATOR_NUMA_0' if 'NUMA_0' in traits else None,
+             'CUSTOM_ACCELERATOR_PCIE_ROOT_0000_3A'
+             if 'PCIE_ROOT_0000_3A' in traits else None),
+            naming.place_of(sorted(provider.traits)))
+        # those of before go, those of others stay
+        self.assertEqual(provider.traits | {'CUSTOM_NUMA_7'},
+                         provider.merged_traits({
+                             'CUSTOM_ACCELERATOR_NUMA_7', 'CUSTOM_NUMA_7',
+                             'CUSTOM_ACCELERATOR_PCIE_ROOT_0001_FF'}))
+
     def test_names(self):
         """Stable, and told from those of devices; within Placement's 200."""
         self.assertEqual(f'{POOL}_GPU_ACME_G1_73d68faa', pool_name(gpu(A)))
