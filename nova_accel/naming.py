@@ -32,6 +32,8 @@ ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
 #: where a device is in its host. Roots of several hosts may have the same name
 _NUMA_PREFIX = 'CUSTOM_ACCELERATOR_NUMA_'
 _ROOT_PREFIX = 'CUSTOM_ACCELERATOR_PCIE_ROOT_'
+#: on devices that are only given together ([accel] device_sets)
+SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
@@ -371,6 +373,15 @@ def pool_provider_name(node: str, device: model.Device,
     node_part = '' if numa_node is None else f'_numa{numa_node}'
     return device_provider_name(
         node, f'{_POOL}{words}_{digest[:8]}{node_part}')
+
+
+def set_provider_name(node: str, addresses: Iterable[str]) -> str:
+    """Return the provider name of devices that are only given together.
+
+    It is that of a pool, and the same for the same devices.
+    """
+    digest = hashlib.sha256(json.dumps(sorted(addresses)).encode()).hexdigest()
+    return device_provider_name(node, f'{_POOL}SET_{digest[:8]}')
 
 
 #: what no address of a device begins with

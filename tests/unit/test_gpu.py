@@ -174,6 +174,18 @@ class Discovery(TestCase):
             'vendor=10de', f'address={A[:-1]}?'])
         self.assertEqual(OK, self.driver.discover()[A].health)
 
+    def test_sets_under_nvswitches(self):
+        self.config.config(group='accel', include_devices=['vendor=10de'],
+                           device_sets=[f'{A} {B}'])
+        found = self.start(*(
+            {'address': address, 'device': '2330'}
+            for address in (A, B, '0000:91:00.0')), others=[{
+                'address': '0000:07:00.0', 'driver': None, 'vendor': '10de',
+                'class': '0x068000'}])
+        self.assertEqual([OK, OK, QUARANTINED],
+                         [found[a].health for a in sorted(found)])
+        self.assertIn('[accel] device_sets', found['0000:91:00.0'].reason)
+
     def test_other_gpu_beside_nvswitches(self):
         self.config.config(group='accel', include_devices=['vendor=1002'])
         device = self.start(
