@@ -1,7 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Which of the free devices a server gets: the closest ones.
 
-Pure, exact and deterministic. A device has a place: the names of what it is
+Pure and deterministic, and exact up to the amounts of three large wants
+(_EXACT). A device has a place: the names of what it is
 below, from the widest to the narrowest, for example its NUMA node, its PCI root
 complex, a switch, and its card (model.Device.place). Two devices are the
 closer, the more names at the beginning of their places they share.
@@ -14,6 +15,7 @@ still, the first ones.
 
 from collections.abc import Collection, Hashable, Sequence
 import itertools
+import math
 import operator
 import typing
 
@@ -46,6 +48,10 @@ class _Choice(typing.NamedTuple):
     chosen: tuple[tuple[int, int], ...]
 
 
+#: how many combinations of amounts are compared at most. Of more, wants are
+#: chosen one after the other: a build does not wait for minutes
+_EXACT = 1000
+
 #: amount of each want -> the best choice of as many
 _Best = dict[tuple[int, ...], _Choice]
 
@@ -54,8 +60,7 @@ def choose(wants: Sequence[Want], limit: Limit | None = None,
            together: bool = True) -> list[list[int]] | None:
     """Choose as many places of each want, the closest ones.
 
-    Takes time in the order of the square of the number of places and, where
-    wants have several places each, of the product of their amounts.
+    Takes time in the order of the square of the number of places.
 
     :param limit: what the choice has to satisfy.
     :param together: False where the server does not care: what is left for
@@ -63,19 +68,40 @@ def choose(wants: Sequence[Want], limit: Limit | None = None,
     :returns: positions in the places of each want, in their order; None if no
         choice satisfies the limit.
     """
-    search = _Search(wants, limit.depth if limit else 0, together)
-    if limit is None:
-        found = [search.best({()})]
-    else:
-        there = list(dict.fromkeys(
-            place[:limit.depth] for want in wants for place in want.places))
-        found = [search.best(set(allowed)) for allowed
-                 in itertools.combinations(there, min(limit.most, len(there)))]
+    depth, most = limit or (0, 1)
+    there = list(dict.fromkeys(
+        place[:depth] for want in wants for place in want.places)) or [()]
+    found = [_best_below(wants, set(allowed), depth, together) for allowed
+             in itertools.combinations(there, min(most, len(there)))]
     best = max(filter(None, found), key=operator.attrgetter('worth'),
                default=None)
     return best and [
         sorted(position for number, position in best.chosen if number == wanted)
         for wanted in range(len(wants))]
+
+
+def _best_below(wants, allowed, depth, together) -> _Choice | None:
+    """The best choice below some beginnings of places, of so many names."""
+    free = [want for want in wants if _is_free(want)]
+    if math.prod(want.amount + 1 for want in free) <= _EXACT:
+        return _Search(wants, depth, together).best(allowed)
+    chosen: list[tuple[int, int]] = []
+    best = None
+    for number in sorted(range(len(wants)),
+                         key=lambda number: _is_free(wants[number])):
+        best = _Search([wants[number], *(
+            Want([wants[n].places[position]], 1) for n, position in chosen)],
+            depth, together).best(allowed)
+        if best is None:
+            return None
+        chosen += [(number, position) for n, position in best.chosen
+                   if n == 0]
+    return best and best._replace(chosen=tuple(chosen))
+
+
+def _is_free(want: Want) -> bool:
+    """Whether there is something to choose."""
+    return len(set(want.places)) > 1
 
 
 class _Search:
@@ -84,8 +110,7 @@ class _Search:
         self._wants = wants
         self._depth = depth
         self._together = together
-        #: of which there is nothing to choose
-        self._fixed = [len(set(want.places)) == 1 for want in wants]
+        self._fixed = [not _is_free(want) for want in wants]
 
     def best(self, allowed: Collection[Place]) -> _Choice | None:
         """The best choice below some beginnings of places."""

@@ -138,6 +138,19 @@ class ClosenessTest(testtools.TestCase):
                          list(map(len, chosen)))
         self.assertEqual(best, value(chosen), (wants, limit, chosen))
 
+    def test_many_kinds(self):
+        """Not exact, and still close, and where they have to be."""
+        def kind(name):
+            return closeness.Want([
+                (node, node + root, f'{name}{card}') for node in '01'
+                for root in 'ab' for card in range(4)], 8)
+        wants = [kind(name) for name in 'cdefgh'] + [
+            closeness.Want([('1', '1a', 'x')], 1)]
+        for limit in None, closeness.Limit(1, 1):
+            self.assertEqual([list(range(8, 16))] * 6 + [[0]],
+                             closeness.choose(wants, limit))
+        self.assertIsNone(closeness.choose(wants, closeness.Limit(2, 1)))
+
     def test_many(self):
         """All VFs of a host, and what goes with them, in no time."""
         vfs = [('0', card) for card in 'abcd' for _ in range(64)]
