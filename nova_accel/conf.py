@@ -81,6 +81,16 @@ devices of a host from one provider; with ``numa_node`` all of one node, and
 from two nodes by two request groups. When the value changes, the allocations
 of servers move at the next start of nova-compute. FPGAs and vGPUs always have
 providers of their own."""),
+    cfg.MultiStrOpt('device_sets', default=[],
+                    sample_default=['0000:1a:00.0 0000:1b:00.0 0000:1c:00.0 '
+                                    '0000:1d:00.0'],
+                    help="""
+PCI addresses of devices that servers get only together, separated by spaces,
+for example the GPUs of a partition of NVSwitches. A set has a resource provider
+of its own, from which a request group gets all of it or nothing: with a set of
+four GPUs, ``resources1:CUSTOM_ACCELERATOR_GPU=4``. The devices of a set are of
+one type, of the driver gpu, nvme or pci, and given whole; each is in one set
+only. May be given several times."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""

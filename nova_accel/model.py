@@ -6,7 +6,7 @@ regions, each reprogrammed by itself; other devices have none. An attach handle
 is what a guest can be given. An accelerator is a handle in a server's hands.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 import dataclasses
 import enum
 from typing import Any
@@ -196,6 +196,8 @@ class Device:
     driver: str
     family: str | None = None
     numa_node: int | None = None
+    #: the PCI root complex that it is below, and the bridges (host.pci.bridges)
+    bridges: tuple[str, ...] = ()
     #: (DDR or HBM, MiB) of the card's local memory, as far as it is known. Its
     #: regions have equal parts of it
     memory: tuple[tuple[str, int], ...] = ()
@@ -234,6 +236,14 @@ class Device:
             dataclasses.replace(region, **changes)
             if region.index == index else region for region in self.regions))
 
+    @property
+    def place(self) -> tuple[Hashable, ...]:
+        """What it is below, from the widest to the narrowest, and itself.
+
+        Two devices are the closer, the more of it they share.
+        """
+        return (self.numa_node, *self.bridges, self.address)
+
     def functions(self) -> set[str]:
         """Every function of it that we use: the card's and the handles'."""
         handles = [*self.handles, *(h for r in self.regions
@@ -250,7 +260,7 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('traits', 'state_traits'):
+        for name in ('bridges', 'traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(
@@ -272,7 +282,8 @@ class Device:
             'type': self.type, 'vendor': self.vendor, 'product': self.product,
             'vendor-id': self.vendor_id, 'product-id': self.product_id,
             'family': self.family, 'driver': self.driver,
-            'numa-node': self.numa_node, 'memory-mib': dict(self.memory),
+            'numa-node': self.numa_node, 'bridges': list(self.bridges),
+            'memory-mib': dict(self.memory),
             'shell-id': self.shell_id, 'health': self.health.value,
             'reason': self.reason,
             'handles': [h.key for h in self.handles],

@@ -6,7 +6,7 @@ The only module that spells CUSTOM_. Sources: the Cyborg specifications
 region and function traits; Placement's API for [A-Z0-9_] and 255 characters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import functools
 import hashlib
 import json
@@ -29,6 +29,11 @@ FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 #: on devices that the operator gives back after each server, as Nova's PCI
 #: devices of one-time use have it (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
+#: where a device is in its host. Roots of several hosts may have the same name
+_NUMA_PREFIX = 'CUSTOM_ACCELERATOR_NUMA_'
+_ROOT_PREFIX = 'CUSTOM_ACCELERATOR_PCIE_ROOT_'
+#: on devices that are only given together ([accel] device_sets)
+SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
@@ -49,7 +54,7 @@ _CONTENT = re.compile(
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|CUSTOM_FPGA_BITSTREAM_{_UUID}'
     f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED}'
-    f'|{ONE_TIME_USE})')
+    f'|{ONE_TIME_USE}|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 
 def normalize(text: str, of: str) -> str:
@@ -233,6 +238,32 @@ def device_traits(device: model.Device) -> set[str]:
     return {_checked(t, of) for t in traits}
 
 
+def place_traits(device: model.Device) -> set[str]:
+    """Return the traits that say where a device is in its host."""
+    traits = set()
+    if device.numa_node is not None:
+        traits.add(f'{_NUMA_PREFIX}{device.numa_node}')
+    if device.bridges:
+        root = device.bridges[0].removeprefix('pci')
+        traits.add(f'{_ROOT_PREFIX}{root.upper().replace(":", "_")}')
+    return traits
+
+
+def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
+    """Return the traits of the NUMA node and of the PCI root complex.
+
+    :returns: None for one that the provider does not show: it is unknown, or
+        its devices differ in it.
+    """
+    node = root = None
+    for trait in traits:
+        if trait.startswith(_NUMA_PREFIX):
+            node = trait
+        elif trait.startswith(_ROOT_PREFIX):
+            root = trait
+    return node, root
+
+
 def region_traits(device: model.Device, region: model.Region) -> set[str]:
     """Return the traits of a region: device, region type, loaded function.
 
@@ -342,6 +373,15 @@ def pool_provider_name(node: str, device: model.Device,
     node_part = '' if numa_node is None else f'_numa{numa_node}'
     return device_provider_name(
         node, f'{_POOL}{words}_{digest[:8]}{node_part}')
+
+
+def set_provider_name(node: str, addresses: Iterable[str]) -> str:
+    """Return the provider name of devices that are only given together.
+
+    It is that of a pool, and the same for the same devices.
+    """
+    digest = hashlib.sha256(json.dumps(sorted(addresses)).encode()).hexdigest()
+    return device_provider_name(node, f'{_POOL}SET_{digest[:8]}')
 
 
 #: what no address of a device begins with

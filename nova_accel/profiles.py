@@ -11,6 +11,9 @@ profile API (POST /v2/device_profiles)::
         trait:CUSTOM_FPGA_INTEL: required
         accel:function_id: d8424dc4-a4a3-c413-f89e-433683f9040b
 
+Beside ``groups`` it may have ``accel:numa_affinity`` and ``accel:same``, which
+are of the whole server.
+
 A profile is a macro of the flavor: expand() writes its groups as granular
 request groups. Only nova-api knows about profiles.
 """
@@ -43,6 +46,8 @@ class Profile:
     description: str
     #: one mapping per group, keys without a group number
     groups: tuple[Mapping[str, str], ...]
+    #: extra specs that are of the whole server
+    whole: Mapping[str, str]
     #: file and line
     where: str
 
@@ -131,10 +136,12 @@ def _where(file, node, key=None) -> str:
 def _profile(file, node) -> Profile:
     fields = _mapping(file, node, 'a profile')
     for key, value in fields.items():
-        if key not in ('name', 'description', 'groups', 'uuid'):
+        if key not in ('name', 'description', 'groups', 'uuid',
+                       *request.PLACE_KEYS):
             raise exception.InvalidProfile(
                 f'{_where(file, value, key)}: unknown key in a profile, which '
-                f'has name, description and groups only: remove the key.')
+                f'has name, description, groups, '
+                f'{" and ".join(request.PLACE_KEYS)} only: remove the key.')
     for key in ('name', 'groups'):
         if key not in fields:
             raise exception.InvalidProfile(
@@ -144,6 +151,7 @@ def _profile(file, node) -> Profile:
         raise exception.InvalidProfile(
             f'{_where(file, fields["name"], "name")}: the name is empty: give '
             f'one.')
+    whole = _whole(file, fields)
     groups = fields['groups']
     if not isinstance(groups, yaml.SequenceNode) or not groups.value:
         raise exception.InvalidProfile(
@@ -154,7 +162,19 @@ def _profile(file, node) -> Profile:
         description=_scalar(file, fields['description'], 'description')
         if 'description' in fields else '',
         groups=tuple(_group(file, group) for group in groups.value),
-        where=_where(file, node))
+        whole=whole, where=_where(file, node))
+
+
+def _whole(file, fields) -> dict[str, str]:
+    whole = {key: _scalar(file, fields[key], key)
+             for key in request.PLACE_KEYS if key in fields}
+    for key, value in whole.items():
+        try:
+            request.affinity({key: value})
+        except exception.InvalidRequest as error:
+            raise exception.InvalidProfile(
+                f'{_where(file, fields[key], key)}: {error}') from None
+    return whole
 
 
 def _group(file, node) -> dict[str, str]:
@@ -166,6 +186,10 @@ def _group(file, node) -> dict[str, str]:
                 f'{_where(file, value, key)}: unknown key in a group, which '
                 f'has keys resources:, trait: and accel: only, without a '
                 f'number: correct the key.')
+        if key in request.PLACE_KEYS:
+            raise exception.InvalidProfile(
+                f'{_where(file, value, key)}: {key} is of the whole server and '
+                f'not of a group: write it beside groups.')
         if kind == 'resources':
             key = f'resources:{naming.class_in_force(name)}'
         if key in group:
@@ -301,15 +325,19 @@ def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
     specs = dict(extra_specs)
     name = specs.pop(request.PROFILE_KEY, None)
     if name is not None:
-        for suffix, group in _granular(get(name).groups):
+        profile = get(name)
+        written = dict(profile.whole)
+        for suffix, group in _granular(profile.groups):
             for key, value in group.items():
                 kind, _, rest = key.partition(':')
-                key = f'{kind}{suffix}:{rest}'
-                if key in specs:
-                    raise exception.InvalidRequest(
-                        f'The flavor has {key}, which the device profile '
-                        f'{name!r} writes too: use another group name.')
-                specs[key] = value
+                written[f'{kind}{suffix}:{rest}'] = value
+        for key in written:
+            if key in specs:
+                raise exception.InvalidRequest(
+                    f'The flavor has {key}, which the device profile {name!r} '
+                    f'writes too: use another group name, or remove it from '
+                    f'one of them.')
+        specs.update(written)
         specs[request.EXPANDED_KEY] = name
     specs = request.modernize(specs)
     requests = request.parse(specs)

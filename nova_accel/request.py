@@ -28,6 +28,11 @@ LOG = logging.getLogger(__name__)
 PROFILE_KEY = 'accel:device_profile'
 #: says which profile the groups of an expanded flavor came from
 EXPANDED_KEY = 'accel:profile'
+#: where all accelerators of a server are to be; of the whole flavor
+AFFINITY_KEY = 'accel:numa_affinity'
+SAME_KEY = 'accel:same'
+PLACE_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
+              SAME_KEY: ('numa', 'pcie_root')}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 #: property of images that are snapshots of servers with accelerators
@@ -122,6 +127,55 @@ class AcceleratorRequest:
         return f'{where} ({self.resource_class}={self.amount})'
 
 
+@dataclasses.dataclass(frozen=True)
+class Affinity:
+    """Where in a host all accelerators of a server are to be."""
+
+    #: on how many NUMA nodes at most, None: on any number
+    nodes: int | None = None
+    #: whether all are to be below one PCI root complex
+    one_root: bool = False
+    #: whether it is better when they are close together
+    close: bool = True
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a server is not to be built where it cannot be had."""
+        return self.one_root or self.nodes is not None
+
+    def __str__(self) -> str:
+        if self.one_root:
+            return 'below one PCI root complex'
+        return 'on ' + ('any NUMA nodes' if self.nodes is None
+                        else 'one NUMA node' if self.nodes == 1
+                        else f'{self.nodes} NUMA nodes')
+
+
+def affinity(extra_specs: Mapping[str, str]) -> Affinity:
+    """Where the accelerators of a flavor are to be.
+
+    ``required`` is on as many NUMA nodes as the guest has by the flavor
+    (``hw:numa_nodes``), which is one where it has no such key.
+
+    :raises InvalidRequest: a value is unknown.
+    """
+    for key, values in PLACE_KEYS.items():
+        if key in extra_specs and extra_specs[key] not in values:
+            raise exception.InvalidRequest(
+                f'{key}={extra_specs[key]} is unknown: write one of '
+                f'{", ".join(values)}.')
+    wish, same = map(extra_specs.get, PLACE_KEYS)
+    nodes = None
+    if wish == 'required':
+        try:
+            nodes = max(1, int(extra_specs.get('hw:numa_nodes', 1)))
+        except ValueError:
+            # Nova refuses such a flavor in its own words
+            nodes = 1
+    return Affinity(nodes=1 if same else nodes, one_root=same == 'pcie_root',
+                    close=wish != 'none')
+
+
 def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     """Extra specs with the early spellings and class names in today's form.
 
@@ -174,7 +228,7 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
         lambda: {'resources': {}, 'trait': {}, 'accel': {}})
     for key, value in modernize(extra_specs).items():
         found = _SPEC.fullmatch(key)
-        if found and key not in (PROFILE_KEY, EXPANDED_KEY):
+        if found and key not in (PROFILE_KEY, EXPANDED_KEY, *PLACE_KEYS):
             kind, group, name = found.groups()
             groups[group][kind][name] = value
         elif re.match(r'accel[^a-z:]*:', key) and not found:
@@ -184,6 +238,13 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     requests = []
     for group in sorted(groups):
         requests += _parse_group(group, **groups[group])
+    affinity(extra_specs)
+    for key in PLACE_KEYS:
+        if key in extra_specs and not requests and (
+                PROFILE_KEY not in extra_specs):
+            raise exception.InvalidRequest(
+                f'{key} has no accelerator to go with: add '
+                f'resources1:CUSTOM_ACCELERATOR_<TYPE>=1, or remove it.')
     return requests
 
 
@@ -244,6 +305,14 @@ class Server:
         return parse(self.extra_specs)
 
     @functools.cached_property
+    def affinity(self) -> Affinity:
+        """Where its accelerators are to be.
+
+        :raises InvalidRequest: in one sentence that names the extra spec.
+        """
+        return affinity(self.extra_specs)
+
+    @functools.cached_property
     def wanted(self) -> list[AcceleratorRequest]:
         """What flavor and image ask for.
 
@@ -261,7 +330,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         if key not in _ACCEL_KEYS:
             raise exception.InvalidRequest(
                 f'The extra spec accel{group}:{key} is unknown: the keys are '
-                f'{", ".join(_ACCEL_KEYS)}, and device_profile without group.')
+                f'{", ".join(_ACCEL_KEYS)}, and without group device_profile, '
+                f'numa_affinity and same.')
     if not classes:
         if accel:
             raise exception.InvalidRequest(

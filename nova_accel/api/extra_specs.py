@@ -59,6 +59,17 @@ VALIDATORS = [
         value={'type': bool, 'description': 'true or false.'},
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
+        name='accel:numa_affinity',
+        description='Whether all accelerators of the server have to be on one '
+                    'NUMA node, or on as many as hw:numa_nodes says.',
+        value={'type': str, 'enum': ['required', 'preferred', 'none'],
+               'description': 'required, preferred (the default) or none.'}),
+    base.ExtraSpecValidator(
+        name='accel:same',
+        description='What all accelerators of the server have to be below.',
+        value={'type': str, 'enum': ['numa', 'pcie_root'],
+               'description': 'numa or pcie_root.'}),
+    base.ExtraSpecValidator(
         name='accel:profile',
         description='The device profile of the groups, for information; '
                     'written when accel:device_profile is expanded.',

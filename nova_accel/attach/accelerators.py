@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import os
+import textwrap
 import typing
 
 from oslo_concurrency import lockutils
@@ -371,7 +372,7 @@ class Accelerators:
         """Claim, program, prepare, bind and publish, as planned."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claim(context, server, steps.take, taken)
+            todo = self._claim(context, server, steps, taken)
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
             self.readiness.first(context, server, todo)
@@ -402,7 +403,7 @@ class Accelerators:
                 if region and not held.issuperset(region.handles):
                     yield mine[0].provider_uuid
 
-    def _claim(self, context, server, takes, taken):
+    def _claim(self, context, server, steps, taken):
         """Claim free handles of the allocated providers, all or none.
 
         Waits for regions that are being cleaned after another server: the
@@ -412,17 +413,19 @@ class Accelerators:
         :param taken: receives the claims.
         :returns: each request with its claims.
         """
+        takes = steps.take
         if not takes:
             return []
         self._await_clean(context, {take.provider_uuid for take in takes})
         with self.inventory.claiming:
-            held = {claim.handle for claim in self.holdings.all()}
-            held |= self.holdings.waiting()
+            chosen = self._chosen(server, takes, [
+                claim for keep in steps.keep for claim in keep.claims])
             todo = []
             for take in takes:
-                chosen = self._chosen(server, take, held)
-                held |= {claim.handle for claim in chosen}
-                todo.append((take.wanted, chosen))
+                mine = [chosen[take.provider_uuid].pop(0)
+                        for _ in range(take.wanted.amount)]
+                todo.append((take.wanted, self._new_claims(
+                    server, take, mine)))
             claims = [claim for _, chosen in todo for claim in chosen]
             self.holdings.claim(claims)
             taken += claims
@@ -437,19 +440,50 @@ class Accelerators:
         if left:
             self._clean(context, left, patient=True)
 
-    def _chosen(self, server, take, held):
-        wanted = take.wanted
-        provider = self.inventory.providers()[take.provider_uuid]
-        free = [(device, handle) for device, part in self._parts(provider)
+    def _chosen(self, server, takes, kept):
+        """Free handles of the allocated providers, all of them chosen
+        together.
+
+        :param kept: claims that the server keeps.
+        :returns: provider uuid -> [(device, handle)], as many as are taken.
+        """
+        held = {claim.handle for claim in self.holdings.all()}
+        held |= self.holdings.waiting()
+        amounts: dict = collections.Counter()
+        for take in takes:
+            amounts[take.provider_uuid] += take.wanted.amount
+        free = {}
+        for uuid, amount in amounts.items():
+            provider = self.inventory.providers()[uuid]
+            free[uuid] = [
+                (device, handle) for device, part in self._parts(provider)
                 for handle in part.handles if handle not in held]
-        if len(free) < wanted.amount:
+            if len(free[uuid]) < amount:
+                raise exception.DeviceUnavailable(
+                    f'Server {server.uuid} was allocated {amount} of '
+                    f'{provider.name}, and {len(free[uuid])} of it are free '
+                    f'on this host: the build is retried on another host.')
+        wants = [
+            closeness.Want([device.place for device, _ in free[uuid]], amount)
+            for uuid, amount in amounts.items()]
+        devices = self.inventory.devices
+        wants += [closeness.Want([devices[claim.device_address].place], 1)
+                  for claim in kept if claim.device_address in devices]
+        chosen = closeness.choose(
+            wants, _limit(server.affinity), server.affinity.close)
+        if chosen is None:
+            there = textwrap.shorten(_where(
+                (device for found in free.values() for device, _ in found),
+                server.affinity.one_root), 70, placeholder=' ...')
             raise exception.DeviceUnavailable(
-                f'Server {server.uuid} was allocated {wanted.amount} of '
-                f'{provider.name}, and {len(free)} of it are free on this '
-                f'host: the build is retried on another host.')
-        chosen = [free[number] for number in closeness.choose(
-            [(device.numa_node, device.address) for device, _ in free],
-            wanted.amount)]
+                f'Server {server.uuid} wants all accelerators '
+                f'{server.affinity}, and of what it was allocated this host '
+                f'has free {there}: the build is retried on another host.')
+        return {uuid: [free[uuid][number] for number in numbers]
+                for uuid, numbers in zip(amounts, chosen)}
+
+    def _new_claims(self, server, take, chosen):
+        wanted = take.wanted
         created_type = self._handles.type_for(wanted, chosen[0][0])
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
@@ -459,8 +493,10 @@ class Accelerators:
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
-            region_index=provider.region_index, handle=handle,
-            created_type=created_type) for device, handle in chosen]
+            region_index=self.inventory.providers()[
+                take.provider_uuid].region_index,
+            handle=handle, created_type=created_type)
+            for device, handle in chosen]
 
     def _parts(self, provider):
         """The devices behind a provider, each with what has the handles:
@@ -688,6 +724,26 @@ class Accelerators:
     def restore_after_revert(self, server_uuid: str) -> None:
         """The server is back from where it moved."""
         self.holdings.restore_after_revert(server_uuid)
+
+
+def _limit(affinity: request.Affinity) -> closeness.Limit | None:
+    if affinity.one_root:
+        return closeness.Limit(depth=2, most=1)
+    if affinity.nodes is None:
+        return None
+    return closeness.Limit(depth=1, most=affinity.nodes)
+
+
+def _where(devices: Iterable[model.Device], by_root: bool) -> str:
+    """Where free handles are: '2 GPU on node 0' or '2 GPU below pci0000:3a'."""
+    def place(device):
+        if by_root:
+            return f' below {device.bridges[0]}' if device.bridges else ''
+        return ('' if device.numa_node is None
+                else f' on node {device.numa_node}')
+    counts = collections.Counter(
+        f'{device.type}{place(device)}' for device in devices)
+    return ', '.join(f'{count} {what}' for what, count in counts.items())
 
 
 def _by_request(requests, held):

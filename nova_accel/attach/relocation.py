@@ -18,7 +18,13 @@ another one        in the present one  the claim is changed: nova-compute was
                                        killed between the two
 another one        nowhere             the same: the server has it without an
                                        allocation (attach.reconcile)
+another one, and   there               nothing, unless the server has all of the
+the present one                        set: Placement gives a set as a whole
+is of a set
 =================  ==================  =====================================
+
+What a server has from one provider moves as a whole, or stays: of a set a part
+would be left.
 
 Nova moves allocations only when nova-compute starts, all in one request (its
 driver raises ReshapeNeeded). Every other consumer that has something of the old
@@ -123,16 +129,32 @@ class Relocation:
     def _moves(self, shown: Providers) -> list[_Move]:
         parts = {(address, p.region_index): uuid
                  for uuid, p in shown.items() for address in p.addresses}
-        found = []
+        found, stay = [], set()
         for claim in self._holdings.all():
             to = parts.get((claim.device_address, claim.region_index))
-            if (to not in (None, claim.provider_uuid)
-                    and claim.state is not model.ClaimState.DELETING
-                    # what is at its address is what the server has
-                    and self._inventory.whereabouts(claim)[0]
-                    is identity.Where.HERE):
-                found.append(_Move(claim, to))
-        return found
+            if (to in (None, claim.provider_uuid)
+                    or claim.state is model.ClaimState.DELETING):
+                continue
+            if (shown[to].step > 1 and not self._has_all(claim, shown[to])
+                    # what is at its address is not what the server has
+                    or self._inventory.whereabouts(claim)[0]
+                    is not identity.Where.HERE):
+                stay.add(_together(claim))
+            found.append(_Move(claim, to))
+        # a part of a set would be left allocated, which Placement refuses
+        return [move for move in found if _together(move.claim) not in stay]
+
+    def _has_all(self, claim: model.Claim, provider: host_inventory.Provider,
+                 ) -> bool:
+        """Whether the server of a claim has every device of a set, from where
+        it has this one, or from the set where its claims were changed before
+        nova-compute was killed."""
+        whole = {_together(claim), _together(dataclasses.replace(
+            claim, provider_uuid=provider.uuid))}
+        return sum(_together(other) in whole
+                   and other.device_address in provider.addresses
+                   and other.state is not model.ClaimState.DELETING
+                   for other in self._holdings.all()) == provider.step
 
     def _look(self, moves: list[_Move]) -> None:
         """Find out which allocations have moved, and write it down.
@@ -170,6 +192,11 @@ class Relocation:
         moves = self._cloud.moves(consumers)
         return next((uuid for uuid, server in sorted(moves.items())
                      if server == claim.instance_uuid), None)
+
+
+def _together(claim: model.Claim) -> tuple:
+    """What claims have in common that are allocated together."""
+    return claim.instance_uuid, claim.role, claim.provider_uuid
 
 
 def _amount(given: Mapping[str, Mapping], claim: model.Claim) -> int:

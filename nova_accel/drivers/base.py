@@ -262,7 +262,8 @@ class Defect(Exception):
 class PciDriver(AcceleratorDriver):
     """A driver whose devices are PCI functions that are not VFs.
 
-    A subclass says which functions are its own, and what they have.
+    A subclass says which functions are its own, and what they have; where
+    they are in the host is read here.
     """
 
     #: of the entry point
@@ -340,8 +341,11 @@ class PciDriver(AcceleratorDriver):
             device, lost = None, True
         if device is None:
             return self._lost(before) if before and lost else None
-        return self._looked_at(device, before, functools.partial(
-            self._check_answers, address))
+        return dataclasses.replace(
+            self._looked_at(device, before, functools.partial(
+                self._check_answers, address)),
+            numa_node=pci.numa_node(self.kernel, address),
+            bridges=pci.bridges(self.kernel, address))
 
     def _lost(self, before: model.Device) -> model.Device:
         return self._quarantined(

@@ -150,8 +150,7 @@ class DflDriver(base.PciDriver):
         return model.Device(
             address=address, type='FPGA', vendor=vendor, product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=family, memory=_MEMORY.get(product, ()),
-            numa_node=pci.numa_node(self.kernel, address))
+            family=family, memory=_MEMORY.get(product, ()))
 
     def look(self, device, before):
         bound = pci.driver(self.kernel, device.address)

@@ -13,6 +13,7 @@ import dataclasses
 
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
+from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -107,8 +108,7 @@ class GpuDriver(base.PciDriver):
         return model.Device(
             address=address, type='GPU', vendor=_VENDORS[vendor],
             product=product, family=family, vendor_id=vendor,
-            product_id=device, driver=self.NAME, traits=(by_id,),
-            numa_node=pci.numa_node(self.kernel, address))
+            product_id=device, driver=self.NAME, traits=(by_id,))
 
     def _is_shared(self, address):
         """Whether it is, or is to be, made into vGPUs."""
@@ -122,12 +122,13 @@ class GpuDriver(base.PciDriver):
         if self._is_display(address):
             raise base.Defect('it is the display of this host (boot_vga)')
         switch = self._switch(device)
-        if switch and not rules.DeviceRules().names(device):
+        if switch and not (sets.of(address)
+                           or rules.DeviceRules().names(device)):
             raise base.Defect(
                 f'NVSwitches join it with other GPUs ({switch}), and a guest '
                 f'can only use what Fabric Manager has set up for it: do '
-                f'that, and name this GPU by address={address} in [accel] '
-                f'include_devices')
+                f'that, and name the GPUs of a partition in {sets.OPTION}, or '
+                f'this GPU by address={address} in [accel] include_devices')
         companions = tuple(self._companions(address))
         device = dataclasses.replace(
             device, handles=self.function_handles(address, companions))

@@ -98,7 +98,7 @@ class NvmeDriver(base.PciDriver):
         return model.Device(
             address=address, type='SSD', vendor=_VENDORS.get(vendor, vendor),
             product=product, vendor_id=vendor, product_id=product,
-            driver=self.NAME, numa_node=pci.numa_node(self.kernel, address))
+            driver=self.NAME)
 
     def recognize(self, address, before):
         """See the base class; a device keeps its record."""

@@ -133,8 +133,7 @@ class PciRuleDriver(base.PciDriver):
             vendor=_VENDORS.get(vendor, vendor),
             product=pairs.get('name', product), vendor_id=vendor,
             product_id=product, driver=self.NAME,
-            traits=tuple(filter(None, pairs.get('traits', '').split(','))),
-            numa_node=pci.numa_node(self.kernel, address))
+            traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
         return dataclasses.replace(

@@ -189,8 +189,7 @@ class QatDriver(base.PciDriver):
         return product and model.Device(
             address=address, type='QAT', vendor='INTEL', product=product.name,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=product.family, state_traits=tuple(sorted(_TRAITS)),
-            numa_node=pci.numa_node(self.kernel, address))
+            family=product.family, state_traits=tuple(sorted(_TRAITS)))
 
     def look(self, device, before):
         product = _PRODUCTS[device.product_id]

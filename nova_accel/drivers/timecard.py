@@ -110,8 +110,7 @@ class TimecardDriver(base.PciDriver):
         return model.Device(
             address=address, type='TIMECARD', vendor=vendor, product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            state_traits=tuple(sorted(_STATES)),
-            numa_node=pci.numa_node(self.kernel, address))
+            state_traits=tuple(sorted(_STATES)))
 
     def _is_network(self, address) -> bool:
         return (pci.class_code(self.kernel, address) >> 16 == _NETWORK

@@ -206,7 +206,7 @@ class VgpuDriver(base.PciDriver):
             address=address, type='VGPU',
             vendor=_VENDORS.get(vendor, vendor.upper()),
             product=product.upper(), vendor_id=vendor, product_id=product,
-            driver=self.NAME, numa_node=pci.numa_node(self.kernel, address))
+            driver=self.NAME)
 
     def look(self, device, before):
         offer = self._offer(device.address)

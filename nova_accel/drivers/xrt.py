@@ -121,8 +121,7 @@ class XrtDriver(base.PciDriver):
         return model.Device(
             address=address, type='FPGA', vendor='XILINX', product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=family, memory=_MEMORY.get(product, ()),
-            numa_node=pci.numa_node(self.kernel, address))
+            family=family, memory=_MEMORY.get(product, ()))
 
     def look(self, device, before):
         address = device.address

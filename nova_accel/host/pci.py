@@ -88,6 +88,27 @@ def numa_node(kernel, function: str) -> int | None:
     return node if node >= 0 else None
 
 
+def bridges(kernel, function: str) -> tuple[str, ...]:
+    """Return what the function is below, from the widest to the narrowest.
+
+    The root complex ('pci0000:3a', whose name has the domain and the bus where
+    it begins), the root port, and the ports of switches. A VF has those of its
+    PF. Source: the directory of the function in sysfs, Documentation/PCI/
+    sysfs-pci.rst and pci_create_root_bus() of Linux.
+
+    :returns: () if the kernel does not tell.
+    """
+    try:
+        *above, _ = kernel.readlink(path(function)).split('/')
+    except OSError:
+        return ()
+    for number, name in enumerate(above):
+        # before it may be the platform device of the root complex
+        if re.fullmatch('pci[0-9a-f]{4,}:[0-9a-f]{2}', name):
+            return tuple(above[number:])
+    return ()
+
+
 def driver(kernel, function: str) -> str | None:
     """Return the driver that the function is bound to, None without one."""
     return _target(kernel, path(function, 'driver'))

@@ -23,6 +23,7 @@ from oslo_log import log as logging
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
+from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.inventory import cards
 from nova_accel.inventory import devices
@@ -481,11 +482,16 @@ class Inventory:
         return providers.providers(
             self.devices.values(), claims, node, root_uuid, held_back,
             self._unnamable, self._store.waiting(),
-            lambda device: self._pool_of(node, device))
+            lambda device: self._pool_of(node, device),
+            {naming.set_provider_name(node, found): len(found)
+             for found in sets.wanted()})
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """The name of the provider that a device shares, None for one with
         providers of its own."""
+        members = sets.of(device.address)
+        if members:
+            return naming.set_provider_name(node, members)
         if (CONF.accel.pools == 'none' or device.driver not in self._pooled
                 or device.regions or device.creatable or device.memory):
             return None

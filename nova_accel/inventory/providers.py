@@ -58,6 +58,8 @@ class Provider:
     #: of a pool: how many of its handles are neither fit for a server nor
     #: allocated to one from this provider
     unfit: int = 0
+    #: of a pool: as many are allocated at a time, or a multiple. Of a set all
+    step: int = 1
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
         """Ours now, and of those present the ones that others set."""
@@ -127,7 +129,8 @@ class Provider:
                              reporting)
             inventory[name] = {
                 **item, 'total': total, 'reserved': merged.value,
-                'min_unit': 1, 'max_unit': total, 'step_size': 1,
+                'min_unit': self.step, 'max_unit': total,
+                'step_size': self.step,
                 'allocation_ratio': item.get('allocation_ratio', 1.0)}
         for name, item in there.items():
             if name not in inventory and in_use(self.uuid):
@@ -256,7 +259,8 @@ def providers(devices: Iterable[model.Device],
               report: Callable[[str, str], None] | None = None,
               waiting: Iterable[model.Waiting] = (),
               pool_of: Callable[[model.Device], str | None]
-              = lambda device: None) -> dict[str, Provider]:
+              = lambda device: None,
+              sets: Mapping[str, int] | None = None) -> dict[str, Provider]:
     """The providers of a node by uuid, parents before children.
 
     :param devices: with their computed health.
@@ -268,6 +272,8 @@ def providers(devices: Iterable[model.Device],
     :param waiting: handles that wait for the operator, the oldest first.
     :param pool_of: the name of the pool that a device shares with others; None
         for one with providers of its own.
+    :param sets: of pools that are given as a whole, how many devices they
+        have.
     """
     use = _Use(claims, held_back, waiting)
     result = {}
@@ -286,7 +292,8 @@ def providers(devices: Iterable[model.Device],
             if report:
                 report(device.address, str(error))
     for name, members in pools.items():
-        provider = _pool(name, members, node, root_uuid, use)
+        provider = _pool(name, members, node, root_uuid, use,
+                         (sets or {}).get(name))
         result[provider.uuid] = provider
     return result
 
@@ -349,7 +356,7 @@ def _of_provider(provider_uuid, waiting, *others):
         else dataclasses.replace(w, shown=False) for w in waiting)
 
 
-def _pool(name, members, node, root_uuid, use) -> Provider:
+def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     """The provider of devices that are alike.
 
     =============================  ======= ========================
@@ -363,10 +370,17 @@ def _pool(name, members, node, root_uuid, use) -> Provider:
     a server has it from here      1       0: it is allocated
     a server has it from another   1       1
     provider (attach.relocation)
+    a device of a set is missing,  1       1
+    or does not say what it has
     =============================  ======= ========================
 
     What a server has from here counts also when its device is in another pool
     by now.
+
+    A set is allocated as a whole, so that it is given to no server while
+    anything of it is reserved.
+
+    :param of_set: number of its devices, None where it is no set.
     """
     uuid = naming.provider_uuid(root_uuid, node, name)
     owners = {handle: device for device in members
@@ -384,9 +398,15 @@ def _pool(name, members, node, root_uuid, use) -> Provider:
         bool(owners) and not free and not any(
             owners[handle].health is model.Health.OK
             for handle in given & owners.keys()))
-    total = len(owners.keys() | given)
+    there = len(owners.keys() | given)
+    total = max(there, of_set or 0)
     device = members[0]
-    traits = naming.device_traits(device)
+    traits = naming.device_traits(device) | set.intersection(
+        *map(naming.place_traits, members))
+    if of_set:
+        traits = {naming.SET}.union(set.intersection(
+            *(naming.device_traits(d) | naming.place_traits(d)
+              for d in members)))
     return Provider(
         uuid=uuid, name=name, parent=node,
         addresses=tuple(sorted(d.address for d in members)),
@@ -395,7 +415,8 @@ def _pool(name, members, node, root_uuid, use) -> Provider:
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
         fenced=fenced, retired_traits=frozenset(
             t for d in members for t in d.state_traits) - traits,
-        waiting=waiting, pool=True, unfit=len(not_given) - len(free))
+        waiting=waiting, pool=True, step=of_set or 1,
+        unfit=len(not_given) - len(free) + total - there)
 
 
 def _providers_of(device, node, root_uuid, use):
@@ -415,7 +436,8 @@ def _providers_of(device, node, root_uuid, use):
     fenced = not device_ok or not left and bool(handles or device.creatable)
     if handles:
         inventory[resource_class] = len(left or handles)
-    traits = naming.device_traits(device)
+    place = naming.place_traits(device)
+    traits = naming.device_traits(device) | place
     device_traits = traits
     yield Provider(
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
@@ -424,7 +446,7 @@ def _providers_of(device, node, root_uuid, use):
         fenced=fenced, waiting=use.waiting(uuid, device.address, None, left),
         retired_traits=frozenset(device.state_traits) - device_traits)
     for region in device.regions:
-        traits = naming.region_traits(device, region)
+        traits = naming.region_traits(device, region) | place
         key = (device.address, region.index)
         if region.programmable and key not in use.used:
             traits.add(naming.PROGRAMMABLE)

@@ -21,6 +21,7 @@ from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
+from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import limited
@@ -343,6 +344,7 @@ class Scanner:
                 raise exception.ConfigurationError(
                     f'{conflict} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
+        self._check_sets()
         # an option that cannot be read is said before the first release
         handover.policies()
         for text in self.rules.unused() + [
@@ -353,6 +355,36 @@ class Scanner:
                     (base.WHOLE_CARDS, sorted(base.whole_cards())))
                 for address in addresses if address not in seen]:
             LOG.warning('%s', text)
+
+    def _check_sets(self) -> None:
+        """:raises ConfigurationError: of a set that can never be given."""
+        found = self._table.snapshot()
+        for members in sets.wanted():
+            there = [found[address] for address in members if address in found]
+            for device in there:
+                why = self._no_part_of_a_set(device)
+                if not why and device.type != there[0].type:
+                    why = (f'is a {device.type}, and {there[0].address} is a '
+                           f'{there[0].type}')
+                if why:
+                    raise exception.ConfigurationError(
+                        f'{sets.OPTION} names {device.address}, which {why}: '
+                        f'a set is of whole devices of one type, of the '
+                        f'drivers gpu, nvme and pci.')
+            for address in sorted({*members} - found.keys()):
+                LOG.warning(
+                    '%s names %s, which no driver of [accel] enabled_drivers '
+                    'finds: its set is given to no server until it is there',
+                    sets.OPTION, address)
+
+    def _no_part_of_a_set(self, device: model.Device) -> str:
+        driver = self._drivers.get(device.driver)
+        if driver is None or not driver.POOLED or (
+                device.regions or device.creatable):
+            return f'is of the driver {device.driver}'
+        if any(handle.address != device.address for handle in device.handles):
+            return 'is given to servers by its VFs'
+        return ''
 
     def failures(self) -> dict[str, str]:
         """See Inventory.failures()."""

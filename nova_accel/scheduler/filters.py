@@ -1,17 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A filter that orders the allocation candidates of each host.
 
-It drops no host. Nova claims element 0 of host_state.allocation_candidates
+It drops candidates, and hosts, only where the flavor demands that all devices
+are on one NUMA node or below one PCI root complex.
+
+Nova claims element 0 of host_state.allocation_candidates
 (scheduler manager, 31 to 34) and calls weighers only with two or more hosts.
 Hence a filter chooses the device, and a weigher chooses the host.
 """
 
 from nova.scheduler.client import report
 from nova.scheduler import filters
+from oslo_log import log as logging
 
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel.scheduler import seam
+
+LOG = logging.getLogger(__name__)
 
 
 def _get(url, version):
@@ -20,6 +26,8 @@ def _get(url, version):
 
 #: shared with the weigher
 SCHEDULINGS = schedulings.Schedulings(_get)
+#: hosts that a line of the log names
+_SAID = 10
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 
 
@@ -43,6 +51,7 @@ class AcceleratorFilter(filters.BaseHostFilter):
         _note_claims(hosts, scheduling)
         if not _is_retry(spec_obj):
             scheduling.count(spec_obj.instance_uuid)
+        hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
         several = spec_obj.num_instances > 1
         for host in hosts:
             candidates = host.allocation_candidates
@@ -55,6 +64,41 @@ class AcceleratorFilter(filters.BaseHostFilter):
                 scheduling.left[host.uuid] = (
                     host.num_instances, list(candidates))
         return hosts
+
+
+def _where_the_flavor_demands(hosts, scheduling, spec):
+    """Drop what cannot satisfy it, and say what there is if nothing can."""
+    if not (scheduling.compares_places and scheduling.affinity.is_strict):
+        return hosts
+    left, refused = [], []
+    for host in hosts:
+        candidates = host.allocation_candidates
+        kept = [c for c in candidates or ()
+                if ranking.may_satisfy(scheduling, c)]
+        if kept or not candidates:
+            if candidates:
+                candidates[:] = kept
+            left.append(host)
+        else:
+            refused.append(host)
+    if refused and not left:
+        LOG.info(
+            'Server %(server)s wants all accelerators %(where)s, and no host '
+            'has that: %(there)s.',
+            {'server': spec.instance_uuid, 'where': scheduling.affinity,
+             'there': '; '.join(
+                 f'{host.host} offers them on '
+                 f'{_said(scheduling, host.allocation_candidates)}'
+                 for host in refused[:_SAID])})
+    return left
+
+
+def _said(scheduling, candidates):
+    """The nodes and roots of the candidate that has the fewest."""
+    nodes, roots = min(
+        (ranking.places(scheduling, c) for c in candidates),
+        key=lambda found: (len(found[0]), len(found[1])))
+    return ', '.join(sorted(nodes | roots))
 
 
 def _is_retry(spec):
@@ -75,6 +119,9 @@ def _note_claims(hosts, scheduling):
     taken = next((number for number, host in enumerate(hosts)
                   if host.num_instances > _left(scheduling, host)[0]), None)
     for host in hosts[:taken]:
+        if host.uuid not in scheduling.left:
+            # it was dropped, and not tried
+            continue
         scheduling.refresh(host.uuid)
         # another filter may have dropped the taken host; then the first host
         # with room was not tried

@@ -9,10 +9,11 @@ cannot disagree.
 from collections.abc import Iterable
 import operator
 
+from nova_accel import request
 from nova_accel.scheduler import scheduling as schedulings
 
 
-def providers(wish: schedulings.Wish,
+def providers(wish: schedulings.Wish | request.AcceleratorRequest,
               candidate: schedulings.Candidate) -> Iterable[str]:
     """Return the UUIDs of the providers that serve a request group.
 
@@ -36,16 +37,46 @@ def rank(scheduling: schedulings.Scheduling,
     A region of which nothing is known counts as one that has to be programmed
     and carries nothing.
     """
-    if scheduling.is_first and len(scheduling.wishes) == 1:
+    if (scheduling.is_first and len(scheduling.wishes) == 1
+            and not scheduling.compares_places):
         [wish], [ranks] = scheduling.wishes, scheduling.ranks
         for provider in providers(wish, candidate):
             return ranks.get(provider, schedulings.UNKNOWN_REGION)
     found = [ranks.get(provider, schedulings.UNKNOWN_REGION)
              for wish, ranks in zip(scheduling.wishes, scheduling.ranks)
              for provider in providers(wish, candidate)]
+    nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
         scheduling.is_taken(candidate), sum(r.stuck for r in found),
-        sum(r.programmings for r in found), sum(r.loss for r in found))
+        sum(r.programmings for r in found), len(nodes), len(roots),
+        sum(r.loss for r in found))
+
+
+def places(scheduling: schedulings.Scheduling,
+           candidate: schedulings.Candidate) -> tuple[set[str], set[str]]:
+    """Return the NUMA nodes and the PCI root complexes of a candidate.
+
+    Those that its providers show; a pool whose devices differ shows none, and
+    the compute host chooses devices that are close.
+
+    :returns: as traits; both empty where that does not matter.
+    """
+    if not scheduling.compares_places:
+        return set(), set()
+    found = [scheduling.place(provider) for wanted in scheduling.requests
+             for provider in providers(wanted, candidate)]
+    return ({node for node, _ in found if node},
+            {root for _, root in found if root})
+
+
+def may_satisfy(scheduling: schedulings.Scheduling,
+                candidate: schedulings.Candidate) -> bool:
+    """Whether the devices of a candidate may be where the server needs them;
+    False where its providers show that they are not."""
+    nodes, roots = places(scheduling, candidate)
+    wanted = scheduling.affinity
+    return ((wanted.nodes is None or len(nodes) <= wanted.nodes)
+            and (not wanted.one_root or len(roots) <= 1))
 
 
 def ranked(scheduling: schedulings.Scheduling,

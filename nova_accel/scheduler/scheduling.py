@@ -58,6 +58,10 @@ class Rank(typing.NamedTuple):
     stuck: int
     #: groups whose region has to be programmed
     programmings: int
+    #: NUMA nodes, and PCI root complexes, that the devices are known to be
+    #: on; 0 where the server does not care, or has one group
+    nodes: int = 0
+    roots: int = 0
     #: what programming would lose, 0 to 1 for each of these groups
     loss: float = 0.0
 
@@ -81,6 +85,14 @@ class Scheduling:
         self.wishes = [
             Wish(r.group, r.resource_class, frozenset(r.wanted_traits))
             for r in self.requests if r.programs]
+        #: where all accelerators of the server are to be
+        self.affinity = (request.affinity(spec.flavor.extra_specs)
+                         if self.requests else request.Affinity())
+        #: whether candidates are compared by where their devices are. Those
+        #: of one group are of one provider: which of them, its host chooses
+        self.compares_places = len(self.requests) > 1 and (
+            self.affinity.close or self.affinity.is_strict)
+        self._places: dict[str, tuple[str | None, str | None]] = {}
         #: host UUID -> its first candidate and the rank of that, as the
         #: candidates were ordered last
         self.first: dict[str, tuple[Candidate, typing.Any]] = {}
@@ -112,6 +124,16 @@ class Scheduling:
     def is_first(self) -> bool:
         """Whether nothing is known to be taken since Placement's answer."""
         return not self._taken
+
+    def place(self, provider: str) -> tuple[str | None, str | None]:
+        """Return the NUMA node and the PCI root complex of a provider, as
+        naming.place_of()."""
+        found = self._places.get(provider)
+        if found is None:
+            summary = self._summaries.get(provider)
+            found = self._places[provider] = naming.place_of(
+                summary['traits'] if summary else ())
+        return found
 
     def is_taken(self, candidate: Candidate) -> bool:
         """Whether a device was allocated since Placement offered it."""
@@ -224,7 +246,7 @@ class Scheduling:
             return Rank(False, 0, 0)
         # a server uses it, or is about to
         stuck = used or naming.PROGRAMMABLE not in traits
-        return Rank(False, int(stuck), 1, losses.get(kind, 0.0))
+        return Rank(False, int(stuck), 1, loss=losses.get(kind, 0.0))
 
     def _losses(self, kinds):
         """0 to 1 for each kind of idle regions that carry something."""

@@ -26,6 +26,9 @@ class Card:
     #: initial driver
     driver: str | None = None
     numa_node: int = -1
+    #: the root complex ('pci0000:3a') and the bridges above it, from the
+    #: widest; empty when it is integrated into a root complex of its own
+    bridges: tuple[str, ...] = ()
     iommu_group: int | None = None
     #: maximum number of VFs; with 0 the card has no SR-IOV
     total_vfs: int = 0
@@ -88,6 +91,7 @@ class Card:
         fields = dict(
             address=item.take('address', reader.address),
             numa_node=item.take('numa_node', int, -1),
+            bridges=item.take('bridges', reader.bridges, ()),
             iommu_group=item.take('iommu_group', reader.natural, None),
             reset_method=item.take('reset_method', reader.text, 'flr'),
             device_serial=item.take('device_serial', reader.text, ''),
@@ -131,6 +135,14 @@ class Card:
         at = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function)
         at += 1 + number
         return f'{domain}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}'
+
+    def place(self, address: str = '') -> str:
+        """Return the directory of one of its functions below /sys.
+
+        :param address: of the function, by default of the physical one.
+        """
+        above = self.bridges or (f'pci{self.address[:7]}',)
+        return '/'.join(('devices', *above, address or self.address))
 
     # State
 
@@ -238,7 +250,7 @@ class Card:
             return
         own = group if self.iommu_group is None or group is None else (
             self.iommu_group)
-        pf = sysfs.add_function(tree, self.address, self.ids, self.class_code,
+        pf = sysfs.add_function(tree, self.place(), self.ids, self.class_code,
                                 mine['driver'], own)
         pf['numa_node'] = str(self.numa_node)
         _resettable(pf, self.reset_method)
@@ -260,15 +272,15 @@ class Card:
         for n, vf in enumerate(mine['vfs']):
             address = self.vf_address(n)
             made = sysfs.add_function(
-                tree, address, (vendor, self.vf_device or device,
-                                subsystem_vendor, '0000'), self.class_code,
-                vf['driver'], group and group + 1 + n)
+                tree, self.place(address),
+                (vendor, self.vf_device or device, subsystem_vendor, '0000'),
+                self.class_code, vf['driver'], group and group + 1 + n)
             # by the SR-IOV specification, in every state of the card
             made['config'] = b'\xff\xff' + made['config'][2:]
             made['numa_node'] = str(self.numa_node)
             _resettable(made, 'flr')
-            made['physfn'] = sysfs.Link(sysfs.place(self.address))
-            pf[f'virtfn{n}'] = sysfs.Link(sysfs.place(address))
+            made['physfn'] = sysfs.Link(self.place())
+            pf[f'virtfn{n}'] = sysfs.Link(self.place(address))
             self.add_virtual(tree, mine, n, made)
             functions.append(made)
         for made in functions:

@@ -40,11 +40,17 @@ def load(path: str) -> operations.Host:
         iommu=top.take('iommu', reader.boolean, True), cards={},
         disable_denylist=top.take('disable_denylist', reader.boolean, False))
     used: set[str] = set()
+    bridges: dict[str, reader.Mapping] = {}
     for key, kind in KINDS.items():
         for item in top.sequence(key):
             found = kind(**kind.describe(item))
             item.done()
             item.claim(used, found.addresses())
+            bridges.update({bridge: item for bridge in found.bridges[1:]})
             host.cards[found.address] = found
+    for bridge, item in bridges.items():
+        if bridge in used:
+            raise item.error('bridges', None, f'has {bridge}, which another '
+                             f'device of the file has')
     top.done()
     return host

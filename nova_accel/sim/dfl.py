@@ -198,8 +198,8 @@ class DflCard(card.Card):
             return
         faults = self.faulty(mine)
         count, dead = mine['number'], faults.get('dead')
-        base = _base_region(tree, self.address, function, count)
-        top = f'{sysfs.place(self.address)}/fpga_region/region{count}'
+        base = _base_region(tree, self.place(), function, count)
+        top = f'{self.place()}/fpga_region/region{count}'
         status = '\n'.join(mine['status'])
         manager = {f'fpga{count}': {'name': 'DFL FME FPGA Manager',
                                     'state': mine['manager'],
@@ -233,19 +233,19 @@ class DflCard(card.Card):
     def add_virtual(self, tree, mine, n, function):
         vf = mine['vfs'][n]
         if vf['driver'] == 'dfl-pci':
-            base = _base_region(tree, self.vf_address(n), function,
+            base = _base_region(tree, self.place(self.vf_address(n)), function,
                                 vf['number'])
             base[f'dfl-port.{vf["number"]}'] = _port(
                 mine, self.faulty(mine), vf['port'], of_pf=False)
 
 
-def _base_region(tree, address, function, count):
+def _base_region(tree, place, function, count):
     """Add the region of the function itself, which has no compat_id."""
     name = f'region{count}'
     base: sysfs.Directory = {'compat_id': sysfs.Errno(errno.ENOENT)}
     function['fpga_region'] = {name: base}
     tree['class']['fpga_region'][name] = sysfs.Link(
-        f'{sysfs.place(address)}/fpga_region/{name}')
+        f'{place}/fpga_region/{name}')
     return base
 
 

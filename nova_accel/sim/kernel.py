@@ -39,6 +39,8 @@ _IN_MEMORY = frozenset((
     'vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
     'numa_node', 'boot_vga', 'reset_method', 'sriov_numvfs',
     'sriov_totalvfs', 'serial', 'firmware_rev', 'subsysnqn'))
+#: ids of the ports of a switch
+_BRIDGE = ('10b5', '8747', '10b5', '8747')
 #: vendor and device that vfio-pci refuses without disable_denylist
 _DENYLIST = frozenset(('8086', device) for device in (
     '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
@@ -488,6 +490,20 @@ def _settle(host, state):
         card.settle(state['cards'][address])
 
 
+def _add_bridges(tree, host):
+    """Add root ports and the ports of switches, which are functions too."""
+    for card in host.cards.values():
+        place = f'devices/{"/".join(card.bridges[:1])}'
+        for bridge in card.bridges[1:]:
+            place = f'{place}/{bridge}'
+            if bridge not in tree['bus']['pci']['devices']:
+                made = sysfs.add_function(
+                    tree, place, _BRIDGE, '0x060400', 'pcieport',
+                    2000 + len(tree['kernel']['iommu_groups'])
+                    if host.iommu else None)
+                made['numa_node'] = str(card.numa_node)
+
+
 def _build(host, state):
     tree = {'bus': {'pci': {'devices': {}, 'drivers': {
                 'dfl-pci': {}, 'vfio-pci': {}}}},
@@ -495,6 +511,7 @@ def _build(host, state):
             'devices': {}, 'kernel': {'iommu_groups': {}},
             'module': {'vfio_pci': {'parameters': {
                 'disable_denylist': 'Y' if host.disable_denylist else 'N'}}}}
+    _add_bridges(tree, host)
     group = 1000
     for address, card in host.cards.items():
         group += 100

@@ -34,8 +34,7 @@ class NicCard(card.Card):
         self._add(tree, mine['vfs'][n], function, self.vf_address(n),
                   self.vf_driver, False)
 
-    @staticmethod
-    def _add(tree, mine, function, address, driver, up):
+    def _add(self, tree, mine, function, address, driver, up):
         if mine['driver'] != driver:
             return
         name = f'eth{mine["number"]}'
@@ -44,4 +43,4 @@ class NicCard(card.Card):
             'flags': '0x1043' if up else '0x1002',
             'operstate': 'up' if up else 'down'}}
         tree['class'].setdefault('net', {})[name] = sysfs.Link(
-            f'{sysfs.place(address)}/net/{name}')
+            f'{self.place(address)}/net/{name}')

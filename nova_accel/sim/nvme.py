@@ -194,7 +194,7 @@ class NvmeCard(card.Card):
             'subsysnqn': self.subsystem or (
                 f'nqn.2014-08.org.nvmexpress:{mine["serial"]}')}
         function['nvme'] = {f'nvme{number}': controller}
-        top = f'{sysfs.place(self.address)}/nvme/nvme{number}'
+        top = f'{self.place()}/nvme/nvme{number}'
         tree['class'].setdefault('nvme', {})[f'nvme{number}'] = (
             sysfs.Link(top))
         present = [(n, *fields) for n, fields in enumerate(

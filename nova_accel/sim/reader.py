@@ -2,6 +2,7 @@
 """Reads the description of a simulated host; errors have line numbers."""
 
 import errno
+import re
 import typing
 
 import yaml
@@ -143,6 +144,14 @@ def seconds(value):
 
 def address(value):
     return pci.address(text(value))
+
+
+def bridges(value):
+    if (not isinstance(value, list) or not value
+            or not re.fullmatch('pci[0-9a-f]{4}:[0-9a-f]{2}', text(value[0]))):
+        raise ValueError('it has to be a list of a root complex, as '
+                         'pci0000:3a, and of the bridges below it')
+    return (value[0], *map(address, value[1:]))
 
 
 def identifier(value):

@@ -53,7 +53,7 @@ class ClockCard(card.Card):
 
     def add_class(self, tree, function, kind, name, attributes):
         """Add a device of a class below its function and below /sys/class."""
-        place = sysfs.place(self.address)
+        place = self.place()
         function.setdefault(kind, {})[name] = {
             **attributes, 'device': sysfs.Link(place)}
         tree['class'].setdefault(kind, {})[name] = sysfs.Link(
@@ -119,7 +119,7 @@ class TimeCard(ClockCard):
             'serialnum': mine['serial'], **mine['settings'],
             'available_clock_sources':
                 'NONE TOD IRIG PPS PTP RTC DCF REGS EXT',
-            'ptp': sysfs.Link(f'{sysfs.place(self.address)}/ptp/{ptp}')}
+            'ptp': sysfs.Link(f'{self.place()}/ptp/{ptp}')}
         if self.gnss is not None:
             attributes.update(
                 gnss_sync=self.gnss, clock_status_offset=str(self.offset),

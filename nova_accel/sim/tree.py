@@ -24,11 +24,6 @@ def error(number: int, of: str) -> OSError:
     return OSError(int(number), os.strerror(number), of)
 
 
-def place(address: str) -> str:
-    """Return the directory of a PCI function."""
-    return f'devices/pci{address[:7]}/{address}'
-
-
 def find(tree: Directory, path: str, follow_last: bool = True,
          ) -> tuple[typing.Any, str]:
     """Return (node, its path without links).
@@ -56,9 +51,10 @@ def find(tree: Directory, path: str, follow_last: bool = True,
     return node, '/'.join(at)
 
 
-def add_function(tree, address, ids, class_code, driver, group):
+def add_function(tree, place, ids, class_code, driver, group):
     """Add a PCI function with the attributes that all functions have.
 
+    :param place: its directory below /sys, which ends with its address.
     :param ids: vendor, device, subsystem vendor, subsystem device: four hex
         digits each.
     :param group: number of its IOMMU group, None without IOMMU.
@@ -73,17 +69,21 @@ def add_function(tree, address, ids, class_code, driver, group):
         'class': class_code, 'revision': '0x00', 'numa_node': '-1',
         'driver_override': 'vfio-pci' if driver == 'vfio-pci' else '(null)',
         'config': config.ljust(64, b'\0')}
-    tree['devices'].setdefault(f'pci{address[:7]}', {})[address] = made
-    tree['bus']['pci']['devices'][address] = Link(place(address))
+    *above, address = place.split('/')
+    directory = tree
+    for name in above:
+        directory = directory.setdefault(name, {})
+    directory[address] = made
+    tree['bus']['pci']['devices'][address] = Link(place)
     if driver:
         made['driver'] = Link(f'bus/pci/drivers/{driver}')
         tree['bus']['pci']['drivers'].setdefault(driver, {})[address] = (
-            Link(place(address)))
+            Link(place))
     if group is not None:
         made['iommu_group'] = Link(f'kernel/iommu_groups/{group}')
         tree['kernel']['iommu_groups'].setdefault(
             str(group), {'devices': {}})['devices'][address] = (
-                Link(place(address)))
+                Link(place))
     return made
 
 

@@ -284,7 +284,7 @@ class VgpuCard(MdevParent):
 
     def _add_shares(self, tree, mine, address, function):
         if address in self.parents(mine):
-            self.add_parent(tree, mine, address, sysfs.place(address),
+            self.add_parent(tree, mine, address, self.place(address),
                             function)
 
     def more_of(self, one):

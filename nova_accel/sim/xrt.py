@@ -157,10 +157,10 @@ class XrtCard(card.Card):
                           else self.user_iommu_group)
         user, = mine['vfs']
         functions = (
-            sysfs.add_function(tree, self.address, self.ids, self.class_code,
+            sysfs.add_function(tree, self.place(), self.ids, self.class_code,
                                mine['driver'], own),
             sysfs.add_function(
-                tree, self.vf_address(0),
+                tree, self.place(self.vf_address(0)),
                 (self.ids[0], self.vf_device, *self.ids[2:]), self.class_code,
                 user['driver'], user_group))
         if mine['driver'] == 'xclmgmt':

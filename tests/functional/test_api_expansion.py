@@ -16,6 +16,7 @@ import yaml
 from nova_accel.api import expansion
 from nova_accel.api import extra_specs
 from nova_accel import conf
+from nova_accel import request
 from tests import functional
 
 FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
@@ -183,7 +184,8 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel:function_name', 'nlb 0'),
                 ('accel2:function_name', 'nlb 0,nlb-1'),
                 ('accel:device_profile', 'nlb'), ('accel:profile', 'nlb'),
-                ('accelerate:foo', 'not ours'),
+                *((key, value) for key, values in request.PLACE_KEYS.items()
+                  for value in values), ('accelerate:foo', 'not ours'),
                 (f'function:CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
                  'required'),
                 ('function_name:nlb', 'required'),
@@ -196,7 +198,8 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel_A:bitstream_id', FUNCTION + '0'),
                 ('accel:function_name', '../nlb'),
                 ('accel:function_name', 'n' * 230),
-                ('accel:functoin_id', FUNCTION),
+                ('accel:functoin_id', FUNCTION), ('accel:same', 'rack'),
+                ('accel:numa_affinity', 'yes'), ('accel1:same', 'numa'),
                 ('accel_A:device_profile', 'nlb'),
                 ('function:nlb', 'required'),
                 ('function_name:nlb', 'forbidden'),

@@ -324,6 +324,11 @@ class Cloud:
                 for name, amount in allocation['resources'].items():
                     key = provider_uuid, name
                     used[key] = used.get(key, 0) + amount
+                    item = tree.providers[provider_uuid]['inventory'][name]
+                    if (amount < item['min_unit']
+                            or amount % item['step_size']):
+                        raise AssertionError(f'Placement refuses {amount} of '
+                                             f'{item}')
         for (provider_uuid, name), amount in used.items():
             item = tree.providers[provider_uuid]['inventory'][name]
             if amount > item['total'] - item['reserved']:

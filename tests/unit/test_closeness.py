@@ -52,39 +52,113 @@ class ClosenessTest(testtools.TestCase):
         (['a', 'ax', 'a', 'ax'], 2, [1, 3]))
     @ddt.unpack
     def test_table(self, places, amount, chosen):
-        self.assertEqual(chosen, closeness.choose(
-            [tuple(place) for place in places], amount))
+        self.assertEqual([chosen], closeness.choose(
+            [closeness.Want(list(map(tuple, places)), amount)]))
 
-    @hypothesis.settings(deadline=None, max_examples=60)
+    @ddt.data(
+        # places and amount of each want, limit, together -> which of each
+        # the two of one want are where the other one has its
+        ([('abab', 2), ('b', 1)], None, True, [[1, 3], [0]]),
+        ([('aab', 1), ('bbb', 3)], None, True, [[2], [0, 1, 2]]),
+        ([('aabb', 2), ('aabb', 2)], None, True, [[0, 1], [0, 1]]),
+        # of two wants that can be together anywhere what leaves a whole group
+        ([('aab', 1), ('aab', 1)], None, True, [[2], [2]]),
+        # the server does not care: what is left is kept whole
+        ([('aabc', 2)], None, True, [[0, 1]]),
+        ([('aabc', 2)], None, False, [[2, 3]]),
+        # all on one node, or on two
+        ([('aab', 2)], (1, 1), True, [[0, 1]]),
+        ([('aab', 2)], (1, 1), False, [[0, 1]]),
+        ([('aab', 3)], (1, 1), True, None),
+        ([('aab', 3)], (1, 2), True, [[0, 1, 2]]),
+        ([('abc', 3)], (1, 2), True, None),
+        ([('aab', 3)], (1, 9), True, [[0, 1, 2]]),
+        ([('aab', 1), ('b', 1)], (1, 1), True, [[2], [0]]),
+        ([('aa', 1), ('b', 1)], (1, 1), True, None),
+        ([('a', 1), ('b', 1)], (1, 1), True, None),
+        ([('a', 1), ('b', 1)], (1, 2), True, [[0], [0]]),
+        # below one root
+        ([(['ax', 'ay', 'ay'], 2)], (2, 1), True, [[1, 2]]),
+        ([(['ax', 'ay', 'bx'], 2)], (2, 1), True, None),
+        # what is narrower is not asked for
+        ([(['axp', 'axq', 'ayp'], 2)], (2, 1), False, [[0, 1]]),
+        # of some the host does not tell all
+        ([(['a', 'a', 'ax'], 2)], (2, 1), True, [[0, 1]]),
+        ([('', 0)], (1, 1), True, [[]]),
+        ([('ab', 0)], (1, 1), True, [[]]))
+    @ddt.unpack
+    def test_several(self, wants, limit, together, chosen):
+        self.assertEqual(chosen, closeness.choose(
+            [closeness.Want(list(map(tuple, places)), amount)
+             for places, amount in wants],
+            limit and closeness.Limit(*limit), together))
+
+    @hypothesis.settings(deadline=None, max_examples=100)
     @hypothesis.given(st.data())
     def test_never_worse_than_trying_all(self, data):
         """Random trees of devices."""
-        places = data.draw(st.lists(st.lists(
-            st.sampled_from('abc'), min_size=1, max_size=3), max_size=10))
-        self._compare(list(map(tuple, places)), data.draw(
-            st.integers(0, len(places))))
+        place = st.lists(st.sampled_from('abc'), min_size=1, max_size=3)
+        wants = []
+        for size in data.draw(st.sampled_from(((10,), (5, 5), (4, 3, 3)))):
+            places = data.draw(st.lists(place, max_size=size))
+            wants.append(closeness.Want(list(map(tuple, places)), data.draw(
+                st.integers(0, len(places)))))
+        limit = data.draw(st.none() | st.builds(
+            closeness.Limit, st.integers(1, 2), st.integers(1, 2)))
+        self._compare(wants, limit, data.draw(st.booleans()))
 
     def test_eight_of_sixteen(self):
         chance = random.Random(12)
         for _ in range(2):
-            self._compare([tuple(chance.choice(names) for names in (
-                'ab', 'xyz', 'pq')) for _ in range(16)], 8)
+            self._compare([closeness.Want([tuple(
+                chance.choice(names) for names in ('ab', 'xyz', 'pq'))
+                for _ in range(16)], 8)])
 
-    def _compare(self, places, amount):
-        count = len(places)
-        chosen = closeness.choose(places, amount)
-        self.assertEqual((amount, sorted(set(chosen))),
-                         (len(chosen), chosen))
+    def _compare(self, wants, limit=None, together=True):
+        chosen = closeness.choose(wants, limit, together)
 
         def value(positions):
-            left = set(range(count)) - set(positions)
-            return (total([places[n] for n in positions]),
-                    total([places[n] for n in left]))
-        self.assertEqual(
-            max(map(value, itertools.combinations(range(count), amount))),
-            value(chosen), (places, chosen))
+            got, left = [], []
+            for want, mine in zip(wants, positions):
+                for number, place in enumerate(want.places):
+                    (got if number in mine else left).append(place)
+            if limit and len({p[:limit.depth] for p in got}) > limit.most:
+                return None
+            return ((total(got), total(left)) if together
+                    else (total(left), total(got)))
+        values = [value(positions) for positions in itertools.product(*(
+            itertools.combinations(range(len(want.places)), want.amount)
+            for want in wants))]
+        best = max(filter(None, values), default=None)
+        if best is None:
+            self.assertIsNone(chosen)
+            return
+        self.assertEqual([sorted(set(mine)) for mine in chosen], chosen)
+        self.assertEqual([want.amount for want in wants],
+                         list(map(len, chosen)))
+        self.assertEqual(best, value(chosen), (wants, limit, chosen))
+
+    def test_many_kinds(self):
+        """Not exact, and still close, and where they have to be."""
+        def kind(name):
+            return closeness.Want([
+                (node, node + root, f'{name}{card}') for node in '01'
+                for root in 'ab' for card in range(4)], 8)
+        wants = [kind(name) for name in 'cdefgh'] + [
+            closeness.Want([('1', '1a', 'x')], 1)]
+        for limit in None, closeness.Limit(1, 1):
+            self.assertEqual([list(range(8, 16))] * 6 + [[0]],
+                             closeness.choose(wants, limit))
+        self.assertIsNone(closeness.choose(wants, closeness.Limit(2, 1)))
 
     def test_many(self):
-        """All VFs of a host, in no time."""
-        places = [('0', card) for card in 'abcd' for _ in range(64)]
-        self.assertEqual(list(range(64)), closeness.choose(places, 64))
+        """All VFs of a host, and what goes with them, in no time."""
+        vfs = [('0', card) for card in 'abcd' for _ in range(64)]
+        self.assertEqual([list(range(64))], closeness.choose(
+            [closeness.Want(vfs, 64)]))
+        gpus = [(node, node + root, card) for node in '01' for root in 'ab'
+                for card in '0123']
+        wants = [closeness.Want(gpus, 8), closeness.Want(gpus, 8)] + [
+            closeness.Want([gpu], 1) for gpu in gpus[:8]]
+        self.assertEqual([list(range(8))] * 2 + [[0]] * 8,
+                         closeness.choose(wants, closeness.Limit(1, 1)))

@@ -3,14 +3,18 @@
 
 import dataclasses
 import errno
+import json
+import os
 
 import ddt
+import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import gpu
 from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
@@ -67,6 +71,40 @@ class Discovery(TestCase):
         self.assertEqual({'CUSTOM_GPU_NVIDIA', 'CUSTOM_GPU_NVIDIA_1234',
                           conf.CONF.accel.owner_trait},
                          naming.device_traits(two))
+
+    def test_place(self):
+        """Also of a card that is found dead, and of one that a guest has."""
+        above = ['pci0000:5d', '0000:5d:00.0']
+        places = {A: (1, *above, A), B: (None, f'pci{B[:7]}', B)}
+        known = self.start({'address': A, 'numa_node': 1, 'bridges': above},
+                           {'address': B})
+        self.kernel.guest_takes(A)
+        self.kernel.set_fault(B, dead=True)
+        for found in known, self.driver.discover(known):
+            self.assertEqual(places, {a: d.place for a, d in found.items()})
+        self.assertEqual(above, found[A].as_dict()['bridges'])
+        self.assertEqual(found[A], model.Device.from_dict(json.loads(
+            json.dumps(dataclasses.asdict(found[A]),
+                       default=lambda kind: kind.value))))
+
+    @ddt.data(
+        ('devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0',
+         ('pci0000:5d', '0000:5d:00.0')),
+        ('devices/platform/4010000000.pcie/pci0000:00/0000:5e:00.0',
+         ('pci0000:00',)),
+        # below Intel's VMD: a root complex below a function
+        ('devices/pci0000:5d/0000:5d:05.5/pci10000:00/10000:00:02.0/'
+         '0000:5e:00.0', ('pci0000:5d', '0000:5d:05.5', 'pci10000:00',
+                          '10000:00:02.0')),
+        ('devices/strange/0000:5e:00.0', ()), (None, ()))
+    @ddt.unpack
+    def test_bridges(self, target, bridges):
+        """As the kernel of this machine would tell."""
+        root = self.useFixture(fixtures.TempDir()).path
+        os.makedirs(os.path.join(root, pci.DEVICES))
+        if target:
+            os.symlink(f'../../../{target}', os.path.join(root, pci.path(A)))
+        self.assertEqual(bridges, pci.bridges(host_kernel.Kernel(root), A))
 
     def test_names_can_be_traits(self):
         for (vendor, _), (product, family) in gpu._PRODUCTS.items():
@@ -135,6 +173,18 @@ class Discovery(TestCase):
         self.config.config(group='accel', include_devices=[
             'vendor=10de', f'address={A[:-1]}?'])
         self.assertEqual(OK, self.driver.discover()[A].health)
+
+    def test_sets_under_nvswitches(self):
+        self.config.config(group='accel', include_devices=['vendor=10de'],
+                           device_sets=[f'{A} {B}'])
+        found = self.start(*(
+            {'address': address, 'device': '2330'}
+            for address in (A, B, '0000:91:00.0')), others=[{
+                'address': '0000:07:00.0', 'driver': None, 'vendor': '10de',
+                'class': '0x068000'}])
+        self.assertEqual([OK, OK, QUARANTINED],
+                         [found[a].health for a in sorted(found)])
+        self.assertIn('[accel] device_sets', found['0000:91:00.0'].reason)
 
     def test_other_gpu_beside_nvswitches(self):
         self.config.config(group='accel', include_devices=['vendor=1002'])

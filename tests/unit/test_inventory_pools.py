@@ -49,8 +49,8 @@ def pool_name(device):
 
 
 def made(*devices, **more):
-    return providers.providers(devices, node=NODE, root_uuid=ROOT,
-                               pool_of=pool_name, **{'claims': (), **more})
+    return providers.providers(devices, node=NODE, root_uuid=ROOT, **{
+        'claims': (), 'pool_of': pool_name, **more})
 
 
 UUID, = made(gpu(A))
@@ -113,6 +113,76 @@ class PoolTest(testtools.TestCase):
         self.assertEqual(count, len(found))
         for provider in found:
             self.assertTrue(provider.name.startswith(POOL))
+
+    @ddt.data(
+        # devices of a set of three, claims, waiting -> reserved, fenced
+        ((OK, OK, OK), (), (), 0, False),
+        ((OK, SICK, OK), (), (), 1, False),
+        ((SICK, SICK, SICK), (), (), 3, True),
+        # one is not there, or was never seen to be well
+        ((OK, OK), (), (), 1, False),
+        ((OK, OK, None), (), (), 1, False),
+        # a server has all of it; of another one it is not clean
+        ((OK, OK, OK), [(A, UUID), (B, UUID), (C, UUID)], (), 0, False),
+        ((OK, OK, OK), [(A, UUID, DELETING)], (), 1, False),
+        # a server had one of it when the set came to be
+        ((OK, OK, OK), [(B, 'other')], (), 1, False),
+        ((OK, OK, OK), (), [A], 1, False))
+    @ddt.unpack
+    def test_set(self, healths, claims, waits, reserved, fenced):
+        """It has its size whatever its devices are, and any one of them keeps
+        it from servers."""
+        devices = [
+            gpu(address, health) if health
+            else gpu(address, SICK, handles=())
+            for address, health in zip((A, B, C), healths)]
+        provider, = made(
+            *devices, sets={pool_name(gpu(A)): 3},
+            claims=[claim(*args) for args in claims],
+            waiting=map(waiting, waits)).values()
+        inventory = provider.merged_inventory(
+            {}, {}, False, in_use=lambda uuid: False).inventory[CLASS]
+        self.assertEqual(
+            {'total': 3, 'reserved': reserved, 'min_unit': 3, 'max_unit': 3,
+             'step_size': 3, 'allocation_ratio': 1.0}, inventory)
+        self.assertEqual(fenced, naming.FENCED in provider.traits)
+        self.assertIn(naming.SET, provider.traits)
+
+    def test_traits_of_a_set(self):
+        """Those that all of its devices have."""
+        provider, = made(
+            gpu(A, numa_node=0), gpu(B, product='G2', numa_node=0),
+            pool_of=lambda device: POOL, sets={POOL: 2}).values()
+        self.assertLessEqual({'CUSTOM_GPU_ACME', 'CUSTOM_ACCELERATOR_NUMA_0'},
+                             provider.traits)
+        self.assertFalse({t for t in provider.traits if t.endswith('G1')})
+
+    @ddt.data(
+        # node and root complex of two devices -> traits of their pool
+        ((0, '3a'), (0, '3a'), {'NUMA_0', 'PCIE_ROOT_0000_3A'}),
+        ((0, '3a'), (0, '5d'), {'NUMA_0'}),
+        ((0, '3a'), (1, '3a'), {'PCIE_ROOT_0000_3A'}),
+        ((None, '3a'), (1, '5d'), set()),
+        ((None, None), (None, None), set()))
+    @ddt.unpack
+    def test_place(self, one, two, traits):
+        def at(address, node, bus):
+            return gpu(address, numa_node=node,
+                       bridges=(f'pci0000:{bus}', 'port') if bus else ())
+        provider, = made(at(A, *one), at(B, *two)).values()
+        found = {t for t in provider.traits if 'NUMA' in t or 'ROOT' in t}
+        self.assertEqual(
+            {f'CUSTOM_ACCELERATOR_{trait}' for trait in traits}, found)
+        self.assertEqual(
+            ('CUSTOM_ACCELERATOR_NUMA_0' if 'NUMA_0' in traits else None,
+             'CUSTOM_ACCELERATOR_PCIE_ROOT_0000_3A'
+             if 'PCIE_ROOT_0000_3A' in traits else None),
+            naming.place_of(sorted(provider.traits)))
+        # those of before go, those of others stay
+        self.assertEqual(provider.traits | {'CUSTOM_NUMA_7'},
+                         provider.merged_traits({
+                             'CUSTOM_ACCELERATOR_NUMA_7', 'CUSTOM_NUMA_7',
+                             'CUSTOM_ACCELERATOR_PCIE_ROOT_0001_FF'}))
 
     def test_names(self):
         """Stable, and told from those of devices; within Placement's 200."""

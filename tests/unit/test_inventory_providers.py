@@ -101,6 +101,15 @@ class ProvidersTest(testtools.TestCase):
         self.assertEqual(health is not OK, found[f'{A}_region1'].fenced)
         self.assertEqual({}, found[A].inventory)
 
+    def test_place(self):
+        """Of the card and of its regions."""
+        for provider in made(dataclasses.replace(
+                fpga(A, regions=2), numa_node=1,
+                bridges=('pci0000:3a',))).values():
+            self.assertEqual(('CUSTOM_ACCELERATOR_NUMA_1',
+                              'CUSTOM_ACCELERATOR_PCIE_ROOT_0000_3A'),
+                             naming.place_of(provider.traits))
+
     @ddt.data(
         # of two handles: claims, those held back -> inventory, fenced
         ([claim(1)], [], {CLASS: 2}, False),

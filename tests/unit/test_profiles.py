@@ -170,6 +170,26 @@ class ProfilesTest(unittest.TestCase):
             self.expand(**{'accel__device_profile': 'nlb',
                            f'resources_ACCEL0__{FPGA}': '1'})
 
+    def test_whole_server(self):
+        """Where all accelerators are to be stands beside the groups."""
+        self.write(NLB + """\
+accel:same: pcie_root
+    accel:numa_affinity: required
+    """)
+        specs = self.expand(accel__device_profile='nlb')
+        self.assertEqual(
+            ('pcie_root', 'required', {'', '_ACCEL0'}),
+            (specs['accel:same'], specs['accel:numa_affinity'],
+             {key.partition(':')[0].removeprefix('accel') for key in specs
+              if key.startswith('accel')}))
+        with self.assertRaisesRegex(exception.InvalidRequest,
+                                    "has accel:same, which .* 'nlb' writes"):
+            self.expand(accel__device_profile='nlb', accel__same='numa')
+        # in the flavor it is of the profile's groups, too
+        self.write(NLB)
+        self.assertEqual('numa', self.expand(
+            accel__device_profile='nlb', accel__same='numa')['accel:same'])
+
     def test_unknown_profile(self):
         self.write(NLB)
         self.refused('nbl', f"'nbl', and {self.path} has nlb: correct")
@@ -276,6 +296,8 @@ class ProfilesTest(unittest.TestCase):
                 ('name: nlb\ngroups: []', 'line 2', "key 'groups'"),
                 ('name: nlb\ngroups: {a: b}', 'line 2', "key 'groups'"),
                 ('name: nlb\ncolour: red', 'line 2', "key 'colour'"),
+                ('name: nlb\naccel:same: rack\ngroups: [{}]', 'line 2',
+                 "key 'accel:same'", 'numa, pcie_root'),
                 ('name: [nlb]\ngroups: [{}]', 'line 1', "key 'name'",
                  'plain value'),
                 ('name: nlb\ngroups:\n- text', 'line 3',
@@ -299,6 +321,7 @@ class ProfilesTest(unittest.TestCase):
                 ('trait:CUSTOM-A', 'required', 'Placement'),
                 (f'trait:{"T" * 256}', 'required', '255'),
                 ('accel:function_uuid', FUNCTION, 'unknown'),
+                ('accel:same', 'numa', 'write it beside groups'),
                 ('accel:function_id', 'nlb', 'no UUID'),
                 ('accel:function_name', 'a/b', 'function name'),
                 ('accel:bitstream_id', 'latest', 'no UUID')):

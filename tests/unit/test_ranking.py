@@ -109,6 +109,69 @@ class Base(unittest.TestCase):
                 for c in candidates]
 
 
+def at(node=None, root=None, **more):
+    """A region that shows where it is."""
+    made = region(**more)
+    made['traits'] += [
+        f'CUSTOM_ACCELERATOR_{kind}_{name}' for kind, name
+        in (('NUMA', node), ('PCIE_ROOT_0000', root)) if name is not None]
+    return made
+
+
+class PlacesTest(Base):
+
+    SPECS = {f'resources_ACCEL{n}__{FPGA}': '1' for n in range(2)}
+
+    def placed(self, **specs):
+        return self.look({
+            'a1': at(0, '3A'), 'a2': at(0, '3A'), 'a3': at(0, '5D'),
+            'b1': at(1, '9A'), 'any': at(), 'pool': at(0)},
+            **self.SPECS, **specs)
+
+    def test_order(self):
+        for specs in {}, {'accel__numa_affinity': 'required'}, {
+                'accel__numa_affinity': 'none', 'accel__same': 'numa'}:
+            self.assertBestFirst(self.placed(**specs), *(
+                candidate(*pair) for pair in (
+                    ('a1', 'a2'), ('a1', 'a3'), ('a1', 'b1'))))
+        # what its host will choose may be as close
+        self.assertEqual(
+            [(1, 1), (1, 1), (0, 0), (2, 2)], [
+                ranking.rank(self.placed(), candidate(*pair))[3:5]
+                for pair in (('a1', 'any'), ('a1', 'pool'), ('any', 'any'),
+                             ('a1', 'b1'))])
+
+    def test_server_that_does_not_care(self):
+        scheduling = self.placed(accel__numa_affinity='none')
+        both = [candidate('a1', 'b1'), candidate('a1', 'a2')]
+        self.assertEqual(both, self.order(scheduling, *both))
+        # and one of one group: its host chooses
+        self.assertFalse(self.look(
+            {'a1': at(0)}, **ONE, accel__same='numa').compares_places)
+
+    def test_a_function_that_is_there_comes_first(self):
+        scheduling = self.look({
+            'a': at(0, function=WANTED), 'b': at(1, function=OTHER),
+            'c': at(0), 'd': at(0)}, **TWO)
+        self.assertBestFirst(
+            scheduling, candidate('a', 'b'), candidate('a', 'c'))
+
+    def test_may_satisfy(self):
+        for specs, *expected in (
+                ({'accel__same': 'pcie_root'}, 1, 0, 0, 1, 1),
+                ({'accel__same': 'numa'}, 1, 1, 0, 1, 1),
+                ({'accel__numa_affinity': 'required'}, 1, 1, 0, 1, 1),
+                ({'accel__numa_affinity': 'required', 'hw__numa_nodes': '2'},
+                 1, 1, 1, 1, 1),
+                ({}, 1, 1, 1, 1, 1)):
+            with self.subTest(specs):
+                scheduling = self.placed(**specs)
+                self.assertEqual(list(map(bool, expected)), [
+                    ranking.may_satisfy(scheduling, candidate(*pair))
+                    for pair in (('a1', 'a2'), ('a1', 'a3'), ('a1', 'b1'),
+                                 ('a1', 'any'), ('pool', 'any'))])
+
+
 class RankingTest(Base):
 
     def test_order(self):

@@ -120,6 +120,52 @@ class ParseTest(unittest.TestCase):
         self.refused('accel-1:function_id has no group', **{
             f'resources1__{FPGA}': '1', 'accel-1__function_id': FUNCTION})
 
+    def test_affinity(self):
+        one, two = (request.Affinity(nodes=n) for n in (1, 2))
+        for specs, expected, said in (
+                ({}, request.Affinity(), 'on any NUMA nodes'),
+                ({'accel:numa_affinity': 'preferred'}, request.Affinity(),
+                 'on any NUMA nodes'),
+                ({'accel:numa_affinity': 'none'},
+                 request.Affinity(close=False), 'on any NUMA nodes'),
+                ({'accel:numa_affinity': 'required'}, one, 'on one NUMA node'),
+                ({'accel:numa_affinity': 'required', 'hw:numa_nodes': '2'},
+                 two, 'on 2 NUMA nodes'),
+                ({'accel:numa_affinity': 'required', 'hw:numa_nodes': 'x'},
+                 one, 'on one NUMA node'),
+                ({'accel:same': 'numa'}, one, 'on one NUMA node'),
+                # the narrower one counts
+                ({'accel:same': 'numa', 'accel:numa_affinity': 'required',
+                  'hw:numa_nodes': '2'}, one, 'on one NUMA node'),
+                ({'accel:same': 'pcie_root'},
+                 request.Affinity(nodes=1, one_root=True),
+                 'below one PCI root complex')):
+            with self.subTest(specs):
+                specs = {f'resources1:{FPGA}': '1', **specs}
+                server = request.Server('s', 'p', specs)
+                self.assertEqual((expected, said), (
+                    server.affinity, str(server.affinity)))
+                self.assertEqual(
+                    expected not in (request.Affinity(),
+                                     request.Affinity(close=False)),
+                    server.affinity.is_strict)
+                self.assertEqual(['1'], [r.group for r in server.requests])
+
+    def test_affinity_malformed(self):
+        one = {f'resources1__{FPGA}': '1'}
+        self.refused('accel:numa_affinity=yes is unknown: write one of '
+                     'required, preferred, none',
+                     **one, accel__numa_affinity='yes')
+        self.refused('accel:same=socket is unknown: write one of numa, pcie',
+                     **one, accel__same='socket')
+        self.refused('accel1:same is unknown: .* without group .* same',
+                     **one, accel1__same='numa')
+        self.refused('accel:same has no accelerator to go with',
+                     accel__same='numa')
+        # of which the accelerators are not written yet
+        self.assertEqual([], request.parse({
+            'accel:same': 'numa', request.PROFILE_KEY: 'nlb'}))
+
     def test_two_wishes_for_one_accelerator(self):
         self.refused('accel1:bitstream_id and accel1:function_id', **{
             f'resources1__{FPGA}': '1', 'accel1__function_id': FUNCTION,
@@ -197,7 +243,8 @@ class ParseTest(unittest.TestCase):
             st.sampled_from(['', '1', '_A', '-', 'x']),
             st.one_of(st.sampled_from([
                 FPGA, 'VGPU', 'CUSTOM_FPGA_INTEL', 'function_id',
-                'function_name', 'bitstream_id', 'device_profile', FUNCTION]),
+                'function_name', 'bitstream_id', 'device_profile', 'same',
+                'numa_affinity', FUNCTION]),
                 st.text(max_size=5))),
         st.one_of(st.sampled_from(['1', '0', 'required', FUNCTION]),
                   st.text(max_size=5)), max_size=6))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Which requests the filter counts, with objects of Nova.
+"""Which requests the filter counts, and what it drops, with objects of Nova.
 
 What it orders is in tests/functional/test_scheduler_placement.py.
 """
@@ -18,7 +18,7 @@ FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
 
 
-class CountTest(unittest.TestCase):
+class FilterTestCase(unittest.TestCase):
 
     def setUp(self):
         objects.register_all()
@@ -38,6 +38,87 @@ class CountTest(unittest.TestCase):
             made.retry = objects.SchedulerRetries(
                 num_attempts=attempts, hosts=objects.ComputeNodeList())
         return made
+
+
+class PlacesTest(FilterTestCase):
+    """A flavor that demands that all devices are near each other."""
+
+    SPECS = {f'resources1:{FPGA}': '1', f'resources2:{FPGA}': '1'}
+
+    @staticmethod
+    def summary(node):
+        return {'resources': {FPGA: {'capacity': 4, 'used': 0}},
+                'traits': [] if node == '-'
+                else [f'CUSTOM_ACCELERATOR_NUMA_{node}']}
+
+    @staticmethod
+    def host(name, pairs):
+        """:param pairs: nodes of the two devices of each candidate."""
+        return types.SimpleNamespace(
+            uuid=name, host=name, num_instances=0, allocation_candidates=[{
+                'allocations': {f'{name}{n}': {'resources': {
+                    FPGA: pair.count(n)}} for n in pair},
+                'mappings': {str(number): [f'{name}{n}'] for number, n
+                             in enumerate(pair, 1)}} for pair in pairs])
+
+    def drop(self, candidates, **specs):
+        """Host -> nodes of its two devices, for each of its candidates.
+
+        :returns: the same of what is left, and what the log says.
+        """
+        spec = self.spec(**self.SPECS, **specs)
+        self.schedulings.begin(spec, {
+            f'{host}{n}': self.summary(n)
+            for host in candidates for n in '-01'})
+        hosts = [self.host(*item) for item in candidates.items()]
+        with self.assertLogs('nova_accel', 'INFO') as log:
+            filters.LOG.info('begin')
+            left = filters.AcceleratorFilter().filter_all(hosts, spec)
+        return {host.uuid: [''.join(
+            provider[-1] for mapped in candidate['mappings'].values()
+            for provider in mapped) for candidate
+            in host.allocation_candidates] for host in left}, log.output[1:]
+
+    def test_drop(self):
+        found = {'a': ['01', '11', '10', '00', '0-'], 'b': ['01', '10'],
+                 'c': []}
+        for specs, expected in (
+                ({}, {**found, 'a': ['11', '00', '0-', '01', '10']}),
+                ({'accel:numa_affinity': 'none'}, found),
+                ({'accel:numa_affinity': 'required'},
+                 {'a': ['11', '00', '0-'], 'c': []}),
+                ({'accel:numa_affinity': 'required', 'hw:numa_nodes': '2'},
+                 {**found, 'a': ['11', '00', '0-', '01', '10']}),
+                ({'accel:same': 'numa'},
+                 {'a': ['11', '00', '0-'], 'c': []})):
+            with self.subTest(specs):
+                self.assertEqual((expected, []), self.drop(found, **specs))
+
+    def test_said_when_nothing_is_left(self):
+        left, (line,) = self.drop({'a': ['01'], 'b': ['10', '01']},
+                                  **{'accel:same': 'numa'})
+        self.assertEqual({}, left)
+        for text in ('wants all accelerators on one NUMA node, and no host',
+                     'a offers them on CUSTOM_ACCELERATOR_NUMA_0, '
+                     'CUSTOM_ACCELERATOR_NUMA_1; b offers'):
+            self.assertIn(text, line)
+
+    def test_host_that_was_dropped_was_not_tried(self):
+        """Of several servers the second one asks Placement for nothing."""
+        spec = self.spec(**self.SPECS, **{'accel:same': 'numa'})
+        spec.num_instances = 2
+        self.schedulings.begin(spec, {
+            f'{host}{n}': self.summary(n) for host in 'ab' for n in '01'})
+        hosts = [self.host('a', ['01']), self.host('b', ['00'])]
+        kept = filters.AcceleratorFilter().filter_all(hosts, spec)
+        self.assertEqual(['b'], [host.uuid for host in kept])
+        hosts[1].num_instances = 1
+        with self.assertNoLogs('nova_accel', 'WARNING'):
+            kept = filters.AcceleratorFilter().filter_all(hosts, spec)
+        self.assertEqual(['b'], [host.uuid for host in kept])
+
+
+class CountTest(FilterTestCase):
 
     def filter(self, spec, count=1):
         for _ in range(count):

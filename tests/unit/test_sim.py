@@ -101,6 +101,34 @@ class Sysfs(TestCase):
         self.assertEqual('../../../bus/pci/drivers/dfl-pci',
                          self.kernel.readlink(f'bus/pci/devices/{A}/driver'))
 
+    def test_bridges(self):
+        """Ports are functions; what is below them has them in its path."""
+        above = ['pci0000:5d', '0000:5d:00.0']
+        self.start({'address': A, 'bridges': above, 'vfs': 1,
+                    'numa_node': 1}, others=[
+            {'address': B, 'bridges': [*above[:1], '0000:5d:02.0']},
+            {'address': '0000:5f:00.0', 'bridges': above}])
+        self.assertEqual(
+            ['0000:5d:00.0', '0000:5d:02.0', A, f'{A[:-1]}1', '0000:5f:00.0',
+             B], self.kernel.listdir('bus/pci/devices'))
+        for address, place in (
+                (A, f'pci0000:5d/0000:5d:00.0/{A}'),
+                (f'{A[:-1]}1', f'pci0000:5d/0000:5d:00.0/{A[:-1]}1'),
+                (B, f'pci0000:5d/0000:5d:02.0/{B}'),
+                ('0000:5d:02.0', 'pci0000:5d/0000:5d:02.0')):
+            self.assertEqual(f'../../../devices/{place}',
+                             self.kernel.readlink(f'bus/pci/devices/{address}'))
+        port = 'bus/pci/devices/0000:5d:00.0'
+        self.assertEqual(('0x060400', '1', '../../../bus/pci/drivers/pcieport'),
+                         (self.kernel.read(f'{port}/class'),
+                          self.kernel.read(f'{port}/numa_node'),
+                          self.kernel.readlink(
+                              f'devices/{"/".join(above)}/driver').replace(
+                                  '../../../../', '../../../')))
+        # and what is below a function is found there
+        self.assertEqual(1, len(self.kernel.listdir(
+            f'devices/pci0000:5d/0000:5d:00.0/{A}/fpga_region')))
+
     def test_errors_of_reads(self):
         self.start({'address': A})
         for number, call, path in (
@@ -535,6 +563,12 @@ class Description(testtools.TestCase):
         ('cards:\n- address: "0000:5e:00.0"\n  address: "0"\n', 3, 'address'),
         ('cards:\n- address: "0000:5e:00.0"\n'
          '- address: "0000:5e:00.0"\n', 3, 'address'),
+        ('cards:\n- address: "0000:5e:00.0"\n  bridges: pci0000:5d\n', 3,
+         'bridges'),
+        ('cards:\n- address: "0000:5e:00.0"\n  bridges: ["0000:5d:00.0"]\n',
+         3, 'bridges'),
+        ('cards:\n- address: "0000:5e:00.0"\n'
+         '  bridges: [pci0000:5e, "0000:5e:00.0"]\n', 2, '0000:5e:00.0'),
         # where the VF of the first would be
         ('cards:\n- address: "0000:5e:00.0"\n'
          'others:\n- address: "0000:5e:00.1"\n', 4, 'address'),

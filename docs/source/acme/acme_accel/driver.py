@@ -22,8 +22,7 @@ class AcmeDriver(base.PciDriver):
             return None
         return model.Device(
             address=address, type='AI', vendor='ACME', product='X1',
-            vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            numa_node=pci.numa_node(self.kernel, address))
+            vendor_id=ids[0], product_id=ids[1], driver=self.NAME)
 
     def look(self, device, before):
         if pci.driver(self.kernel, device.address) == base.VFIO and before:

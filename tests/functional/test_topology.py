@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices that have to be near each other, and those that are only given
+together, with Nova's scheduler and Placement."""
+
+from tests.functional import test_pools
+from tests.functional.test_pools import CLASS, GPUS, groups
+
+SET = 'CUSTOM_ACCELERATOR_SET'
+
+
+class NearTest(test_pools.PoolsTestBase):
+
+    POOLS = 'numa_node'
+
+    def test_traits(self):
+        for name in self.amounts():
+            node = name[-1]
+            places = {t for t in self.traits(name)
+                      if t.startswith('CUSTOM_ACCELERATOR_')}
+            # each has a root complex of its own
+            self.assertEqual({f'CUSTOM_ACCELERATOR_NUMA_{node}'}, places)
+
+    def test_groups_on_one_node(self):
+        """Placement offers each pair of nodes; one is taken."""
+        servers = [self.boot(groups(2, 2)) for _ in range(2)]
+        self.assertEqual([GPUS[:4], GPUS[4:]], sorted(
+            self.assertServer(server, 4) for server in servers))
+        for server in servers:
+            self._delete_server(server)
+
+    def test_demanded(self):
+        one = self.boot(groups(3))
+        nodes = [GPUS[:4], GPUS[4:]]
+        if self.assertServer(one, 3)[0] in GPUS[4:]:
+            nodes.reverse()
+        same = {'accel:same': 'numa'}
+        two = self.boot(groups(1, 1) | same)
+        self.assertLessEqual({*self.assertServer(two, 2)}, {*nodes[1]})
+        # three are free, on two nodes
+        failed = self.boot(groups(2, 1) | same, expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(failed))
+        self.assertIn('wants all accelerators on one NUMA node, and no host '
+                      'has that: compute1 offers them on CUSTOM_ACCELERATOR_'
+                      'NUMA_0, CUSTOM_ACCELERATOR_NUMA_1.',
+                      self.stdlog.logger.output)
+        self._delete_server(failed)
+        last = self.boot(groups(2, 1))
+        self.assertServer(last, 3)
+        for server in (one, two, last):
+            self._delete_server(server)
+
+
+class NearOnTheHostTest(test_pools.PoolsTestBase):
+    """Only nova-compute knows where the devices of a pool are."""
+
+    def test_demanded(self):
+        required = {'accel:numa_affinity': 'required'}
+        server = self.boot(groups(4) | required)
+        self.assertIn(self.assertServer(server, 4), (GPUS[:4], GPUS[4:]))
+        self._delete_server(server)
+        failed = self.boot(groups(3, 2) | required, expected_state='ERROR')
+        self.assertIn('wants all accelerators on one NUMA node, and of what '
+                      'it was allocated this host has free 4 GPU on node 0, '
+                      '4 GPU on node 1', self.fault(failed))
+        self._delete_server(failed)
+        self.assertEqual([(8, 0, 0)], self.counts())
+        self.assertEqual([], self.claims())
+        server = self.boot(groups(4, 4) | required | {'hw:numa_nodes': '2'})
+        self.assertServer(server, 8)
+        self._delete_server(server)
+
+
+class SetsTest(test_pools.PoolsTestBase):
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(device_sets=[' '.join(GPUS[:4])], group='accel')
+
+    def test_all_or_nothing(self):
+        self.assertEqual([(4, 0, 0)] * 2, self.counts())
+        of_set = {f'trait1:{SET}': 'required'}
+        server = self.boot(groups(4) | of_set)
+        self.assertEqual(GPUS[:4], self.assertServer(server, 4))
+        self._reboot_server(server, hard=True)
+        self.assertEqual(GPUS[:4], self.assertServer(server, 4))
+        self._delete_server(server)
+        for amount in (1, 2, 3):
+            failed = self.boot(groups(amount) | of_set,
+                               expected_state='ERROR')
+            self.assertIn('No valid host', self.fault(failed))
+            self._delete_server(failed)
+        both = self.boot(groups(4, 4))
+        self.assertEqual(GPUS, self.assertServer(both, 8))
+        self._delete_server(both)
+        one = self.boot(groups(1))
+        self.assertIn(self.assertServer(one, 1)[0], GPUS[4:])
+        self._delete_server(one)
+
+    def test_server_that_has_all_of_it(self):
+        """Nova moves its allocation when the set comes to be, and back."""
+        server = self.boot({f'resources1:{CLASS}': '4',
+                            f'trait1:{SET}': 'required'})
+        for sets, counts in (
+                ([], [(8, 0, 4)]),
+                (GPUS[:4], [(4, 0, 0), (4, 0, 4)]),
+                # the server has all of this one as well, and one more
+                (GPUS[:3], [(3, 0, 3), (5, 0, 1)])):
+            self.sets(sets)
+            self.assertEqual(GPUS[:4], self.assertServer(server, 4))
+            self.assertEqual(counts, self.counts())
+        self._delete_server(server)
+        self.sets(GPUS[:4])
+        self.assertEqual([(4, 0, 0)] * 2, self.counts())
+
+    def sets(self, members):
+        """nova-compute starts with another set, or without one."""
+        self.flags(device_sets=[' '.join(members)] if members else [],
+                   group='accel')
+        self.restart_compute_service('compute1')
+        self.report()

@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Where in the host the devices of a server are."""
+
+from nova_accel import exception
+from tests.host import base
+
+GPU = 'CUSTOM_ACCELERATOR_GPU'
+
+
+def below(bus, port=0):
+    """The bridges of a device: a root complex and one of its ports."""
+    return [f'pci0000:{bus}', f'0000:{bus}:{port:02x}.0']
+
+
+#: two nodes; two root complexes on each; two GPUs below each of these, in part
+#: behind the same port
+GPUS = {
+    '0000:11:00.0': (0, below('10')), '0000:13:00.0': (0, below('10', 2)),
+    '0000:21:00.0': (0, below('20')), '0000:22:00.0': (0, below('20')),
+    '0000:91:00.0': (1, below('90')), '0000:92:00.0': (1, below('90')),
+    '0000:a1:00.0': (1, below('a0')), '0000:a3:00.0': (1, below('a0', 2)),
+}
+A, B, C, D, E, F, G, H = GPUS
+
+
+class TopologyTestCase(base.HostTestCase):
+
+    def start(self, **kinds):
+        self.start_host(
+            gpus=[{'address': address, 'numa_node': node, 'bridges': bridges}
+                  for address, (node, bridges) in GPUS.items()],
+            drivers=('gpu', 'pci', 'dfl'), **kinds)
+
+    def boot(self, *amounts, specs=(), allocation=()):
+        """A server with groups of so many GPUs, and more."""
+        return self.host.boot({
+            **{f'resources{number}:{GPU}': str(amount)
+               for number, amount in enumerate(amounts, 1)}, **dict(specs)},
+            {**(self.host.allocation(A, GPU, sum(amounts)) if amounts else {}),
+             **dict(allocation)})
+
+
+class ClosestTest(TopologyTestCase):
+
+    def test_switch_root_node(self):
+        self.start()
+        one = self.boot(2)
+        self.assertHas(one, C, D)
+        # of the other pair nothing is taken for a single one
+        self.assertHas(self.boot(1), A)
+        self.assertHas(self.boot(1), B)
+        self.host.delete(one)
+        self.assertHas(self.boot(3), E, F, G)
+
+    def test_groups_of_a_server(self):
+        """Together they are as close as one group would be."""
+        self.start()
+        for amounts in (1, 1), (2,):
+            server = self.boot(*amounts)
+            self.assertHas(server, C, D)
+            self.host.delete(server)
+        self.assertHas(self.boot(1), A)
+        self.assertHas(self.boot(2, 1, 1), E, F, G, H)
+
+    def test_devices_of_several_kinds(self):
+        """A card of which there is one, and GPUs where it is."""
+        self.config.config(group='accel', pci_devices=[
+            'vendor=1ac1 type=AI'])
+        self.start(others=[
+            {'address': '0000:a4:00.0', 'vendor': '1ac1', 'device': '0001',
+             'numa_node': 1, 'bridges': below('a0', 3)},
+            {'address': '0000:14:00.0', 'vendor': '1ac1', 'device': '0001',
+             'numa_node': 0, 'bridges': below('10', 3)}])
+        name = 'CUSTOM_ACCELERATOR_AI'
+        servers = [self.boot(1, specs={f'resources9:{name}': '1'},
+                             allocation=self.host.allocation(
+                                 '0000:a4:00.0', name)) for _ in range(2)]
+        self.assertHas(servers[0], A, '0000:14:00.0')
+        self.assertHas(servers[1], G, '0000:a4:00.0')
+
+    def test_region_that_placement_chose(self):
+        self.start_host({'address': '0000:96:00.0', 'numa_node': 1,
+                         'bridges': below('90', 4)}, gpus=[
+            {'address': address, 'numa_node': node, 'bridges': bridges}
+            for address, (node, bridges) in GPUS.items()],
+            drivers=('gpu', 'dfl'))
+        server = self.boot(2, specs={f'resources9:{base.FPGA}': '1'},
+                           allocation=self.host.allocation('0000:96:00.0'))
+        self.assertHas(server, E, F, '0000:96:00.1')
+
+
+class DemandedTest(TopologyTestCase):
+    """What the flavor demands, or the build goes elsewhere."""
+
+    def refused(self, *amounts, **specs):
+        """What the error says; nothing is claimed."""
+        before = self.host.seen()
+        error = self.assertRaises(exception.DeviceUnavailable, self.boot,
+                                  *amounts, specs=specs)
+        self.assertTrue(error.elsewhere)
+        self.assertLess(len(str(error)), 255)
+        self.assertEqual(before, self.host.seen())
+        return str(error)
+
+    def test_one_node(self):
+        self.start()
+        for specs in ({'accel:numa_affinity': 'required'},
+                      {'accel:same': 'numa'}):
+            server = self.boot(2, 1, 1, specs=specs)
+            self.assertHas(server, A, B, C, D)
+            self.host.delete(server)
+            self.assertIn(
+                'wants all accelerators on one NUMA node, and of what it was '
+                'allocated this host has free 4 GPU on node 0, 4 GPU on node '
+                '1: the build is retried on another host.',
+                self.refused(5, **specs))
+
+    def test_as_many_nodes_as_the_guest_has(self):
+        self.start()
+        self.assertHas(self.boot(8, specs={
+            'accel:numa_affinity': 'required', 'hw:numa_nodes': '2'}), *GPUS)
+
+    def test_preferred(self):
+        self.start()
+        self.assertHas(self.boot(8, specs={
+            'accel:numa_affinity': 'preferred'}), *GPUS)
+
+    def test_one_root(self):
+        self.start()
+        specs = {'accel:same': 'pcie_root'}
+        self.assertIn(
+            'below one PCI root complex, and of what it was allocated this '
+            'host has free 2 GPU below pci0000:10, 2 GPU below pci0000:20, ',
+            self.refused(3, **specs))
+        self.assertHas(self.boot(1, 1, specs=specs), C, D)
+        self.refused(2, 1, **specs)
+
+    def test_server_that_does_not_care(self):
+        """It leaves what is close to the next one."""
+        self.start()
+        server = self.boot(2, specs={'accel:numa_affinity': 'none'})
+        self.assertHas(server, A, B)
+
+    def test_region_that_placement_chose(self):
+        """The other devices have to be where it is."""
+        self.start_host({'address': '0000:96:00.0', 'numa_node': 1,
+                         'bridges': below('90', 4)}, gpus=[
+            {'address': address, 'numa_node': node, 'bridges': bridges}
+            for address, (node, bridges) in GPUS.items()],
+            drivers=('gpu', 'dfl'))
+        self.boot(2, specs={'accel:same': 'pcie_root'})
+        specs = {f'resources9:{base.FPGA}': '1', 'accel:same': 'pcie_root'}
+        fpga = self.host.allocation('0000:96:00.0')
+        self.assertRaises(exception.DeviceUnavailable, self.boot, 3,
+                          specs=specs, allocation=fpga)
+        server = self.boot(2, specs=specs, allocation=fpga)
+        self.assertHas(server, E, F, '0000:96:00.1')
+        # it starts again with what it has
+        self.host.reboot(server)
+        self.assertHas(server, E, F, '0000:96:00.1')
+        self.host.delete(server)
+        self.assertHas(self.boot(1, specs=specs, allocation=fpga),
+                       E, '0000:96:00.1')
+
+    def test_host_that_tells_no_nodes(self):
+        """All of it is one."""
+        self.start_host(gpus=[{'address': address} for address in GPUS],
+                        drivers=('gpu',))
+        self.assertHas(self.boot(8, specs={'accel:same': 'numa'}), *GPUS)
+        self.host.delete(*self.host.cloud.running())
+        self.refused(2, **{'accel:same': 'pcie_root'})

@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Sets of devices, as the operator writes them."""
+
+import ddt
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import sets
+from nova_accel import exception
+
+A, B, C, D = (f'0000:0{n}:00.0' for n in range(1, 5))
+
+
+@ddt.ddt
+class SetsTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+
+    def sets(self, *lines):
+        self.config.config(device_sets=list(lines), group='accel')
+
+    def test_sets(self):
+        self.assertEqual([], sets.wanted())
+        self.assertIsNone(sets.of(A))
+        self.sets(f'{B} {A}', f'  {D.upper()}   0000{C} ')
+        self.assertEqual([(A, B), (C, D)], sets.wanted())
+        self.assertEqual((C, D), sets.of(D))
+        self.assertIsNone(sets.of('0000:05:00.0'))
+
+    @ddt.data(
+        ([f'{A} {B}', f'{C} {B}'],
+         f"has {B} twice, in '{A} {B}' and in '{C} {B}': a device can be in "
+         f"one set only."),
+        ([f'{A} {A}'], f'has {A} twice'),
+        ([A], f"has the set '{A}', which is not two or more PCI addresses "),
+        ([''], "has the set '', which is not two or more"),
+        ([f'{A},{B}'], f"'{A},{B}' is not a PCI address: write it like"))
+    @ddt.unpack
+    def test_malformed(self, lines, said):
+        self.sets(*lines)
+        error = str(self.assertRaises(exception.ConfigurationError,
+                                      sets.wanted))
+        self.assertTrue(error.startswith('[accel] device_sets has '), error)
+        self.assertIn(said, error)
