@@ -74,7 +74,8 @@ class Demand:
         :param idle: trait -> number of idle regions that have it, at least 1
             for each trait of contents.
         """
-        wanted = self.counts(idle)
+        contents = list(contents)
+        wanted = self.counts({t for content in contents for t in content})
         return {content: sum((wanted[trait] + _UNKNOWN)
                              / idle[trait] ** _COPIES for trait in content)
                 for content in contents}

@@ -38,6 +38,17 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
+    def with_room(self, resource_class: str, amount: int = 1,
+                  trait: str | None = None, provider_uuid: str | None = None,
+                  ) -> set[str]:
+        """The providers of which an amount is neither allocated nor reserved,
+        of all hosts.
+
+        :param trait: only those that have it.
+        :param provider_uuid: only this one.
+        :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
     def reporting(self) -> contextlib.AbstractContextManager:
         """While inside, Nova's own report to Placement is not under way."""
 

@@ -63,8 +63,11 @@ class Cloud:
         self.service_error = None
         #: raised instead of telling which guests there are
         self.libvirt_error = None
-        #: how many times Placement was asked for allocations, written to
-        self.asked = self.shown = 0
+        #: how many times Placement was asked for allocations, written to,
+        #: asked for providers with room
+        self.asked = self.shown = self.searched = 0
+        #: providers of other hosts, as those of the state
+        self.other_providers = {}
 
     @contextlib.contextmanager
     def state(self):
@@ -106,6 +109,25 @@ class Cloud:
         return {consumer for consumer, allocation
                 in self.read()['allocations'].items()
                 if provider_uuid in allocation}
+
+    def with_room(self, resource_class, amount=1, trait=None,
+                  provider_uuid=None):
+        self.searched += 1
+        if self.placement_error:
+            raise self.placement_error
+        state, found = self.read(), set()
+        for uuid_, provider in (*state['providers'].items(),
+                                *self.other_providers.items()):
+            item = provider['inventory'].get(resource_class)
+            used = sum(
+                allocation[uuid_]['resources'].get(resource_class, 0)
+                for allocation in state['allocations'].values()
+                if uuid_ in allocation)
+            if (item and trait in (None, *provider['traits'])
+                    and provider_uuid in (None, uuid_)
+                    and item['total'] - item['reserved'] - used >= amount):
+                found.add(uuid_)
+        return found
 
     def reporting(self):
         return self._lock
