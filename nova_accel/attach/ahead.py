@@ -2,9 +2,10 @@
 """Programming ahead: idle regions get what servers will ask for.
 
 Each host counts what is asked for in the servers that are built on it, and
-asks Placement how many idle regions of the cloud have a function already.
-Without that answer nothing is programmed: hosts that know only of themselves
-all load the same few functions (tests.bench.reuse).
+asks Placement how many regions of the cloud have a function, idle and in use:
+those in use count as requests. Without that answer nothing is programmed: hosts
+that know only of themselves all load the same few functions
+(tests.bench.reuse).
 
 A region is programmed ahead when it is idle, its content is missed less than
 what it gets (demand.Demand.losses()), and the operator has an image that
@@ -18,6 +19,7 @@ import dataclasses
 import datetime
 import threading
 import time
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -39,8 +41,8 @@ LOG = logging.getLogger(__name__)
 
 #: requests for functions that are remembered
 _MOST = 1000
-#: how many of these, the most wanted first, are looked for in Placement at
-#: each look
+#: how many of these, those asked for most often here, are looked for in
+#: Placement at each look
 _LOOKED_FOR = 20
 
 Asked = Collection[request.AcceleratorRequest]
@@ -48,6 +50,7 @@ Asked = Collection[request.AcceleratorRequest]
 
 def choices(demand: demands.Demand, asked: Asked,
             regions: Mapping[str, tuple[str, ...]], idle: Mapping[str, int],
+            used: Mapping[str, int],
             ) -> Iterator[tuple[request.AcceleratorRequest, str]]:
     """Return what to program ahead, and where, the best first.
 
@@ -56,35 +59,35 @@ def choices(demand: demands.Demand, asked: Asked,
         they carry, () for nothing.
     :param idle: trait -> number of idle regions that have it, those of regions
         among them; read only where it is needed.
+    :param used: trait -> number of regions in use that have it; as idle.
     """
     traits = {wanted: wanted.wanted_traits for wanted in asked}
     counts = demand.counts({t for found in traits.values() for t in found})
     # the first of alternatives is the one that is programmed
-    gains = {wanted: counts[found[0]] for wanted, found in traits.items()}
-    order = sorted(gains, key=gains.__getitem__, reverse=True)
-    losses = None
-    for wanted in order[:_LOOKED_FOR]:
-        if any(idle[trait] for trait in traits[wanted]):
-            continue
-        if losses is None:
-            losses = demand.losses(set(regions.values()), idle)
+    often = sorted(traits, key=lambda wanted: counts[traits[wanted][0]],
+                   reverse=True)[:_LOOKED_FOR]
+    gains = {wanted: counts[traits[wanted][0]] + used[traits[wanted][0]]
+             for wanted in often
+             if not any(idle[trait] for trait in traits[wanted])}
+    if not gains:
+        return
+    losses = demand.losses(set(regions.values()), idle, used)
+    for wanted in sorted(gains, key=gains.__getitem__, reverse=True):
         for key in sorted(regions, key=lambda key: losses[regions[key]]):
             if losses[regions[key]] < gains[wanted]:
                 yield wanted, key
 
 
-class _Copies(dict):
-    """Idle regions by trait: here as they are, elsewhere as Placement shows
-    them."""
+class _Lazily(dict):
+    """What a function returns for each key, asked for once."""
 
-    def __init__(self, here: Mapping[str, int],
-                 elsewhere: Callable[[str], int]):
+    def __init__(self, function: Callable[[str], Any]):
         super().__init__()
-        self._here, self._elsewhere = here, elsewhere
+        self._function = function
 
-    def __missing__(self, trait):
-        self[trait] = self._here.get(trait, 0) + self._elsewhere(trait)
-        return self[trait]
+    def __missing__(self, key):
+        self[key] = self._function(key)
+        return self[key]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,17 +183,26 @@ class Ahead:
             self._looked_at = time.monotonic()
             regions = {uuid: found.content for uuid, found in idle.items()
                        if found.resource_class == name}
-
-            def elsewhere(trait, name=name):
-                return len(self._cloud.with_room(name, trait=trait)
-                           - self._inventory.providers().keys())
-            for choice, uuid in choices(
-                    self._demand, wanted, regions,
-                    _Copies(copies[name], elsewhere)):
+            for choice, uuid in choices(self._demand, wanted, regions,
+                                        *self._cloud_has(name, copies[name])):
                 if self._fits(choice, uuid, idle[uuid]) and self._program(
                         choice, uuid, idle[uuid]):
                     return True
         return False
+
+    def _cloud_has(self, resource_class, here):
+        """Trait -> idle regions, and trait -> those in use: here as they are,
+        elsewhere as Placement shows them.
+
+        :param here: idle regions of this host by trait.
+        """
+        mine = self._inventory.providers().keys()
+        free = _Lazily(lambda trait: self._cloud.find_providers(
+            {resource_class: 1}, trait))
+        return (_Lazily(lambda trait: here.get(trait, 0)
+                        + len(free[trait] - mine)),
+                _Lazily(lambda trait: len(self._cloud.find_providers(
+                    trait=trait) - free[trait])))
 
     def _held(self):
         return {(c.device_address, c.region_index)
@@ -236,8 +248,8 @@ class Ahead:
         key = device.address, region.index
 
         def is_free():
-            return provider_uuid in self._cloud.with_room(
-                idle.resource_class, idle.total, provider_uuid=provider_uuid)
+            return provider_uuid in self._cloud.find_providers(
+                {idle.resource_class: idle.total}, uuid=provider_uuid)
 
         def is_idle():
             # busy is the card now by this very call

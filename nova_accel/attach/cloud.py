@@ -38,14 +38,15 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
-    def with_room(self, resource_class: str, amount: int = 1,
-                  trait: str | None = None, provider_uuid: str | None = None,
-                  ) -> set[str]:
-        """The providers of which an amount is neither allocated nor reserved,
-        of all hosts.
+    def find_providers(self, resources: Mapping[str, int] | None = None,
+                       trait: str | None = None, uuid: str | None = None,
+                       ) -> set[str]:
+        """The uuids of providers of all hosts.
 
+        :param resources: only those of which that is neither allocated nor
+            reserved.
         :param trait: only those that have it.
-        :param provider_uuid: only this one.
+        :param uuid: only this one.
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 

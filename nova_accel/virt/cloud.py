@@ -82,14 +82,13 @@ class NovaCloud:
             return False
         return response is not None and response.status_code == 404
 
-    def with_room(self, resource_class, amount=1, trait=None,
-                  provider_uuid=None):
-        query = {'resources': f'{resource_class}:{amount}',
-                 'required': trait, 'uuid': provider_uuid}
+    def find_providers(self, resources=None, trait=None, uuid=None):
+        query = {'required': trait, 'uuid': uuid, 'resources': ','.join(
+            f'{name}:{amount}' for name, amount in (resources or {}).items())}
         url = '/resource_providers?' + parse.urlencode(
             {name: value for name, value in query.items() if value})
         try:
-            # required with resources
+            # 1.18: required
             response = self._placement.get(url, version='1.18')
         except ks_exc.ClientException as error:
             raise exception.PlacementUnavailable(

@@ -64,7 +64,7 @@ class Cloud:
         #: raised instead of telling which guests there are
         self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to,
-        #: asked for providers with room
+        #: searched for providers
         self.asked = self.shown = self.searched = 0
         #: providers of other hosts, as those of the state
         self.other_providers = {}
@@ -110,24 +110,24 @@ class Cloud:
                 in self.read()['allocations'].items()
                 if provider_uuid in allocation}
 
-    def with_room(self, resource_class, amount=1, trait=None,
-                  provider_uuid=None):
+    def find_providers(self, resources=None, trait=None, uuid=None):
         self.searched += 1
         if self.placement_error:
             raise self.placement_error
-        state, found = self.read(), set()
-        for uuid_, provider in (*state['providers'].items(),
-                                *self.other_providers.items()):
-            item = provider['inventory'].get(resource_class)
-            used = sum(
-                allocation[uuid_]['resources'].get(resource_class, 0)
-                for allocation in state['allocations'].values()
-                if uuid_ in allocation)
-            if (item and trait in (None, *provider['traits'])
-                    and provider_uuid in (None, uuid_)
-                    and item['total'] - item['reserved'] - used >= amount):
-                found.add(uuid_)
-        return found
+        state = self.read()
+
+        def has(uuid_, provider, name, amount):
+            item = provider['inventory'].get(name)
+            used = sum(allocation[uuid_]['resources'].get(name, 0)
+                       for allocation in state['allocations'].values()
+                       if uuid_ in allocation)
+            return item and item['total'] - item['reserved'] - used >= amount
+        return {
+            uuid_ for uuid_, provider in (*state['providers'].items(),
+                                          *self.other_providers.items())
+            if trait in (None, *provider['traits']) and uuid in (None, uuid_)
+            and all(has(uuid_, provider, *item)
+                    for item in (resources or {}).items())}
 
     def reporting(self):
         return self._lock

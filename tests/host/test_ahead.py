@@ -118,6 +118,19 @@ class AheadTest(Base):
         self.assertTrue(self.run_ahead())
         self.assertEqual(plain(FUNCTION), self.host.carries(B))
 
+    def test_what_servers_have_elsewhere_counts(self):
+        self.host.upload(OTHER)
+        self.ask(OTHER, times=3, address=B)
+        self.boot(FUNCTION, A)
+        self.assertFalse(self.run_ahead())
+        self.host.cloud.other_providers = {str(number): {
+            # in use
+            'inventory': {base.FPGA: {'total': 1, 'reserved': 1}},
+            'traits': [naming.function_trait(plain(FUNCTION))]}
+            for number in range(2)}
+        self.assertTrue(self.run_ahead())
+        self.assertEqual(plain(FUNCTION), self.host.carries(B))
+
     def test_most_wanted_first_in_what_is_missed_least(self):
         third = self.host.upload(THIRD)
         self.host.upload(OTHER)
