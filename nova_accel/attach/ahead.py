@@ -160,7 +160,7 @@ class Ahead:
             LOG.exception('Programming ahead failed')
 
     def run(self) -> bool:
-        """Program one region now, if it is time; True where one was.
+        """Program one region now, if it is time; True where that was tried.
 
         :raises GlanceUnavailable: Glance did not answer nova-compute itself.
         :raises PlacementUnavailable: Placement did not answer.
