@@ -399,7 +399,8 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True)
 class Handover:
-    """The record of one hand-over: what was done with a device after a server.
+    """The record of one hand-over: what was done with a device after a server,
+    or with a region for servers to come (attach.ahead).
 
     Every field is a text, '' where it is not known.
     """

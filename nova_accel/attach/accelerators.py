@@ -22,6 +22,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
+from nova_accel.attach import ahead
 from nova_accel.attach import claims as claim_store
 from nova_accel.attach import cleaning
 from nova_accel.attach import closeness
@@ -111,6 +112,8 @@ class Accelerators:
         self.publisher = publishing.Publisher(inventory, cloud)
         self.programming = programming.Programming(
             inventory, self.holdings, cloud, self.publisher)
+        self.ahead = ahead.Ahead(
+            inventory, self.holdings, self.programming, self.publisher, cloud)
         regions = cleaning.Regions(inventory, self.programming)
         self._handles = handles.Handles(inventory, self.holdings, regions)
         self.readiness = readiness.Readiness(
@@ -376,6 +379,8 @@ class Accelerators:
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
             self.readiness.first(context, server, todo)
+            for wanted, claims in todo:
+                self.ahead.count(wanted, claims)
         except Exception as error:
             if taken:
                 self.holdings.failed(
@@ -429,6 +434,8 @@ class Accelerators:
             claims = [claim for _, chosen in todo for claim in chosen]
             self.holdings.claim(claims)
             taken += claims
+        # from now on none begins
+        self.programming.await_ahead(claims)
         return todo
 
     def _await_clean(self, context, provider_uuids):

@@ -38,6 +38,18 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
+    def find_providers(self, resources: Mapping[str, int] | None = None,
+                       trait: str | None = None, uuid: str | None = None,
+                       ) -> set[str]:
+        """The uuids of providers of all hosts.
+
+        :param resources: only those of which that is neither allocated nor
+            reserved.
+        :param trait: only those that have it.
+        :param uuid: only this one.
+        :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
     def reporting(self) -> contextlib.AbstractContextManager:
         """While inside, Nova's own report to Placement is not under way."""
 

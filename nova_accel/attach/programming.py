@@ -8,7 +8,7 @@ with its origin, after it was read back. Content of a project is for the server
 that had it loaded, and for no other.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -42,6 +42,10 @@ class Programming:
         self._holdings = holdings
         self._cloud = cloud
         self._publisher = publisher
+        #: regions that are programmed for no server now
+        self._ahead: set[tuple[str, int]] = set()
+        #: guards the set
+        self._ahead_changed = threading.Condition()
 
     @functools.cached_property
     def _cache(self):
@@ -257,6 +261,75 @@ class Programming:
             group='', resource_class='', amount=1, bitstream_id=image.id)
         self._from_glance(client, image, wanted, device, region)
 
+    # For servers to come
+
+    def ahead(self, device: model.Device, region: model.Region,
+              wanted: request.AcceleratorRequest,
+              is_free: Callable[[], bool], is_idle: Callable[[], bool]) -> str:
+        """Program an idle region with an image of the operator.
+
+        A build that claims the region before the card is touched overtakes;
+        one that claims it later waits, see await_ahead().
+
+        :param wanted: what servers ask for that may come.
+        :param is_free: whether no server is about to get the region; may ask
+            Placement.
+        :param is_idle: whether no claim names the region and it is as given;
+            from memory, called in the worker of the card.
+        :returns: the image's id.
+        :raises BitstreamError: the operator has no image for it.
+        :raises IncompatibleBitstream: none for this type of region.
+        :raises AcceleratorError: of other kinds: it could not be programmed.
+        """
+        choice, client, image = self._find_first(
+            # of no project: none of its images counts
+            self._cloud.admin_context(), '', wanted, region)
+        if glance.origin(image.record) != model.OPERATOR:
+            raise exception.BitstreamError(
+                f'{image} was found for programming ahead, and it is not the '
+                f'operator\'s: make it public, or add its project to [accel] '
+                f'bitstream_owners.')
+        key = device.address, region.index
+        overtaken = exception.DeviceUnavailable(
+            f'{device.address} {region.name} was to be programmed ahead, and '
+            f'a server gets it, or it has changed: nothing has to be done.')
+
+        def see_that_it_is_free():
+            if not is_free():
+                raise overtaken
+
+        def begin():
+            # before claims are read: a build reads this after it has claimed
+            with self._ahead_changed:
+                self._ahead.add(key)
+            if not is_idle():
+                raise overtaken
+
+        try:
+            self._from_glance(client, image, choice, device, region,
+                              see_that_it_is_free, begin)
+        finally:
+            with self._ahead_changed:
+                self._ahead.discard(key)
+                self._ahead_changed.notify_all()
+        return image.id
+
+    def await_ahead(self, claims: Iterable[model.Claim]) -> None:
+        """Wait until the regions of new claims are not programmed ahead.
+
+        :raises DeviceUnavailable: that takes longer than [accel]
+            programming_timeout.
+        """
+        regions = {(c.device_address, c.region_index) for c in claims}
+        with self._ahead_changed:
+            if not self._ahead_changed.wait_for(
+                    lambda: self._ahead.isdisjoint(regions),
+                    CONF.accel.programming_timeout + 1):
+                raise exception.DeviceUnavailable(
+                    f'{min(self._ahead & regions)[0]} was allocated, and its '
+                    f'programming does not end: the build is retried on '
+                    f'another host.')
+
     # The region of a server
 
     def region_of(self, claims: Claims) -> model.Region | None:
@@ -293,7 +366,13 @@ class Programming:
                 f'{instance_uuid}, and another server uses it: the build is '
                 f'retried on another host.')
 
-    def _from_glance(self, client, image, wanted, device, region):
+    def _from_glance(self, client, image, wanted, device, region,
+                     fetched=lambda: None, begin=lambda: None):
+        """
+        :param fetched: called when the file is there; raises where the region
+            is not to be programmed any more.
+        :param begin: as fetched, in the worker of the card, at last.
+        """
         driver = self._inventory.driver_of(device)
         with self._cache.fetch(client, image) as file:
             bitstream = driver.read_bitstream(file.path, str(image))
@@ -303,7 +382,8 @@ class Programming:
                 bitstream_id=image.id,
                 function_name=glance.function_name(image),
                 content=file.content, origin=glance.origin(image.record))
-            self._program(driver, device, region, bitstream, loaded)
+            fetched()
+            self._program(driver, device, region, bitstream, loaded, begin)
 
     def _as_before(self, context, project_id, loaded, device, region):
         try:
@@ -327,7 +407,8 @@ class Programming:
                 driver, device, region, bitstream,
                 dataclasses.replace(loaded, content=file.content))
 
-    def _program(self, driver, device, region, bitstream, loaded):
+    def _program(self, driver, device, region, bitstream, loaded,
+                 begin=lambda: None):
         """Program with a time limit, and record what came of it."""
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
@@ -339,6 +420,7 @@ class Programming:
         def program():
             # the last moment: a guest may have got it while this call waited
             self._check_not_in_a_guest(device, region)
+            begin()
             with lock:
                 if gone:
                     return None

@@ -16,10 +16,10 @@ import weakref
 
 from oslo_log import log as logging
 
+from nova_accel import demand as demands
 from nova_accel import exception
 from nova_accel import naming
 from nova_accel import request
-from nova_accel.scheduler import demand as demands
 
 LOG = logging.getLogger(__name__)
 
@@ -31,13 +31,6 @@ Candidate = dict[str, typing.Any]
 
 # in_tree of allocation candidates
 _CANDIDATES_VERSION = '1.31'
-#: Count of functions that were not asked for since the scheduler started. It
-#: only orders these among themselves.
-_UNKNOWN = 0.01
-#: The demand for a function is divided by this power of its idle copies: more
-#: than 1, because the second of two is needed less often than the first.
-#: tests.bench.reuse compares.
-_COPIES = 2
 
 
 class Wish(typing.NamedTuple):
@@ -252,17 +245,16 @@ class Scheduling:
         """0 to 1 for each kind of idle regions that carry something."""
         contents = {kind: tuple(filter(naming.is_content, kind[0]))
                     for kind in kinds if kind[1]}
-        idle: collections.Counter[str] = collections.Counter()
+        regions: collections.Counter[tuple[str, ...]] = collections.Counter()
         for kind, content in contents.items():
-            for trait in content:
-                idle[trait] += kinds[kind]
-        wanted = self._demand.counts(idle)
-        lost = {kind: sum((wanted[trait] + _UNKNOWN)
-                          / idle[trait] ** _COPIES for trait in content)
+            regions[content] += kinds[kind]
+        # no content, no loss
+        del regions[()]
+        lost = self._demand.losses(regions, demands.copies(regions))
+        mean = (sum(lost[content] * regions[content] for content in lost)
+                / max(1, sum(regions.values())))
+        return {kind: lost[content] / (lost[content] + mean)
                 for kind, content in contents.items() if content}
-        mean = (sum(lost[kind] * kinds[kind] for kind in lost)
-                / max(1, sum(kinds[kind] for kind in lost)))
-        return {kind: loss / (loss + mean) for kind, loss in lost.items()}
 
     def _room(self, provider, name):
         summary = self._summaries.get(provider)

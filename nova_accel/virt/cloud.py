@@ -7,6 +7,7 @@ compares them between releases.
 """
 
 import contextlib
+from urllib import parse
 
 from keystoneauth1 import exceptions as ks_exc
 from nova.compute import resource_tracker
@@ -80,6 +81,26 @@ class NovaCloud:
         except ks_exc.ClientException:
             return False
         return response is not None and response.status_code == 404
+
+    def find_providers(self, resources=None, trait=None, uuid=None):
+        query = {'required': trait, 'uuid': uuid, 'resources': ','.join(
+            f'{name}:{amount}' for name, amount in (resources or {}).items())}
+        url = '/resource_providers?' + parse.urlencode(
+            {name: value for name, value in query.items() if value})
+        try:
+            # 1.18: required
+            response = self._placement.get(url, version='1.18')
+        except ks_exc.ClientException as error:
+            raise exception.PlacementUnavailable(
+                f'Placement was asked for {url}, and did not answer '
+                f'({_short(error)}): see that it answers nova-compute.'
+            ) from error
+        if (response is not None and response.status_code == 400
+                and 'Invalid trait' in response.text):
+            # no provider ever had it
+            return set()
+        return {provider['uuid'] for provider
+                in self._answer(response)['resource_providers']}
 
     def reporting(self):
         # a report under way would overwrite ours with what it copied before;

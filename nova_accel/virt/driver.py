@@ -116,6 +116,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 raise nova_exception.ReshapeNeeded()
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
+            self.accelerators.ahead.run_if_due()
 
     # A guest is made
 

@@ -20,6 +20,7 @@ from nova_accel.attach import runtime
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
+from nova_accel import request
 from nova_accel import sim
 from tests.host import cloud as clouds
 from tests.unit import host as simulated
@@ -183,6 +184,12 @@ class Host:
 
     def run_runtime(self):
         self.runtime.run()
+
+    def program_ahead(self, specs):
+        """A server of that flavor was here, and went."""
+        for wanted in request.parse(specs):
+            self.accelerators.ahead.count(wanted, [])
+        return self.accelerators.ahead.run()
 
     def boot_and_sigterm(self, address, *boot):
         """SIGTERM arrives while a card is programmed, which would take long.

@@ -63,8 +63,11 @@ class Cloud:
         self.service_error = None
         #: raised instead of telling which guests there are
         self.libvirt_error = None
-        #: how many times Placement was asked for allocations, written to
-        self.asked = self.shown = 0
+        #: how many times Placement was asked for allocations, written to,
+        #: searched for providers
+        self.asked = self.shown = self.searched = 0
+        #: providers of other hosts, as those of the state
+        self.other_providers = {}
 
     @contextlib.contextmanager
     def state(self):
@@ -106,6 +109,25 @@ class Cloud:
         return {consumer for consumer, allocation
                 in self.read()['allocations'].items()
                 if provider_uuid in allocation}
+
+    def find_providers(self, resources=None, trait=None, uuid=None):
+        self.searched += 1
+        if self.placement_error:
+            raise self.placement_error
+        state = self.read()
+
+        def has(uuid_, provider, name, amount):
+            item = provider['inventory'].get(name)
+            used = sum(allocation[uuid_]['resources'].get(name, 0)
+                       for allocation in state['allocations'].values()
+                       if uuid_ in allocation)
+            return item and item['total'] - item['reserved'] - used >= amount
+        return {
+            uuid_ for uuid_, provider in (*state['providers'].items(),
+                                          *self.other_providers.items())
+            if trait in (None, *provider['traits']) and uuid in (None, uuid_)
+            and all(has(uuid_, provider, *item)
+                    for item in (resources or {}).items())}
 
     def reporting(self):
         return self._lock

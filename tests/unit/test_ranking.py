@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from oslo_config import fixture as config_fixture
 
 from nova_accel import conf
+from nova_accel import demand as demands
 from nova_accel import naming
-from nova_accel.scheduler import demand as demands
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 
