@@ -639,9 +639,10 @@ class ClaimStore:
         :param claims: what was found; written all or none, with the rest.
         :raises ClaimConflict: one of the handles is held already.
         """
-        now = self._known.unsettled - set(done) | set(todo)
-        claims = tuple(claims)
+        done, todo, claims = set(done), set(todo), tuple(claims)
         with self._transaction() as db:
+            # read here: another thread may have settled something meanwhile
+            now = self._known.unsettled - done | todo
             db.execute('DELETE FROM unsettled')
             db.executemany(
                 'INSERT INTO unsettled (address, serial) VALUES (?, ?)',
