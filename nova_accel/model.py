@@ -244,10 +244,15 @@ class Device:
         """
         return (self.numa_node, *self.bridges, self.address)
 
+    @property
+    def all_handles(self) -> tuple[AttachHandle, ...]:
+        """Its own and those of its regions."""
+        return (*self.handles,
+                *(h for region in self.regions for h in region.handles))
+
     def functions(self) -> set[str]:
         """Every function of it that we use: the card's and the handles'."""
-        handles = [*self.handles, *(h for r in self.regions
-                                    for h in r.handles)]
+        handles = self.all_handles
         return {self.address,
                 *(h.address for h in handles if h.type is HandleType.PCI),
                 *(h.parent for h in handles if h.parent),

@@ -52,8 +52,7 @@ _CONTENT = re.compile(
 #: traits for what is loaded or possible now. We remove stale ones; other
 #: traits stay, because somebody else may have set them
 _VOLATILE = re.compile(
-    f'(?:{_FUNCTION.pattern}|CUSTOM_FPGA_BITSTREAM_{_UUID}'
-    f'|CUSTOM_FPGA_FUNCTION_NAME_[A-Z0-9_]+|{PROGRAMMABLE}|{FENCED}'
+    f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
     f'|{ONE_TIME_USE}|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 

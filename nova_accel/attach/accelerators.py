@@ -80,12 +80,12 @@ def _open_store(path):
             raise
         # a host without accelerators works without it
         LOG.error('%s', error)
-        return claim_store.ClaimStore(':memory:')
+        return claim_store.ClaimStore(claim_store.MEMORY)
 
 
 def none(cloud: novas.Cloud) -> 'Accelerators':
     """Those of a nova-compute that is not initialized: there are none."""
-    store = claim_store.ClaimStore(':memory:')
+    store = claim_store.ClaimStore(claim_store.MEMORY)
     return Accelerators(cloud, store, host_inventory.Inventory({}, store))
 
 
@@ -346,13 +346,13 @@ class Accelerators:
         return self._carry_out(context, server, steps, claimed)
 
     def _ours(self, allocations, held):
-        """The part of a server's allocations that is ours. Guests of a host
-        that has booted start before Nova has told which node this is: then
-        the claims name our providers."""
+        """The part of a server's allocations that is ours."""
         ours = self.inventory.allocated(
             allocations, mine={(c.device_address, c.region_index)
                                for c in held})
-        # and those of providers whose devices are shown by others now
+        # The claims name those of providers whose devices are shown by others
+        # now; and all of them while guests of a host that has booted start
+        # before Nova has told which node this is
         known = {allocation.provider_uuid for allocation in ours}
         named = {claim.provider_uuid for claim in held} - known
         return ours + [
@@ -584,15 +584,15 @@ class Accelerators:
         if not unsettled:
             return
 
-        def amount(resources):
-            return sum(naming.accelerators(resources).values())
+        given = sum(sum(naming.accelerators(a['resources']).values())
+                    for a in allocations.values())
+        known = sum(sum(a.resources.values()) for a in ours)
         providers, devices = self.inventory.providers(), self.inventory.devices
-        if any(row.means(devices[address])
-               for row in unsettled for a in ours
-               if a.provider_uuid in providers
-               for address in providers[a.provider_uuid].addresses) or sum(
-                   amount(a['resources']) for a in allocations.values()
-                   ) > sum(amount(a.resources) for a in ours):
+        if given > known or any(
+                row.means(devices[address])
+                for row in unsettled for a in ours
+                if a.provider_uuid in providers
+                for address in providers[a.provider_uuid].addresses):
             raise exception.DeviceUnavailable(
                 f'Server {server_uuid} is to start, and which devices it has '
                 f'is being found out, because the claim store is new: start '

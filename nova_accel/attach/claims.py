@@ -88,7 +88,7 @@ CREATE TABLE IF NOT EXISTS waiting (
     shown INTEGER NOT NULL,{provider}
     PRIMARY KEY (handle_type, handle_address)
 )"""
-_PROVIDER = "provider_uuid TEXT NOT NULL DEFAULT ''"
+_PROVIDER = 'provider_uuid', "TEXT NOT NULL DEFAULT ''"
 
 #: the newest; a file without tables gets it
 _SCHEMA = ("""
@@ -120,8 +120,19 @@ CREATE TABLE devices (
     address TEXT PRIMARY KEY,
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
-           _WAITING.format(provider=f'\n    {_PROVIDER},'), _UNSETTLED,
-           _RECORDS, _POOLS)
+           _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
+           _UNSETTLED, _RECORDS, _POOLS)
+
+
+def _columns(db: sqlite3.Connection, table: str) -> set[str]:
+    return {row['name'] for row in db.execute(f'PRAGMA table_info({table})')}
+
+
+def _add_column(db: sqlite3.Connection, table: str, name: str, kind: str,
+                ) -> None:
+    """A store that went back to release 0.1 has the column already."""
+    if name not in _columns(db, table):
+        db.execute(f'ALTER TABLE {table} ADD COLUMN {name} {kind}')
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
@@ -131,7 +142,7 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
     docs/source/operators.rst says how. For 0.1, which reads claims by
     position, the order of the columns stays.
     """
-    columns = {row['name'] for row in db.execute('PRAGMA table_info(claims)')}
+    columns = _columns(db, 'claims')
     for old, new in (('function_uuid', 'restore_function'),
                      ('bitstream_id', 'restore_bitstream')):
         if old in columns:
@@ -161,10 +172,7 @@ def _from_version_1(db: sqlite3.Connection) -> None:
             ('loaded', 'origin', 'TEXT'), ('claims', 'restore_origin', 'TEXT'),
             ('claims', 'project_id', 'TEXT'),
             ('claims', 'serial', "TEXT NOT NULL DEFAULT ''")):
-        # there already in a store that went back to release 0.1 with them
-        if name not in {row['name'] for row in db.execute(
-                f'PRAGMA table_info({table})')}:
-            db.execute(f'ALTER TABLE {table} ADD COLUMN {name} {kind}')
+        _add_column(db, table, name, kind)
     for statement in (_HANDOVERS, _WAITING.format(provider=''), _UNSETTLED,
                       _RECORDS):
         db.execute(statement)
@@ -173,10 +181,7 @@ def _from_version_1(db: sqlite3.Connection) -> None:
 def _from_version_2(db: sqlite3.Connection) -> None:
     """Version 2 knows no pools, and each device has a provider of its own."""
     db.execute(_POOLS)
-    # there already in a store that went back to release 0.1 with it
-    if 'provider_uuid' not in {row['name'] for row in db.execute(
-            'PRAGMA table_info(waiting)')}:
-        db.execute(f'ALTER TABLE waiting ADD COLUMN {_PROVIDER}')
+    _add_column(db, 'waiting', *_PROVIDER)
 
 
 #: number n makes version n + 1 of version n
@@ -185,8 +190,8 @@ VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
                    'bitstream_id', 'function_name', 'content', 'origin')
-#: the path of a store that has no file
-_MEMORY = ':memory:'
+#: path of a store that lives in memory, without a file
+MEMORY = ':memory:'
 #: how many hand-overs are kept
 MOST_HANDOVERS = 1000
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
@@ -218,6 +223,17 @@ def file_name(host: str) -> str:
     return f'accel_claims_{host}.sqlite'
 
 
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is read so often that the memory has it, as it is in the file."""
+
+    #: in the order of ClaimStore.claims()
+    claims: tuple[model.Claim, ...] = ()
+    #: the handles that wait for the operator, the oldest first
+    waiting: tuple[model.Waiting, ...] = ()
+    unsettled: frozenset[model.Unsettled] = frozenset()
+
+
 class ClaimStore:
     """Each method is one transaction; all may be called from any thread.
 
@@ -238,17 +254,12 @@ class ClaimStore:
         # thread that waited there would stop the first one too
         self._lock = threading.Lock()
         self._generation = 0
-        #: the claims of the file, in the order of claims()
-        self._claims: tuple[model.Claim, ...] = ()
-        #: those of the transaction under way, if it changes them
-        self._changed: tuple[model.Claim, ...] | None = None
-        #: the handles of the file that wait for the operator, oldest first
-        self._waiting: tuple[model.Waiting, ...] = ()
-        self._changed_waiting: tuple[model.Waiting, ...] | None = None
-        self._unsettled: frozenset[model.Unsettled] = frozenset()
-        self._changed_unsettled: frozenset[model.Unsettled] | None = None
+        self._known = _Known()
+        #: what it will be when the transaction under way ends, if it changes
+        #: it
+        self._changed: _Known | None = None
         with self._one_sentence():
-            # none for _MEMORY
+            # none for MEMORY
             if os.path.dirname(path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             self._db = sqlite3.connect(
@@ -275,14 +286,14 @@ class ClaimStore:
         with self._transaction(write=False) as db:
             rows = db.execute(_SELECT).fetchall()
             with self._reading('claims'):
-                self._changed = _in_order(map(_claim, rows))
-            waiting = db.execute('SELECT * FROM waiting ORDER BY rowid'
-                                 ).fetchall()
+                claims = _in_order(map(_claim, rows))
+            rows = db.execute('SELECT * FROM waiting ORDER BY rowid'
+                              ).fetchall()
             with self._reading('waiting'):
-                self._changed_waiting = tuple(map(_waiting, waiting))
-            self._changed_unsettled = frozenset(
+                waiting = tuple(map(_waiting, rows))
+            self._changed = _Known(claims, waiting, frozenset(
                 model.Unsettled(row['address'], row['serial']) for row
-                in db.execute('SELECT address, serial FROM unsettled'))
+                in db.execute('SELECT address, serial FROM unsettled')))
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -304,12 +315,12 @@ class ClaimStore:
                               "type = 'table' AND name = 'claims'").fetchone():
                 for statement in _SCHEMA:
                     db.execute(statement)
-                if self.path != _MEMORY:
+                if self.path != MEMORY:
                     # the host may have had another file
                     db.execute("INSERT INTO unsettled VALUES ('', '')")
                 after = VERSION
             elif version < VERSION:
-                if self.path != _MEMORY:
+                if self.path != MEMORY:
                     LOG.info('The claim store %s has version %d and gets '
                              'version %d', self.path, version, version + 1)
                 _MIGRATIONS[version](db)
@@ -328,27 +339,21 @@ class ClaimStore:
                 yield self._db
                 if write:
                     self._db.execute('COMMIT')
-                self._remember()
+                if self._changed is not None:
+                    self._known = self._changed
+                    self._generation += 1
             except BaseException:
                 # after some errors SQLite has done so itself
                 if self._db.in_transaction:
                     self._db.execute('ROLLBACK')
                 raise
             finally:
-                self._changed = self._changed_waiting = None
-                self._changed_unsettled = None
+                self._changed = None
 
-    def _remember(self):
-        """What has been written is what the memory has."""
-        if self._changed is not None:
-            self._claims = self._changed
-        if self._changed_waiting is not None:
-            self._waiting = self._changed_waiting
-        if self._changed_unsettled is not None:
-            self._unsettled = self._changed_unsettled
-        if (self._changed, self._changed_waiting,
-                self._changed_unsettled) != (None, None, None):
-            self._generation += 1
+    def _change(self, **fields):
+        """Have the memory follow, once the transaction is written."""
+        self._changed = dataclasses.replace(
+            self._changed or self._known, **fields)
 
     @contextlib.contextmanager
     def _one_sentence(self):
@@ -409,7 +414,7 @@ class ClaimStore:
                     f'Server {claim.instance_uuid} was to get '
                     f'{claim.handle.address}, which another server '
                     f'holds: the build has to go elsewhere.') from None
-        self._changed = _in_order((*self._claims, *claims))
+        self._change(claims=_in_order((*self._known.claims, *claims)))
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
@@ -417,7 +422,7 @@ class ClaimStore:
 
         From memory: this process alone writes the file.
         """
-        return [claim for claim in self._claims
+        return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
                 and role in (None, claim.role)]
 
@@ -448,10 +453,10 @@ class ClaimStore:
                 db.executemany(
                     f'UPDATE claims SET {columns} WHERE uuid = :uuid',
                     [{**values, 'uuid': uuid} for uuid in uuids])
-            now = {claim.uuid: claim for claim in self._claims}
+            now = {claim.uuid: claim for claim in self._known.claims}
             for uuid in now.keys() & set(uuids):
                 now[uuid] = dataclasses.replace(now[uuid], **changes)
-            self._changed = _in_order(now.values())
+            self._change(claims=_in_order(now.values()))
         return [now[uuid] for uuid in uuids if uuid in now]
 
     def remove(self, claims: Iterable[model.Claim]) -> None:
@@ -460,8 +465,8 @@ class ClaimStore:
         with self._transaction() as db:
             db.executemany('DELETE FROM claims WHERE uuid = ?',
                            [(uuid,) for uuid in uuids])
-            self._changed = tuple(
-                c for c in self._claims if c.uuid not in uuids)
+            self._change(claims=tuple(
+                c for c in self._known.claims if c.uuid not in uuids))
 
     # Devices as they were last seen, for those that a guest has now
 
@@ -577,7 +582,7 @@ class ClaimStore:
     def waiting(self) -> tuple[model.Waiting, ...]:
         """Those that the operator has to give back, the oldest first; from
         memory."""
-        return self._waiting
+        return self._known.waiting
 
     def change_waiting(self, add: Iterable[model.Waiting] = (),
                        remove: Iterable[model.Waiting] = (),
@@ -592,7 +597,7 @@ class ClaimStore:
             None: what is reserved is the operator's.
         """
         with self._transaction() as db:
-            waiting = {w.handle: w for w in self._waiting}
+            waiting = {w.handle: w for w in self._known.waiting}
             for new in add:
                 waiting.setdefault(new.handle, new)
             for known in shown:
@@ -617,13 +622,13 @@ class ClaimStore:
                         'INSERT INTO pools (provider_uuid, operators, least, '
                         'most) VALUES (?, ?, ?, ?)', (
                             provider_uuid, *dataclasses.astuple(reserved)))
-            self._changed_waiting = tuple(waiting.values())
+            self._change(waiting=tuple(waiting.values()))
 
     # Devices that may have data of a server, and no claim says so
 
     def unsettled(self) -> frozenset[model.Unsettled]:
         """From memory."""
-        return self._unsettled
+        return self._known.unsettled
 
     def settle(self, done: Iterable[model.Unsettled] = (),
                todo: Iterable[model.Unsettled] = (),
@@ -634,16 +639,17 @@ class ClaimStore:
         :param claims: what was found; written all or none, with the rest.
         :raises ClaimConflict: one of the handles is held already.
         """
-        now = self._unsettled - set(done) | set(todo)
-        claims = tuple(claims)
+        done, todo, claims = set(done), set(todo), tuple(claims)
         with self._transaction() as db:
+            # read here: another thread may have settled something meanwhile
+            now = self._known.unsettled - done | todo
             db.execute('DELETE FROM unsettled')
             db.executemany(
                 'INSERT INTO unsettled (address, serial) VALUES (?, ?)',
                 [(u.address, u.serial) for u in now])
             if claims:
                 self._add(db, claims)
-            self._changed_unsettled = now
+            self._change(unsettled=now)
 
     # The record of hand-overs
 
@@ -674,13 +680,12 @@ def copy_of(path: str) -> ClaimStore:
 
     The copy is of this release's version, whatever the file is of.
 
-    :raises AcceleratorsUnavailable: there is no such file, or it cannot be
-        read.
+    :raises AcceleratorsUnavailable: the file does not exist or cannot be read.
     """
     try:
         with contextlib.closing(sqlite3.connect(
                 f'file:{parse.quote(path)}?mode=ro', uri=True)) as file:
-            return ClaimStore(_MEMORY, file)
+            return ClaimStore(MEMORY, file)
     except (sqlite3.Error, OSError, exception.AcceleratorsUnavailable
             ) as error:
         raise exception.AcceleratorsUnavailable(

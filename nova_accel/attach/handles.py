@@ -235,8 +235,7 @@ class Handles:
                 f'where another server has it: see which card that is.')
         address = pci.moved(claim.handle.address, claim.device_address,
                             device.address)
-        for handle in (*device.handles, *(
-                h for region in device.regions for h in region.handles)):
+        for handle in device.all_handles:
             if handle.address == address:
                 return dataclasses.replace(
                     claim, device_address=device.address, handle=handle)

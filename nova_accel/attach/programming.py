@@ -94,8 +94,8 @@ class Programming:
     def _find_named(self, context, project_id, wanted, region):
         """Images of the names, where the region has what one may mean.
 
-        A name for which there is no image may still be known to another host
-        by its trait.
+        Without an image of that name another host may still know the name, by
+        its trait.
         """
         found = []
         for choice in wanted.choices:

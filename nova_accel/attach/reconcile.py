@@ -89,8 +89,8 @@ class Reconciler:
         return released
 
     def _remember_serials(self, claims, running):
-        """Claims of an earlier release do not say which card it is; while a
-        guest has it, it is the one that is there."""
+        """Claims of an earlier release do not name the card. While a guest has
+        it, the card in the slot is the one."""
         inventory = self._accelerators.inventory
         for claim in claims:
             device = inventory.devices.get(claim.device_address)

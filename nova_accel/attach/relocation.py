@@ -41,6 +41,7 @@ from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
+from nova_accel.inventory import providers
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Relocation:
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
-        #: moves about which Placement was asked; None: it is to be asked
+        #: moves about which Placement was asked; None: ask it again
         self._asked: list[_Move] | None = []
         #: those that Placement was seen to have with the other provider
         self._left: list[_Move] = []
@@ -127,8 +128,7 @@ class Relocation:
         return moved
 
     def _moves(self, shown: Providers) -> list[_Move]:
-        parts = {(address, p.region_index): uuid
-                 for uuid, p in shown.items() for address in p.addresses}
+        parts = providers.by_part(shown)
         found, stay = [], set()
         for claim in self._holdings.all():
             to = parts.get((claim.device_address, claim.region_index))
@@ -166,7 +166,7 @@ class Relocation:
             move.claim.provider_uuid for move in moves}}
         left = [move for move in moves if self._holder(
             move.claim, consumers[move.claim.provider_uuid])]
-        # of somebody else's allocation it is not known whose it is
+        # an allocation of an unknown consumer may be the one of the claim
         done = [move for move in moves if move not in left
                 and (not consumers[move.claim.provider_uuid]
                      or self._holder(move.claim, self._cloud.consumers(

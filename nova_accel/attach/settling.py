@@ -44,6 +44,7 @@ from nova_accel.attach import publishing
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import providers
 from nova_accel import model
 from nova_accel import naming
 
@@ -158,9 +159,7 @@ class Settling:
         if not todo:
             return
         # of the node that Nova told last, if it has
-        providers = self._inventory.providers()
-        parts = {(address, p.region_index): uuid
-                 for uuid, p in providers.items() for address in p.addresses}
+        parts = providers.by_part(self._inventory.providers())
         devices = [d for d in self._inventory.devices.values()
                    if d.health is not model.Health.GONE
                    and (d.address, None) in parts]
@@ -187,7 +186,7 @@ class Settling:
                       why)
 
     def _settle(self, device, rows, parts, guests):
-        """Write down, at once, who has a device, and what is to be cleaned.
+        """Write down, at once, who has a device and which parts need cleaning.
 
         :raises _Unknown: it cannot be known now.
         :raises AcceleratorError: Placement does not answer.
@@ -264,10 +263,8 @@ class Settling:
         moves = self._cloud.moves(consumers - records.keys())
         owners = []
         for handle, server in by_handle.items():
-            consumer = next((c for c in consumers if moves.get(c) == server),
-                            server)
-            owners.append((handle, server,
-                           server if server in consumers else consumer))
+            owners.append(
+                (handle, server, _consumer_of(server, consumers, moves)))
         rest, left = self._rest(part, consumers, owners, guests, moves)
         if rest and not part.device.creatable:
             if len(rest) > 1 or min(rest.values()) != len(left):
@@ -309,9 +306,7 @@ class Settling:
             elif handle in mine:
                 known[mine[handle]] += 1
             elif server:
-                known[server if server in consumers else next(
-                    (c for c in consumers if moves.get(c) == server),
-                    server)] += 1
+                known[_consumer_of(server, consumers, moves)] += 1
             else:
                 left.append(handle)
         if len(part.members) == 1:
@@ -380,7 +375,7 @@ class Settling:
         return result
 
     def _made(self, device, handle):
-        """The type of a vGPU that is there."""
+        """The type that an existing vGPU has."""
         return self._inventory.cards.call(
             handle.key, f'Reading the type of {handle.address}',
             self._inventory.driver_of(device).created_type, device, handle,
@@ -396,6 +391,13 @@ class Settling:
             'region_index': part.region and part.region.index,
             'serial': self._inventory.serial_for_claim(part.device.address),
             'handle': handle, 'state': state, 'prepared': True, **fields})
+
+
+def _consumer_of(server, consumers, moves) -> str:
+    """Who has the allocation of a server: itself, or one of its moves."""
+    if server in consumers:
+        return server
+    return next((c for c in consumers if moves.get(c) == server), server)
 
 
 def _type_of(device, wanted) -> str | None:

@@ -12,9 +12,8 @@ from nova_accel import model
 class Claims(lister.Lister):
     """Show what servers hold on this host, and what FPGA regions carry.
 
-    One row for each claim, and one for each region that nobody holds and that
-    was programmed by nova_accel. Reads the claim store of nova-compute and
-    changes nothing.
+    Each claim has a row, and so has each free region that nova_accel
+    programmed. Reads the claim store of nova-compute and changes nothing.
     """
 
     def get_parser(self, prog_name):

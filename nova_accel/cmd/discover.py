@@ -8,6 +8,7 @@ import logging
 
 from cliff import lister
 
+from nova_accel.attach import claims
 from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import drivers
@@ -89,7 +90,9 @@ class Discover(lister.Lister):
             except Exception as e:
                 # one bad driver must not hide the devices of the others
                 failed[f'driver {name}'] = str(e) or repr(e)
-        found = inventory.Inventory(loaded, _NoStore(), reads_serials=False)
+        # what nova-compute would know of servers is not looked at
+        found = inventory.Inventory(loaded, claims.ClaimStore(claims.MEMORY),
+                                    reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
             found.scan()
@@ -109,28 +112,6 @@ def _quiet(name):
         yield
     finally:
         log.setLevel(level)
-
-
-class _NoStore:
-    """What nova-compute would know of servers is not looked at."""
-
-    generation = 0
-
-    def claims(self):
-        return []
-
-    def waiting(self):
-        return ()
-
-    unsettled = waiting
-
-    def devices(self):
-        return {}
-
-    loaded = records = devices
-
-    def set_devices(self, devices):
-        pass
 
 
 def _configure(parsed_args):

@@ -66,8 +66,8 @@ class ShowProfile(_Reads, lister.Lister):
         known = {p.name: p for p in self._configured(parsed_args)}
         if parsed_args.name not in known:
             raise exception.InvalidProfile(
-                f'There is no device profile {parsed_args.name!r} in '
-                f'{CONF.accel.device_profiles}: it has '
+                f'{CONF.accel.device_profiles} has no device profile '
+                f'{parsed_args.name!r}: it has '
                 f'{", ".join(sorted(known)) or "none"}.')
         specs = profiles.expand(
             {request.PROFILE_KEY: parsed_args.name}, known.__getitem__)

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks: whole controllers, or their VFs.
 
-A controller that the host uses itself is shown, and given to nobody. So is one
-that has something on it when it is first seen: what it had as it was offered
-first, it may have from a server since. Sources:
-the PCI code of the NVM Express interface (010802), drivers/nvme/host of Linux
-for what is below a controller in sysfs, the NVM Express Base Specification 2.0
-for what a server can change of a disk, the PCI ID repository for vendors.
+A controller that the host uses itself is shown, and no server gets it. So is
+one that has something on it when it is first seen: what it had as it was
+offered first, it may have from a server since. Sources: the PCI code of the
+NVM Express interface (010802), drivers/nvme/host of Linux for what is below a
+controller in sysfs, the NVM Express Base Specification 2.0 for what a server
+can change of a disk, the PCI ID repository for vendors.
 
 The record of a disk is the serial number, the firmware revision and the
 namespaces that it had when it was first seen. It is part of the device, which

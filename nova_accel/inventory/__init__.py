@@ -158,7 +158,7 @@ class Inventory:
         Quarantine does not matter while the card answers. A card that is not
         well is asked, under its time limit ([accel] discovery_timeout).
 
-        :raises DeviceUnavailable: it is gone, or another card is there, its
+        :raises DeviceUnavailable: it is gone, its slot has another card, its
             card hangs, or it does not answer.
         """
         address, index = claim.device_address, claim.region_index
@@ -240,9 +240,8 @@ class Inventory:
         """
         found = {}
         for address, device in self.devices.items():
-            handles = [*device.handles, *(
-                h for region in device.regions for h in region.handles)]
-            mine = {h.address for h in handles if h.address in in_guests}
+            mine = {h.address for h in device.all_handles
+                    if h.address in in_guests}
             found.update({a: in_guests[a] for a in mine})
             if mine:
                 part = min(mine)
@@ -411,14 +410,9 @@ class Inventory:
     # What Placement shows
 
     @property
-    def node(self) -> str | None:
-        """The name of the compute node that Nova told last."""
-        with self._lock:
-            return self._root[0] if self._root else None
-
-    @property
     def root(self) -> tuple[str, str] | None:
-        """The name and the provider uuid of that node."""
+        """The name and the provider uuid of the compute node that Nova told
+        last."""
         with self._lock:
             return self._root
 
@@ -453,10 +447,7 @@ class Inventory:
             return self._make([moving.get(claim.uuid, claim)
                                for claim in self._store.claims()],
                               node, root_uuid, self.held_back)
-        claims = None
-        claims_are = getattr(self._store, 'generation', None)
-        if claims_are is None:
-            claims_are = claims = self._store.claims()
+        claims_are = self._store.generation
         with self._lock:
             held_back = self._held_back
             generation = (self._table.generation, claims_are, held_back, node,
@@ -464,18 +455,14 @@ class Inventory:
             if self._made[0] == generation:
                 return self._made[1]
             before = self._made[1]
-        made = self._make(
-            self._store.claims() if claims is None else claims, node,
-            root_uuid, held_back)
+        made = self._make(self._store.claims(), node, root_uuid, held_back)
         # what did not change is the same object, so that it costs nothing
         # when the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new
                 for uuid, new in made.items()}
         with self._lock:
             self._made = generation, made
-            self._parts = {(address, p.region_index): uuid
-                           for uuid, p in made.items()
-                           for address in p.addresses}
+            self._parts = providers.by_part(made)
         return made
 
     def _make(self, claims, node, root_uuid, held_back):

@@ -127,8 +127,7 @@ class DeviceTable:
         """The devices by address with computed health; not to be changed."""
         with self._lock:
             # claims change what is misplaced
-            made_of = (self._generation,
-                       getattr(self._store, 'generation', None))
+            made_of = self._generation, self._store.generation
             if self._snapshot[0] != made_of:
                 with contextlib.suppress(exception.AcceleratorsUnavailable):
                     self._misplaced = self._not_to_be_given()

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Which card is the one that a server got: decided here, and nowhere else.
 
-A claim remembers the serial number of its device. A PCI address names a place
-in the host: the host may have booted with other numbers, or somebody may have
-exchanged cards.
+A claim remembers the serial number of its device, because a PCI address only
+names a place in the host: a boot may number the places anew, and people
+exchange cards.
 
 ======================== ================= =================================
 at the claim's address   the card of the   where it is

@@ -25,8 +25,8 @@ class Merged:
     returned: int = 0
     #: whether all that wait are reserved in Placement
     shown: bool = False
-    #: of a pool: what is reserved of it; to be written down before Placement
-    #: gets it. None: as the operator has it, and nothing is to be known
+    #: of a pool: what is reserved of it; the store gets it before Placement.
+    #: None: all that is reserved is the operator's, and the store needs no row
     reserved: model.Reserved | None = None
 
 
@@ -141,7 +141,7 @@ class Provider:
 
 @dataclasses.dataclass(frozen=True)
 class _Counts:
-    """What is to be reserved of a pool."""
+    """What a pool reserves."""
 
     operators: int
     #: for Placement
@@ -296,6 +296,18 @@ def providers(devices: Iterable[model.Device],
                          (sets or {}).get(name))
         result[provider.uuid] = provider
     return result
+
+
+def by_part(shown: Mapping[str, Provider],
+            ) -> dict[tuple[str, int | None], str]:
+    """The provider that shows a device or a region: (device address, region
+    index) -> provider uuid.
+
+    :param shown: providers by uuid.
+    """
+    return {(address, provider.region_index): uuid
+            for uuid, provider in shown.items()
+            for address in provider.addresses}
 
 
 class _Use:

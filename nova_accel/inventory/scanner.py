@@ -61,7 +61,7 @@ class Scanner:
         self._fingerprints: dict[str, object] = {}
         #: address -> its state at its last examine()
         self._states: dict[str, object] = {}
-        #: address -> serial number of the device that is there since it came
+        #: address -> serial number of its device, read when the device came
         self._serials: dict[str, str] = {}
         #: drivers whose last find() failed -> why
         self._failed: dict[str, str] = {}
@@ -510,11 +510,9 @@ def _with_policy(device: model.Device) -> model.Device:
         # a device that is not well has the traits from before
         device = dataclasses.replace(device, traits=tuple(
             t for t in device.traits if t != naming.ONE_TIME_USE))
-    handles = [*device.handles, *(
-        h for region in device.regions for h in region.handles)]
     if not any(handover.policy(device.driver, address, device.address)
                is handover.Policy.OPERATOR for address in (
-                   device.address, *(h.address for h in handles))):
+                   device.address, *(h.address for h in device.all_handles))):
         return device
     if device.creatable:
         return dataclasses.replace(

@@ -68,7 +68,7 @@ class _Pass:
     returned: list[model.Waiting] = dataclasses.field(default_factory=list)
     #: handles that Placement shows as reserved
     shown: list[model.Waiting] = dataclasses.field(default_factory=list)
-    #: (uuid of a pool, what is to be written down of it)
+    #: (uuid of a pool, what the store gets of it)
     pools: list[tuple[str, model.Reserved | None]] = dataclasses.field(
         default_factory=list)
 
@@ -108,8 +108,8 @@ class Tree:
         :param wanted: our providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
         :param in_use: whether anything is allocated from a provider uuid.
-        :param used: how much of a provider is to be allocated in the same
-            request to Placement.
+        :param used: how much of a provider the same request to Placement
+            allocates.
         :returns: those of gone of which nothing is left in the tree; the
             uuids of providers that were there and were changed.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
@@ -183,8 +183,8 @@ class Tree:
             self._plan_one(plan, provider, shown, in_use)
 
     def _leave_room(self, plan, there, wanted, used) -> None:
-        """Reserve nothing of what is to be allocated in the same request,
-        which Placement would refuse; the next pass reserves it again."""
+        """Placement refuses a request that reserves what it allocates: leave
+        room for the allocations; the next pass reserves it again."""
         planned = dict(plan.inventories)
         for uuid in {*there, *planned}:
             amount = used(uuid)

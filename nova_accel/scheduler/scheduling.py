@@ -188,7 +188,7 @@ class Scheduling:
             if (summary.get('root_provider_uuid') == root
                     and name in summary['resources']):
                 if provider not in found:
-                    # without any room in the tree there is no summary of it
+                    # Placement sums up no tree without room
                     full = summary['resources'][name]
                     summary = {**summary, 'resources': {
                         **summary['resources'],

@@ -134,13 +134,16 @@ class SimulatedKernel(dfl.DflOperations,
 
     def _attribute(self, path):
         node, place = sysfs.find(self._tree(), path)
-        while self._hangs(place):
-            time.sleep(_TICK)
+        self._wait_while_it_hangs(place)
         if isinstance(node, dict):
             raise sysfs.error(errno.EISDIR, path)
         if isinstance(node, sysfs.Errno):
             raise sysfs.error(node, path)
         return node
+
+    def _wait_while_it_hangs(self, place):
+        while self._hangs(place):
+            time.sleep(_TICK)
 
     def _hangs(self, place):
         host, state = self._look()
@@ -170,8 +173,7 @@ class SimulatedKernel(dfl.DflOperations,
     def read_device_serial(self, function):
         host, state = self._look()
         card, vf = self._owner(host, state, function)
-        while self._hangs(f'/{card.address}/config'):
-            time.sleep(_TICK)
+        self._wait_while_it_hangs(f'/{card.address}/config')
         mine = state['cards'][card.address]
         return '' if vf is not None or card.faulty(mine).get('dead') else (
             mine['device_serial'])

@@ -27,11 +27,11 @@ class CommandTestCase(testtools.TestCase):
         self.config = os.path.join(self.directory, 'nova.conf')
         self.configure()
 
-    def configure(self, accel=()):
+    def configure(self, **accel):
         with open(self.config, 'w') as file:
             file.write(f'[DEFAULT]\nhost = compute1\n'
                        f'state_path = {self.directory}\n[accel]\n')
-            for name, value in dict(accel).items():
+            for name, value in accel.items():
                 file.write(f'{name} = {value}\n')
 
     def start(self, *arguments):

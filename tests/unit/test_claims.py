@@ -150,6 +150,17 @@ class ClaimStoreTest(StoreTestCase):
             self.assertEqual(({other}, [held]), (
                 store.unsettled(), store.claims()))
 
+    def test_settle_while_another_thread_does(self):
+        one, other = (model.Unsettled(address='0000:5e:00.0'),
+                      model.Unsettled(serial='S1'))
+
+        def late():
+            self.store.settle([model.EVERYTHING], [other])
+            yield one
+        self.store.settle(todo=late())
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual({one, other}, store.unsettled())
+
     def test_update_of_a_claim_that_was_read_long_ago(self):
         one, gone = claim(), claim(handle=handle(1))
         self.store.add([one, gone])

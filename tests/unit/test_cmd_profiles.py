@@ -21,7 +21,7 @@ class ProfilesTestCase(commands.CommandTestCase):
         super().setUp()
         self.profiles = os.path.join(self.directory, 'profiles')
         os.mkdir(self.profiles)
-        self.configure(accel={'device_profiles': self.profiles})
+        self.configure(device_profiles=self.profiles)
         self.good = self.write('nlb.yaml', NLB)
 
     def write(self, name, text):

@@ -32,13 +32,13 @@ class TreeTest(InventoryTestBase):
         self.assertEqual((1, 0), (data[REGION].inventory[CLASS]['total'],
                                   data[REGION].inventory[CLASS]['reserved']))
         self.assertIn(naming.PROGRAMMABLE, data[REGION].traits)
-        self.assertEqual(NODE, self.inventory.node)
+        self.assertEqual((NODE, self.root), self.inventory.root)
         self.assertEqual(4, len(self.inventory.providers()))
 
     def test_nothing_before_nova_asked(self):
         self.inventory.scan()
         self.assertEqual(({}, None), (self.inventory.providers(),
-                                      self.inventory.node))
+                                      self.inventory.root))
         self.assertEqual([], self.inventory.allocated({self.root: {
             'resources': {CLASS: 1}}}))
         self.assertEqual(4, len(self.inventory.providers_of(NODE, self.root)))
