@@ -20,12 +20,14 @@ NOVA_ACCEL_VERBOSE
 
 import collections
 import contextlib
+import faulthandler
 import itertools
 import os
 import random
 import re
 import shutil
 import sys
+import threading
 import time
 from unittest import mock
 
@@ -60,6 +62,8 @@ STEPS = 20
 SERVERS = 4
 #: within which the last event of an operation ends
 LAST_EVENT = 2
+#: after which a step stands still; its longest waits last process.PATIENCE
+STANDSTILL = 900
 
 HOSTS, CARDS = random_steps.HOSTS, random_steps.CARDS
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -140,8 +144,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.shrinks = bool(given('NOVA_ACCEL_SHRINK'))
         start = time.monotonic()
         try:
-            for seed in itertools.count(first):
-                self.play(type('Series', (OfThisCloud,), {}), seed)
+            for self.seed in itertools.count(first):
+                self.play(type('Series', (OfThisCloud,), {}), self.seed)
                 if time.monotonic() >= start + 60 * minutes:
                     break
         except Exception as error:
@@ -151,7 +155,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             if blob:
                 self.say(f'To play this again: NOVA_ACCEL_REPRODUCE={blob[1]} '
                          f'make functional TEST={self.id()}')
-            self.say(f'To play its series again: NOVA_ACCEL_SEED={seed} '
+            self.say(f'To play its series again: NOVA_ACCEL_SEED={self.seed} '
                      f'make functional TEST={self.id()}')
             raise
         finally:
@@ -217,6 +221,9 @@ class RandomOperationsTest(operations.OperationsTestBase):
     @contextlib.contextmanager
     def told(self, where):
         """A failure is told with what was done before."""
+        watch = threading.Timer(STANDSTILL, self.end_of_patience)
+        watch.daemon = True
+        watch.start()
         try:
             yield
         except Exception as error:
@@ -227,6 +234,17 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.addDetail('operations', content.text_content(text))
             self.say(f'{text}\n{type(error).__name__}: {error}')
             raise
+        finally:
+            watch.cancel()
+
+    def end_of_patience(self):
+        """Threads that wait for each other cannot be ended but with their
+        process; what each of them waits for is told first."""
+        self.say('\n'.join(self.log))
+        self.say(f'This has not ended within {STANDSTILL} s, in the series '
+                 f'NOVA_ACCEL_SEED={self.seed}. The threads:')
+        faulthandler.dump_traceback(file=sys.__stderr__)
+        os._exit(1)
 
     def holds(self):
         """After each step."""
