@@ -9,6 +9,10 @@
   are formatted.
 * Idle threads, of which restarts leave hundreds, sleep until there is work or
   their end. Those of futurist would wake up all the time to look for it.
+* The lock of Nova's fixture of cells lets readers in while a writer waits. A
+  conductor that holds it to read and calls a nova-compute would wait for that,
+  nova-compute for the writer, and the writer for the conductor, until the call
+  ends after half an hour.
 * Nova's helpers that wait look after 0.05 s, and then less and less often, for
   as long as a loaded machine may need. They would look every 0.5 s, and give
   up after 5 s.
@@ -174,6 +178,7 @@ def prepare():
         nova_fixtures.StandardLogging.setUp)
     nova_fixtures.ConfFixture.setUp = _unchecked(
         nova_fixtures.ConfFixture.setUp)
+    nova_fixtures.ReaderWriterLock.has_pending_writers = False
     futurist._thread.ThreadWorker._wait_for_work = _sleep_until_work
     futurist._thread.ThreadWorker.stop = _wake_and_stop
     integrated_helpers.time = types.SimpleNamespace(
