@@ -40,7 +40,8 @@ class QatTest(operations.OperationsTestBase):
         self.assertEqual(
             ({CLASS: (16, 0)},
              {'CUSTOM_QAT_INTEL', 'CUSTOM_QAT_INTEL_4XXX',
-              'CUSTOM_QAT_INTEL_GEN4', 'OWNER_CYBORG', service('dc')}),
+              'CUSTOM_QAT_INTEL_GEN4', 'OWNER_CYBORG', service('dc'),
+              'CUSTOM_ACCELERATOR_PCIE_ROOT_0000_70'}),
             self.tree(COMPRESSION)[:2])
         for services, bus in ((['dc'], '70'), (['sym', 'asym'], '6b')):
             server = self.boot_for(*services)

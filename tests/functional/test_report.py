@@ -44,7 +44,8 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual({}, tree[self.device][0])
         self.assertEqual(
             {'CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_ARRIA10',
-             'CUSTOM_FPGA_INTEL_ARRIA10', 'OWNER_CYBORG'}, tree[self.device][1])
+             'CUSTOM_FPGA_INTEL_ARRIA10', 'OWNER_CYBORG',
+             'CUSTOM_ACCELERATOR_PCIE_ROOT_0000_5E'}, tree[self.device][1])
         function = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
         shell = '9926AB6D_6C92_5A68_AABC_A7D84C545738'
         self.assertEqual(tree[self.device][1] | {
