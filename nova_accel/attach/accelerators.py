@@ -709,6 +709,19 @@ class Accelerators:
         """What the guest of a server has to have, in a stable order."""
         return [claim.handle for claim in self.holdings.of(server_uuid)]
 
+    def numa_nodes(self, server_uuid: str) -> dict[str, int]:
+        """Where in the host what a server holds is.
+
+        :returns: address of a handle -> NUMA node of its device, where that
+            is known.
+        """
+        devices = self.inventory.devices
+        return {
+            claim.handle.address: node
+            for claim in self.holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            and (node := device.numa_node) is not None}
+
     @staticmethod
     def exclusive(server_uuid: str) -> contextlib.AbstractContextManager:
         """While the claims, or the devices in a running guest, are changed.
