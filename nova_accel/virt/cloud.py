@@ -272,7 +272,19 @@ def server_of(instance) -> request.Server:
         instance.uuid, instance.project_id, specs,
         {key.removeprefix('image_'): value
          for key, value in instance.system_metadata.items()
-         if key.startswith('image_accel')})
+         if key.startswith('image_accel')},
+        # on a compute host Nova's claim has made a cell's id that of the
+        # host's cell (nova.virt.hardware.numa_fit_instance_to_host)
+        frozenset(cell.id for cell in _loaded(
+            instance, 'numa_topology', 'cells')),
+        tuple(device.address for device in _loaded(
+            instance, 'pci_devices', 'objects')))
+
+
+def _loaded(instance, field, items):
+    """What a list of Nova's record of a server has, where it is loaded."""
+    found = getattr(instance, field) if field in instance else None
+    return getattr(found, items) if found else ()
 
 
 def migration_of(context, instance):
