@@ -14,6 +14,7 @@ import functools
 import re
 import textwrap
 from typing import Any
+import uuid
 
 from oslo_log import log as logging
 from oslo_utils import strutils
@@ -80,6 +81,18 @@ class AcceleratorRequest:
             return [self]
         return [dataclasses.replace(self, alternatives=()),
                 *self.alternatives]
+
+    def got(self, region: model.Region) -> str | None:
+        """The function of a region that does for the request: its id, or its
+        name where the flavor has names; None where it has none of them."""
+        for choice in self.choices:
+            if choice.function_id and (
+                    choice.function_id == region.function_uuid):
+                return str(uuid.UUID(choice.function_id))
+            if choice.function_name and (
+                    choice.function_name == region.function_name):
+                return choice.function_name
+        return None
 
     def only(self, function: str) -> 'AcceleratorRequest':
         """The request without its other choices, where it has one by id."""

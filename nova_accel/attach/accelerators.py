@@ -11,7 +11,7 @@ unplug  a server loses just these claims; each ends once its device is clean.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
 import os
@@ -721,6 +721,31 @@ class Accelerators:
     def handles(self, server_uuid: str) -> list[model.AttachHandle]:
         """What the guest of a server has to have, in a stable order."""
         return [claim.handle for claim in self.holdings.of(server_uuid)]
+
+    def to_tell(self, server: request.Server, metadata: Mapping[str, str],
+                ) -> dict[str, str]:
+        """What the owner of a server is to read in its metadata: which of the
+        functions that a group lists the server got.
+
+        A key of an earlier flavor is corrected, and no other is touched.
+
+        :param metadata: as they are.
+        :returns: what has to change: ``accel<group>:function`` -> function id
+            or function name, as the flavor lists it.
+        """
+        if not any(wanted.programs for wanted in server.requests):
+            return {}
+        changes = {}
+        held = self.holdings.of(server.uuid)
+        for wanted, claims in _by_request(server.requests, held):
+            key = f'accel{wanted.group}:function'
+            if not (wanted.alternatives or key in metadata):
+                continue
+            region = self.programming.region_of(claims)
+            got = region and wanted.got(region)
+            if got and metadata.get(key) != got:
+                changes[key] = got
+        return changes
 
     def numa_nodes(self, server_uuid: str) -> dict[str, int]:
         """Where in the host what a server holds is.

@@ -3,6 +3,9 @@
 
 import uuid
 
+import fixtures
+from nova.virt.libvirt import driver as libvirt_driver
+
 from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
@@ -218,14 +221,30 @@ class NamedTest(base.AcceleratorTestBase):
         self.upload_bitstream(
             base.NLB0, properties={'accel:function_name': 'loopback',
                                    'accel:function_id': base.NLB0})
-        for specs in (base.fpga_flavor(function_name='loopback'),
-                      base.fpga_flavor(function_name='other,loopback'),
-                      base.fpga_flavor(
-                          function_id=f'{base.CRYPTO},{base.NLB0}')):
+        drives = []
+        self.useFixture(fixtures.MockPatchObject(
+            libvirt_driver.LibvirtDriver, '_create_configdrive',
+            lambda driver, context, instance, *args, **kwargs: drives.append(
+                dict(instance.metadata))))
+        key = 'accel1:function'
+        for specs, told in (
+                (base.fpga_flavor(function_name='loopback'), {}),
+                (base.fpga_flavor(function_name='other,loopback'),
+                 {key: 'loopback'}),
+                (base.fpga_flavor(function_id=f'{base.CRYPTO},{base.NLB0}'),
+                 {key: base.NLB0})):
             server = self.boot(specs)
             self.assertEqual(['0000:5e:00.1'], self.hostdevs(server))
             self.assertIn(naming.function_name_trait('loopback'),
                           self.traits('compute1_accel_0000:5e:00.0_region0'))
+            # the owner is told, and the guest by its config drive
+            self.assertEqual([told, told], [
+                self.api.get_server(server['id'])['metadata'], drives[-1]])
+            self.api.post_server_metadata(
+                server['id'], {'mine': 'kept', **dict.fromkeys(told, 'x')})
+            self._reboot_server(server, hard=True)
+            self.assertEqual({'mine': 'kept', **told}, self.api.get_server(
+                server['id'])['metadata'])
             self._delete_server(server)
 
 
