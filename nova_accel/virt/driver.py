@@ -178,8 +178,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,
             block_device_info, context, *args, **kwargs)
-        self.cloud.hostdevs.add(
-            guest, handles, self.accelerators.numa_nodes(instance.uuid))
+        if handles:
+            self.cloud.hostdevs.add(
+                guest, handles, self.accelerators.numa_nodes(instance.uuid))
         return guest
 
     def _handles_to_start(self, context, instance):

@@ -98,8 +98,8 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
     :returns: those of them that have a port -> the index of that; the others
         are where libvirt puts them. The log says why.
     """
-    cells = _cells(xml)
-    if not cells or not nodes:
+    cells = _cells(xml) if nodes else {}
+    if not cells:
         return {}
     below: dict[int, list[str]] = {}
     for device, node in nodes.items():

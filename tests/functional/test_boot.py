@@ -233,18 +233,18 @@ class NamedTest(base.AcceleratorTestBase):
                  {key: 'loopback'}),
                 (base.fpga_flavor(function_id=f'{base.CRYPTO},{base.NLB0}'),
                  {key: base.NLB0})):
-            server = self.boot(specs)
+            server = self._wait_for_state_change(self.api.post_server({
+                'server': {**self._build_server(
+                    image_uuid=self.glance.guest_image, networks='none',
+                    flavor_id=self._create_flavor(extra_spec=specs)),
+                    'metadata': {'mine': 'kept', **dict.fromkeys(told, 'x')},
+                }}), 'ACTIVE')
             self.assertEqual(['0000:5e:00.1'], self.hostdevs(server))
             self.assertIn(naming.function_name_trait('loopback'),
                           self.traits('compute1_accel_0000:5e:00.0_region0'))
             # the owner is told, and the guest by its config drive
-            self.assertEqual([told, told], [
+            self.assertEqual([{'mine': 'kept', **told}] * 2, [
                 self.api.get_server(server['id'])['metadata'], drives[-1]])
-            self.api.post_server_metadata(
-                server['id'], {'mine': 'kept', **dict.fromkeys(told, 'x')})
-            self._reboot_server(server, hard=True)
-            self.assertEqual({'mine': 'kept', **told}, self.api.get_server(
-                server['id'])['metadata'])
             self._delete_server(server)
 
 

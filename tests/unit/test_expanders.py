@@ -150,6 +150,10 @@ class ExpandersTest(testtools.TestCase):
         self.assertEqual({'3b:00.1': False}, ports(after))
         return self.log.output
 
+    def test_server_without_devices(self):
+        add(guest_xml(machine='pc'), {})
+        self.assertEqual('', self.log.output)
+
     def test_guest_without_nodes(self):
         self.assertEqual('', self.left_alone(None))
 
