@@ -14,6 +14,7 @@ import functools
 import re
 import textwrap
 from typing import Any
+import uuid
 
 from oslo_log import log as logging
 from oslo_utils import strutils
@@ -81,6 +82,18 @@ class AcceleratorRequest:
         return [dataclasses.replace(self, alternatives=()),
                 *self.alternatives]
 
+    def got(self, region: model.Region) -> str | None:
+        """The function of a region that does for the request: its id, or its
+        name where the flavor has names; None where it has none of them."""
+        for choice in self.choices:
+            if choice.function_id and (
+                    choice.function_id == region.function_uuid):
+                return str(uuid.UUID(choice.function_id))
+            if choice.function_name and (
+                    choice.function_name == region.function_name):
+                return choice.function_name
+        return None
+
     def only(self, function: str) -> 'AcceleratorRequest':
         """The request without its other choices, where it has one by id."""
         return next((choice for choice in self.choices
@@ -137,6 +150,8 @@ class Affinity:
     one_root: bool = False
     #: whether it is better when they are close together
     close: bool = True
+    #: whether the nodes have to be those of the guest, where it has any
+    with_guest: bool = False
 
     @property
     def is_strict(self) -> bool:
@@ -173,7 +188,7 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
             # Nova refuses such a flavor in its own words
             nodes = 1
     return Affinity(nodes=1 if same else nodes, one_root=same == 'pcie_root',
-                    close=wish != 'none')
+                    close=wish != 'none', with_guest=wish == 'required')
 
 
 def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
@@ -295,6 +310,11 @@ class Server:
     #: of the image that the server was made or rebuilt of
     image_properties: Mapping[str, str] = dataclasses.field(
         default_factory=dict)
+    #: NUMA nodes of its host on which Nova has placed its guest's; empty
+    #: where the guest has none, or they are not known
+    numa_nodes: frozenset[int] = frozenset()
+    #: addresses of PCI devices of the host that Nova has given it
+    pci_devices: tuple[str, ...] = ()
 
     @functools.cached_property
     def requests(self) -> list[AcceleratorRequest]:

@@ -11,7 +11,7 @@ unplug  a server loses just these claims; each ends once its device is clean.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
 import os
@@ -39,6 +39,7 @@ from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import naming
@@ -476,18 +477,30 @@ class Accelerators:
         devices = self.inventory.devices
         wants += [closeness.Want([devices[claim.device_address].place], 1)
                   for claim in kept if claim.device_address in devices]
-        chosen = closeness.choose(
-            wants, _limit(server.affinity), server.affinity.close)
-        if chosen is None:
+        if server.affinity.close:
+            wants += [closeness.Want(
+                [self._place(address)], 1, anywhere=True)
+                for address in server.pci_devices]
+        for limit in _limits(server):
+            chosen = closeness.choose(wants, limit, server.affinity.close)
+            if chosen is not None:
+                break
+        else:
             there = textwrap.shorten(_where(
                 (device for found in free.values() for device, _ in found),
                 server.affinity.one_root), 70, placeholder=' ...')
             raise exception.DeviceUnavailable(
                 f'Server {server.uuid} wants all accelerators '
-                f'{server.affinity}, and of what it was allocated this host '
+                f'{server.affinity}{_of_guest(server)}, and of what it was '
+                f'allocated this host '
                 f'has free {there}: the build is retried on another host.')
         return {uuid: [free[uuid][number] for number in numbers]
                 for uuid, numbers in zip(amounts, chosen)}
+
+    def _place(self, address):
+        """As model.Device.place, of a PCI function that is Nova's own."""
+        return (pci.numa_node(self.kernel, address),
+                *pci.bridges(self.kernel, address), address)
 
     def _new_claims(self, server, take, chosen):
         wanted = take.wanted
@@ -709,6 +722,44 @@ class Accelerators:
         """What the guest of a server has to have, in a stable order."""
         return [claim.handle for claim in self.holdings.of(server_uuid)]
 
+    def to_tell(self, server: request.Server, metadata: Mapping[str, str],
+                ) -> dict[str, str]:
+        """What the owner of a server is to read in its metadata: which of the
+        functions that a group lists the server got.
+
+        A key of an earlier flavor is corrected, and no other is touched.
+
+        :param metadata: as they are.
+        :returns: what has to change: ``accel<group>:function`` -> function id
+            or function name, as the flavor lists it.
+        """
+        if not any(wanted.programs for wanted in server.requests):
+            return {}
+        changes = {}
+        held = self.holdings.of(server.uuid)
+        for wanted, claims in _by_request(server.requests, held):
+            key = f'accel{wanted.group}:function'
+            if not (wanted.alternatives or key in metadata):
+                continue
+            region = self.programming.region_of(claims)
+            got = region and wanted.got(region)
+            if got and metadata.get(key) != got:
+                changes[key] = got
+        return changes
+
+    def numa_nodes(self, server_uuid: str) -> dict[str, int]:
+        """Where in the host what a server holds is.
+
+        :returns: address of a handle -> NUMA node of its device, where that
+            is known.
+        """
+        devices = self.inventory.devices
+        return {
+            claim.handle.address: node
+            for claim in self.holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            and (node := device.numa_node) is not None}
+
     @staticmethod
     def exclusive(server_uuid: str) -> contextlib.AbstractContextManager:
         """While the claims, or the devices in a running guest, are changed.
@@ -733,12 +784,28 @@ class Accelerators:
         self.holdings.restore_after_revert(server_uuid)
 
 
-def _limit(affinity: request.Affinity) -> closeness.Limit | None:
+def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
+    """What the devices of a server have to satisfy, the best limit first."""
+    affinity, nodes = server.affinity, server.numa_nodes
+    limit = None
     if affinity.one_root:
-        return closeness.Limit(depth=2, most=1)
-    if affinity.nodes is None:
-        return None
-    return closeness.Limit(depth=1, most=affinity.nodes)
+        limit = closeness.Limit(depth=2, most=1)
+    elif affinity.nodes is not None:
+        limit = closeness.Limit(depth=1, most=affinity.nodes)
+    if nodes and affinity.close:
+        # None: where the kernel tells no node
+        yield (limit or closeness.Limit(1, len(nodes)))._replace(
+            within={*nodes, None})
+        if affinity.with_guest:
+            return
+    yield limit
+
+
+def _of_guest(server: request.Server) -> str:
+    if not (server.affinity.with_guest and server.numa_nodes):
+        return ''
+    nodes = ', '.join(map(str, sorted(server.numa_nodes)))
+    return f' of its guest ({nodes})'
 
 
 def _where(devices: Iterable[model.Device], by_root: bool) -> str:

@@ -29,6 +29,8 @@ class Want(typing.NamedTuple):
     places: Sequence[Place]
     #: from 0 up to the number of places
     amount: int
+    #: whether no limit concerns it: what the server has beside
+    anywhere: bool = False
 
 
 class Limit(typing.NamedTuple):
@@ -38,6 +40,8 @@ class Limit(typing.NamedTuple):
     #: for PCI root complexes
     depth: int
     most: int
+    #: first names of places that are allowed; None: all
+    within: Collection[Hashable] | None = None
 
 
 class _Choice(typing.NamedTuple):
@@ -68,9 +72,10 @@ def choose(wants: Sequence[Want], limit: Limit | None = None,
     :returns: positions in the places of each want, in their order; None if no
         choice satisfies the limit.
     """
-    depth, most = limit or (0, 1)
+    depth, most, within = limit or Limit(0, 1)
     there = list(dict.fromkeys(
-        place[:depth] for want in wants for place in want.places)) or [()]
+        place[:depth] for want in wants if not want.anywhere
+        for place in want.places if within is None or place[0] in within))
     found = [_best_below(wants, set(allowed), depth, together) for allowed
              in itertools.combinations(there, min(most, len(there)))]
     best = max(filter(None, found), key=operator.attrgetter('worth'),
@@ -90,7 +95,8 @@ def _best_below(wants, allowed, depth, together) -> _Choice | None:
     for number in sorted(range(len(wants)),
                          key=lambda number: _is_free(wants[number])):
         best = _Search([wants[number], *(
-            Want([wants[n].places[position]], 1) for n, position in chosen)],
+            Want([wants[n].places[position]], 1, wants[n].anywhere)
+            for n, position in chosen)],
             depth, together).best(allowed)
         if best is None:
             return None
@@ -151,7 +157,8 @@ class _Search:
             mine[item[0]].append(item)
         ranges = []
         for want, fixed, found in zip(self._wants, self._fixed, mine):
-            most = min(want.amount, len(found)) if allowed else 0
+            most = (min(want.amount, len(found))
+                    if allowed or want.anywhere else 0)
             least = want.amount if fixed and found else 0
             ranges.append(range(most, least - 1, -1))
         return {counts: _Choice((0, 0), tuple(

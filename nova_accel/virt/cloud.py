@@ -16,6 +16,7 @@ from nova import exception as nova_exception
 from nova.image import glance as nova_glance
 from nova import objects
 from oslo_concurrency import lockutils
+from oslo_log import log as logging
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
@@ -24,6 +25,7 @@ from nova_accel import request
 from nova_accel.virt import guest as guest_devices
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 #: how often a write to Placement is tried where others write as well
 _TRIES = 5
 #: beginnings of the extra specs that request.parse() looks at
@@ -215,6 +217,25 @@ class NovaCloud:
             if instance.metadata.get(key) == text:
                 return
 
+    def tell(self, instance, changes):
+        """Change metadata of a server that Nova works on, of which it holds
+        the record: the config drive is made of that.
+
+        Nova lets no owner write metadata meanwhile (check_instance_state of
+        nova.compute.api.API.update_instance_metadata), so that none is lost.
+
+        :param instance: nova.objects.Instance
+        """
+        try:
+            for key, text in changes.items():
+                self.say(instance.uuid, key, text)
+            instance.metadata = {**instance.metadata, **changes}
+            # it is written, and Nova would write all of it again
+            instance.obj_reset_changes(['metadata'])
+        except Exception as error:
+            LOG.warning('Server %s is not told %s (%s): hard reboot it.',
+                        instance.uuid, changes, error)
+
     # Guests
 
     def guests(self):
@@ -272,7 +293,19 @@ def server_of(instance) -> request.Server:
         instance.uuid, instance.project_id, specs,
         {key.removeprefix('image_'): value
          for key, value in instance.system_metadata.items()
-         if key.startswith('image_accel')})
+         if key.startswith('image_accel')},
+        # on a compute host Nova's claim has made a cell's id that of the
+        # host's cell (nova.virt.hardware.numa_fit_instance_to_host)
+        frozenset(cell.id for cell in _loaded(
+            instance, 'numa_topology', 'cells')),
+        tuple(device.address for device in _loaded(
+            instance, 'pci_devices', 'objects')))
+
+
+def _loaded(instance, field, items):
+    """What a list of Nova's record of a server has, where it is loaded."""
+    found = getattr(instance, field) if field in instance else None
+    return getattr(found, items) if found else ()
 
 
 def migration_of(context, instance):

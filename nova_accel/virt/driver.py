@@ -172,10 +172,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                           *args, **kwargs):
         """Wherever Nova makes guest XML: add what the server holds."""
         handles = self._handles_to_start(context, instance)
+        if handles and (changes := self.accelerators.to_tell(
+                cloud.server_of(instance), instance.metadata)):
+            self.cloud.tell(instance, changes)
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,
             block_device_info, context, *args, **kwargs)
-        self.cloud.hostdevs.add(guest, handles)
+        if handles:
+            self.cloud.hostdevs.add(
+                guest, handles, self.accelerators.numa_nodes(instance.uuid))
         return guest
 
     def _handles_to_start(self, context, instance):

@@ -5,13 +5,14 @@ The one name of Nova here is its classes of libvirt XML. Guests are Nova's
 nova.virt.libvirt.guest.Guest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import time
 
 from nova.virt.libvirt import config
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.virt import expanders
 
 #: how long a guest may take to let go of a device
 _DETACH_SECONDS = 20
@@ -24,21 +25,33 @@ class Hostdevs:
             libvirt binds a PCI function to VFIO and back."""
         self._set_managed = set_managed
 
-    def add(self, xml, handles: Iterable[model.AttachHandle]) -> None:
-        """Into guest XML: Nova's LibvirtConfigGuest."""
+    def add(self, xml, handles: Iterable[model.AttachHandle],
+            nodes: Mapping[str, int]) -> None:
+        """Into guest XML: Nova's LibvirtConfigGuest.
+
+        :param nodes: address of a handle -> the NUMA node of its device on
+            this host, where that is known.
+        """
         # Nova puts back every mdev that it finds in an earlier guest
         there = _addresses(xml.devices)
-        for handle in handles:
-            if handle.address not in there:
-                for hostdev in self._hostdevs(handle):
-                    xml.add_device(hostdev)
+        hostdevs = [(hostdev, nodes.get(handle.address)) for handle in handles
+                    if handle.address not in there
+                    for hostdev in self._hostdevs(handle)]
+        ports = expanders.add(xml, {
+            _address(hostdev): node for hostdev, node in hostdevs})
+        for hostdev, _ in hostdevs:
+            hostdev.port = ports.get(_address(hostdev))
+            xml.add_device(hostdev)
 
     def attach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
-        """Into a running guest, where it has not got them."""
+        """Into a running guest, where it has not got them; a device that was
+        in it before comes back to its place."""
         there = self.addresses(guest)
         for handle in handles:
             for hostdev in self._hostdevs(handle):
-                if not _addresses([hostdev]) <= there:
+                if _address(hostdev) not in there:
+                    hostdev.port = expanders.port_of(
+                        _address(hostdev), guest.get_xml_desc())
                     guest.attach_device(hostdev, live=True)
 
     def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
@@ -70,26 +83,36 @@ class Hostdevs:
 
     def _hostdevs(self, handle):
         if handle.type is model.HandleType.MDEV:
-            hostdev = config.LibvirtConfigGuestHostdevMDEV()
+            hostdev = _Mdev()
             hostdev.uuid = handle.address
             yield hostdev
             return
         for address in (handle.address, *handle.companions):
-            hostdev = config.LibvirtConfigGuestHostdevPCI()
+            hostdev = _Function()
             hostdev.domain, hostdev.bus, rest = address.split(':')
             hostdev.slot, hostdev.function = rest.split('.')
             self._set_managed(hostdev, 'true' if handle.managed else 'false')
             yield hostdev
 
 
+class _Mdev(expanders.BehindPort, config.LibvirtConfigGuestHostdevMDEV):
+    pass
+
+
+class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
+    pass
+
+
 def _addresses(devices) -> set[str]:
-    result = set()
-    for device in devices:
-        if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
-            result.add(device.uuid)
-        elif isinstance(device, config.LibvirtConfigGuestHostdevPCI):
-            result.add('{:04x}:{:02x}:{:02x}.{:x}'.format(*(
-                int(part, 16) for part in (
-                    device.domain, device.bus, device.slot,
-                    device.function))))
-    return result
+    return set(filter(None, map(_address, devices)))
+
+
+def _address(device) -> str:
+    """As in model.AttachHandle; '' for what is not a hostdev."""
+    if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
+        return device.uuid
+    if isinstance(device, config.LibvirtConfigGuestHostdevPCI):
+        return '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
+            int(part, 16) for part in (
+                device.domain, device.bus, device.slot, device.function)))
+    return ''

@@ -14,12 +14,12 @@ ALIAS = {'vendor_id': fakelibvirt.PCI_VEND_ID,
 NATIVE = f'CUSTOM_PCI_{fakelibvirt.PCI_VEND_ID}_{fakelibvirt.PCI_PROD_ID}'
 
 
-class PciInPlacementTest(operations.OperationsTestBase):
+NOVAS = {'address': '0000:81:00.0', 'numa_node': 1,
+         'vendor': fakelibvirt.PCI_VEND_ID,
+         'device': fakelibvirt.PCI_PROD_ID}
 
-    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')],
-                          'others': [{'address': '0000:81:00.0', **{
-                              'vendor': fakelibvirt.PCI_VEND_ID,
-                              'device': fakelibvirt.PCI_PROD_ID}}]}}
+
+class BesideNovaTestBase(operations.OperationsTestBase):
 
     def setUp(self):
         # of which Nova asks this machine's sysfs
@@ -41,6 +41,35 @@ class PciInPlacementTest(operations.OperationsTestBase):
             # at a restart libvirt is there already
             kwargs['pci_info'] = fakelibvirt.HostPCIDevicesInfo(num_pci=1)
         return super().start_compute(hostname, *args, **kwargs)
+
+
+class NearTest(BesideNovaTestBase):
+
+    GPUS = ['0000:1a:00.0', '0000:9a:00.0']
+    HOSTS = {'compute1': {'others': [NOVAS], 'gpus': [
+        {'address': address, 'numa_node': node, 'iommu_group': 10 + node}
+        for node, address in enumerate(GPUS)]}}
+    RESOURCE_CLASS = 'CUSTOM_ACCELERATOR_GPU'
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(enabled_drivers=['gpu'], group='accel')
+
+    def test_gpu_near_a_device_of_nova(self):
+        gpu = {f'resources1:{self.RESOURCE_CLASS}': '1'}
+        server = self.boot(gpu)
+        self.assertEqual(self.GPUS[:1], self.hostdevs(server))
+        self._delete_server(server)
+        server = self.boot({**gpu, 'pci_passthrough:alias': 'native:1'})
+        self.assertEqual([NOVAS['address'], self.GPUS[1]],
+                         self.hostdevs(server))
+        self._delete_server(server)
+
+
+class PciInPlacementTest(BesideNovaTestBase):
+
+    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')],
+                          'others': [NOVAS]}}
 
     def usages(self):
         """(provider name, class) of what is in use, without Nova's root."""

@@ -3,6 +3,9 @@
 
 import uuid
 
+import fixtures
+from nova.virt.libvirt import driver as libvirt_driver
+
 from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
@@ -218,14 +221,30 @@ class NamedTest(base.AcceleratorTestBase):
         self.upload_bitstream(
             base.NLB0, properties={'accel:function_name': 'loopback',
                                    'accel:function_id': base.NLB0})
-        for specs in (base.fpga_flavor(function_name='loopback'),
-                      base.fpga_flavor(function_name='other,loopback'),
-                      base.fpga_flavor(
-                          function_id=f'{base.CRYPTO},{base.NLB0}')):
-            server = self.boot(specs)
+        drives = []
+        self.useFixture(fixtures.MockPatchObject(
+            libvirt_driver.LibvirtDriver, '_create_configdrive',
+            lambda driver, context, instance, *args, **kwargs: drives.append(
+                dict(instance.metadata))))
+        key = 'accel1:function'
+        for specs, told in (
+                (base.fpga_flavor(function_name='loopback'), {}),
+                (base.fpga_flavor(function_name='other,loopback'),
+                 {key: 'loopback'}),
+                (base.fpga_flavor(function_id=f'{base.CRYPTO},{base.NLB0}'),
+                 {key: base.NLB0})):
+            server = self._wait_for_state_change(self.api.post_server({
+                'server': {**self._build_server(
+                    image_uuid=self.glance.guest_image, networks='none',
+                    flavor_id=self._create_flavor(extra_spec=specs)),
+                    'metadata': {'mine': 'kept', **dict.fromkeys(told, 'x')},
+                }}), 'ACTIVE')
             self.assertEqual(['0000:5e:00.1'], self.hostdevs(server))
             self.assertIn(naming.function_name_trait('loopback'),
                           self.traits('compute1_accel_0000:5e:00.0_region0'))
+            # the owner is told, and the guest by its config drive
+            self.assertEqual([{'mine': 'kept', **told}] * 2, [
+                self.api.get_server(server['id'])['metadata'], drives[-1]])
             self._delete_server(server)
 
 

@@ -2,6 +2,11 @@
 """Devices that have to be near each other, and those that are only given
 together, with Nova's scheduler and Placement."""
 
+from xml.etree import ElementTree
+
+import fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+
 from tests.functional import test_pools
 from tests.functional.test_pools import CLASS, GPUS, groups
 
@@ -68,6 +73,65 @@ class NearOnTheHostTest(test_pools.PoolsTestBase):
         server = self.boot(groups(4, 4) | required | {'hw:numa_nodes': '2'})
         self.assertServer(server, 8)
         self._delete_server(server)
+
+
+class GuestNodesTest(test_pools.PoolsTestBase):
+    """Guests that have NUMA nodes, on a host that has two."""
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(hw_machine_type=['x86_64=q35'], group='libvirt')
+
+    def setUp(self):
+        super().setUp()
+        define, self.defined = fakelibvirt.Connection.defineXML, []
+        # its own XMLDesc() has no controllers
+        self.useFixture(fixtures.MockPatchObject(
+            fakelibvirt.Connection, 'defineXML', lambda connection, xml: (
+                self.defined.append(xml), define(connection, xml))[1]))
+
+    def nodes(self):
+        """Bus of each hostdev of the guest that was made last -> the host's
+        NUMA node, as the guest sees it."""
+        xml = ElementTree.fromstring(self.defined[-1])
+        host = {memory.get('cellid'): int(memory.get('nodeset'))
+                for memory in xml.iterfind('numatune/memnode')}
+        controllers = {controller.get('index'): controller for controller
+                       in xml.iterfind("devices/controller[@type='pci']")}
+
+        def above(device):
+            return controllers[str(int(device.find('address').get('bus'), 0))]
+        return {hostdev.find('source/address').get('bus')[2:]: host[
+            above(above(hostdev)).findtext('target/node')]
+            for hostdev in xml.iterfind('devices/hostdev')}
+
+    def test_told(self):
+        server = self.boot(groups(4, 4) | {'hw:numa_nodes': '2'})
+        self.assertServer(server, 8)
+        told = {address[5:7]: int(address[5] == '9') for address in GPUS}
+        self.assertEqual(told, self.nodes())
+        self._reboot_server(server, hard=True)
+        self.assertEqual(told, self.nodes())
+        self.api.post_server_action(server['id'], {'suspend': {}})
+        self._wait_for_state_change(server, 'SUSPENDED')
+        self.api.post_server_action(server['id'], {'resume': {}})
+        self._wait_for_state_change(server, 'ACTIVE')
+        self.assertServer(server, 8)
+        self._delete_server(server)
+
+    def test_demanded(self):
+        """Nova places the guest on node 0, where it can."""
+        required = {'accel:numa_affinity': 'required', 'hw:numa_nodes': '1'}
+        one = self.boot(groups(3) | required)
+        self.assertEqual(GPUS[:3], self.assertServer(one, 3))
+        self.assertEqual({'1a': 0, '1b': 0, '1c': 0}, self.nodes())
+        failed = self.boot(groups(5) | required, expected_state='ERROR')
+        self.assertRegex(
+            self.fault(failed), r'on one NUMA node of its guest \([01]\), and '
+            'of what it was allocated this host has free 1 GPU on node 0, 4 '
+            'GPU on node 1: the build is retried')
+        for server in (one, failed):
+            self._delete_server(server)
 
 
 class SetsTest(test_pools.PoolsTestBase):

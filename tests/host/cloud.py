@@ -246,7 +246,9 @@ class Cloud:
         server = self.read()['servers'][uuid_]
         return request.Server(uuid_, server['project_id'],
                               server['extra_specs'],
-                              server['image_properties'])
+                              server['image_properties'],
+                              frozenset(server.get('numa_nodes', ())),
+                              tuple(server.get('pci_devices', ())))
 
     def delete_server(self, uuid_):
         """Nova, while this host does not hear of it."""

@@ -280,6 +280,26 @@ class OriginTest(Base):
             self.assertEqual((1, image), (
                 self.programmed, self.region().bitstream_id))
 
+    def told(self, server, **metadata):
+        return self.host.accelerators.to_tell(
+            self.host.cloud.server(server), metadata)
+
+    def test_which_alternative_it_got_is_told(self):
+        self.host.upload(OTHER, {'accel:function_name': 'other'})
+        key = 'accel1:function'
+        for asked, got in ((base.asks(f'{FUNCTION},{OTHER}'), OTHER),
+                           (base.asks(function_name='none, other'), 'other')):
+            server = self.boot(asked)
+            self.assertEqual({key: got}, self.told(server))
+            self.assertEqual({key: got}, self.told(server, **{key: FUNCTION}))
+            self.assertEqual({}, self.told(server, **{key: got}))
+            self.host.delete(server)
+        # what is no question is not answered, and what was told is corrected
+        server = self.boot(base.asks(OTHER))
+        self.assertEqual({}, self.told(server, mine='1'))
+        self.assertEqual({key: OTHER}, self.told(server, **{key: FUNCTION}))
+        self.assertEqual({}, self.told(self.boot({}), **{key: FUNCTION}))
+
     def test_no_alternative_has_an_image(self):
         self.assertIn(FUNCTION, self.refused(
             base.asks(f'{FUNCTION},{OTHER}')))

@@ -31,13 +31,20 @@ class TopologyTestCase(base.HostTestCase):
                   for address, (node, bridges) in GPUS.items()],
             drivers=('gpu', 'pci', 'dfl'), **kinds)
 
-    def boot(self, *amounts, specs=(), allocation=()):
-        """A server with groups of so many GPUs, and more."""
-        return self.host.boot({
+    def boot(self, *amounts, specs=(), allocation=(), **nova):
+        """A server with groups of so many GPUs, and more.
+
+        :param nova: what Nova has given it, as in request.Server.
+        """
+        server = self.host.cloud.add_server({
             **{f'resources{number}:{GPU}': str(amount)
-               for number, amount in enumerate(amounts, 1)}, **dict(specs)},
-            {**(self.host.allocation(A, GPU, sum(amounts)) if amounts else {}),
-             **dict(allocation)})
+               for number, amount in enumerate(amounts, 1)}, **dict(specs)})
+        self.host.cloud.set_server(server, **nova)
+        self.host.cloud.allocate(server, {
+            **(self.host.allocation(A, GPU, sum(amounts)) if amounts else {}),
+            **dict(allocation)})
+        self.host.spawn(server)
+        return server
 
 
 class ClosestTest(TopologyTestCase):
@@ -89,14 +96,33 @@ class ClosestTest(TopologyTestCase):
         self.assertHas(server, E, F, '0000:96:00.1')
 
 
+class NeighborTest(TopologyTestCase):
+    """A network card that Nova has given to the server."""
+
+    def test_gpus_near_it(self):
+        self.start(nics=[
+            {'address': f'0000:{bus}:00.0', 'numa_node': node,
+             'bridges': below(root, port)} for bus, node, root, port in (
+                ('14', 0, '10', 2), ('94', 1, '90', 5), ('c4', 1, 'c0', 0))])
+        # below the same port, the same root complex, on the same node
+        self.assertHas(self.boot(1, pci_devices=['0000:14:00.0']), B)
+        self.assertHas(self.boot(1, pci_devices=['0000:94:00.0']), E)
+        self.assertHas(self.boot(1, pci_devices=['0000:c4:00.0']), F)
+        # it is where Nova put it: what the flavor demands is of accelerators
+        self.assertHas(self.boot(2, pci_devices=['0000:94:00.0'], specs={
+            'accel:same': 'pcie_root'}), G, H)
+        self.assertHas(self.boot(2, pci_devices=['0000:94:00.0']), C, D)
+        self.assertHas(self.boot(1, pci_devices=['0000:ff:00.0']), A)
+
+
 class DemandedTest(TopologyTestCase):
     """What the flavor demands, or the build goes elsewhere."""
 
-    def refused(self, *amounts, **specs):
+    def refused(self, *amounts, nova=(), **specs):
         """What the error says; nothing is claimed."""
         before = self.host.seen()
         error = self.assertRaises(exception.DeviceUnavailable, self.boot,
-                                  *amounts, specs=specs)
+                                  *amounts, specs=specs, **dict(nova))
         self.assertTrue(error.elsewhere)
         self.assertLess(len(str(error)), 255)
         self.assertEqual(before, self.host.seen())
@@ -124,6 +150,42 @@ class DemandedTest(TopologyTestCase):
         self.start()
         self.assertHas(self.boot(8, specs={
             'accel:numa_affinity': 'preferred'}), *GPUS)
+
+    def test_nodes_of_the_guest(self):
+        """Nova has placed it on them before it gets devices."""
+        self.start()
+        required = {'accel:numa_affinity': 'required'}
+        on_1 = {'numa_nodes': [1]}
+        self.assertHas(self.boot(3, specs=required, **on_1), E, F, G)
+        self.assertIn(
+            'wants all accelerators on one NUMA node of its guest (1), and of '
+            'what it was allocated this host has free 4 GPU on node 0, 1 GPU '
+            'on node 1: the build', self.refused(2, nova=on_1, **required))
+        both = self.boot(2, 2, numa_nodes=[0, 1], specs={
+            **required, 'hw:numa_nodes': '2'})
+        self.assertHas(both, A, B, C, D)
+        # it starts again with what it has
+        self.host.cloud.set_server(both, numa_nodes=[1])
+        self.host.reboot(both)
+        self.assertHas(both, A, B, C, D)
+
+    def test_node_of_the_guest_preferred(self):
+        self.start()
+        self.assertHas(self.boot(1, numa_nodes=[1]), G)
+        self.assertHas(self.boot(2, specs={'accel:same': 'numa'},
+                                 numa_nodes=[1]), E, F)
+        # there is one on its node; they are together elsewhere
+        self.assertHas(self.boot(2, specs={'accel:same': 'numa'},
+                                 numa_nodes=[1]), C, D)
+        # which leaves two that are together to the next one
+        self.assertHas(self.boot(1, numa_nodes=[0], specs={
+            'accel:numa_affinity': 'none'}), H)
+
+    def test_guest_nodes_and_host_that_tells_none(self):
+        self.start_host(gpus=[{'address': address} for address in GPUS],
+                        drivers=('gpu',))
+        self.assertHas(self.boot(1, numa_nodes=[1], specs={
+            'accel:numa_affinity': 'required'}), A)
 
     def test_one_root(self):
         self.start()

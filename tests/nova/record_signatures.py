@@ -29,6 +29,9 @@ RECORDED = {
     'nova.virt.libvirt.guest': ['Guest'],
     'nova.virt.libvirt.config': [
         'LibvirtConfigGuestHostdevPCI', 'LibvirtConfigGuestHostdevMDEV',
+        'LibvirtConfigGuestController',
+        'LibvirtConfigGuestPCIeRootPortController',
+        'LibvirtConfigGuestDeviceAddressPCI',
         'LibvirtConfigGuest: add_device'],
     'nova.compute.manager': [
         'ComputeManager: _do_build_and_run_instance pre_start_hook',

@@ -84,13 +84,24 @@ class ClosenessTest(testtools.TestCase):
         ([(['axp', 'axq', 'ayp'], 2)], (2, 1), False, [[0, 1]]),
         # of some the host does not tell all
         ([(['a', 'a', 'ax'], 2)], (2, 1), True, [[0, 1]]),
+        # some nodes only
+        ([('aab', 1)], (1, 1, 'b'), True, [[2]]),
+        ([('aab', 2)], (1, 2, 'b'), True, None),
+        ([('abbc', 2)], (1, 2, 'ac'), True, [[0, 3]]),
+        ([('aab', 1)], (1, 1, 'z'), True, None),
+        ([(['ax', 'ax', 'bx'], 1)], (2, 1, 'b'), True, [[2]]),
+        # what the server has beside, wherever it is
+        ([('aab', 1), ('b', 1, True)], None, True, [[2], [0]]),
+        ([('aab', 1), ('b', 1, True)], (1, 1, 'a'), True, [[0], [0]]),
+        ([(['axp', 'axq', 'ayp'], 1), (['ax'], 1, True)], (2, 1), True,
+         [[0], [0]]),
         ([('', 0)], (1, 1), True, [[]]),
         ([('ab', 0)], (1, 1), True, [[]]))
     @ddt.unpack
     def test_several(self, wants, limit, together, chosen):
         self.assertEqual(chosen, closeness.choose(
-            [closeness.Want(list(map(tuple, places)), amount)
-             for places, amount in wants],
+            [closeness.Want(list(map(tuple, places)), *more)
+             for places, *more in wants],
             limit and closeness.Limit(*limit), together))
 
     @hypothesis.settings(deadline=None, max_examples=100)
@@ -104,7 +115,10 @@ class ClosenessTest(testtools.TestCase):
             wants.append(closeness.Want(list(map(tuple, places)), data.draw(
                 st.integers(0, len(places)))))
         limit = data.draw(st.none() | st.builds(
-            closeness.Limit, st.integers(1, 2), st.integers(1, 2)))
+            closeness.Limit, st.integers(1, 2), st.integers(1, 2),
+            st.none() | st.sets(st.sampled_from('abc'))))
+        wants += [closeness.Want([tuple(beside)], 1, anywhere=True)
+                  for beside in data.draw(st.lists(place, max_size=2))]
         self._compare(wants, limit, data.draw(st.booleans()))
 
     def test_eight_of_sixteen(self):
@@ -118,11 +132,16 @@ class ClosenessTest(testtools.TestCase):
         chosen = closeness.choose(wants, limit, together)
 
         def value(positions):
-            got, left = [], []
+            got, left, limited = [], [], []
             for want, mine in zip(wants, positions):
                 for number, place in enumerate(want.places):
                     (got if number in mine else left).append(place)
-            if limit and len({p[:limit.depth] for p in got}) > limit.most:
+                    if number in mine and not want.anywhere:
+                        limited.append(place)
+            if limit and (
+                    len({p[:limit.depth] for p in limited}) > limit.most
+                    or limit.within is not None
+                    and not {p[0] for p in limited} <= limit.within):
                 return None
             return ((total(got), total(left)) if together
                     else (total(left), total(got)))

@@ -121,7 +121,8 @@ class ParseTest(unittest.TestCase):
             f'resources1__{FPGA}': '1', 'accel-1__function_id': FUNCTION})
 
     def test_affinity(self):
-        one, two = (request.Affinity(nodes=n) for n in (1, 2))
+        one, two = (request.Affinity(nodes=n, with_guest=True)
+                    for n in (1, 2))
         for specs, expected, said in (
                 ({}, request.Affinity(), 'on any NUMA nodes'),
                 ({'accel:numa_affinity': 'preferred'}, request.Affinity(),
@@ -133,7 +134,8 @@ class ParseTest(unittest.TestCase):
                  two, 'on 2 NUMA nodes'),
                 ({'accel:numa_affinity': 'required', 'hw:numa_nodes': 'x'},
                  one, 'on one NUMA node'),
-                ({'accel:same': 'numa'}, one, 'on one NUMA node'),
+                ({'accel:same': 'numa'}, request.Affinity(nodes=1),
+                 'on one NUMA node'),
                 # the narrower one counts
                 ({'accel:same': 'numa', 'accel:numa_affinity': 'required',
                   'hw:numa_nodes': '2'}, one, 'on one NUMA node'),
