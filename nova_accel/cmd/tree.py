@@ -19,7 +19,7 @@ from nova_accel import naming
 
 #: requests at a time
 _AT_ONCE = 8
-_COLUMNS = ('Provider', 'Device', 'Function', 'Total', 'Used', 'Reserved',
+_COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',
             'Held by', 'Health')
 
 

@@ -49,10 +49,10 @@ class TreeTest(base.AcceleratorTestBase):
                 ('IMAGE_ENDPOINT_OVERRIDE',
                  f'{self.glance.service.url}/v2')):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
-        command = main.NovaAccel()
-        command.command_manager.add_command('tree', tree.Tree)
         with (contextlib.redirect_stdout(io.StringIO()) as stdout,
               contextlib.redirect_stderr(io.StringIO()) as stderr):
+            command = main.NovaAccel()
+            command.command_manager.add_command('tree', tree.Tree)
             status = command.run(['tree', '-f', 'json'])
         self.assertEqual(0, status, stderr.getvalue())
         rows = {row.pop('Provider'): row
@@ -61,12 +61,12 @@ class TreeTest(base.AcceleratorTestBase):
                           f'compute1_accel_{A}_region0',
                           f'compute1_accel_{B}_region0'}, set(rows))
         self.assertEqual(
-            {'Device': '', 'Function': 'nlb0', 'Total': 1, 'Used': 1,
+            {'What': '', 'Function': 'nlb0', 'Total': 1, 'Used': 1,
              'Reserved': 0, 'Held by': [server['name']], 'Health': 'ok'},
             rows[f'compute1_accel_{A}_region0'])
         self.assertEqual(
-            {'Device': '', 'Function': CRYPTO, 'Total': 1, 'Used': 0,
+            {'What': '', 'Function': CRYPTO, 'Total': 1, 'Used': 0,
              'Reserved': 0, 'Held by': [], 'Health': 'programmable'},
             rows[f'compute1_accel_{B}_region0'])
         self.assertEqual('FPGA INTEL PAC_ARRIA10',
-                         rows[f'compute1_accel_{A}']['Device'])
+                         rows[f'compute1_accel_{A}']['What'])

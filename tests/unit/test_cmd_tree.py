@@ -92,13 +92,13 @@ class TreeTest(testtools.TestCase):
             'servers': [{'id': SERVER, 'name': 'web\x1b[2J'}]})
         rows = self.rows()
         self.assertEqual({
-            'Provider': 'compute1_accel_0000:5e:00.0_region0', 'Device': '',
+            'Provider': 'compute1_accel_0000:5e:00.0_region0', 'What': '',
             'Function': FUNCTION, 'Total': 1, 'Used': 0, 'Reserved': 0,
             'Held by': [], 'Health': 'programmable'},
             rows['compute1_accel_0000:5e:00.0_region0'])
         card = rows['compute1_accel_0000:5e:00.0']
         self.assertEqual(('FPGA INTEL PAC_ARRIA10', ''),
-                         (card['Device'], card['Total']))
+                         (card['What'], card['Total']))
         held = rows['compute1_accel_0000:81:00.0_region0']
         self.assertEqual(
             ('NLB', 1, ['web?[2J'], 'ok'),
@@ -139,7 +139,7 @@ class TreeTest(testtools.TestCase):
         row, = self.rows().values()
         self.assertEqual(
             ['GPU NVIDIA ADA L40S', '', 8, 5, 1, [IMAGE, f'{SERVER} (4)']],
-            [row[n] for n in ('Device', 'Function', 'Total', 'Used',
+            [row[n] for n in ('What', 'Function', 'Total', 'Used',
                               'Reserved', 'Held by')])
         self.assertIn(f'| {IMAGE} ', self.call())
         self.assertIn(f'"{IMAGE}, {SERVER} (4)"', self.call('-f', 'csv'))
