@@ -59,7 +59,8 @@ class Discover(commands.StoreCommandTestCase):
         # an option in place of the configuration does not lose the store
         for arguments in ((), ('--driver', 'dfl')):
             found = self.held(*arguments)
-            self.assertEqual((str(uuid.UUID(FIRST)), 1, ['s1']), found[f'{B}_region0'])
+            self.assertEqual((str(uuid.UUID(FIRST)), 1, ['s1']),
+                             found[f'{B}_region0'])
             self.assertEqual(('nlb', 1, ['s2 (Deleting, old)']),
                              found[f'{B}_region1'])
 
@@ -102,7 +103,7 @@ class Discover(commands.StoreCommandTestCase):
         self.assertLess(max(map(len, lines)), 132)
         self.assertEqual(1, len([s for s in lines if 'VGPU' in s]))
         self.assertLess(len(lines), 16)
-        self.assertIn('| 48    | 0    |', '\n'.join(lines))
+        self.assertIn('|    48 |    0 |', '\n'.join(lines))
 
     def test_no_device(self):
         host = self.useFixture(SimulatedHost())
@@ -130,8 +131,8 @@ class Discover(commands.StoreCommandTestCase):
 
     def test_card_that_no_guest_gets(self):
         """What is to be done is in the table, and is said once."""
-        result = self.call('--long', '-f', 'csv', '-c', 'Provider', '-c', 'Reserved',
-                           '-c', 'Health')
+        result = self.call('--long', '-f', 'csv', '-c', 'Provider',
+                           '-c', 'Reserved', '-c', 'Health')
         line, = [line for line in result.stdout.splitlines()
                  if f'{A}_region0' in line]
         self.assertIn(',1,"quarantined, it has no VFs', line)
@@ -140,8 +141,8 @@ class Discover(commands.StoreCommandTestCase):
 
     def test_values(self):
         self.host.kernel.set_fault(A, dead=True)
-        result = self.call('--long', '-f', 'value', '-c', 'Provider', '-c', 'Total',
-                           '-c', 'Reserved')
+        result = self.call('--long', '-f', 'value', '-c', 'Provider',
+                           '-c', 'Total', '-c', 'Reserved')
         self.assertEqual([f'compute1_accel_{A}',
                           f'compute1_accel_{B}',
                           f'compute1_accel_{B}_region0 1 0',
