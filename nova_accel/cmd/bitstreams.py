@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel make-bitstream: bitstream files for trials."""
 
+from collections.abc import Callable
 import contextlib
 import os
 import shlex
@@ -13,7 +14,8 @@ from nova_accel import exception
 from nova_accel import sim
 
 #: suffix of a file -> what writes it
-_MAKERS = {'.gbs': sim.make_gbs, '.xclbin': sim.make_xclbin}
+_MAKERS: dict[str, Callable[[str, str, str], None]] = {
+    '.gbs': sim.make_gbs, '.xclbin': sim.make_xclbin}
 
 
 class MakeBitstream(command.Command):

@@ -197,8 +197,9 @@ class Discover(output.Lister):
         # without devices and claims: to a driver every card is new, so that
         # it does nothing for which it would need privileges
         memory = claims.ClaimStore(claims.MEMORY)
-        for region, content in (known.loaded() if known else {}).items():
-            memory.set_loaded(*region, content)
+        for (address, index), content in (
+                known.loaded() if known else {}).items():
+            memory.set_loaded(address, index, content)
         found = inventory.Inventory(loaded, memory, reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
