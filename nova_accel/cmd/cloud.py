@@ -20,6 +20,9 @@ _SERVICES = {
     'compute': ('2.1', '2.61'),
     'image': ('2', None),
 }
+#: what reading the body of an answer raises that another server gave, such as
+#: a proxy: no JSON, or another content
+NOT_AN_ANSWER = (ValueError, LookupError)
 
 
 def services() -> Callable[[str], adapter.Adapter]:
@@ -57,7 +60,7 @@ def services() -> Callable[[str], adapter.Adapter]:
 
 @contextlib.contextmanager
 def asking(service: str, what: str) -> Iterator[None]:
-    """Turn an error of a request into one sentence.
+    """Turn an error of a request, or of its body, into one sentence.
 
     :param service: its name, for the error.
     :param what: was asked for, as a noun.
@@ -76,7 +79,7 @@ def asking(service: str, what: str) -> Iterator[None]:
         raise exception.ConfigurationError(
             f'{asked} its endpoint is not known ({_clause(error)}): correct '
             f'OS_REGION_NAME and OS_INTERFACE, or the catalog.') from error
-    except exceptions.ClientException as error:
+    except (exceptions.ClientException, *NOT_AN_ANSWER) as error:
         raise exception.AcceleratorError(
             f'{asked} there was no answer ({_clause(error)}): see the log of '
             f'the service and the network between.') from error

@@ -227,7 +227,7 @@ def _server_names(service, hosts: Iterable[str]) -> dict[str, str]:
                               for server in answer['servers']})
                 url = next((link['href'] for link in answer.get(
                     'servers_links', ()) if link['rel'] == 'next'), None)
-    except exceptions.ClientException:
+    except (exceptions.ClientException, *cloud.NOT_AN_ANSWER):
         pass
     return names
 
@@ -262,13 +262,12 @@ def _function_names(service, providers: Iterable[_Provider],
 
 def _image_name(service, query: str) -> str | None:
     try:
-        answer = service('image').get(query).json()
-    except exceptions.ClientException:
+        image = service('image').get(query).json()
+        if 'images' in image:
+            image = image['images'][0]
+        return output.clean(image.get('accel:function_name') or image['name'])
+    except (exceptions.ClientException, *cloud.NOT_AN_ANSWER):
         return None
-    image = next(iter(answer['images']), None) if 'images' in answer else answer
-    if image is None:
-        return None
-    return output.clean(image.get('accel:function_name') or image.get('name'))
 
 
 # What providers are

@@ -187,6 +187,8 @@ class TreeTest(testtools.TestCase):
             self.assertIn(text, said)
             self.assertEqual(1, said.count('\n'), said)
         fails("compute node 'nowhere', and has no such", 'nowhere')
+        self.services.answer('/resource_providers', {'of': 'a proxy'})
+        fails('there was no answer')
         self.services.answer('/resource_providers', None)
         fails('Placement was asked for the providers of accelerators, and it '
               'refused')
