@@ -116,7 +116,8 @@ class Tree(output.Lister):
     def _health(self, provider):
         if naming.FENCED in provider.traits:
             return self.colored('fenced', output.RED)
-        if naming.PROGRAMMABLE in provider.traits:
+        # nova-compute removes the trait from what is held with its next report
+        if naming.PROGRAMMABLE in provider.traits and not provider.held:
             return self.colored('programmable', output.GREEN)
         return 'ok' if provider.resource_class else ''
 

@@ -10,6 +10,7 @@ Run with ``python -m tests.bench.commands [runs]``.
 
 import contextlib
 import io
+import logging
 import os
 import resource
 import subprocess
@@ -79,6 +80,8 @@ class TreeBench(fixtures.Fixture):
     """The same devices in Placement."""
 
     def _setUp(self):
+        logging.disable(logging.WARNING)
+        self.addCleanup(logging.disable, logging.NOTSET)
         self.services = self.useFixture(placement.Services())
         root = self.services.provider('compute1', inventory={'VCPU': 8})
         for number in range(DEVICES):

@@ -86,7 +86,9 @@ class TreeTest(testtools.TestCase):
         provider = self.add_region('0000:5e:00.0', region(FUNCTION),
                                    naming.PROGRAMMABLE)
         held = self.add_region(
-            '0000:81:00.0', region(OTHER, function_name='nlb'))
+            '0000:81:00.0', region(OTHER, function_name='nlb'),
+            # not yet removed
+            naming.PROGRAMMABLE)
         self.services.allocate(SERVER, held, **{FPGA: 1, DDR: 8192})
         self.services.answer('/servers?all_tenants=1&node=', {
             'servers': [{'id': SERVER, 'name': 'web\x1b[2J'}]})
