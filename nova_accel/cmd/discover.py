@@ -133,7 +133,7 @@ class Discover(output.Lister):
             mine = held if held is None else [
                 c for c in held if c.region_index == region.index]
             yield (f'  {region.name}' if self.for_people else name, '',
-                   region.function_name
+                   output.clean(region.function_name or '')
                    or self.identifier(region.function_uuid),
                    *self._use(region, mine),
                    self._health(device.health, '')

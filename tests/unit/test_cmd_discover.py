@@ -50,7 +50,7 @@ class Discover(commands.StoreCommandTestCase):
 
     def test_what_is_programmed_and_held(self):
         self.store.set_loaded(B, 1, model.Loaded(
-            plain(FIRST), None, 'nlb', '', model.OPERATOR))
+            plain(FIRST), None, 'nlb\x1b[2J', '', 'a project'))
         self.store.add([
             claim('s1', handle(1), device_address=B, region_index=0,
                   state=model.ClaimState.BOUND),
@@ -61,7 +61,7 @@ class Discover(commands.StoreCommandTestCase):
             found = self.held(*arguments)
             self.assertEqual((str(uuid.UUID(FIRST)), 1, ['s1']),
                              found[f'{B}_region0'])
-            self.assertEqual(('nlb', 1, ['s2 (Deleting, old)']),
+            self.assertEqual(('nlb?[2J', 1, ['s2 (Deleting, old)']),
                              found[f'{B}_region1'])
 
     def test_store_that_cannot_be_read(self):
