@@ -186,6 +186,52 @@ def is_content(trait: str) -> bool:
     return bool(_CONTENT.fullmatch(trait))
 
 
+def function_name_of(trait: str) -> str | None:
+    """Return the name in a function_name_trait(), in its spelling, or None."""
+    prefix = 'CUSTOM_FPGA_FUNCTION_NAME_'
+    return trait.removeprefix(prefix) if trait.startswith(prefix) else None
+
+
+def bitstream_of(trait: str) -> str | None:
+    """Return the id of the Glance image in a bitstream_trait(), or None."""
+    found = re.fullmatch(f'CUSTOM_FPGA_BITSTREAM_({_UUID})', trait)
+    return str(uuid.UUID(found.group(1).replace('_', '-'))) if found else None
+
+
+def type_of(resource_class: str) -> str:
+    """Return the type of device of an accelerator's class, in both spellings.
+
+    The class of another provider than ours is returned unchanged.
+    """
+    for type_, standard in _STANDARD.items():
+        if resource_class == standard:
+            return type_
+    return resource_class.removeprefix(_CLASS_PREFIX)
+
+
+def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
+    """Return what device_traits() wrote of a device, in its spelling.
+
+    :param type_: as Device.type.
+    :returns: vendor, and names of the product and the family; '' and [] where
+        the traits do not show them. PCI ids are left out beside names.
+    """
+    prefix = f'CUSTOM_{normalize(type_, "the type")}_'
+    words = {t.removeprefix(prefix) for t in traits if t.startswith(prefix)
+             and not is_volatile(t)}
+    below = {vendor: {w.removeprefix(f'{vendor}_') for w in words
+                      if w.startswith(f'{vendor}_')
+                      and not w.startswith(f'{vendor}_REGION_')}
+             for vendor in words}
+    vendor = max(sorted(below), key=lambda v: len(below[v]), default='')
+    if not vendor or not below[vendor] and len(below) > 1:
+        return '', []
+    names = sorted(below[vendor])
+    return vendor, [n for n in names if not re.fullmatch('[0-9A-F]{4}', n)
+                    and not any(n in other for other in names if other != n)
+                    ] or names
+
+
 def is_volatile(trait: str) -> bool:
     """Whether a trait shows the present state, so that we may remove it."""
     return bool(_VOLATILE.fullmatch(trait)) or trait in _class_traits().values()

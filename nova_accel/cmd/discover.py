@@ -3,13 +3,15 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import logging
-
-from cliff import lister
+import textwrap
 
 from nova_accel.attach import claims
 from nova_accel.cmd import configuration
+from nova_accel.cmd import output
+from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -22,19 +24,31 @@ CONF = conf.CONF
 
 #: in place of the uuid of the compute node, which only nova-compute knows
 _ROOT = '00000000-0000-0000-0000-000000000000'
+#: characters of a line of a reason
+_REASON_WIDTH = 44
+_COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
+            'Health')
+_LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
+                 'Handles', 'Traits', 'Health')
 
 
-class Discover(lister.Lister):
+class Discover(output.Lister):
     """Show the accelerators that the enabled drivers find on this host.
 
-    One row per resource provider: what it would offer in Placement, and its
-    traits. With -f json, the devices themselves by PCI address. The exit
-    status is 1 when a driver failed; what the others found is shown.
+    One row per device and per FPGA region: what it is, which function it
+    carries, how many accelerators it has, and which servers hold them by the
+    claim store of nova-compute. With --long, one row per resource provider:
+    what it would offer in Placement, its handles and traits; with --long -f
+    json, the devices themselves by PCI address. The exit status is 1 when a
+    driver failed; what the others found is shown.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
+        store.add_arguments(parser)
+        parser.add_argument(
+            '--long', action='store_true',
+            help='show resource providers, with handles and traits')
         parser.add_argument(
             '--simulated-host', metavar='FILE',
             help='look at the host that this file describes, in place of '
@@ -49,9 +63,105 @@ class Discover(lister.Lister):
         super().run(parsed_args)
         return 1 if self._failed else 0
 
-    def take_action(self, parsed_args):
-        found = self._discover(parsed_args)
+    def table(self, parsed_args):
+        # reads the configuration, too, and so comes before the overrides
+        known = self._known(parsed_args)
+        _configure(parsed_args)
+        found = self._discover(known)
         self._devices = found.devices
+        self.nothing = (f'No device is found by the drivers '
+                        f'{", ".join(CONF.accel.enabled_drivers)}.')
+        if parsed_args.long:
+            return _LONG_COLUMNS, self._providers(found)
+        held = collections.defaultdict(list)
+        for claim in known.claims() if known else ():
+            held[claim.device_address].append(claim)
+        rows = []
+        for address, device in sorted(
+                {**self._gone(known), **self._devices}.items()):
+            # None: which servers have it is not known
+            rows += self._rows_of(device, held[address] if known else None)
+        return _COLUMNS, rows
+
+    def produce_output(self, parsed_args, column_names, data):
+        if parsed_args.long and parsed_args.formatter == 'json':
+            json.dump({address: device.as_dict() for address, device
+                       in sorted(self._devices.items())},
+                      self.app.stdout, indent=2)
+            self.app.stdout.write('\n')
+        else:
+            super().produce_output(parsed_args, column_names, data)
+
+    def _known(self, parsed_args):
+        """A copy of the claim store; None where it cannot be read, or is of
+        another host than the one that is looked at."""
+        if parsed_args.simulated_host and not parsed_args.store:
+            return None
+        try:
+            return store.read(parsed_args)
+        except exception.AcceleratorsUnavailable as error:
+            self.app.stderr.write(
+                f'WARNING: which servers hold devices is not known. {error}\n')
+            return None
+
+    def _gone(self, known):
+        """Address -> device that nova-compute knows and a driver that works
+        does not find."""
+        return {address: dataclasses.replace(
+                    device, regions=(), handles=(), health=model.Health.GONE,
+                    reason='its driver does not find it any more')
+                for address, device in (known.devices() if known else {}
+                                        ).items()
+                if device.driver in self._loaded}
+
+    def _rows_of(self, device, held):
+        """A row of the device, and one for each region."""
+        what = ' '.join((device.type, device.vendor, device.product))
+        try:
+            naming.device_traits(device)
+        except exception.InvalidName as error:
+            health = self._health(None, f'not reported: {error}')
+        else:
+            health = self._health(device.health, device.reason)
+        if not device.regions:
+            yield (device.address, what, '',
+                   *self._use(device, held), health)
+            return
+        yield (device.address, what, '', '', '', '', health)
+        for region in device.regions:
+            name = f'{device.address}_{region.name}'
+            mine = held if held is None else [
+                c for c in held if c.region_index == region.index]
+            yield (f'  {region.name}' if self.for_people else name, '',
+                   output.clean(region.function_name or '')
+                   or self.identifier(region.function_uuid),
+                   *self._use(region, mine),
+                   self._health(device.health, '')
+                   if region.health is model.Health.OK
+                   and device.health is not model.Health.OK
+                   else self._health(region.health, region.reason))
+
+    def _use(self, part, held):
+        """(total, used, held by); a driver tells only which vGPUs could be
+        made now, so that those of servers are added."""
+        if held is None:
+            return len(part.handles), '', ''
+        total = len({h.key for h in part.handles}
+                    | {c.handle.key for c in held})
+        return total, len(held), self.several(sorted(map(_holder, held)))
+
+    def _health(self, health, reason):
+        text = ', '.join(filter(None, (health and health.value, reason)))
+        if not self.for_people:
+            return text
+        color = {model.Health.OK: None, model.Health.QUARANTINED:
+                 output.YELLOW}.get(health, output.RED)
+        lines = textwrap.wrap(text, _REASON_WIDTH, break_on_hyphens=False,
+                              break_long_words=False)
+        return '\n'.join(self.colored(line, color) if color else line
+                         for line in lines)
+
+    def _providers(self, found):
         providers = collections.defaultdict(list)
         for provider in found.providers_of(CONF.host, _ROOT).values():
             # a pool stands where its first device does
@@ -63,20 +173,13 @@ class Discover(lister.Lister):
                      for p in providers[address]
                      if p.addresses[0] == address
                      ] if providers[address] else [_unreported(device)]
-        return (('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
-                 'Handles', 'Traits', 'Health'), rows)
+        return rows
 
-    def produce_output(self, parsed_args, column_names, data):
-        if parsed_args.formatter == 'json':
-            json.dump({address: device.as_dict() for address, device
-                       in sorted(self._devices.items())},
-                      self.app.stdout, indent=2)
-            self.app.stdout.write('\n')
-        else:
-            super().produce_output(parsed_args, column_names, data)
-
-    def _discover(self, parsed_args):
-        _configure(parsed_args)
+    def _discover(self, known):
+        """
+        :param known: the claim store, by which it is known what was
+            programmed; None where it is not.
+        """
         kernel = host_kernel.open_kernel(CONF.host)
         names = CONF.accel.enabled_drivers
         if not names:
@@ -90,9 +193,14 @@ class Discover(lister.Lister):
             except Exception as e:
                 # one bad driver must not hide the devices of the others
                 failed[f'driver {name}'] = str(e) or repr(e)
-        # what nova-compute would know of servers is not looked at
-        found = inventory.Inventory(loaded, claims.ClaimStore(claims.MEMORY),
-                                    reads_serials=False)
+        self._loaded = loaded
+        # without devices and claims: to a driver every card is new, so that
+        # it does nothing for which it would need privileges
+        memory = claims.ClaimStore(claims.MEMORY)
+        for (address, index), content in (
+                known.loaded() if known else {}).items():
+            memory.set_loaded(address, index, content)
+        found = inventory.Inventory(loaded, memory, reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
             found.scan()
@@ -122,6 +230,14 @@ def _configure(parsed_args):
     if parsed_args.drivers:
         CONF.set_override('enabled_drivers', parsed_args.drivers,
                           group='accel')
+
+
+def _holder(claim):
+    """The server, and what is unusual about its claim."""
+    unusual = [text for text, is_so in (
+        (claim.state.value, claim.state is not model.ClaimState.BOUND),
+        ('old', claim.role is not model.Role.CURRENT)) if is_so]
+    return claim.holder + (f' ({", ".join(unusual)})' if unusual else '')
 
 
 def _row(provider, devices):

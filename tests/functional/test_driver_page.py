@@ -61,7 +61,7 @@ class DriverPageTest(base.AcceleratorTestBase):
         self.run_python('test_driver.py')
         found = json.loads(self.run_python(
             '-m', main.__name__, 'discover', '--driver', 'acme',
-            '--simulated-host', 'host.yaml', '-f', 'json'))
+            '--simulated-host', 'host.yaml', '--long', '-f', 'json'))
         self.assertEqual({'0000:3b:00.0', '0000:5e:00.0'}, set(found))
         specs = {'resources1:CUSTOM_ACCELERATOR_AI': '1',
                  'trait1:CUSTOM_ACME_FIRMWARE_7': 'required'}

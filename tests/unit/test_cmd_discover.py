@@ -1,18 +1,22 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel discover, as an operator starts it."""
 
+import dataclasses
 import json
 import os
 import pathlib
+import uuid
 
 import fixtures
 
 from nova_accel.drivers import dfl
+from nova_accel import model
 from tests.unit import commands
-from tests.unit.host import A, B, FUNCTION, plain, SimulatedHost
+from tests.unit.host import A, B, FIRST, FUNCTION, plain, SimulatedHost
+from tests.unit.test_claims import claim, handle
 
 
-class Discover(commands.CommandTestCase):
+class Discover(commands.StoreCommandTestCase):
 
     COMMAND = 'discover'
 
@@ -22,16 +26,101 @@ class Discover(commands.CommandTestCase):
             {'address': A, 'functions': [FUNCTION]},
             {'address': B, 'ports': 2, 'vfs': 2}))
         self.configure(simulated_host=self.host.path, enabled_drivers='dfl')
+        # a host that nova-compute has settled
+        self.open_store().settle(done=[model.EVERYTHING])
+
+    def test_short(self):
+        result = self.start('-f', 'json')
+        self.assertEqual((0, ''), (result.returncode, result.stderr))
+        rows = json.loads(result.stdout)
+        self.assertEqual([A, f'{A}_region0', B, f'{B}_region0',
+                          f'{B}_region1'], [row['Device'] for row in rows])
+        self.assertEqual(
+            {'Device': B, 'What': 'FPGA INTEL PAC_ARRIA10', 'Function': '',
+             'Total': '', 'Used': '', 'Held by': '', 'Health': 'ok'}, rows[2])
+        self.assertEqual(
+            {'Device': f'{A}_region0', 'What': '', 'Function': FUNCTION,
+             'Total': 1, 'Used': 0, 'Held by': [], 'Health': 'quarantined'},
+            rows[1])
+
+    def held(self, *arguments):
+        """Device -> (function, used, held by)."""
+        return {row['Device']: (row['Function'], row['Used'], row['Held by'])
+                for row in self.rows(*arguments)}
+
+    def test_what_is_programmed_and_held(self):
+        self.store.set_loaded(B, 1, model.Loaded(
+            plain(FIRST), None, 'nlb\x1b[2J', '', 'a project'))
+        self.store.add([
+            claim('s1', handle(1), device_address=B, region_index=0,
+                  state=model.ClaimState.BOUND),
+            claim('s2', handle(2), device_address=B, region_index=1,
+                  state=model.ClaimState.DELETING, role=model.Role.OLD)])
+        # an option in place of the configuration does not lose the store
+        for arguments in ((), ('--driver', 'dfl')):
+            found = self.held(*arguments)
+            self.assertEqual((str(uuid.UUID(FIRST)), 1, ['s1']),
+                             found[f'{B}_region0'])
+            self.assertEqual(('nlb?[2J', 1, ['s2 (Deleting, old)']),
+                             found[f'{B}_region1'])
+
+    def test_store_that_cannot_be_read(self):
+        """Nobody is said to have nothing."""
+        result = self.call('-f', 'json', '--store', '/nonexistent')
+        self.assertEqual(0, result.returncode)
+        self.assertEqual([''] * 5, [
+            row['Used'] for row in json.loads(result.stdout)])
+        line, = result.stderr.splitlines()
+        self.assertIn('which servers hold devices is not known', line)
+        # that of this host says nothing of another one
+        self.assertEqual([''] * 5, [used for _, used, _ in self.held(
+            '--simulated-host', self.host.path).values()])
+
+    def test_vanished_card(self):
+        devices = dfl.DflDriver(self.host.kernel).discover()
+        self.store.set_devices({
+            **devices, 'gpu': dataclasses.replace(
+                devices[B], address='gpu', driver='gpu')})
+        self.store.add([claim('s1', handle(1), device_address=B,
+                              region_index=0, state=model.ClaimState.BOUND)])
+        self.host.kernel.set_fault(B, vanish=True)
+        gone = self.rows()[-1]
+        self.assertEqual(
+            (B, 'FPGA INTEL PAC_ARRIA10', 1, ['s1'],
+             'gone, its driver does not find it any more'),
+            tuple(gone[n] for n in ('Device', 'What', 'Used', 'Held by',
+                                    'Health')))
+
+    def test_fits_a_screen(self):
+        """A vGPU card is a line; reasons are wrapped."""
+        host = self.useFixture(SimulatedHost(
+            {'address': A}, vgpus=[{
+                'address': '0000:41:00.0', 'framework': 'mdev', 'units': 48,
+                'types': [{'id': 'nvidia-557', 'name': 'NVIDIA A40-1Q',
+                           'units': 1}]}]))
+        self.configure(simulated_host=host.path, enabled_drivers='dfl,vgpu')
+        lines = self.call().stdout.splitlines()
+        self.assertLess(max(map(len, lines)), 132)
+        self.assertEqual(1, len([s for s in lines if 'VGPU' in s]))
+        self.assertLess(len(lines), 16)
+        self.assertIn('|    48 |    0 |', '\n'.join(lines))
+
+    def test_no_device(self):
+        host = self.useFixture(SimulatedHost())
+        self.configure(simulated_host=host.path, enabled_drivers='dfl')
+        self.assertEqual('No device is found by the drivers dfl.\n',
+                         self.call().stdout)
+        self.assertEqual([], self.rows())
 
     def test_json(self):
-        result = self.start('-f', 'json')
+        result = self.start('--long', '-f', 'json')
         self.assertEqual((0, ''), (result.returncode, result.stderr))
         found = dfl.DflDriver(self.host.kernel).discover()
         self.assertEqual({a: d.as_dict() for a, d in found.items()},
                          json.loads(result.stdout))
 
     def test_table(self):
-        result = self.call()
+        result = self.call('--long')
         self.assertEqual(0, result.returncode)
         for text in (f'compute1_accel_{A} ', f'compute1_accel_{A}_region0 ',
                      f'compute1_accel_{B}_region1 ',
@@ -42,8 +131,8 @@ class Discover(commands.CommandTestCase):
 
     def test_card_that_no_guest_gets(self):
         """What is to be done is in the table, and is said once."""
-        result = self.call('-f', 'csv', '-c', 'Provider', '-c', 'Reserved',
-                           '-c', 'Health')
+        result = self.call('--long', '-f', 'csv', '-c', 'Provider',
+                           '-c', 'Reserved', '-c', 'Health')
         line, = [line for line in result.stdout.splitlines()
                  if f'{A}_region0' in line]
         self.assertIn(',1,"quarantined, it has no VFs', line)
@@ -52,8 +141,8 @@ class Discover(commands.CommandTestCase):
 
     def test_values(self):
         self.host.kernel.set_fault(A, dead=True)
-        result = self.call('-f', 'value', '-c', 'Provider', '-c', 'Total',
-                           '-c', 'Reserved')
+        result = self.call('--long', '-f', 'value', '-c', 'Provider',
+                           '-c', 'Total', '-c', 'Reserved')
         self.assertEqual([f'compute1_accel_{A}',
                           f'compute1_accel_{B}',
                           f'compute1_accel_{B}_region0 1 0',
@@ -63,7 +152,7 @@ class Discover(commands.CommandTestCase):
 
     def test_options_override_the_configuration(self):
         self.configure(simulated_host='/nonexistent', enabled_drivers='none')
-        result = self.call('-f', 'json', '--driver', 'dfl',
+        result = self.call('--long', '-f', 'json', '--driver', 'dfl',
                            '--simulated-host', self.host.path)
         self.assertEqual([A, B], sorted(json.loads(result.stdout)))
         self.assertEqual(0, result.returncode)
@@ -74,10 +163,10 @@ class Discover(commands.CommandTestCase):
         self.configure(simulated_host=self.host.directory,
                        enabled_drivers='dfl')
         self.assertEqual([A, B], sorted(json.loads(
-            self.call('-f', 'json').stdout)))
+            self.call('--long', '-f', 'json').stdout)))
 
     def test_failing_driver_costs_only_itself(self):
-        result = self.call('-f', 'json', '--driver', 'absent',
+        result = self.call('--long', '-f', 'json', '--driver', 'absent',
                            '--driver', 'dfl')
         self.assertEqual(1, result.returncode)
         self.assertEqual([A, B], sorted(json.loads(result.stdout)))
@@ -121,6 +210,7 @@ class Discover(commands.CommandTestCase):
         device = driver.discover()[B]
         driver.program(device, device.region(1), driver.read_bitstream(
             self.host.gbs(FUNCTION), 'image 1'))
-        found = json.loads(self.call('-f', 'json').stdout)
+        found = json.loads(
+            self.call('--long', '-f', 'json').stdout)
         self.assertEqual(plain(FUNCTION),
                          found[B]['regions'][1]['function-uuid'])

@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel make-bitstream: bitstream files for trials."""
+
+from collections.abc import Callable
+import contextlib
+import os
+import shlex
+import uuid
+
+from cliff import command
+
+from nova_accel.bitstream import glance
+from nova_accel import exception
+from nova_accel import sim
+
+#: suffix of a file -> what writes it
+_MAKERS: dict[str, Callable[[str, str, str], None]] = {
+    '.gbs': sim.make_gbs, '.xclbin': sim.make_xclbin}
+
+
+class MakeBitstream(command.Command):
+    """Write a bitstream for simulated cards.
+
+    The file has the format of the vendor's tools, GBS (Intel) or xclbin (AMD),
+    and a payload that only simulated cards take: a real card refuses it. An
+    existing file is not overwritten. Prints the command that uploads it.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'file', metavar='FILE',
+            help='file to write; its suffix, .gbs or .xclbin, is the format')
+        parser.add_argument(
+            '--region-type', metavar='UUID', required=True,
+            help='type of the regions that take it: "interface" of the card '
+                 'in the description of the simulated host')
+        parser.add_argument(
+            '--function', metavar='UUID', default=str(uuid.uuid4()),
+            help='function that a region has with it (default: a new one)')
+        return parser
+
+    def take_action(self, parsed_args):
+        path = parsed_args.file
+        name, suffix = os.path.splitext(os.path.basename(path))
+        if suffix not in _MAKERS:
+            raise exception.BitstreamError(
+                f'{path!r} was to be written as a bitstream, and its suffix '
+                f'is {suffix!r}: use {" or ".join(_MAKERS)}.')
+        function = _uuid('--function', parsed_args.function)
+        region_type = _uuid('--region-type', parsed_args.region_type)
+        try:
+            # fails where the file exists, also as a link
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY,
+                             0o644))
+            try:
+                _MAKERS[suffix](path, function, region_type)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+        except OSError as error:
+            raise exception.BitstreamError(
+                f'{path!r} was to be written as a bitstream, and that failed '
+                f'({error.strerror}): name a new file in a directory that you '
+                f'may write.') from error
+        self.app.stdout.write(shlex.join((
+            'openstack', 'image', 'create', name, '--file', path,
+            '--disk-format', 'raw', '--container-format', 'bare',
+            '--property', f'{glance.FUNCTION_ID}={function}',
+            '--property', f'{glance.REGION_TYPE_ID}={region_type}')) + '\n')
+
+
+def _uuid(option: str, value: str) -> str:
+    try:
+        return str(uuid.UUID(value))
+    except ValueError:
+        raise exception.BitstreamError(
+            f'{option} has {value!r}, which is not a UUID: write it as '
+            f'{uuid.UUID(int=0)}.') from None

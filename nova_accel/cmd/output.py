@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What differs between a table for people and the other formats."""
+
+import os
+import uuid
+
+from cliff import lister
+
+RED, GREEN, YELLOW = 31, 32, 33
+
+
+class Lister(lister.Lister):
+    """A list that is a sentence where it would be an empty table."""
+
+    #: that sentence
+    nothing = ''
+
+    def take_action(self, parsed_args):
+        self._format = parsed_args.formatter
+        return self.table(parsed_args)
+
+    def table(self, parsed_args):
+        """Return (names of columns, rows), as cliff's take_action() does."""
+        raise NotImplementedError
+
+    def produce_output(self, parsed_args, column_names, data):
+        data = list(data)
+        if data or not self.for_people:
+            return super().produce_output(parsed_args, column_names, data)
+        self.app.stdout.write(f'{self.nothing}\n')
+        return 0
+
+    @property
+    def for_people(self) -> bool:
+        """Whether the format is a table."""
+        return self._format == 'table'
+
+    def several(self, texts: list[str]) -> str | list[str]:
+        """Return a cell of several texts: lines in a table, a list in JSON."""
+        if self._format in ('json', 'yaml'):
+            return texts
+        return ('\n' if self.for_people else ', ').join(texts)
+
+    def identifier(self, value: str | None) -> str:
+        """Return a UUID, of which a table shows the first eight digits.
+
+        :param value: in any spelling; None becomes an empty text.
+        """
+        if not value:
+            return ''
+        return str(uuid.UUID(value))[:8 if self.for_people else None]
+
+    def colored(self, text: str, color: int) -> str:
+        """Return a text in a color (ECMA-48) where a terminal shows it.
+
+        The environment variable NO_COLOR (no-color.org) prevents that.
+        """
+        if (text and self.for_people and self.app.stdout.isatty()
+                and not os.environ.get('NO_COLOR')):
+            return f'\033[{color}m{text}\033[0m'
+        return text
+
+
+def clean(text: object) -> str:
+    """Return a name that a user chose, without control characters.
+
+    They could move the cursor of an operator's terminal.
+    """
+    return ''.join(c if c.isprintable() else '?' for c in str(text))

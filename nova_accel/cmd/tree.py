@@ -1,0 +1,296 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel tree: the accelerators of hosts, as Placement has them."""
+
+import collections
+from collections.abc import Iterable, Mapping
+from concurrent import futures
+import dataclasses
+import re
+from typing import Any
+from urllib import parse
+import uuid
+
+from keystoneauth1 import exceptions
+
+from nova_accel.cmd import cloud
+from nova_accel.cmd import output
+from nova_accel import exception
+from nova_accel import naming
+
+#: requests at a time
+_AT_ONCE = 8
+_COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',
+            'Held by', 'Health')
+
+
+@dataclasses.dataclass
+class _Provider:
+    """What Placement shows of one of our providers."""
+
+    host: str
+    uuid: str
+    name: str
+    parent: str
+    depth: int = 0
+    #: class of the accelerator, '' where it has none
+    resource_class: str = ''
+    total: int = 0
+    reserved: int = 0
+    traits: frozenset[str] = frozenset()
+    #: consumer -> how many
+    held: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def image(self) -> str | None:
+        """Of which the function was loaded."""
+        return next(filter(None, map(naming.bitstream_of,
+                                     sorted(self.traits))), None)
+
+    @property
+    def function(self) -> str | None:
+        return next(filter(None, map(naming.function_of,
+                                     sorted(self.traits))), None)
+
+    @property
+    def function_name(self) -> str | None:
+        return next(filter(None, map(naming.function_name_of,
+                                     sorted(self.traits))), None)
+
+
+class Tree(output.Lister):
+    """Show the accelerators of hosts, as Placement has them.
+
+    A line for each provider: what it is, which function an FPGA region
+    carries, how many accelerators it has, who holds them, and whether they
+    are fenced or may be programmed. Uses the credentials of the openstack
+    command. Changes nothing.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'hosts', metavar='HOST', nargs='*',
+            help='name of a compute node, as its provider in Placement has it '
+                 '(default: all)')
+        return parser
+
+    def table(self, parsed_args):
+        service = cloud.services()
+        hosts = dict.fromkeys(parsed_args.hosts)
+        with cloud.asking('Placement', 'the providers of accelerators'):
+            found = _providers(service('placement'), hosts)
+        shown = [p for providers in found.values() for p in providers]
+        servers = _server_names(service, {
+            host for host, providers in found.items()
+            if any(p.held for p in providers)})
+        functions = _function_names(service, shown)
+        self.nothing = (
+            f'Placement shows no accelerators of {", ".join(hosts)}.' if hosts
+            else 'Placement shows no accelerators.')
+        rows = []
+        for host, providers in found.items():
+            if self.for_people and providers:
+                rows.append((host, *('' for _ in _COLUMNS[1:])))
+            rows += [self._row(p, providers, servers, functions)
+                     for p in providers]
+        return _COLUMNS, rows
+
+    def _row(self, provider, providers, servers, functions):
+        name = provider.name
+        if self.for_people:
+            name = '  ' * provider.depth + _short_name(provider, providers)
+        what = _what(provider, providers)
+        if not provider.resource_class:
+            return (name, what, '', '', '', '', self.several([]),
+                    self._health(provider))
+        return (name, what,
+                functions.get(provider.uuid)
+                or self.identifier(provider.function),
+                provider.total, sum(provider.held.values()), provider.reserved,
+                self.several([
+                    servers.get(consumer, consumer)
+                    + (f' ({amount})' if amount > 1 else '')
+                    for consumer, amount in sorted(provider.held.items())]),
+                self._health(provider))
+
+    def _health(self, provider):
+        if naming.FENCED in provider.traits:
+            return self.colored('fenced', output.RED)
+        # nova-compute removes the trait from what is held with its next report
+        if naming.PROGRAMMABLE in provider.traits and not provider.held:
+            return self.colored('programmable', output.GREEN)
+        return 'ok' if provider.resource_class else ''
+
+
+# Placement
+
+def _providers(placement, hosts: Iterable[str]) -> dict[str, list[_Provider]]:
+    """Our providers by host, parents before children.
+
+    A request for all hosts, or two for each that is named; then three for each
+    provider that has no children, as those with children have no inventory.
+
+    :raises ConfigurationError: a host has no provider.
+    """
+    listed = []
+    if hosts:
+        for host in hosts:
+            roots = _get(placement, '/resource_providers', 'resource_providers',
+                         name=host)
+            if not roots:
+                raise exception.ConfigurationError(
+                    f'Placement was asked for the compute node {host!r}, and '
+                    f'has no such provider: give a name that openstack '
+                    f'hypervisor list shows.')
+            listed += _get(placement, '/resource_providers',
+                           'resource_providers', in_tree=roots[0]['uuid'])
+    else:
+        listed = _get(placement, '/resource_providers', 'resource_providers')
+    trees: dict[str, list[dict]] = collections.defaultdict(list)
+    for item in listed:
+        trees[item['root_provider_uuid']].append(item)
+    found: dict[str, list[_Provider]] = {}
+    for root, items in trees.items():
+        names = {item['uuid']: item['name'] for item in items}
+        if root in names:
+            ours = [_Provider(names[root], item['uuid'], item['name'],
+                              item['parent_provider_uuid'])
+                    for item in items if naming.part_of_provider(
+                        names[root], item['name']) is not None]
+            if ours:
+                found[names[root]] = _in_order(ours, root)
+    parents = {p.parent for providers in found.values() for p in providers}
+    asked = [p for providers in found.values() for p in providers
+             if p.uuid not in parents]
+    with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        for _ in pool.map(lambda p: _fill(placement, p), asked):
+            pass
+    return {host: found[host] for host in sorted(found)}
+
+
+def _in_order(providers: list[_Provider], root: str) -> list[_Provider]:
+    children = collections.defaultdict(list)
+    known = {p.uuid for p in providers}
+    for provider in sorted(providers, key=lambda p: p.name):
+        children[provider.parent if provider.parent in known else root].append(
+            provider)
+    result = []
+
+    def add(parent, depth):
+        for provider in children[parent]:
+            provider.depth = depth
+            result.append(provider)
+            add(provider.uuid, depth + 1)
+    add(root, 1)
+    return result
+
+
+def _fill(placement, provider: _Provider) -> None:
+    url = f'/resource_providers/{provider.uuid}'
+    try:
+        inventories = _get(placement, f'{url}/inventories', 'inventories')
+        provider.traits = frozenset(_get(placement, f'{url}/traits', 'traits'))
+        allocations = _get(placement, f'{url}/allocations', 'allocations')
+    except exceptions.NotFound:
+        # it was removed meanwhile
+        return
+    for name, inventory in sorted(inventories.items()):
+        if not naming.is_memory_class(name):
+            provider.resource_class = name
+            provider.total = inventory['total']
+            provider.reserved = inventory['reserved']
+            provider.held = {
+                consumer: allocation['resources'][name]
+                for consumer, allocation in allocations.items()
+                if name in allocation['resources']}
+
+
+def _get(service, url: str, key: str, **query) -> Any:
+    if query:
+        url = f'{url}?{parse.urlencode(query)}'
+    return service.get(url).json()[key]
+
+
+# Names
+
+def _server_names(service, hosts: Iterable[str]) -> dict[str, str]:
+    """Uuid of a server -> its name, of those on hosts; a request for each
+    host. Where Nova does not answer, uuids are shown."""
+    names = {}
+    try:
+        nova = service('compute')
+        for host in hosts:
+            url: str | None = '/servers?' + parse.urlencode({
+                'all_tenants': 1, 'node': f'^{re.escape(host)}$'})
+            while url:
+                answer = nova.get(url).json()
+                names.update({server['id']: output.clean(server['name'])
+                              for server in answer['servers']})
+                url = next((link['href'] for link in answer.get(
+                    'servers_links', ()) if link['rel'] == 'next'), None)
+    except (exceptions.ClientException, *cloud.NOT_AN_ANSWER):
+        pass
+    return names
+
+
+def _function_names(service, providers: Iterable[_Provider],
+                    ) -> Mapping[str, str]:
+    """Provider uuid -> name of the function that it carries: that of a trait,
+    else of the image in Glance; a request for each image or function.
+
+    Of images that are found by function only public ones count: others may
+    name any function as theirs.
+    """
+    names: dict[str, str] = {}
+    known: dict[str, str | None] = {}
+    for provider in providers:
+        name = provider.function_name
+        query = ''
+        if provider.image:
+            query = f'/images/{provider.image}'
+        elif provider.function:
+            query = '/images?' + parse.urlencode({
+                'accel:function_id': str(uuid.UUID(provider.function)),
+                'visibility': 'public', 'limit': 1})
+        if not name and query:
+            if query not in known:
+                known[query] = _image_name(service, query)
+            name = known[query]
+        if name:
+            names[provider.uuid] = name
+    return names
+
+
+def _image_name(service, query: str) -> str | None:
+    try:
+        image = service('image').get(query).json()
+        if 'images' in image:
+            image = image['images'][0]
+        return output.clean(image.get('accel:function_name') or image['name'])
+    except (exceptions.ClientException, *cloud.NOT_AN_ANSWER):
+        return None
+
+
+# What providers are
+
+def _short_name(provider: _Provider, providers: Iterable[_Provider]) -> str:
+    """The name without that of its parent."""
+    names = {p.uuid: p.name for p in providers}
+    if provider.parent in names:
+        return provider.name.removeprefix(f'{names[provider.parent]}_')
+    return naming.part_of_provider(provider.host, provider.name) or ''
+
+
+def _what(provider: _Provider, providers: Iterable[_Provider]) -> str:
+    """Type, vendor and product; of a card with regions, from its first."""
+    of = provider
+    if not provider.resource_class:
+        of = next((p for p in providers if p.parent == provider.uuid), provider)
+    elif provider.depth > 1:
+        # its card says it
+        return ''
+    if not of.resource_class:
+        return ''
+    type_ = naming.type_of(of.resource_class)
+    vendor, names = naming.product_of(type_, of.traits)
+    return ' '.join(filter(None, (type_, vendor, *names)))

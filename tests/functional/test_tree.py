@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel tree on a cloud: who has what, in the words of all services."""
+
+import contextlib
+import io
+import json
+
+import fixtures
+from wsgi_intercept import interceptor
+
+from nova_accel.cmd import main
+from nova_accel.cmd import tree
+from tests.functional import base
+from tests.functional.base import card, CRYPTO, fpga_flavor, NLB0
+
+A, B = '0000:5e:00.0', '0000:81:00.0'
+
+
+class TreeTest(base.AcceleratorTestBase):
+
+    HOSTS = {'compute1': {'cards': [card(A), card(B, [CRYPTO])]},
+             'compute2': {}}
+
+    def nova(self):
+        """Nova's API for an administrator, in the way of its fixture."""
+        def app(environ, start_response):
+            return self.api_fixture.app()({
+                **environ, 'HTTP_X_AUTH_USER': 'admin',
+                'HTTP_X_AUTH_PROJECT_ID': self.api_fixture.project_id,
+                'HTTP_X_ROLES': 'reader,member,admin'}, start_response)
+        intercept = interceptor.RequestsInterceptor(
+            lambda: app, host='nova-of-test-tree', port=80)
+        intercept.install_intercept()
+        self.addCleanup(intercept.uninstall_intercept)
+        return 'http://nova-of-test-tree/v2.1'
+
+    def test_tree(self):
+        self.upload_bitstream(NLB0, properties={
+            'accel:function_id': NLB0, 'accel:function_name': 'nlb0'})
+        server = self.boot(fpga_flavor(function_id=NLB0))
+        for name, value in (
+                ('AUTH_TYPE', 'admin_token'),
+                # for Nova and Placement a user, for Glance roles, too
+                ('TOKEN', 'admin:openstack:admin,member,reader'),
+                ('ENDPOINT', self.placement.fixture.endpoint),
+                ('PLACEMENT_ENDPOINT_OVERRIDE',
+                 self.placement.fixture.endpoint),
+                ('COMPUTE_ENDPOINT_OVERRIDE', self.nova()),
+                ('IMAGE_ENDPOINT_OVERRIDE',
+                 f'{self.glance.service.url}/v2')):
+            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
+              contextlib.redirect_stderr(io.StringIO()) as stderr):
+            command = main.NovaAccel()
+            command.command_manager.add_command('tree', tree.Tree)
+            status = command.run(['tree', '-f', 'json'])
+        self.assertEqual(0, status, stderr.getvalue())
+        rows = {row.pop('Provider'): row
+                for row in json.loads(stdout.getvalue())}
+        self.assertEqual({f'compute1_accel_{A}', f'compute1_accel_{B}',
+                          f'compute1_accel_{A}_region0',
+                          f'compute1_accel_{B}_region0'}, set(rows))
+        self.assertEqual(
+            {'What': '', 'Function': 'nlb0', 'Total': 1, 'Used': 1,
+             'Reserved': 0, 'Held by': [server['name']], 'Health': 'ok'},
+            rows[f'compute1_accel_{A}_region0'])
+        self.assertEqual(
+            {'What': '', 'Function': CRYPTO, 'Total': 1, 'Used': 0,
+             'Reserved': 0, 'Held by': [], 'Health': 'programmable'},
+            rows[f'compute1_accel_{B}_region0'])
+        self.assertEqual('FPGA INTEL PAC_ARRIA10',
+                         rows[f'compute1_accel_{A}']['What'])

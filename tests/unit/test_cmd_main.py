@@ -1,0 +1,88 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""How nova-accel starts, and what bash completes."""
+
+import contextlib
+import io
+import subprocess
+import sys
+
+from nova_accel.cmd import bitstreams
+from nova_accel.cmd import main
+from tests.unit import commands
+from tests.unit.host import A, SimulatedHost
+
+#: of the package bash-completion, as far as cliff's script needs it
+_BASH_COMPLETION = """
+_get_comp_words_by_ref() {
+  cur="${COMP_WORDS[COMP_CWORD]}"
+  prev="${COMP_WORDS[COMP_CWORD-1]}"
+  words=("${COMP_WORDS[@]}")
+}
+"""
+
+
+class StartTest(commands.CommandTestCase):
+
+    def start(self, *arguments):
+        """(stdout, stderr, imported modules), with all warnings that Python
+        shows."""
+        done = subprocess.run(
+            [sys.executable, '-X', 'importtime', '-m', main.__name__,
+             *arguments], capture_output=True, text=True, timeout=600)
+        self.assertEqual(0, done.returncode, done.stderr)
+        lines = done.stderr.splitlines()
+        imports = {line.rpartition('|')[2].strip() for line in lines
+                   if line.startswith('import time:')}
+        return done.stdout, [line for line in lines if not line.startswith(
+            'import time:')], imports
+
+    def test_no_warning(self):
+        """oslo.privsep would import eventlet, which warns in nine lines."""
+        host = self.useFixture(SimulatedHost({'address': A}))
+        stdout, stderr, imports = self.start(
+            'discover', '--config-file', self.config, '--driver', 'dfl',
+            '--simulated-host', host.path)
+        self.assertIn('oslo_privsep.daemon', imports)
+        # the name alone is also listed of an import that fails
+        self.assertNotIn('eventlet.hubs', imports)
+        self.assertEqual([], stderr)
+        self.assertIn('FPGA INTEL', stdout)
+
+    def test_imports(self):
+        """A command does not pay for what others need."""
+        for arguments in (('--version',), ('handovers', '--help')):
+            _, stderr, imports = self.start(*arguments)
+            self.assertEqual([], stderr)
+            self.assertEqual(set(), imports & {
+                'nova_accel.drivers.dfl', 'oslo_privsep', 'openstack',
+                'requests', 'nova'})
+
+
+class CompletionTest(commands.CommandTestCase):
+
+    def setUp(self):
+        super().setUp()
+        with contextlib.redirect_stdout(io.StringIO()) as stdout:
+            command = main.NovaAccel()
+            command.command_manager.add_command(
+                'make-bitstream', bitstreams.MakeBitstream)
+            self.assertEqual(0, command.run(
+                ['complete', '--name', 'nova-accel']))
+        self.script = stdout.getvalue()
+
+    def completed(self, *words):
+        found = subprocess.run(
+            ['bash', '-c', f'{_BASH_COMPLETION}{self.script}\n'
+             'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nova_accel; '
+             'printf "%s\\n" "${COMPREPLY[@]}"', 'bash', 'nova-accel',
+             *words], capture_output=True, text=True, timeout=60)
+        self.assertEqual('', found.stderr)
+        return set(found.stdout.split())
+
+    def test_completion(self):
+        self.assertEqual({'discover'}, self.completed('dis'))
+        self.assertEqual({'check', 'list', 'show'},
+                         self.completed('profile', ''))
+        self.assertEqual({'--long'}, self.completed('discover', '--l'))
+        self.assertEqual({'--region-type'},
+                         self.completed('make-bitstream', '--reg'))

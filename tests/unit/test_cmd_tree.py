@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel tree, with Placement itself."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+
+import fixtures
+import testtools
+
+from nova_accel.cmd import main
+from nova_accel.cmd import tree
+from nova_accel import model
+from nova_accel import naming
+from tests.unit import placement
+from tests.unit.host import FUNCTION, OTHER
+
+FPGA, GPU = 'CUSTOM_ACCELERATOR_FPGA', 'CUSTOM_ACCELERATOR_GPU'
+DDR = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
+IMAGE = '0f0f0f0f-1111-4222-8333-444444444444'
+SERVER = '5e5e5e5e-1111-4222-8333-444444444444'
+CARD = model.Device(
+    address='0000:5e:00.0', type='FPGA', vendor='INTEL', family='ARRIA10',
+    product='PAC_ARRIA10', vendor_id='8086', product_id='09c4', driver='dfl')
+L40S = model.Device(
+    address='0000:3b:00.0', type='GPU', vendor='NVIDIA', family='ADA',
+    product='L40S', vendor_id='10de', product_id='26b9', driver='gpu',
+    traits=('CUSTOM_GPU_NVIDIA_26B9', 'CUSTOM_RACK_7'))
+
+
+def region(function=None, **more):
+    return model.Region(
+        0, '9926ab6d6c925a68aabca7d84c545738',
+        function and model.uuid_hex(function), **more)
+
+
+class Terminal(io.StringIO):
+
+    def isatty(self):
+        return True
+
+
+class TreeTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        # of Placement, and what cliff sets up
+        logging.disable(logging.WARNING)
+        self.addCleanup(logging.disable, logging.NOTSET)
+        log = logging.getLogger()
+        self.addCleanup(setattr, log, 'handlers', log.handlers[:])
+        self.addCleanup(log.setLevel, log.level)
+        self.services = self.useFixture(placement.Services())
+        self.useFixture(fixtures.EnvironmentVariable('NO_COLOR'))
+        self.root = self.services.provider('compute1', inventory={'VCPU': 8})
+        # without accelerators
+        self.services.provider('compute2', inventory={'VCPU': 8})
+        self.services.provider('compute2_0000:81:00.0', inventory={GPU: 1})
+
+    def add_region(self, address='0000:5e:00.0', loaded=None, *traits):
+        card = f'compute1_accel_{address}'
+        provider = self.services.provider(
+            card, self.root, traits=naming.device_traits(CARD))
+        return self.services.provider(
+            f'{card}_region0', provider, {FPGA: 1, DDR: 8192},
+            naming.region_traits(CARD, loaded or region()) | set(traits))
+
+    def call(self, *arguments, status=0, stdout=None):
+        stdout = stdout or io.StringIO()
+        with (contextlib.redirect_stdout(stdout),
+              contextlib.redirect_stderr(io.StringIO()) as stderr):
+            found = main.NovaAccel()
+            found.command_manager.add_command('tree', tree.Tree)
+            self.assertEqual(status, found.run(['tree', *arguments]),
+                             stderr.getvalue())
+        return stdout.getvalue() if status == 0 else stderr.getvalue()
+
+    def rows(self, *arguments):
+        return {row['Provider']: row for row in json.loads(
+            self.call('-f', 'json', *arguments))}
+
+    def test_region(self):
+        """What it is, what it carries, and who has it."""
+        provider = self.add_region('0000:5e:00.0', region(FUNCTION),
+                                   naming.PROGRAMMABLE)
+        held = self.add_region(
+            '0000:81:00.0', region(OTHER, function_name='nlb'),
+            # not yet removed
+            naming.PROGRAMMABLE)
+        self.services.allocate(SERVER, held, **{FPGA: 1, DDR: 8192})
+        self.services.answer('/servers?all_tenants=1&node=', {
+            'servers': [{'id': SERVER, 'name': 'web\x1b[2J'}]})
+        rows = self.rows()
+        self.assertEqual({
+            'Provider': 'compute1_accel_0000:5e:00.0_region0', 'What': '',
+            'Function': FUNCTION, 'Total': 1, 'Used': 0, 'Reserved': 0,
+            'Held by': [], 'Health': 'programmable'},
+            rows['compute1_accel_0000:5e:00.0_region0'])
+        card = rows['compute1_accel_0000:5e:00.0']
+        self.assertEqual(('FPGA INTEL PAC_ARRIA10', ''),
+                         (card['What'], card['Total']))
+        held = rows['compute1_accel_0000:81:00.0_region0']
+        self.assertEqual(
+            ('NLB', 1, ['web?[2J'], 'ok'),
+            tuple(held[n] for n in ('Function', 'Used', 'Held by', 'Health')))
+        self.assertEqual(4, len(rows))
+        self.assertIn(f'/resource_providers/{provider}/traits',
+                      dict(map(reversed, self.services.asked)))
+
+    def test_table(self):
+        self.add_region('0000:5e:00.0', region(FUNCTION), naming.FENCED)
+        lines = self.call().splitlines()
+        self.assertEqual(
+            ['compute1', '  0000:5e:00.0', '    region0'],
+            [line[2:].split('|')[0].rstrip() for line in lines[3:-1]])
+        self.assertIn(f'| {FUNCTION[:8]} ', lines[5])
+        self.assertIn('| fenced ', lines[5])
+        self.assertLess(max(map(len, lines)), 120)
+
+    def test_colors(self):
+        """On a terminal, and in tables only."""
+        self.add_region('0000:5e:00.0', region(), naming.FENCED)
+        fenced = '\033[31mfenced\033[0m'
+        self.assertIn(fenced, self.call(stdout=Terminal()))
+        self.assertNotIn('\033', self.call())
+        for name in ('csv', 'json', 'value'):
+            self.assertNotIn('\033', self.call('-f', name, stdout=Terminal()))
+        self.useFixture(fixtures.EnvironmentVariable('NO_COLOR', '1'))
+        self.assertNotIn('\033', self.call(stdout=Terminal()))
+
+    def test_pool(self):
+        """Several of one server; other uuids where Nova does not tell."""
+        provider = self.services.provider(
+            naming.pool_provider_name('compute1', L40S), self.root,
+            {GPU: (8, 1)}, naming.device_traits(L40S))
+        self.services.allocate(SERVER, provider, **{GPU: 4})
+        self.services.allocate(IMAGE, provider, **{GPU: 1})
+        self.services.answer('/servers', None)
+        row, = self.rows().values()
+        self.assertEqual(
+            ['GPU NVIDIA ADA L40S', '', 8, 5, 1, [IMAGE, f'{SERVER} (4)']],
+            [row[n] for n in ('What', 'Function', 'Total', 'Used',
+                              'Reserved', 'Held by')])
+        self.assertIn(f'| {IMAGE} ', self.call())
+        self.assertIn(f'"{IMAGE}, {SERVER} (4)"', self.call('-f', 'csv'))
+
+    def test_function_of_an_image(self):
+        self.add_region('0000:5e:00.0', region(FUNCTION, bitstream_id=IMAGE))
+        self.add_region('0000:81:00.0', region(OTHER))
+        self.add_region('0000:82:00.0', region(OTHER))
+        self.services.answer(f'/images/{IMAGE}', {
+            'name': 'nlb-2.gbs', 'accel:function_name': 'nlb'})
+        self.services.answer(
+            f'/images?accel%3Afunction_id={OTHER}&visibility=public',
+            {'images': [{'name': 'crypto'}]})
+        self.assertEqual(
+            ['', 'nlb', '', 'crypto', '', 'crypto'],
+            [row['Function'] for row in self.rows().values()])
+        self.assertEqual(2, len([name for name, _ in self.services.asked
+                                 if name == 'glance']))
+
+    def test_requests(self):
+        """Three for each provider with an inventory; none for hosts without
+        accelerators, and names where something is held."""
+        self.add_region('0000:5e:00.0')
+        self.add_region('0000:81:00.0')
+        self.rows()
+        self.assertEqual(1 + 2 * 3, len(self.services.asked))
+        self.services.asked.clear()
+        self.assertEqual(4, len(self.rows('compute1')))
+        self.assertEqual(2 + 2 * 3, len(self.services.asked))
+        self.services.asked.clear()
+        self.assertEqual('Placement shows no accelerators of compute2.\n',
+                         self.call('compute2'))
+        self.assertEqual('[]\n', self.call('-f', 'json', 'compute2'))
+        self.assertEqual(2 * 2, len(self.services.asked))
+
+    def test_provider_that_is_removed_meanwhile(self):
+        provider = self.add_region()
+        self.services.answer(f'/resource_providers/{provider}/traits', 404)
+        self.assertEqual(2, len(self.rows()))
+
+    def test_errors(self):
+        """Each is a sentence without a traceback."""
+        def fails(text, *arguments):
+            said = self.call(*arguments, status=1)
+            self.assertIn(text, said)
+            self.assertEqual(1, said.count('\n'), said)
+        fails("compute node 'nowhere', and has no such", 'nowhere')
+        self.services.answer('/resource_providers', {'of': 'a proxy'})
+        fails('there was no answer')
+        self.services.answer('/resource_providers', None)
+        fails('Placement was asked for the providers of accelerators, and it '
+              'refused')
+        self.useFixture(fixtures.MonkeyPatch(
+            'time.sleep', lambda seconds: None))
+        self.useFixture(fixtures.EnvironmentVariable(
+            'OS_PLACEMENT_ENDPOINT_OVERRIDE', 'http://127.0.0.1:1'))
+        fails('there was no answer')
+        self.useFixture(fixtures.EnvironmentVariable('OS_CLOUD', 'typo'))
+        fails('Cloud typo was not found')
+        for name in list(os.environ):
+            if name.startswith('OS_') and name != 'OS_CLIENT_CONFIG_FILE':
+                self.useFixture(fixtures.EnvironmentVariable(name))
+        fails('source an openrc file')
+
+
+class ProductTest(testtools.TestCase):
+
+    def test_product(self):
+        for device, expected in (
+                (CARD, ('INTEL', ['PAC_ARRIA10'])),
+                (L40S, ('NVIDIA', ['ADA', 'L40S']))):
+            self.assertEqual(expected, naming.product_of(
+                device.type, naming.device_traits(device)
+                | {'CUSTOM_FPGA_CRYPTO', 'CUSTOM_FPGA_RACK_7'}))
+        self.assertEqual(('INTEL', ['PAC_ARRIA10']), naming.product_of(
+            'FPGA', naming.region_traits(CARD, region(FUNCTION))))
+        self.assertEqual(('', []), naming.product_of('FPGA', {'OWNER_NOVA'}))
+        self.assertEqual(('ACME', []), naming.product_of(
+            'NPU', {'CUSTOM_NPU_ACME'}))
