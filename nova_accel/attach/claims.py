@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The persistent store of a compute host: claims, and what devices were.
 
+nova-compute writes it. So do the operator's commands, in tables of their own,
+of which nova-compute hears by look().
+
 SQLite, because it gives the two things that are needed: a unique constraint
 (one handle, one server) and transactions that survive kill -9. One connection
 stays open for all threads: opening a new one makes SQLite read its schema, and
@@ -90,6 +93,15 @@ CREATE TABLE IF NOT EXISTS waiting (
 )"""
 _PROVIDER = 'provider_uuid', "TEXT NOT NULL DEFAULT ''"
 
+_DISABLED = """
+CREATE TABLE IF NOT EXISTS disabled (
+    address TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    since TEXT NOT NULL,
+    PRIMARY KEY (address, serial)
+)"""
+
 #: the newest; a file without tables gets it
 _SCHEMA = ("""
 CREATE TABLE claims (
@@ -121,7 +133,7 @@ CREATE TABLE devices (
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
-           _UNSETTLED, _RECORDS, _POOLS)
+           _UNSETTLED, _RECORDS, _POOLS, _DISABLED)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -184,8 +196,14 @@ def _from_version_2(db: sqlite3.Connection) -> None:
     _add_column(db, 'waiting', *_PROVIDER)
 
 
+def _from_version_3(db: sqlite3.Connection) -> None:
+    """Version 3 does not know the operator's word about devices."""
+    db.execute(_DISABLED)
+
+
 #: number n makes version n + 1 of version n
-_MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2)
+_MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
+               _from_version_3)
 VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
@@ -232,6 +250,8 @@ class _Known:
     #: the handles that wait for the operator, the oldest first
     waiting: tuple[model.Waiting, ...] = ()
     unsettled: frozenset[model.Unsettled] = frozenset()
+    #: by address
+    disabled: tuple[model.Disabled, ...] = ()
 
 
 class ClaimStore:
@@ -254,6 +274,8 @@ class ClaimStore:
         # thread that waited there would stop the first one too
         self._lock = threading.Lock()
         self._generation = 0
+        #: PRAGMA data_version when look() last read the file
+        self._data_version: int | None = None
         self._known = _Known()
         #: what it will be when the transaction under way ends, if it changes
         #: it
@@ -293,7 +315,8 @@ class ClaimStore:
                 waiting = tuple(map(_waiting, rows))
             self._changed = _Known(claims, waiting, frozenset(
                 model.Unsettled(row['address'], row['serial']) for row
-                in db.execute('SELECT address, serial FROM unsettled')))
+                in db.execute('SELECT address, serial FROM unsettled')),
+                _disabled(db))
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -382,16 +405,28 @@ class ClaimStore:
     @property
     def generation(self) -> int:
         """Another number after each change of claims, of what waits for the
-        operator, or of what is not settled; begins with each object."""
+        operator, of what he disabled, or of what is not settled; begins with
+        each object."""
         return self._generation
 
     def add(self, claims: Iterable[model.Claim]) -> None:
         """Write all of them or none.
 
         :raises ClaimConflict: when a handle is held already.
+        :raises DeviceUnavailable: the operator has disabled a device, maybe
+            just now: once a command has said so, no claim follows.
         """
         claims = tuple(claims)
         with self._transaction() as db:
+            # from the file: another process writes this table
+            disabled = _disabled(db)
+            for claim in claims:
+                if any(word.means(claim.device_address, claim.serial)
+                       for word in disabled):
+                    raise exception.DeviceUnavailable(
+                        f'Server {claim.instance_uuid} was to get '
+                        f'{claim.handle.address}, which the operator has '
+                        f'disabled: the build is retried on another host.')
             self._add(db, claims)
 
     def _add(self, db, claims):
@@ -420,7 +455,7 @@ class ClaimStore:
                role: model.Role | None = None) -> list[model.Claim]:
         """Those of one server, or all; in the order of groups and handles.
 
-        From memory: this process alone writes the file.
+        From memory: this process alone writes them.
         """
         return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
@@ -651,6 +686,51 @@ class ClaimStore:
                 self._add(db, claims)
             self._change(unsettled=now)
 
+    # What the operator's commands say
+
+    def look(self) -> bool:
+        """Read what commands have written since the last call.
+
+        Where they have not, it is one look at memory that SQLite shares
+        between processes (PRAGMA data_version), some microseconds.
+
+        :returns: whether something is new.
+        """
+        with self._transaction(write=False) as db:
+            version = db.execute('PRAGMA data_version').fetchone()[0]
+            if version == self._data_version:
+                return False
+            found = _disabled(db)
+            self._data_version = version
+            if found == self._known.disabled:
+                return False
+            self._change(disabled=found)
+        return True
+
+    def disabled(self) -> tuple[model.Disabled, ...]:
+        """Devices that no other server is to get; from memory."""
+        return self._known.disabled
+
+    def disable(self, word: model.Disabled,
+                instead: Iterable[model.Disabled] = ()) -> None:
+        """:param instead: words that it replaces."""
+        self._change_disabled(instead, [word])
+
+    def enable(self, words: Iterable[model.Disabled]) -> None:
+        """The operator takes these words back."""
+        self._change_disabled(words, ())
+
+    def _change_disabled(self, old, new):
+        with self._transaction() as db:
+            for word in (*old, *new):
+                db.execute('DELETE FROM disabled WHERE address = ? '
+                           'AND serial = ?',
+                           (word.device_address, word.serial))
+            db.executemany(
+                'INSERT INTO disabled (address, serial, reason, since) '
+                'VALUES (?, ?, ?, ?)', map(dataclasses.astuple, new))
+            self._change(disabled=_disabled(db))
+
     # The record of hand-overs
 
     def add_handover(self, handover: model.Handover) -> None:
@@ -692,6 +772,44 @@ def copy_of(path: str) -> ClaimStore:
             f'The claim store {path} cannot be read ({error}): name the file '
             f'of this host by --store, and read it as the user of '
             f'nova-compute.') from error
+
+
+def existing(path: str) -> ClaimStore:
+    """The store of a host, for a command that writes into it while nova-compute
+    may run.
+
+    It is neither made nor changed in version: nova-compute does that.
+
+    :raises AcceleratorsUnavailable: there is none, it cannot be written, or it
+        is of another release.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(
+                f'file:{parse.quote(path)}?mode=rw', uri=True)) as file:
+            version = file.execute('PRAGMA user_version').fetchone()[0]
+        if version == VERSION:
+            return ClaimStore(path)
+        error: BaseException | str = (
+            f'it has version {version}, and this release of nova_accel writes '
+            f'version {VERSION}')
+        advice = 'start nova-compute of the same release as this command first'
+    except (sqlite3.Error, OSError, exception.AcceleratorsUnavailable
+            ) as problem:
+        error = problem.__cause__ or problem
+        advice = (
+            'run the command as the user of nova-compute, on a host where that '
+            'has been started, or name the file by --store')
+    raise exception.AcceleratorsUnavailable(
+        f'The claim store {path} cannot be written ({str(error).rstrip(".")}'
+        f'): {advice}.')
+
+
+def _disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
+    return tuple(
+        model.Disabled(row['address'], row['serial'], row['reason'],
+                       row['since'])
+        for row in db.execute('SELECT address, serial, reason, since FROM '
+                              'disabled ORDER BY address, serial'))
 
 
 def _waiting(row: sqlite3.Row) -> model.Waiting:

@@ -3,8 +3,10 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import logging
+import os
 
 from cliff import lister
 
@@ -15,6 +17,8 @@ from nova_accel import drivers
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import inventory
+from nova_accel.inventory import devices as device_table
+from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import naming
 
@@ -51,7 +55,12 @@ class Discover(lister.Lister):
 
     def take_action(self, parsed_args):
         found = self._discover(parsed_args)
-        self._devices = found.devices
+        self._devices = {
+            address: dataclasses.replace(device, reason=device.reason.replace(
+                device_table.DISABLED,
+                f'{device_table.DISABLED} ({self._reasons[address]})'))
+            if self._reasons.get(address) else device
+            for address, device in found.devices.items()}
         providers = collections.defaultdict(list)
         for provider in found.providers_of(CONF.host, _ROOT).values():
             # a pool stands where its first device does
@@ -90,9 +99,11 @@ class Discover(lister.Lister):
             except Exception as e:
                 # one bad driver must not hide the devices of the others
                 failed[f'driver {name}'] = str(e) or repr(e)
-        # what nova-compute would know of servers is not looked at
-        found = inventory.Inventory(loaded, claims.ClaimStore(claims.MEMORY),
-                                    reads_serials=False)
+        # what nova-compute would know of servers is not looked at, but for
+        # what the operator has said
+        memory = claims.ClaimStore(claims.MEMORY)
+        self._reasons = self._disabled(memory)
+        found = inventory.Inventory(loaded, memory, reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
             found.scan()
@@ -101,6 +112,28 @@ class Discover(lister.Lister):
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
         self._failed = bool(failed)
         return found
+
+    def _disabled(self, memory):
+        """Have a store say what that of this host does about disabled devices.
+
+        By their addresses: serial numbers are not read here.
+
+        :returns: address -> why.
+        """
+        path = os.path.join(CONF.state_path, claims.file_name(CONF.host))
+        if not os.path.exists(path):
+            return {}
+        try:
+            known = claims.copy_of(path)
+            words = identity.disabled(known.devices(), known.disabled())
+        except exception.AcceleratorsUnavailable as error:
+            self.app.stderr.write(f'WARNING: It is not known what the '
+                                  f'operator has disabled: {error}\n')
+            return {}
+        for address, word in words.items():
+            memory.disable(dataclasses.replace(
+                word, device_address=address, serial=''))
+        return {address: word.reason for address, word in words.items()}
 
 
 @contextlib.contextmanager

@@ -1,14 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel discover, as an operator starts it."""
 
+import csv
+import dataclasses
+import io
 import json
 import os
 import pathlib
 
 import fixtures
 
+from nova_accel.attach import claims
 from nova_accel.drivers import dfl
 from tests.unit import commands
+from tests.unit.test_claims import DISABLED
 from tests.unit.host import A, B, FUNCTION, plain, SimulatedHost
 
 
@@ -49,6 +54,36 @@ class Discover(commands.CommandTestCase):
         self.assertIn(',1,"quarantined, it has no VFs', line)
         self.assertIn(f'[accel] virtual_functions = {A}=', line)
         self.assertEqual('', result.stderr)
+
+    def test_disabled(self):
+        """What the operator has said, with his reason; nothing is written."""
+        path = os.path.join(self.directory, 'accel_claims_compute1.sqlite')
+        store = claims.ClaimStore(path)
+        found = dfl.DflDriver(self.host.kernel).discover()
+        store.set_devices({B: dataclasses.replace(found[B], serial='S1')})
+        # by its serial number, as it had another address then
+        store.disable(dataclasses.replace(DISABLED, serial='S1'))
+        before = os.stat(path).st_mtime_ns
+        self.assertEqual(
+            [('1', 'quarantined', 'the operator has disabled it (it is hot)')
+             ] * 2,
+            [(row['Reserved'], *row['Health'].split(', ', 1))
+             for row in csv.DictReader(io.StringIO(
+                 self.call('-f', 'csv').stdout))
+             if f'{B}_region' in row['Provider']])
+        device = json.loads(self.call('-f', 'json').stdout)[B]
+        self.assertEqual('the operator has disabled it (it is hot)',
+                         device['reason'])
+        self.assertEqual(before, os.stat(path).st_mtime_ns)
+
+    def test_store_that_cannot_be_read(self):
+        path = os.path.join(self.directory, 'accel_claims_compute1.sqlite')
+        with open(path, 'w') as file:
+            file.write('no database' * 100)
+        result = self.call()
+        self.assertEqual(0, result.returncode)
+        self.assertIn('It is not known what the operator has disabled: The '
+                      'claim store', result.stderr)
 
     def test_values(self):
         self.host.kernel.set_fault(A, dead=True)

@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the operator says by nova-accel while nova-compute runs.
+
+``nova-accel disable`` and ``enable`` write the operator's word about a device
+into the claim store, where it lasts. The store says what no server gets
+(inventory.devices); this module hears that something was written, and shows it
+in Placement. Where that fails, or nova-compute ends in between, the next report
+shows it.
+"""
+
+import threading
+
+from oslo_log import log as logging
+
+from nova_accel.attach import claims as claim_store
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import publishing
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import text
+
+LOG = logging.getLogger(__name__)
+
+#: seconds between two looks at the store, each of some microseconds
+INTERVAL = 1
+
+
+class Words:
+
+    def __init__(self, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
+                 publisher: publishing.Publisher, cloud: novas.Cloud):
+        self._store = store
+        self._inventory = inventory
+        self._publisher = publisher
+        self._cloud = cloud
+        self._closed = threading.Event()
+        #: address -> word, as the log and Placement were last told
+        self._told: dict[str, model.Disabled] = {}
+        self._failure = ''
+        #: held while something is shown
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Listen in the background. What was said before is in the log, and
+        in Nova's first report."""
+        self._tell(self._inventory.disabled())
+        limited.start(self._listen)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+
+    def _listen(self):
+        while not self._closed.wait(INTERVAL):
+            try:
+                self.look()
+                self._failure = ''
+            except Exception as error:
+                if self._failure != str(error):
+                    self._failure = str(error)
+                    LOG.error('What the operator says by nova-accel is not '
+                              'heard: %s', error)
+
+    def look(self) -> None:
+        """Show what is new.
+
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        with self._lock:
+            self._store.look()
+            changed = self._tell(self._inventory.disabled())
+            if changed:
+                self._publisher.show(self._cloud.admin_context(), [
+                    uuid for uuid, provider
+                    in self._inventory.providers().items()
+                    if changed & {*provider.addresses}])
+
+    def _tell(self, now: dict[str, model.Disabled]) -> set[str]:
+        """:returns: addresses of devices that were not so before, or are not
+            any more."""
+        before, self._told = self._told, now
+        for address in sorted(now):
+            if now[address] != before.get(address):
+                LOG.info('Device %s is disabled by the operator since %s (%s); '
+                         'it is given to no other server', address,
+                         now[address].since,
+                         text.printable(now[address].reason, 200))
+        for address in sorted(before.keys() - now.keys()):
+            LOG.info('Device %s is not disabled by the operator any more',
+                     address)
+        return before.keys() ^ now.keys()
