@@ -472,6 +472,31 @@ class Disabled:
                 else self.device_address == address)
 
 
+class OrderState(enum.Enum):
+    """NEW -> BEGUN -> DONE or REFUSED; each may be withdrawn."""
+
+    NEW = 'new'
+    BEGUN = 'begun'
+    DONE = 'done'
+    REFUSED = 'refused'
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a command of the operator asks of nova-compute."""
+
+    number: int
+    #: 'release'
+    verb: str
+    #: of the verb, 'release': address of a handle, or uuid of a claim
+    argument: str
+    #: when it was written, time.time()
+    since: float
+    state: OrderState = OrderState.NEW
+    #: sentences for the operator, once it is DONE or REFUSED
+    answer: str = ''
+
+
 @dataclasses.dataclass(frozen=True)
 class Waiting:
     """A handle that the operator has to give back (policy operator)."""

@@ -17,6 +17,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from typing import Any
 from urllib import parse
 
@@ -102,6 +103,16 @@ CREATE TABLE IF NOT EXISTS disabled (
     PRIMARY KEY (address, serial)
 )"""
 
+_ORDERS = """
+CREATE TABLE IF NOT EXISTS orders (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    verb TEXT NOT NULL,
+    argument TEXT NOT NULL,
+    since REAL NOT NULL,
+    state TEXT NOT NULL,
+    answer TEXT NOT NULL
+)"""
+
 #: the newest; a file without tables gets it
 _SCHEMA = ("""
 CREATE TABLE claims (
@@ -133,7 +144,7 @@ CREATE TABLE devices (
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
-           _UNSETTLED, _RECORDS, _POOLS, _DISABLED)
+           _UNSETTLED, _RECORDS, _POOLS, _DISABLED, _ORDERS)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -197,8 +208,9 @@ def _from_version_2(db: sqlite3.Connection) -> None:
 
 
 def _from_version_3(db: sqlite3.Connection) -> None:
-    """Version 3 does not know the operator's word about devices."""
+    """Version 3 knows neither the operator's word about devices nor orders."""
     db.execute(_DISABLED)
+    db.execute(_ORDERS)
 
 
 #: number n makes version n + 1 of version n
@@ -210,6 +222,8 @@ _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
                    'bitstream_id', 'function_name', 'content', 'origin')
 #: path of a store that lives in memory, without a file
 MEMORY = ':memory:'
+#: seconds after which an order that nova-compute has not begun is void
+ORDER_SECONDS = 30
 #: how many hand-overs are kept
 MOST_HANDOVERS = 1000
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
@@ -252,6 +266,8 @@ class _Known:
     unsettled: frozenset[model.Unsettled] = frozenset()
     #: by address
     disabled: tuple[model.Disabled, ...] = ()
+    #: the oldest first
+    orders: tuple[model.Order, ...] = ()
 
 
 class ClaimStore:
@@ -316,7 +332,7 @@ class ClaimStore:
             self._changed = _Known(claims, waiting, frozenset(
                 model.Unsettled(row['address'], row['serial']) for row
                 in db.execute('SELECT address, serial FROM unsettled')),
-                _disabled(db))
+                _disabled(db), _orders(db))
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -700,11 +716,11 @@ class ClaimStore:
             version = db.execute('PRAGMA data_version').fetchone()[0]
             if version == self._data_version:
                 return False
-            found = _disabled(db)
+            found = _disabled(db), _orders(db)
             self._data_version = version
-            if found == self._known.disabled:
+            if found == (self._known.disabled, self._known.orders):
                 return False
-            self._change(disabled=found)
+            self._change(disabled=found[0], orders=found[1])
         return True
 
     def disabled(self) -> tuple[model.Disabled, ...]:
@@ -730,6 +746,54 @@ class ClaimStore:
                 'INSERT INTO disabled (address, serial, reason, since) '
                 'VALUES (?, ?, ?, ?)', map(dataclasses.astuple, new))
             self._change(disabled=_disabled(db))
+
+    def orders(self) -> tuple[model.Order, ...]:
+        """What commands ask of nova-compute, the oldest first; from memory."""
+        return self._known.orders
+
+    def give_order(self, verb: str, argument: str) -> int:
+        """Ask nova-compute for something; returns the number of the order."""
+        with self._transaction() as db:
+            number = db.execute(
+                'INSERT INTO orders (verb, argument, since, state, answer) '
+                "VALUES (?, ?, ?, 'new', '') RETURNING number",
+                (verb, argument, time.time())).fetchone()[0]
+            self._change(orders=_orders(db))
+        return number
+
+    def begin_order(self, number: int) -> bool:
+        """Take an order on; False where it has been withdrawn or is too old:
+        the command that gave it has ended."""
+        with self._transaction() as db:
+            began = db.execute(
+                "UPDATE orders SET state = 'begun' WHERE number = ? AND "
+                "state = 'new' AND since > ?",
+                (number, time.time() - ORDER_SECONDS)).rowcount == 1
+            if not began:
+                db.execute('DELETE FROM orders WHERE number = ?', (number,))
+            self._change(orders=_orders(db))
+        return began
+
+    def answer_order(self, number: int, state: model.OrderState,
+                     answer: str) -> None:
+        """End an order."""
+        with self._transaction() as db:
+            db.execute('UPDATE orders SET state = ?, answer = ? '
+                       'WHERE number = ?', (state.value, answer, number))
+            self._change(orders=_orders(db))
+
+    def withdraw_order(self, number: int, states: Collection[model.OrderState],
+                       ) -> model.Order | None:
+        """Remove an order from the store where it is in one of these states.
+
+        :returns: the order as it is; None where it has been removed already.
+        """
+        with self._transaction() as db:
+            found = {order.number: order for order in _orders(db)}.get(number)
+            if found and found.state in states:
+                db.execute('DELETE FROM orders WHERE number = ?', (number,))
+            self._change(orders=_orders(db))
+        return found
 
     # The record of hand-overs
 
@@ -810,6 +874,17 @@ def _disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
                        row['since'])
         for row in db.execute('SELECT address, serial, reason, since FROM '
                               'disabled ORDER BY address, serial'))
+
+
+def _orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:
+    """Without those that another release wrote."""
+    known = {state.value: state for state in model.OrderState}
+    return tuple(
+        model.Order(row['number'], row['verb'], row['argument'], row['since'],
+                    known[row['state']], row['answer'])
+        for row in db.execute(
+            'SELECT number, verb, argument, since, state, answer FROM orders '
+            'ORDER BY number') if row['state'] in known)
 
 
 def _waiting(row: sqlite3.Row) -> model.Waiting:
