@@ -40,7 +40,6 @@ class DisableTest(base.AcceleratorTestBase):
         server = self.boot(self.FLAVOR)
         self.disable()
         self.until_shown((1, 1), True)
-        self._reboot_server(server, hard=True)
         self.assertEqual([VF], self.hostdevs(server))
         self._delete_server(server)
         self.assertEqual(((1, 1), True), self.shown())
