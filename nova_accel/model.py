@@ -450,6 +450,54 @@ EVERYTHING = Unsettled()
 
 
 @dataclasses.dataclass(frozen=True)
+class Disabled:
+    """The operator's word that no other server gets a device.
+
+    Its serial number counts where it has one that no other device of the host
+    had: inventory.identity.disabled().
+    """
+
+    #: address of the device when the word was given
+    device_address: str
+    #: '' where it was not known, or not the only one
+    serial: str
+    #: why, as the operator wrote it; '' where he did not
+    reason: str
+    #: when, UTC, as 2026-11-22T02:17:43+00:00
+    since: str
+
+    def means(self, address: str, serial: str) -> bool:
+        """Whether it is about a device, as far as these two tell."""
+        return (self.serial == serial if self.serial and serial
+                else self.device_address == address)
+
+
+class OrderState(enum.Enum):
+    """NEW -> BEGUN -> DONE or REFUSED; each may be withdrawn."""
+
+    NEW = 'new'
+    BEGUN = 'begun'
+    DONE = 'done'
+    REFUSED = 'refused'
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a command of the operator asks of nova-compute."""
+
+    number: int
+    #: 'release'
+    verb: str
+    #: of the verb, 'release': address of a handle, or uuid of a claim
+    argument: str
+    #: when it was written, time.time()
+    since: float
+    state: OrderState = OrderState.NEW
+    #: sentences for the operator, once it is DONE or REFUSED
+    answer: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
 class Waiting:
     """A handle that the operator has to give back (policy operator)."""
 

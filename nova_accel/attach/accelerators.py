@@ -35,6 +35,7 @@ from nova_accel.attach import publishing
 from nova_accel.attach import readiness
 from nova_accel.attach import relocation
 from nova_accel.attach import settling
+from nova_accel.attach import words
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -124,6 +125,7 @@ class Accelerators:
             inventory, self.holdings, self.publisher, cloud)
         self.relocation = relocation.Relocation(
             inventory, self.holdings, cloud)
+        self.words = words.Words(store, inventory, self.publisher, cloud)
         self._plugging: dict[str, _Plugging] = {}
         self._failed: set[str] = set()
 
@@ -152,6 +154,7 @@ class Accelerators:
                 model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
             'nova-compute stopped while the device was prepared')
         self._make_again()
+        self.words.start()
 
     def _make_again(self):
         """Make the vGPUs of servers again, which the kernel has forgotten if
@@ -224,6 +227,7 @@ class Accelerators:
     def close(self) -> None:
         """Stop looking at devices; plugs that run are left to their end."""
         self._plugging.clear()
+        self.words.close()
         self.inventory.close()
 
     # Plug
@@ -423,6 +427,8 @@ class Accelerators:
         if not takes:
             return []
         self._await_clean(context, {take.provider_uuid for take in takes})
+        # where a device was disabled just now, another one of its pool will do
+        self.store.look()
         with self.inventory.claiming:
             chosen = self._chosen(server, takes, [
                 claim for keep in steps.keep for claim in keep.claims])

@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The persistent store of a compute host: claims, and what devices were.
 
+nova-compute writes it. So do the operator's commands, in tables of their own,
+of which nova-compute hears by look().
+
 SQLite, because it gives the two things that are needed: a unique constraint
 (one handle, one server) and transactions that survive kill -9. One connection
 stays open for all threads: opening a new one makes SQLite read its schema, and
@@ -14,6 +17,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from typing import Any
 from urllib import parse
 
@@ -90,6 +94,25 @@ CREATE TABLE IF NOT EXISTS waiting (
 )"""
 _PROVIDER = 'provider_uuid', "TEXT NOT NULL DEFAULT ''"
 
+_DISABLED = """
+CREATE TABLE IF NOT EXISTS disabled (
+    address TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    since TEXT NOT NULL,
+    PRIMARY KEY (address, serial)
+)"""
+
+_ORDERS = """
+CREATE TABLE IF NOT EXISTS orders (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    verb TEXT NOT NULL,
+    argument TEXT NOT NULL,
+    since REAL NOT NULL,
+    state TEXT NOT NULL,
+    answer TEXT NOT NULL
+)"""
+
 #: the newest; a file without tables gets it
 _SCHEMA = ("""
 CREATE TABLE claims (
@@ -121,7 +144,7 @@ CREATE TABLE devices (
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
-           _UNSETTLED, _RECORDS, _POOLS)
+           _UNSETTLED, _RECORDS, _POOLS, _DISABLED, _ORDERS)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -184,14 +207,23 @@ def _from_version_2(db: sqlite3.Connection) -> None:
     _add_column(db, 'waiting', *_PROVIDER)
 
 
+def _from_version_3(db: sqlite3.Connection) -> None:
+    """Version 3 knows neither the operator's word about devices nor orders."""
+    db.execute(_DISABLED)
+    db.execute(_ORDERS)
+
+
 #: number n makes version n + 1 of version n
-_MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2)
+_MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
+               _from_version_3)
 VERSION = len(_MIGRATIONS)
 
 _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
                    'bitstream_id', 'function_name', 'content', 'origin')
 #: path of a store that lives in memory, without a file
 MEMORY = ':memory:'
+#: seconds after which an order that nova-compute has not begun is void
+ORDER_SECONDS = 30
 #: how many hand-overs are kept
 MOST_HANDOVERS = 1000
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
@@ -232,6 +264,10 @@ class _Known:
     #: the handles that wait for the operator, the oldest first
     waiting: tuple[model.Waiting, ...] = ()
     unsettled: frozenset[model.Unsettled] = frozenset()
+    #: by address
+    disabled: tuple[model.Disabled, ...] = ()
+    #: the oldest first
+    orders: tuple[model.Order, ...] = ()
 
 
 class ClaimStore:
@@ -254,6 +290,8 @@ class ClaimStore:
         # thread that waited there would stop the first one too
         self._lock = threading.Lock()
         self._generation = 0
+        #: PRAGMA data_version when look() last read the file
+        self._data_version: int | None = None
         self._known = _Known()
         #: what it will be when the transaction under way ends, if it changes
         #: it
@@ -293,7 +331,8 @@ class ClaimStore:
                 waiting = tuple(map(_waiting, rows))
             self._changed = _Known(claims, waiting, frozenset(
                 model.Unsettled(row['address'], row['serial']) for row
-                in db.execute('SELECT address, serial FROM unsettled')))
+                in db.execute('SELECT address, serial FROM unsettled')),
+                _disabled(db), _orders(db))
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -382,16 +421,28 @@ class ClaimStore:
     @property
     def generation(self) -> int:
         """Another number after each change of claims, of what waits for the
-        operator, or of what is not settled; begins with each object."""
+        operator, of what he disabled, or of what is not settled; begins with
+        each object."""
         return self._generation
 
     def add(self, claims: Iterable[model.Claim]) -> None:
         """Write all of them or none.
 
         :raises ClaimConflict: when a handle is held already.
+        :raises DeviceUnavailable: the operator has disabled a device, maybe
+            just now: once a command has said so, no claim follows.
         """
         claims = tuple(claims)
         with self._transaction() as db:
+            # from the file: another process writes this table
+            disabled = _disabled(db)
+            for claim in claims:
+                if any(word.means(claim.device_address, claim.serial)
+                       for word in disabled):
+                    raise exception.DeviceUnavailable(
+                        f'Server {claim.instance_uuid} was to get '
+                        f'{claim.handle.address}, which the operator has '
+                        f'disabled: the build is retried on another host.')
             self._add(db, claims)
 
     def _add(self, db, claims):
@@ -420,7 +471,7 @@ class ClaimStore:
                role: model.Role | None = None) -> list[model.Claim]:
         """Those of one server, or all; in the order of groups and handles.
 
-        From memory: this process alone writes the file.
+        From memory: this process alone writes them.
         """
         return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
@@ -651,6 +702,99 @@ class ClaimStore:
                 self._add(db, claims)
             self._change(unsettled=now)
 
+    # What the operator's commands say
+
+    def look(self) -> bool:
+        """Read what commands have written since the last call.
+
+        Where they have not, it is one look at memory that SQLite shares
+        between processes (PRAGMA data_version), some microseconds.
+
+        :returns: whether something is new.
+        """
+        with self._transaction(write=False) as db:
+            version = db.execute('PRAGMA data_version').fetchone()[0]
+            if version == self._data_version:
+                return False
+            found = _disabled(db), _orders(db)
+            self._data_version = version
+            if found == (self._known.disabled, self._known.orders):
+                return False
+            self._change(disabled=found[0], orders=found[1])
+        return True
+
+    def disabled(self) -> tuple[model.Disabled, ...]:
+        """Devices that no other server is to get; from memory."""
+        return self._known.disabled
+
+    def disable(self, word: model.Disabled,
+                instead: Iterable[model.Disabled] = ()) -> None:
+        """:param instead: words that it replaces."""
+        self._change_disabled(instead, [word])
+
+    def enable(self, words: Iterable[model.Disabled]) -> None:
+        """The operator takes these words back."""
+        self._change_disabled(words, ())
+
+    def _change_disabled(self, old, new):
+        with self._transaction() as db:
+            for word in (*old, *new):
+                db.execute('DELETE FROM disabled WHERE address = ? '
+                           'AND serial = ?',
+                           (word.device_address, word.serial))
+            db.executemany(
+                'INSERT INTO disabled (address, serial, reason, since) '
+                'VALUES (?, ?, ?, ?)', map(dataclasses.astuple, new))
+            self._change(disabled=_disabled(db))
+
+    def orders(self) -> tuple[model.Order, ...]:
+        """What commands ask of nova-compute, the oldest first; from memory."""
+        return self._known.orders
+
+    def give_order(self, verb: str, argument: str) -> int:
+        """Ask nova-compute for something; returns the number of the order."""
+        with self._transaction() as db:
+            number = db.execute(
+                'INSERT INTO orders (verb, argument, since, state, answer) '
+                "VALUES (?, ?, ?, 'new', '') RETURNING number",
+                (verb, argument, time.time())).fetchone()[0]
+            self._change(orders=_orders(db))
+        return number
+
+    def begin_order(self, number: int) -> bool:
+        """Take an order on; False where it has been withdrawn or is too old:
+        the command that gave it has ended."""
+        with self._transaction() as db:
+            began = db.execute(
+                "UPDATE orders SET state = 'begun' WHERE number = ? AND "
+                "state = 'new' AND since > ?",
+                (number, time.time() - ORDER_SECONDS)).rowcount == 1
+            if not began:
+                db.execute('DELETE FROM orders WHERE number = ?', (number,))
+            self._change(orders=_orders(db))
+        return began
+
+    def answer_order(self, number: int, state: model.OrderState,
+                     answer: str) -> None:
+        """End an order."""
+        with self._transaction() as db:
+            db.execute('UPDATE orders SET state = ?, answer = ? '
+                       'WHERE number = ?', (state.value, answer, number))
+            self._change(orders=_orders(db))
+
+    def withdraw_order(self, number: int, states: Collection[model.OrderState],
+                       ) -> model.Order | None:
+        """Remove an order from the store where it is in one of these states.
+
+        :returns: the order as it is; None where it has been removed already.
+        """
+        with self._transaction() as db:
+            found = {order.number: order for order in _orders(db)}.get(number)
+            if found and found.state in states:
+                db.execute('DELETE FROM orders WHERE number = ?', (number,))
+            self._change(orders=_orders(db))
+        return found
+
     # The record of hand-overs
 
     def add_handover(self, handover: model.Handover) -> None:
@@ -692,6 +836,55 @@ def copy_of(path: str) -> ClaimStore:
             f'The claim store {path} cannot be read ({error}): name the file '
             f'of this host by --store, and read it as the user of '
             f'nova-compute.') from error
+
+
+def existing(path: str) -> ClaimStore:
+    """The store of a host, for a command that writes into it while nova-compute
+    may run.
+
+    It is neither made nor changed in version: nova-compute does that.
+
+    :raises AcceleratorsUnavailable: there is none, it cannot be written, or it
+        is of another release.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(
+                f'file:{parse.quote(path)}?mode=rw', uri=True)) as file:
+            version = file.execute('PRAGMA user_version').fetchone()[0]
+        if version == VERSION:
+            return ClaimStore(path)
+        error: BaseException | str = (
+            f'it has version {version}, and this release of nova_accel writes '
+            f'version {VERSION}')
+        advice = 'start nova-compute of the same release as this command first'
+    except (sqlite3.Error, OSError, exception.AcceleratorsUnavailable
+            ) as problem:
+        error = problem.__cause__ or problem
+        advice = (
+            'run the command as the user of nova-compute, on a host where that '
+            'has been started, or name the file by --store')
+    raise exception.AcceleratorsUnavailable(
+        f'The claim store {path} cannot be written ({str(error).rstrip(".")}'
+        f'): {advice}.')
+
+
+def _disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
+    return tuple(
+        model.Disabled(row['address'], row['serial'], row['reason'],
+                       row['since'])
+        for row in db.execute('SELECT address, serial, reason, since FROM '
+                              'disabled ORDER BY address, serial'))
+
+
+def _orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:
+    """Without those that another release wrote."""
+    known = {state.value: state for state in model.OrderState}
+    return tuple(
+        model.Order(row['number'], row['verb'], row['argument'], row['since'],
+                    known[row['state']], row['answer'])
+        for row in db.execute(
+            'SELECT number, verb, argument, since, state, answer FROM orders '
+            'ORDER BY number') if row['state'] in known)
 
 
 def _waiting(row: sqlite3.Row) -> model.Waiting:

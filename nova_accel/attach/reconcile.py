@@ -25,8 +25,10 @@ from oslo_log import log as logging
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import model
+from nova_accel import text
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Reconciler:
         #: servers without an allocation, as the log has told
         self._not_allocated: set[str] = set()
         self._background = limited.Background(self._logged_run)
+        accelerators.words.learn('release', self.release)
 
     def run_if_due(self) -> None:
         """Compare in the background, at start and then periodically."""
@@ -193,6 +196,71 @@ class Reconciler:
                         server_uuid)
             return self._accelerators.release(
                 self._cloud.admin_context(), stale, patient=True)
+
+    def release(self, name: str) -> str:
+        """Release one claim now, which run() would release by itself, or say
+        why it is not: for nova-accel release.
+
+        :param name: address of its handle, or uuid of the claim.
+        :returns: what was found, and done.
+        :raises DeviceUnavailable: there is no such claim, something stands
+            behind it, or its device could not be cleaned.
+        """
+        found = [c for c in self._holdings.all()
+                 if name in (c.uuid, c.handle.address)]
+        if not found:
+            raise exception.DeviceUnavailable(
+                f'No claim on this host is called {text.printable(name)}: '
+                f'name a handle that nova-accel claims shows.')
+        with self._accelerators.exclusive(found[0].instance_uuid):
+            proof = [line for claim in self._holdings.now(found)
+                     for line in self._proof(claim)]
+            self._accelerators.release(
+                self._cloud.admin_context(), found, patient=True)
+        for claim in self._holdings.now(found):
+            raise exception.DeviceUnavailable(
+                f'{claim.handle.address} belongs to no server any more, and '
+                f'cannot be offered ({claim.error or "it is being cleaned"}'
+                f'): it is tried again each minute.')
+        return '\n'.join(proof + [
+            f'{c.handle.address} is clean and free.' for c in found])
+
+    def _proof(self, claim):
+        """Sentences that say that nothing stands behind a claim.
+
+        :raises DeviceUnavailable: something does.
+        """
+        address, server = claim.handle.address, claim.holder
+        if claim.state is model.ClaimState.DELETING:
+            return [f'Server {server} has released {address} before.']
+
+        def refuse(what, then):
+            raise exception.DeviceUnavailable(
+                f'The claim of server {server} on {address} was to be '
+                f'released, and {what}: {then}.')
+        for guest, devices in sorted(self._cloud.guest_devices().items()):
+            if address in devices and (guest, claim.role) != (
+                    # its guest is defined until a move is confirmed
+                    claim.instance_uuid, model.Role.OLD):
+                refuse(f'the guest of server {guest} has the device',
+                       'delete or shelve the server')
+        if claim.instance_uuid in self._guests()[claim.role]:
+            refuse('libvirt has the guest of the server',
+                   'delete or shelve the server')
+        if self._accelerators.is_plugging(claim.instance_uuid):
+            refuse('the server is being built', 'wait for that')
+        if not list(self._without_an_allocation([claim])):
+            refuse('Placement has it allocated',
+                   'delete or shelve the server; where it does not exist, see '
+                   'nova-manage placement audit')
+        if claim.role is model.Role.CURRENT and self._cloud.servers(
+                [claim.instance_uuid]):
+            refuse('Nova has the server on this host', 'delete or shelve it')
+        return [f'No guest in libvirt has {address}, and none is of server '
+                f'{server}.',
+                f'Placement has allocated nothing of it to {server}.',
+                *([f'Nova has no server {server} on this host.']
+                  if claim.role is model.Role.CURRENT else ())]
 
     # Guests without their devices, and devices without their claims
 

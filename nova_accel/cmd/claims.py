@@ -6,6 +6,7 @@ import uuid
 from cliff import lister
 
 from nova_accel.cmd import store
+from nova_accel.inventory import identity
 from nova_accel import model
 
 
@@ -13,7 +14,8 @@ class Claims(lister.Lister):
     """Show what servers hold on this host, and what FPGA regions carry.
 
     Each claim has a row, and so has each free region that nova_accel
-    programmed. Reads the claim store of nova-compute and changes nothing.
+    programmed, and each device that the operator has disabled. Reads the claim
+    store of nova-compute and changes nothing.
     """
 
     def get_parser(self, prog_name):
@@ -45,6 +47,16 @@ class Claims(lister.Lister):
                     and parsed_args.device in (None, address)):
                 rows.append((address, _region(index), '', '', '', 'free',
                              *_content(loaded, address, index), ''))
+        if not parsed_args.server:
+            devices = known.devices()
+            rows += [
+                (address, '', '', '', '', 'disabled', '', '', '',
+                 f'since {word.since}: {word.reason or "no reason given"}')
+                for word in known.disabled()
+                # where it is now, or was when it is not on this host
+                for address in identity.disabled(devices, [word]) or [
+                    word.device_address]
+                if parsed_args.device in (None, address)]
         return (('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
                  'Function', 'Image', 'Origin', 'Error'), sorted(rows))
 

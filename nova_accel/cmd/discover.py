@@ -17,6 +17,8 @@ from nova_accel import drivers
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import inventory
+from nova_accel.inventory import devices as device_table
+from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import naming
 
@@ -68,7 +70,12 @@ class Discover(output.Lister):
         known = self._known(parsed_args)
         _configure(parsed_args)
         found = self._discover(known)
-        self._devices = found.devices
+        self._devices = {
+            address: dataclasses.replace(device, reason=device.reason.replace(
+                device_table.DISABLED,
+                f'{device_table.DISABLED} ({self._reasons[address]})'))
+            if self._reasons.get(address) else device
+            for address, device in found.devices.items()}
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
         if parsed_args.long:
@@ -200,6 +207,7 @@ class Discover(output.Lister):
         for (address, index), content in (
                 known.loaded() if known else {}).items():
             memory.set_loaded(address, index, content)
+        self._reasons = _disable(memory, known) if known else {}
         found = inventory.Inventory(loaded, memory, reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
@@ -209,6 +217,20 @@ class Discover(output.Lister):
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
         self._failed = bool(failed)
         return found
+
+
+def _disable(memory, known):
+    """Have a store say what another one does about disabled devices.
+
+    By their addresses: serial numbers are not read here.
+
+    :returns: address -> why.
+    """
+    words = identity.disabled(known.devices(), known.disabled())
+    for address, word in words.items():
+        memory.disable(dataclasses.replace(
+            word, device_address=address, serial=''))
+    return {address: word.reason for address, word in words.items()}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The claim store of this host, for commands that show what is in it."""
+"""The claim store of this host, for commands that show or change it."""
 
 import os
 
@@ -15,7 +15,7 @@ def add_arguments(parser) -> None:
     configuration.add_argument(parser)
     parser.add_argument(
         '--store', metavar='FILE',
-        help='read this claim store, in place of that of [DEFAULT] host in '
+        help='use this claim store, in place of that of [DEFAULT] host in '
              '[DEFAULT] state_path')
 
 
@@ -25,6 +25,19 @@ def read(parsed_args) -> claims.ClaimStore:
     :raises ConfigurationError: the configuration cannot be read.
     :raises AcceleratorsUnavailable: the store cannot.
     """
+    return claims.copy_of(_path(parsed_args))
+
+
+def to_write(parsed_args) -> claims.ClaimStore:
+    """The store that the arguments mean, itself.
+
+    :raises ConfigurationError: the configuration cannot be read.
+    :raises AcceleratorsUnavailable: see claims.existing().
+    """
+    return claims.existing(_path(parsed_args))
+
+
+def _path(parsed_args) -> str:
     configuration.read(parsed_args.config_file)
-    return claims.copy_of(parsed_args.store or os.path.join(
-        CONF.state_path, claims.file_name(CONF.host)))
+    return parsed_args.store or os.path.join(
+        CONF.state_path, claims.file_name(CONF.host))

@@ -184,6 +184,10 @@ class Inventory:
                 f'server.')
         return device, region
 
+    def disabled(self) -> dict[str, model.Disabled]:
+        """See identity.disabled()."""
+        return identity.disabled(self.devices, self._store.disabled())
+
     def whereabouts(self, claim: model.Claim,
                     ) -> tuple[identity.Where, model.Device | None]:
         """See identity.whereabouts()."""

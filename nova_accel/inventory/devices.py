@@ -17,9 +17,10 @@ fence of a cause   fence()                                  unfence()
 GONE is computed as such; any fence makes a device that is told OK
 QUARANTINED. A device may have fences of several causes.
 
-A device that is not the card that a claim is about (inventory.identity), or
-that is unsettled in the store (attach.settling), counts as fenced, too, as long
-as that is so.
+A device that is not the card that a claim is about (inventory.identity), that
+is unsettled in the store (attach.settling), or that the operator has disabled
+(nova-accel disable, in the store as well) counts as fenced, too, as long as
+that is so.
 
 ===================  ============================  ===========================
 content of a region  comes by                      goes by
@@ -60,6 +61,8 @@ LOG = logging.getLogger(__name__)
 Key = tuple[str, int]
 _UNSETTLED = ('it may have data of a server, and it is being found out whose, '
               'see the log of nova-compute')
+# not why: owners of servers read it
+DISABLED = 'the operator has disabled it'
 
 
 class Fence(enum.Enum):
@@ -111,7 +114,7 @@ class DeviceTable:
             for device in self._told.values() if device.serial}}
         #: address -> why the store says that no server is to get a device, as
         #: last known
-        self._misplaced: dict[str, str] = {}
+        self._not_given: dict[str, list[str]] = {}
         #: what it was made of -> the devices
         self._snapshot: tuple[object, dict[str, model.Device]] = (None, {})
 
@@ -130,18 +133,21 @@ class DeviceTable:
             made_of = self._generation, self._store.generation
             if self._snapshot[0] != made_of:
                 with contextlib.suppress(exception.AcceleratorsUnavailable):
-                    self._misplaced = self._not_to_be_given()
+                    self._not_given = self._not_to_be_given()
                 self._snapshot = made_of, {
                     address: self._computed(device)
                     for address, device in self._told.items()}
             return self._snapshot[1]
 
-    def _not_to_be_given(self) -> dict[str, str]:
+    def _not_to_be_given(self) -> dict[str, list[str]]:
         unsettled = self._store.unsettled()
-        return {**{address: _UNSETTLED
-                   for address, device in self._told.items()
-                   if any(row.means(device) for row in unsettled)},
-                **identity.misplaced(self._told, self._store.claims())}
+        found = {address: [why] for address, why in {
+            **{address: _UNSETTLED for address, device in self._told.items()
+               if any(row.means(device) for row in unsettled)},
+            **identity.misplaced(self._told, self._store.claims())}.items()}
+        for address in identity.disabled(self._told, self._store.disabled()):
+            found.setdefault(address, []).append(DISABLED)
+        return found
 
     def told(self, address: str) -> model.Device | None:
         """What the driver said last, for the driver's next look."""
@@ -184,8 +190,7 @@ class DeviceTable:
         if regions != device.regions:
             device = dataclasses.replace(device, regions=regions)
         fences = [*self._fences.get(device.address, {}).values()]
-        if device.address in self._misplaced:
-            fences.append(self._misplaced[device.address])
+        fences += self._not_given.get(device.address, ())
         if fences and device.health is not model.Health.GONE:
             reasons = [*([device.reason] if device.health
                          is not model.Health.OK else []), *fences]

@@ -17,7 +17,9 @@ another one              not found, or at  EXCHANGED
 none known, or nothing   the same          HERE: nothing can be compared
 ======================== ================= =================================
 
-A claim without a serial number is HERE. Pure: no I/O, no state.
+A claim without a serial number is HERE. The operator's word about a device
+(model.Disabled) goes by the same table; where that is EXCHANGED, the word is
+about every device that has the serial number. Pure: no I/O, no state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,10 +45,12 @@ def serial_for_claim(address: str, devices: Mapping[str, model.Device]) -> str:
     return '' if _others(address, serial, devices) else serial
 
 
-def whereabouts(claim: model.Claim, devices: Mapping[str, model.Device],
+def whereabouts(claim: model.Claim | model.Disabled,
+                devices: Mapping[str, model.Device],
                 ) -> tuple[Where, model.Device | None]:
     """Find the card of a claim.
 
+    :param claim: or the operator's word about a device.
     :param devices: by address.
     :returns: where it is, and the device there: for EXCHANGED the other card,
         for HERE None when nothing is known of the address.
@@ -68,6 +72,21 @@ def _others(address, serial, devices):
     return [d for d in devices.values()
             if serial and d.serial == serial and d.address != address
             and d.health is not model.Health.GONE]
+
+
+def disabled(devices: Mapping[str, model.Device],
+             words: Iterable[model.Disabled]) -> dict[str, model.Disabled]:
+    """Devices that no other server is to get, because the operator said so.
+
+    :returns: address now -> the word about it.
+    """
+    found: dict[str, model.Disabled] = {}
+    for word in words:
+        where, device = whereabouts(word, devices)
+        there = [device] if device and where is not Where.EXCHANGED else (
+            _others(word.device_address, word.serial, devices))
+        found.update({device.address: word for device in there})
+    return found
 
 
 def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:

@@ -15,10 +15,12 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel.attach import accelerators
+from nova_accel.attach import claims
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import request
 from nova_accel import sim
@@ -162,6 +164,30 @@ class Host:
         """The host boots again; nova-compute has not started yet."""
         self.cloud.lose_power()
         self.kernel.power_cycle()
+
+    def command(self):
+        """The store as a command of nova-accel has it."""
+        return claims.existing(self.accelerators.store.path)
+
+    def write_word(self, address, reason='it is hot'):
+        """As nova-accel disable; nova-compute has not heard of it."""
+        known = self.command()
+        known.disable(model.Disabled(
+            address, identity.serial_for_claim(address, known.devices()),
+            reason, '2026-11-22T02:17:43+00:00'))
+
+    def disable(self, address):
+        self.write_word(address)
+        self.accelerators.words.look()
+
+    def take_back_word(self):
+        """As nova-accel enable."""
+        known = self.command()
+        known.enable(known.disabled())
+
+    def enable(self):
+        self.take_back_word()
+        self.accelerators.words.look()
 
     def start_again(self, uuid_):
         if uuid_ not in self.cloud.running():

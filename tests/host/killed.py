@@ -32,7 +32,7 @@ CALLS = {
     claims.ClaimStore: (
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
         'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover',
-        'settle'),
+        'settle', 'disable', 'enable'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',

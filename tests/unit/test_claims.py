@@ -27,6 +27,8 @@ RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
                            'claims-0.1.sql')
 VERSION_1 = os.path.join(os.path.dirname(__file__), 'data',
                          'claims-1.sql')
+VERSION_3 = os.path.join(os.path.dirname(__file__), 'data',
+                         'claims-3.sql')
 BOUND = model.ClaimState.BOUND
 LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0',
                       'a project')
@@ -38,6 +40,9 @@ DEVICE = model.Device(
     regions=(model.Region(
         index=0, region_type_uuid='a' * 32, function_uuid=None,
         handles=(HANDLE,), health=model.Health.GONE, reason='so'),))
+
+DISABLED = model.Disabled('0000:5e:00.0', 'S1', 'it is hot',
+                          '2026-11-22T02:17:43+00:00')
 
 
 def claim(instance=None, handle=HANDLE, **more):
@@ -750,3 +755,109 @@ class OtherReleasesTest(StoreTestCase):
             db.execute("UPDATE claims SET handle_type = 'CXL'")
         self.assertUnavailable("'CXL' is not a valid HandleType",
                                lambda: claims.ClaimStore(self.path))
+
+    def test_version_3(self):
+        """It does not know what the operator disables."""
+        with open(VERSION_3, encoding='utf-8') as file, self.file() as db:
+            db.executescript(file.read())
+        store = claims.ClaimStore(self.path)
+        one, = store.claims()
+        self.assertEqual((BOUND, 'S1', 'p'),
+                         (one.state, one.serial, one.project_id))
+        self.assertEqual(
+            ({('0000:5e:00.0', 0): None}, {'p': model.Reserved(1, 2, 3)},
+             {model.Unsettled(serial='S2')}, ('0000:af:00.1',)),
+            (store.loaded(), store.pools(), store.unsettled(),
+             tuple(w.handle.address for w in store.waiting())))
+        self.assertEqual((), store.disabled())
+        store.disable(DISABLED)
+        self.assertEqual((DISABLED,),
+                         claims.ClaimStore(self.path).disabled())
+        migrated = self.schema()
+        os.remove(self.path)
+        claims.ClaimStore(self.path)
+        self.assertEqual(self.schema(), migrated)
+
+
+class DisabledTest(StoreTestCase):
+    """A command writes while nova-compute has the store open."""
+
+    def setUp(self):
+        super().setUp()
+        self.store = claims.ClaimStore(self.path)
+
+    def command(self):
+        return claims.existing(self.path)
+
+    def test_heard(self):
+        self.assertFalse(self.store.look())
+        before = self.store.generation
+        self.command().disable(DISABLED)
+        self.assertEqual((), self.store.disabled())
+        self.assertTrue(self.store.look())
+        self.assertEqual((DISABLED,), self.store.disabled())
+        self.assertNotEqual(before, self.store.generation)
+        self.assertFalse(self.store.look())
+        later = dataclasses.replace(DISABLED, serial='', reason='other')
+        self.command().disable(later, instead=[DISABLED])
+        self.assertTrue(self.store.look())
+        self.assertEqual((later,), self.store.disabled())
+        self.command().enable([later])
+        self.assertTrue(self.store.look())
+        self.assertEqual((), self.store.disabled())
+
+    def test_own_writes_are_nothing_new(self):
+        before = self.store.generation
+        self.assertFalse(self.store.look())
+        self.store.set_reserved('p', 'VGPU', 1)
+        self.assertFalse(self.store.look())
+        self.assertEqual(before, self.store.generation)
+
+    def test_no_claim_follows(self):
+        """Also where nova-compute has not looked yet."""
+        other = claim(device_address='0000:af:00.0', handle=handle(0))
+        self.command().disable(dataclasses.replace(DISABLED, serial=''))
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.store.add, [other, claim()])
+        self.assertIn('which the operator has disabled', str(error))
+        # it is for those who may not know why
+        self.assertNotIn(DISABLED.reason, str(error))
+        self.assertEqual([], self.store.claims())
+        self.store.add([other])
+        self.command().enable(self.command().disabled())
+        self.store.add([claim()])
+
+    def test_serial_numbers(self):
+        self.command().disable(DISABLED)
+        for serial, address, means in (
+                ('S1', '0000:5e:00.0', True), ('S1', '0000:01:00.0', True),
+                ('', '0000:5e:00.0', True), ('', '0000:01:00.0', False),
+                ('S2', '0000:5e:00.0', False)):
+            self.assertEqual(means, DISABLED.means(address, serial))
+        self.assertRaises(
+            exception.DeviceUnavailable, self.store.add,
+            [claim(device_address='0000:01:00.0', serial='S1')])
+        self.store.add([claim(serial='S2')])
+
+    def test_what_a_server_has_is_found_again(self):
+        """A store that was lost does not lose what a server has."""
+        self.command().disable(DISABLED)
+        self.store.settle(claims=[claim(state=BOUND)])
+        self.assertEqual(1, len(self.store.claims()))
+
+    def test_stores_that_a_command_does_not_write(self):
+        for version, words in ((claims.VERSION - 1, 'start nova-compute'),
+                               (claims.VERSION + 1, 'start nova-compute')):
+            with self.file() as db:
+                db.execute(f'PRAGMA user_version = {version}')
+            error = self.assertRaises(
+                exception.AcceleratorsUnavailable, self.command)
+            self.assertIn(f'it has version {version}', str(error))
+            self.assertIn(words, str(error))
+            self.assertRegex(str(error), r'[^.]\.\Z')
+            with self.file() as db:
+                self.assertEqual((version,), db.execute(
+                    'PRAGMA user_version').fetchone())
+        os.remove(self.path)
+        self.assertUnavailable('cannot be written', self.command)
+        self.assertFalse(os.path.exists(self.path))

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel claims, as an operator starts it."""
 
+import dataclasses
 import json
 import os
 import sqlite3
@@ -8,7 +9,8 @@ import uuid
 
 from nova_accel import model
 from tests.unit import commands
-from tests.unit.test_claims import claim, DEVICE, handle, RELEASE_0_1
+from tests.unit.test_claims import (
+    claim, DEVICE, DISABLED, handle, RELEASE_0_1)
 
 ADDRESS = DEVICE.address
 IMAGE = str(uuid.uuid4())
@@ -86,6 +88,28 @@ class ClaimsTest(commands.StoreCommandTestCase):
                 (('--server', 's2'), ['s2'])):
             self.assertEqual(servers, sorted(
                 row[0] for row in self.shown(*arguments)))
+
+    def test_disabled(self):
+        """Where the device is now, or was when it is not on this host."""
+        store = self.open_store()
+        store.add([claim('s1')])
+        for serial, there, shown in (
+                ('', {ADDRESS: ''}, ADDRESS),
+                ('S1', {'0000:01:00.0': 'S1'}, '0000:01:00.0'),
+                ('S1', {}, ADDRESS), ('S1', {ADDRESS: 'S2'}, ADDRESS)):
+            store.set_devices({
+                address: dataclasses.replace(
+                    DEVICE, address=address, serial=found)
+                for address, found in there.items()})
+            store.enable(store.disabled())
+            store.disable(dataclasses.replace(DISABLED, serial=serial))
+            row, = (row for row in self.rows() if row['State'] == 'disabled')
+            self.assertEqual((shown, '', f'since {DISABLED.since}: it is hot'),
+                             (row['Device'], row['Server'], row['Error']))
+        self.assertEqual([('s1', 'Initial')], [
+            (row['Server'], row['State'])
+            for row in self.rows('--server', 's1')])
+        self.assertEqual([], self.rows('--device', '0000:01:00.0'))
 
     def test_store_of_an_earlier_release(self):
         """It is read as it is, and stays so."""

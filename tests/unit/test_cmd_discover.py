@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel discover, as an operator starts it."""
 
+import csv
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -13,7 +15,7 @@ from nova_accel.drivers import dfl
 from nova_accel import model
 from tests.unit import commands
 from tests.unit.host import A, B, FIRST, FUNCTION, plain, SimulatedHost
-from tests.unit.test_claims import claim, handle
+from tests.unit.test_claims import claim, DISABLED, handle
 
 
 class Discover(commands.StoreCommandTestCase):
@@ -138,6 +140,27 @@ class Discover(commands.StoreCommandTestCase):
         self.assertIn(',1,"quarantined, it has no VFs', line)
         self.assertIn(f'[accel] virtual_functions = {A}=', line)
         self.assertEqual('', result.stderr)
+
+    def test_disabled(self):
+        """What the operator has said, with his reason; nothing is written."""
+        store = self.open_store()
+        found = dfl.DflDriver(self.host.kernel).discover()
+        store.set_devices({B: dataclasses.replace(found[B], serial='S1')})
+        # by its serial number, as it had another address then
+        store.disable(dataclasses.replace(DISABLED, serial='S1'))
+        before = os.stat(store.path).st_mtime_ns
+        self.assertEqual(
+            [('1', 'quarantined', 'the operator has disabled it (it is hot)')
+             ] * 2,
+            [(row['Reserved'], *row['Health'].split(', ', 1))
+             for row in csv.DictReader(io.StringIO(
+                 self.call('--long', '-f', 'csv').stdout))
+             if f'{B}_region' in row['Provider']])
+        device = json.loads(
+            self.call('--long', '-f', 'json').stdout)[B]
+        self.assertEqual('the operator has disabled it (it is hot)',
+                         device['reason'])
+        self.assertEqual(before, os.stat(store.path).st_mtime_ns)
 
     def test_values(self):
         self.host.kernel.set_fault(A, dead=True)

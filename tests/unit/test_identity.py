@@ -94,3 +94,25 @@ class WhereaboutsTest(testtools.TestCase):
               ('0000:5f:00.1', '0001:81:01.0', '0001:82:01.1'))
     def test_address_of_a_moved_handle(self, before, now, expected):
         self.assertEqual(expected, pci.moved(before, '0000:5e:00.0', now))
+
+
+@ddt.ddt
+class DisabledTest(testtools.TestCase):
+
+    @ddt.unpack
+    @ddt.data(
+        # serial of the word about A, {address: serial now}, disabled
+        ('', {A: ''}, [A]),
+        ('', {A: 'b', B: 'a'}, [A]),
+        ('a', {A: 'a', B: 'b'}, [A]),
+        ('a', {A: ''}, [A]),
+        ('a', {A: 'b', B: 'a'}, [B]),
+        ('a', {B: 'a'}, [B]),
+        ('a', {A: 'b'}, []),
+        ('a', {B: 'b'}, []),
+        # which of the two it is cannot be known
+        ('a', {A: 'b', B: 'a', C: 'a'}, [B, C]))
+    def test_table(self, serial, there, addresses):
+        word = model.Disabled(A, serial, '', '')
+        self.assertEqual(dict.fromkeys(addresses, word), identity.disabled(
+            {a: device(a, s) for a, s in there.items()}, [word]))

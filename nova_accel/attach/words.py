@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the operator says by nova-accel while nova-compute runs.
+
+``nova-accel disable`` and ``enable`` write the operator's word about a device
+into the claim store, where it lasts. The store says what no server gets
+(inventory.devices); this module hears that something was written, and shows it
+in Placement. Where that fails, or nova-compute ends in between, the next report
+shows it.
+
+Other commands want something done. Two processes must not work on one card, nor
+judge one claim: such a command writes an order into the store and waits, and
+nova-compute carries it out and answers there. An order that is not begun within
+claims.ORDER_SECONDS is void, so that none comes into force when its command has
+long ended; one that was begun when nova-compute ended is answered at the next
+start.
+"""
+
+from collections.abc import Callable
+import threading
+
+from oslo_log import log as logging
+
+from nova_accel.attach import claims as claim_store
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import publishing
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import text
+
+LOG = logging.getLogger(__name__)
+
+_State = model.OrderState
+#: seconds between two looks at the store, each of some microseconds
+INTERVAL = 1
+
+
+class Words:
+
+    def __init__(self, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
+                 publisher: publishing.Publisher, cloud: novas.Cloud):
+        self._store = store
+        self._inventory = inventory
+        self._publisher = publisher
+        self._cloud = cloud
+        self._closed = threading.Event()
+        #: address -> word, as the log and Placement were last told
+        self._told: dict[str, model.Disabled] = {}
+        self._failure = ''
+        #: held while something is shown
+        self._lock = threading.Lock()
+        self._verbs: dict[str, Callable[[str], str]] = {}
+        self._at_work = limited.Background(self._carry_out_all)
+
+    def learn(self, verb: str, function: Callable[[str], str]) -> None:
+        """Carry out orders with a verb from now on.
+
+        :param function: takes the argument and returns the answer; what it
+            raises is the answer, too, and says that it was refused.
+        """
+        self._verbs[verb] = function
+
+    def start(self) -> None:
+        """Listen in the background. What was said before is in the log, and
+        in Nova's first report."""
+        self._tell(self._inventory.disabled())
+        for order in self._store.orders():
+            if order.state is _State.BEGUN:
+                self._store.answer_order(order.number, _State.REFUSED, (
+                    'nova-compute ended while it was carrying this out: see '
+                    'nova-accel claims, and give the command again.'))
+            elif order.state is not _State.NEW:
+                self._store.withdraw_order(order.number, [order.state])
+        limited.start(self._listen)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+
+    def _listen(self):
+        while not self._closed.wait(INTERVAL):
+            try:
+                self.look()
+                self._failure = ''
+            except Exception as error:
+                if self._failure != str(error):
+                    self._failure = str(error)
+                    LOG.error('What the operator says by nova-accel is not '
+                              'heard: %s', error)
+
+    def look(self) -> None:
+        """Show what is new.
+
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        with self._lock:
+            self._store.look()
+            changed = self._tell(self._inventory.disabled())
+            if changed:
+                self._publisher.show(self._cloud.admin_context(), [
+                    uuid for uuid, provider
+                    in self._inventory.providers().items()
+                    if changed & {*provider.addresses}])
+        if any(order.state is _State.NEW for order in self._store.orders()):
+            self._at_work.start()
+
+    def _carry_out_all(self):
+        """One order after the other."""
+        try:
+            for order in self._store.orders():
+                if order.state is _State.NEW and self._store.begin_order(
+                        order.number):
+                    self._store.answer_order(
+                        order.number, *self._carried_out(order))
+        except exception.AcceleratorsUnavailable as error:
+            LOG.error('An order of nova-accel is not answered: %s', error)
+
+    def _carried_out(self, order):
+        LOG.info('The operator orders: %s %s', order.verb,
+                 text.printable(order.argument))
+        try:
+            if order.verb not in self._verbs:
+                raise exception.InvalidRequest(
+                    f'This nova-compute does not know {order.verb}: give the '
+                    f'command of its release.')
+            state, answer = _State.DONE, self._verbs[order.verb](
+                order.argument)
+        except Exception as error:
+            if not isinstance(error, exception.AcceleratorError):
+                LOG.exception('An order of nova-accel failed')
+            state, answer = _State.REFUSED, str(error) or repr(error)
+        LOG.info('%s %s: %s', order.verb, text.printable(order.argument),
+                 answer)
+        return state, answer
+
+    def _tell(self, now: dict[str, model.Disabled]) -> set[str]:
+        """:returns: addresses of devices that were not so before, or are not
+            any more."""
+        before, self._told = self._told, now
+        for address in sorted(now):
+            if now[address] != before.get(address):
+                LOG.info('Device %s is disabled by the operator since %s (%s); '
+                         'it is given to no other server', address,
+                         now[address].since,
+                         text.printable(now[address].reason, 200))
+        for address in sorted(before.keys() - now.keys()):
+            LOG.info('Device %s is not disabled by the operator any more',
+                     address)
+        return before.keys() ^ now.keys()

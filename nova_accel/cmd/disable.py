@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel disable, drain and enable: the operator's word about a device.
+
+The word is written into the claim store, whether nova-compute runs or not.
+nova-compute hears of it (nova_accel/attach/words.py) or finds it at its start.
+"""
+
+import datetime
+import re
+
+from cliff import command
+from cliff import lister
+
+from nova_accel.cmd import store
+from nova_accel import exception
+from nova_accel.inventory import identity
+from nova_accel import model
+from nova_accel import naming
+
+#: exit status of drain while servers still have the device
+LEFT = 3
+#: characters
+_LONGEST_REASON = 200
+
+
+class _Word(command.Command):
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        store.add_arguments(parser)
+        parser.add_argument(
+            'device', metavar='DEVICE',
+            help='address, serial number, or the name of its resource '
+                 'provider')
+        return parser
+
+
+class _Disables(_Word):
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--reason', metavar='TEXT', default='',
+            help='why, for other operators; tenants do not see it')
+        return parser
+
+    def _disable(self, parsed_args) -> str:
+        """Write the word; returns the address of the device."""
+        reason = parsed_args.reason
+        if len(reason) > _LONGEST_REASON or not (
+                reason.isprintable() or not reason):
+            raise exception.InvalidRequest(
+                f'--reason is to be one line of at most {_LONGEST_REASON} '
+                f'characters: shorten it.')
+        known = store.to_write(parsed_args)
+        devices = known.devices()
+        address = _found(parsed_args.device, devices)
+        before = _words_about(address, devices, known.disabled())
+        known.disable(model.Disabled(
+            address, identity.serial_for_claim(address, devices),
+            reason or next((w.reason for w in before), ''),
+            next((w.since for w in before), _now())), before)
+        return address
+
+
+class Disable(_Disables):
+    """Give a device to no other server, until nova-accel enable.
+
+    It is reserved in Placement, within seconds where nova-compute runs, else
+    when it starts. A server that has it keeps it, and may be started again.
+    The word lasts: also when nova-compute or the host is started again, and
+    when the device, if it has a serial number, gets another address.
+    """
+
+    def take_action(self, parsed_args):
+        address = self._disable(parsed_args)
+        self.app.stdout.write(
+            f'{address} is disabled; nova-compute reserves it in Placement '
+            f'within seconds, or when it starts\n')
+
+
+class Drain(_Disables, lister.Lister):
+    """Disable a device, and show what still stands in the way of work on it.
+
+    One row for each claim of a server on it. The exit status is 3 while there
+    is one, and 0 when there is none: no claim follows then. Move or delete the
+    servers, and give the command again.
+    """
+
+    def run(self, parsed_args):
+        super().run(parsed_args)
+        return LEFT if self._left else 0
+
+    def take_action(self, parsed_args):
+        address = self._disable(parsed_args)
+        # read after the word is written: from then on the store takes none
+        known = store.read(parsed_args)
+        words = _words_about(address, known.devices(), known.disabled())
+        self._left = sorted(
+            (claim.device_address, claim.handle.address, claim.holder,
+             claim.state.value if claim.role is model.Role.CURRENT
+             else f'{claim.state.value}, old', claim.error)
+            for claim in known.claims()
+            if any(word.means(claim.device_address, claim.serial)
+                   for word in words))
+        return ('Device', 'Handle', 'Server', 'State', 'Error'), self._left
+
+
+class Enable(_Word):
+    """Take back what nova-accel disable or drain said of a device."""
+
+    def take_action(self, parsed_args):
+        known = store.to_write(parsed_args)
+        devices, words = known.devices(), known.disabled()
+        try:
+            address = _found(parsed_args.device, devices)
+            mine = _words_about(address, devices, words)
+        except exception.DeviceUnavailable:
+            # of a device that was taken out
+            mine = [w for w in words if parsed_args.device in (
+                w.serial or w.device_address, w.device_address)]
+            if not mine:
+                raise
+            address = parsed_args.device
+        known.enable(mine)
+        self.app.stdout.write(
+            f'{address} is enabled; nova-compute offers it within seconds, or '
+            f'when it starts, if nothing else is in the way\n'
+            if mine else f'{address} was not disabled\n')
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+
+
+def _words_about(address, devices, words) -> list[model.Disabled]:
+    """Each word that disables a device, by itself."""
+    return [word for word in words
+            if address in identity.disabled(devices, [word])]
+
+
+def _found(name: str, devices) -> str:
+    """The address of the device that an operator means.
+
+    :param devices: those that nova-compute saw last, by address.
+    :raises DeviceUnavailable: none, several, or only a part of one.
+    """
+    # of a provider what comes after the name of its node
+    part = name.rpartition('_accel_')[2]
+    if part in devices:
+        return part
+    with_serial = [a for a, d in devices.items() if d.serial == name and name]
+    if len(with_serial) == 1:
+        return with_serial[0]
+    if with_serial:
+        raise exception.DeviceUnavailable(
+            f'{len(with_serial)} devices have the serial number {name}: name '
+            f'one of them by its address, {", ".join(sorted(with_serial))}.')
+    whole = next((
+        address for address, device in devices.items()
+        if re.sub('_region[0-9]+$', '', part) == address
+        or any(part == handle.address for handle in device.all_handles)), None)
+    if whole:
+        raise exception.DeviceUnavailable(
+            f'{name} is a part of the device {whole}, and only whole devices '
+            f'can be disabled: name {whole}.')
+    what = ('is a pool of devices' if naming.is_pool(part)
+            else 'is not a device that nova-compute knows on this host')
+    raise exception.DeviceUnavailable(
+        f'{name} {what}: name one of '
+        f'{", ".join(sorted(devices)) or "none, as it has found none"}.')

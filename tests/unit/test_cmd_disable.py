@@ -1,0 +1,265 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel disable, drain and enable, as an operator starts them."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import fixtures
+
+from nova_accel.attach import claims
+from nova_accel.cmd import disable
+from nova_accel.cmd import main
+from nova_accel import model
+from tests.unit import commands
+from tests.unit.test_claims import claim, DEVICE, handle, VERSION_3
+
+A, B, C = DEVICE.address, '0000:81:00.0', '0000:82:00.0'
+
+
+class App(main.NovaAccel):
+    """With the commands of this module, installed or not."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ('disable', 'drain', 'enable'):
+            self.command_manager.add_command(
+                name, getattr(disable, name.title()))
+
+
+class DisableTestCase(commands.StoreCommandTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.main.NovaAccel', App))
+
+    def nova_compute(self):
+        """It has found three devices, and runs."""
+        store = self.open_store()
+        self.see(store, {A: 'S1', B: '', C: 'S3'})
+        return store
+
+    def see(self, store, serials):
+        store.set_devices({
+            address: dataclasses.replace(
+                DEVICE, address=address, serial=serial, regions=(
+                    dataclasses.replace(
+                        DEVICE.regions[0],
+                        handles=(dataclasses.replace(
+                            handle(0), address=f'{address[:-1]}1'),)),))
+            for address, serial in serials.items()})
+
+    def say(self, *arguments, status=0):
+        self.COMMAND, *arguments = arguments
+        result = self.call(*arguments)
+        self.assertEqual(status, result.returncode, result.stderr)
+        return result.stdout or result.stderr
+
+    def refused(self, *arguments):
+        error = self.say(*arguments, status=1).strip()
+        # one sentence
+        self.assertRegex(error, r'[^.]\.\Z')
+        self.assertNotIn('Traceback', error)
+        return error
+
+    def words(self):
+        return [(w.device_address, w.serial, w.reason)
+                for w in claims.ClaimStore(self.path).disabled()]
+
+
+class DisableTest(DisableTestCase):
+
+    def test_nova_compute_hears(self):
+        store = self.nova_compute()
+        said = self.say('disable', A, '--reason', 'it is hot')
+        self.assertIn(f'{A} is disabled', said)
+        self.assertTrue(store.look())
+        word, = store.disabled()
+        self.assertEqual((A, 'S1', 'it is hot'),
+                         (word.device_address, word.serial, word.reason))
+        self.assertRegex(word.since, r'^20\d\d-\d\d-\d\dT.*\+00:00$')
+        self.assertIn(f'{A} is enabled', self.say('enable', A))
+        self.assertTrue(store.look())
+        self.assertEqual((), store.disabled())
+
+    def test_installed(self):
+        """As its own process, by the name of the class."""
+        self.nova_compute()
+        program = textwrap.dedent('''
+            import sys
+            from tests.unit import test_cmd_disable as test
+            sys.exit(test.App().run(sys.argv[1:]))
+        ''')
+        result = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', program, 'drain',
+             '--config-file', self.config, B], capture_output=True, text=True,
+            timeout=600)
+        self.assertEqual((0, ''), (result.returncode, result.stderr))
+        self.assertEqual([(B, '', '')], self.words())
+
+    def test_entry_points(self):
+        with open('setup.cfg') as file:
+            text = file.read()
+        for name in ('disable', 'drain', 'enable'):
+            self.assertRegex(text, f'\n    {name} = nova_accel.cmd.disable:'
+                                   f'{name.title()}\n')
+
+    def test_names_of_devices(self):
+        self.nova_compute()
+        for name, word in (
+                ('S3', (C, 'S3', '')), (f'compute1_accel_{A}', (A, 'S1', '')),
+                (f'compute1.example.org_accel_{B}', (B, '', ''))):
+            self.say('disable', name)
+            self.assertEqual([word], self.words())
+            self.say('enable', name)
+            self.assertEqual([], self.words())
+
+    def test_names_that_are_none(self):
+        self.nova_compute()
+        for name, text in (
+                ('0000:5e:00.7', f'name one of {A}, {B}, {C}.'),
+                ('', f'name one of {A}'),
+                (f'compute1_accel_{A}_region0', f'name {A}.'),
+                (f'{A[:-1]}1', f'part of the device {A}'),
+                ('compute1_accel_pool_GPU_X_1234abcd', 'is a pool')):
+            for command in 'disable', 'drain', 'enable':
+                self.assertIn(text, self.refused(command, name))
+        self.assertEqual([], self.words())
+
+    def test_a_serial_number_of_two(self):
+        self.see(self.open_store(), {A: 'S', B: 'S', C: ''})
+        self.assertIn(f'name one of them by its address, {A}, {B}.',
+                      self.refused('disable', 'S'))
+        self.say('disable', A)
+        # it tells nothing when they move
+        self.assertEqual([(A, '', '')], self.words())
+
+    def test_again(self):
+        """Each reason replaces the one before; when it began stays."""
+        self.nova_compute()
+        self.say('disable', A, '--reason', 'one')
+        first, = claims.ClaimStore(self.path).disabled()
+        claims.ClaimStore(self.path).disable(
+            dataclasses.replace(first, since='then'), [first])
+        self.say('drain', A)
+        self.assertEqual([(A, 'S1', 'one')], self.words())
+        self.say('disable', A, '--reason', 'two')
+        word, = claims.ClaimStore(self.path).disabled()
+        self.assertEqual(('two', 'then'), (word.reason, word.since))
+        self.say('enable', A)
+        self.assertIn('was not disabled', self.say('enable', A))
+
+    def test_device_that_has_moved(self):
+        store = self.nova_compute()
+        self.say('disable', A, '--reason', 'one')
+        self.see(store, {A: 'S3', C: 'S1'})
+        self.assertIn('was not disabled', self.say('enable', A))
+        self.say('disable', C, '--reason', 'two')
+        self.assertEqual([(C, 'S1', 'two')], self.words())
+        self.say('enable', C)
+        self.assertEqual([], self.words())
+
+    def test_device_that_was_taken_out(self):
+        store = self.nova_compute()
+        for name in 'S1', A:
+            self.see(store, {A: 'S1', C: 'S3'})
+            self.say('disable', A)
+            self.see(store, {C: 'S3'})
+            self.assertIn(f'{name} is enabled', self.say('enable', name))
+            self.assertEqual([], self.words())
+
+    def test_reasons(self):
+        self.nova_compute()
+        for text in 'two\nlines', 'x' * 201, '\x1b[31mred':
+            self.assertIn('--reason', self.refused(
+                'disable', A, '--reason', text))
+        self.assertEqual([], self.words())
+        self.say('disable', A, '--reason', "Grüße; DROP TABLE 'claims'")
+        self.assertEqual("Grüße; DROP TABLE 'claims'", self.words()[0][2])
+
+
+class DrainTest(DisableTestCase):
+
+    def test_left(self):
+        store = self.nova_compute()
+        there = [
+            claim('s1', serial='S1'),
+            claim('s2', handle(2), role=model.Role.OLD,
+                  state=model.ClaimState.BOUND),
+            claim('s3', handle(3), state=model.ClaimState.DELETING,
+                  error='It is dirty.'),
+            # of the card that was there before
+            claim('s4', handle(4), serial='S9'),
+            claim('s5', handle(5), device_address=C)]
+        store.add(there)
+        shown = json.loads(self.say(
+            'drain', A, '-f', 'json', status=disable.LEFT))
+        self.assertEqual(
+            [('s1', 'Initial', ''), ('s2', 'Bound, old', ''),
+             ('s3', 'Deleting', 'It is dirty.')],
+            sorted((row['Server'], row['State'], row['Error'])
+                   for row in shown))
+        self.assertEqual({A}, {row['Device'] for row in shown})
+        self.assertEqual([(A, 'S1', '')], self.words())
+        store.remove(there[:3])
+        self.assertEqual([], json.loads(self.say('drain', A, '-f', 'json')))
+
+    def test_usage(self):
+        """Is neither 0 nor what says that servers are left."""
+        self.COMMAND = 'drain'
+        try:
+            status = self.call().returncode
+        except SystemExit as error:
+            status = error.code
+        self.assertEqual(2, status)
+
+
+class StoresTest(DisableTestCase):
+
+    def test_no_store(self):
+        error = self.refused('disable', A)
+        self.assertIn(self.path, error)
+        self.assertIn('as the user of nova-compute', error)
+        self.assertFalse(os.path.exists(self.path))
+
+    def test_other_releases(self):
+        """nova-compute of that release may be running."""
+        with sqlite3.connect(self.path) as db, open(VERSION_3) as file:
+            db.executescript(file.read())
+        db.close()
+        self.assertIn('it has version 3', self.refused('disable', A))
+        with sqlite3.connect(self.path) as db:
+            db.execute(f'PRAGMA user_version = {claims.VERSION + 1}')
+        db.close()
+        self.assertIn(f'it has version {claims.VERSION + 1}',
+                      self.refused('disable', A))
+
+    def test_no_permission(self):
+        """Not the user of nova-compute, who alone may write it."""
+        if os.geteuid():
+            self.skipTest('only root can become another user')
+        self.nova_compute()
+        other = os.path.join(self.directory, 'other.sqlite')
+        with (contextlib.closing(sqlite3.connect(self.path)) as source,
+              contextlib.closing(sqlite3.connect(other)) as copy):
+            source.backup(copy)
+        os.chmod(self.directory, 0o755)
+        path = disable.store._path
+
+        def as_another_user(parsed_args):
+            found = path(parsed_args)
+            os.seteuid(65534)
+            self.addCleanup(os.seteuid, 0)
+            return found
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.store._path', as_another_user))
+        error = self.refused('disable', '--store', other, A)
+        self.assertRegex(
+            error, r'cannot be written \(.*\): run the command as the user of '
+                   r'nova-compute')
