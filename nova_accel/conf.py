@@ -14,8 +14,8 @@ nova_accel.drivers, for example ``dfl``. Devices of other drivers are ignored.
 Read by nova-compute and nova-accel."""),
     cfg.StrOpt('simulated_host', help="""
 Use the host described in this YAML file instead of the machine's own devices,
-for trials without hardware. A directory means its file ``<host>.yaml``, where
-<host> is [DEFAULT] host."""),
+for trials without hardware, or a file of ``nova-accel capture``. A directory
+means its file ``<host>.yaml``, where <host> is [DEFAULT] host."""),
     cfg.StrOpt('resource_classes', default='custom',
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
                         ('standard', 'FPGA, PGPU, VGPU where os-resource-'

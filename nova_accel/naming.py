@@ -26,6 +26,10 @@ PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
 #: on a provider whose whole inventory we reserved; tells our reservation,
 #: which we remove later, from one of the operator
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
+#: in the statistics of a compute node's record, which nova-compute writes at
+#: its start and periodically: only our driver adds it, and Nova drops what its
+#: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
+STATISTIC = 'nova_accel'
 #: on devices that the operator gives back after each server, as Nova's PCI
 #: devices of one-time use have it (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'

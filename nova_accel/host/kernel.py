@@ -31,13 +31,16 @@ _NETLINK_KOBJECT_UEVENT = 15
 _KERNEL_GROUP = 1
 
 
-def open_kernel(host: str) -> 'Kernel | sim.SimulatedKernel':
+def open_kernel(
+        host: str,
+        ) -> 'Kernel | sim.SimulatedKernel | sim.captured.CapturedKernel':
     """Return the kernel that the drivers of this host work with.
 
     :param host: [DEFAULT] host, which chooses the file if [accel]
         simulated_host is a directory.
-    :returns: a SimulatedKernel if [accel] simulated_host is set, otherwise
-        the machine's own Kernel.
+    :returns: a SimulatedKernel, or a CapturedKernel where the file is a
+        capture, if [accel] simulated_host is set; otherwise the machine's own
+        Kernel.
     :raises InvalidSimulation: the description cannot be used.
     """
     path = CONF.accel.simulated_host
@@ -47,7 +50,7 @@ def open_kernel(host: str) -> 'Kernel | sim.SimulatedKernel':
     from nova_accel import sim
     if os.path.isdir(path):
         path = os.path.join(path, f'{host}.yaml')
-    return sim.SimulatedKernel(path)
+    return sim.open_host(path)
 
 
 class Kernel:

@@ -2,7 +2,9 @@
 """A filter that orders the allocation candidates of each host.
 
 It drops candidates, and hosts, only where the flavor demands that all devices
-are on one NUMA node or below one PCI root complex.
+are on one NUMA node or below one PCI root complex, and where a host has
+providers of nova_accel in Placement although its nova-compute runs another
+driver: that would start the server without its devices.
 
 Nova claims element 0 of host_state.allocation_candidates
 (scheduler manager, 31 to 34) and calls weighers only with two or more hosts.
@@ -13,6 +15,7 @@ from nova.scheduler.client import report
 from nova.scheduler import filters
 from oslo_log import log as logging
 
+from nova_accel import naming
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel.scheduler import seam
@@ -28,6 +31,8 @@ def _get(url, version):
 SCHEDULINGS = schedulings.Schedulings(_get)
 #: hosts that a line of the log names
 _SAID = 10
+#: hosts that the log has named because they do not run our driver
+_STALE: set[str] = set()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 
 
@@ -49,6 +54,7 @@ class AcceleratorFilter(filters.BaseHostFilter):
         if not scheduling.requests:
             return hosts
         _note_claims(hosts, scheduling)
+        hosts = [host for host in hosts if _has_driver(host, scheduling)]
         if not _is_retry(spec_obj):
             scheduling.count(spec_obj.instance_uuid)
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
@@ -64,6 +70,33 @@ class AcceleratorFilter(filters.BaseHostFilter):
                 scheduling.left[host.uuid] = (
                     host.num_instances, list(candidates))
         return hosts
+
+
+def _has_driver(host, scheduling):
+    """Whether the host can give what its candidates have of our providers.
+
+    They stay in Placement when a host returns to Nova's own driver, which
+    starts servers without the devices and does not complain. Candidates
+    without our providers are kept: with standard resource classes they may be
+    Nova's own vGPUs.
+    """
+    if naming.STATISTIC in (host.stats or {}):
+        _STALE.discard(host.uuid)
+        return True
+    candidates = host.allocation_candidates
+    if not candidates:
+        return True
+    candidates[:] = [c for c in candidates if not scheduling.takes_ours(c)]
+    if not candidates and host.uuid not in _STALE:
+        _STALE.add(host.uuid)
+        LOG.warning(
+            'Host %(host)s gets no servers with accelerators: Placement has '
+            'providers of nova_accel for it, and its nova-compute does not run '
+            'the driver accel.AccelLibvirtDriver, or an earlier release of '
+            'it. Set [DEFAULT] compute_driver there and restart nova-compute, '
+            'or remove the providers with "nova-accel providers purge '
+            '%(node)s".', {'host': host.host, 'node': host.nodename})
+    return bool(candidates)
 
 
 def _where_the_flavor_demands(hosts, scheduling, spec):

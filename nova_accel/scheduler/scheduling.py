@@ -16,11 +16,13 @@ import weakref
 
 from oslo_log import log as logging
 
+from nova_accel import conf
 from nova_accel import demand as demands
 from nova_accel import exception
 from nova_accel import naming
 from nova_accel import request
 
+CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 Summary = Mapping[str, typing.Any]
@@ -135,6 +137,18 @@ class Scheduling:
             and amount > self._room(provider, name)
             for provider, given in candidate['allocations'].items()
             for name, amount in given['resources'].items())
+
+    def takes_ours(self, candidate: Candidate) -> bool:
+        """Whether a candidate takes an accelerator from a provider of ours.
+
+        A custom class of accelerators is ours alone; a provider of a standard
+        class is ours by the owner trait.
+        """
+        return any(
+            naming.is_custom(name) or CONF.accel.owner_trait
+            in self._summaries.get(provider, {}).get('traits', ())
+            for provider, given in candidate['allocations'].items()
+            for name in naming.accelerators(given['resources']))
 
     def take(self, candidate: Candidate, providers: Callable[
             [Wish, Candidate], Iterable[str]]) -> None:

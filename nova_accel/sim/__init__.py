@@ -1,8 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A simulated host, for tests, demonstrations and trials without hardware."""
 
+from nova_accel.sim import captured
 from nova_accel.sim.gbs import make_gbs
 from nova_accel.sim.kernel import SimulatedKernel
 from nova_accel.sim.xclbin import make_xclbin
 
-__all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin']
+__all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin', 'open_host']
+
+
+def open_host(path: str) -> SimulatedKernel | captured.CapturedKernel:
+    """Return the kernel of a file: a description, or a capture.
+
+    :raises InvalidSimulation: the file is malformed.
+    """
+    if captured.is_capture(path):
+        return captured.CapturedKernel(path)
+    return SimulatedKernel(path)

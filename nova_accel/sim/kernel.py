@@ -46,7 +46,8 @@ _DENYLIST = frozenset(('8086', device) for device in (
     '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
 
 
-class SimulatedKernel(dfl.DflOperations,
+class SimulatedKernel(sysfs.Reads,
+                      dfl.DflOperations,
                       nvme.NvmeOperations,
                       xrt.XrtOperations,
                       qat.QatOperations,
@@ -89,37 +90,10 @@ class SimulatedKernel(dfl.DflOperations,
 
     # Reads, see Kernel
 
-    def read(self, path):
-        node = self._attribute(path)
-        if isinstance(node, bytes):
-            return node.decode(errors='replace')
-        return node
-
-    def read_bytes(self, path, size):
-        node = self._attribute(path)
-        return (node if isinstance(node, bytes) else f'{node}\n'.encode()
-                )[:size]
-
     def listdir(self, path):
         if path.strip('/') == _PCI:
             self._renumber()
-        node, _ = sysfs.find(self._tree(), path)
-        if not isinstance(node, dict):
-            raise sysfs.error(errno.ENOTDIR, path)
-        return sorted(node)
-
-    def exists(self, path):
-        try:
-            sysfs.find(self._tree(), path)
-        except OSError:
-            return False
-        return True
-
-    def readlink(self, path):
-        node, place = sysfs.find(self._tree(), path, follow_last=False)
-        if not isinstance(node, sysfs.Link):
-            raise sysfs.error(errno.EINVAL, path)
-        return os.path.relpath(node, os.path.dirname(place))
+        return super().listdir(path)
 
     def changes(self):
         before = self._functions()
@@ -132,14 +106,8 @@ class SimulatedKernel(dfl.DflOperations,
     def _functions(self):
         return set(sysfs.find(self._tree(), _PCI)[0])
 
-    def _attribute(self, path):
-        node, place = sysfs.find(self._tree(), path)
+    def _reads(self, place):
         self._wait_while_it_hangs(place)
-        if isinstance(node, dict):
-            raise sysfs.error(errno.EISDIR, path)
-        if isinstance(node, sysfs.Errno):
-            raise sysfs.error(node, path)
-        return node
 
     def _wait_while_it_hangs(self, place):
         while self._hangs(place):

@@ -51,6 +51,56 @@ def find(tree: Directory, path: str, follow_last: bool = True,
     return node, '/'.join(at)
 
 
+class Reads:
+    """The reads of host.kernel.Kernel, from a tree."""
+
+    def _tree(self) -> Directory:
+        """Return /sys as it is now."""
+        raise NotImplementedError
+
+    def _reads(self, place: str) -> None:
+        """Wait for, or fail, the read of an attribute at a place."""
+
+    def read(self, path):
+        node = self._attribute(path)
+        if isinstance(node, bytes):
+            return node.decode(errors='replace')
+        return node
+
+    def read_bytes(self, path, size):
+        node = self._attribute(path)
+        return (node if isinstance(node, bytes) else f'{node}\n'.encode()
+                )[:size]
+
+    def listdir(self, path):
+        node, _ = find(self._tree(), path)
+        if not isinstance(node, dict):
+            raise error(errno.ENOTDIR, path)
+        return sorted(node)
+
+    def exists(self, path):
+        try:
+            find(self._tree(), path)
+        except OSError:
+            return False
+        return True
+
+    def readlink(self, path):
+        node, place = find(self._tree(), path, follow_last=False)
+        if not isinstance(node, Link):
+            raise error(errno.EINVAL, path)
+        return os.path.relpath(node, os.path.dirname(place))
+
+    def _attribute(self, path):
+        node, place = find(self._tree(), path)
+        self._reads(place)
+        if isinstance(node, dict):
+            raise error(errno.EISDIR, path)
+        if isinstance(node, Errno):
+            raise error(node, path)
+        return node
+
+
 def add_function(tree, place, ids, class_code, driver, group):
     """Add a PCI function with the attributes that all functions have.
 

@@ -25,6 +25,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import model
+from nova_accel import naming
 from nova_accel import request
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
@@ -117,6 +118,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
             self.accelerators.ahead.run_if_due()
+
+    def get_available_resource(self, nodename):
+        """At start and periodically: what the compute node's record has, which
+        the scheduler reads. A host that returns to LibvirtDriver loses the
+        mark at its first report; our providers in Placement stay."""
+        resources = super().get_available_resource(nodename)
+        if self._host_name is not None:
+            resources['stats'] = {**resources.get('stats', {}),
+                                  naming.STATISTIC: '1'}
+        return resources
 
     # A guest is made
 

@@ -120,7 +120,8 @@ def states(hosts):
             vcpus=32, vcpus_used=number % 32, local_gb=1000, local_gb_used=0,
             free_disk_gb=1000, disk_available_least=None, numa_topology=None,
             pci_device_pools=None, host_ip='192.0.2.1', metrics=None,
-            hypervisor_type='QEMU', hypervisor_version=8000000, stats={},
+            hypervisor_type='QEMU', hypervisor_version=8000000,
+            stats={'nova_accel': '1'},
             hypervisor_hostname=f'host{number}', cpu_info='', updated_at=None,
             supported_hv_specs=[], cpu_allocation_ratio=4.0,
             ram_allocation_ratio=1.0, disk_allocation_ratio=1.0))

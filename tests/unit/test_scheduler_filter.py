@@ -10,6 +10,7 @@ from unittest import mock
 
 from nova import objects
 
+from nova_accel import conf
 from nova_accel import naming
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import scheduling
@@ -55,7 +56,8 @@ class PlacesTest(FilterTestCase):
     def host(name, pairs):
         """:param pairs: nodes of the two devices of each candidate."""
         return types.SimpleNamespace(
-            uuid=name, host=name, num_instances=0, allocation_candidates=[{
+            uuid=name, host=name, num_instances=0,
+            stats={naming.STATISTIC: '1'}, allocation_candidates=[{
                 'allocations': {f'{name}{n}': {'resources': {
                     FPGA: pair.count(n)}} for n in pair},
                 'mappings': {str(number): [f'{name}{n}'] for number, n
@@ -118,12 +120,57 @@ class PlacesTest(FilterTestCase):
         self.assertEqual(['b'], [host.uuid for host in kept])
 
 
+class DriverTest(FilterTestCase):
+    """Placement has our providers of hosts that run another driver."""
+
+    def setUp(self):
+        super().setUp()
+        filters._STALE.clear()
+        self.addCleanup(conf.CONF.clear_override, 'resource_classes', 'accel')
+
+    def filter(self, stats, class_=FPGA, traits=('OWNER_CYBORG',)):
+        """:returns: how many candidates each host keeps, by its name."""
+        spec = self.spec(**{f'resources1:{class_}': '1'})
+        self.schedulings.begin(spec, {name: {
+            'resources': {class_: {'capacity': 1, 'used': 0}},
+            'traits': list(traits)} for name in stats})
+        hosts = [types.SimpleNamespace(
+            uuid=name, host=name, nodename=f'{name}.example',
+            num_instances=0, stats=values, allocation_candidates=[{
+                'allocations': {name: {'resources': {class_: 1}}},
+                'mappings': {'1': [name]}}]) for name, values in stats.items()]
+        return {host.host: len(host.allocation_candidates) for host
+                in filters.AcceleratorFilter().filter_all(hosts, spec)}
+
+    def test_refused_and_said_once(self):
+        with self.assertLogs('nova_accel', 'WARNING') as log:
+            for _ in range(2):
+                self.assertEqual({'b': 1}, self.filter(
+                    {'a': {'num_instances': '3'}, 'b': {'nova_accel': '1'}}))
+        line, = log.output
+        self.assertIn('Host a gets no servers', line)
+        self.assertIn('nova-accel providers purge a.example', line)
+
+    def test_said_again_after_it_was_well(self):
+        for stats, lines in (({}, 1), ({'nova_accel': '1'}, 0), (None, 1)):
+            with self.assertLogs('nova_accel', 'WARNING') as log:
+                filters.LOG.warning('begin')
+                self.filter({'a': stats})
+            self.assertEqual(lines, len(log.output) - 1, stats)
+
+    def test_vgpus_of_nova_itself(self):
+        conf.CONF.set_override('resource_classes', 'standard', 'accel')
+        self.assertEqual({'a': 1}, self.filter({'a': {}}, 'VGPU', ()))
+        self.assertEqual({}, self.filter({'a': {}}, 'VGPU'))
+
+
 class CountTest(FilterTestCase):
 
     def filter(self, spec, count=1):
         for _ in range(count):
             filters.AcceleratorFilter().filter_all([types.SimpleNamespace(
-                uuid='root', num_instances=0, allocation_candidates=[])], spec)
+                uuid='root', num_instances=0, stats={},
+                allocation_candidates=[])], spec)
 
     @property
     def counted(self):

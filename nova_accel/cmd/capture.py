@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel capture: a host's accelerators as a file, for a bug report."""
+
+import contextlib
+import logging
+import os
+import platform
+import socket
+import sys
+
+from cliff import command
+
+from nova_accel.attach import claims
+from nova_accel.cmd import configuration
+from nova_accel import conf
+from nova_accel import drivers
+from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
+from nova_accel.host import pci
+from nova_accel import inventory
+from nova_accel.sim import captured
+from nova_accel.sim import recorder
+from nova_accel.sim import redaction
+
+CONF = conf.CONF
+
+_HEADER = """\
+# A capture of the accelerators of a host, by nova-accel capture. To play it,
+# set [accel] simulated_host to this file, and the options below, or run
+#   nova-accel discover --simulated-host THIS_FILE
+# Serial numbers, MAC addresses and names of the host are stand-ins.
+"""
+#: of each accelerator beside what its driver reads: answered by the kernel, or
+#: from configuration space
+_ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
+         'revision', 'numa_node', 'reset_method', 'sriov_totalvfs',
+         'sriov_numvfs', 'sriov_drivers_autoprobe', 'current_link_speed',
+         'current_link_width', 'max_link_speed', 'max_link_width',
+         'power_state', 'd3cold_allowed', 'driver_override')
+#: options that say where things are on this host, or in OpenStack
+_NOT_SHOWN = ('simulated_host', 'owner_trait')
+
+
+class Capture(command.Command):
+    """Write what drivers read of this host into a file that can be played.
+
+    The file is a test case: [accel] simulated_host, or the option of
+    "nova-accel discover", plays it, and discover shows the same as on the
+    host. Serial numbers, MAC addresses and names of the host are replaced by
+    stand-ins. Reads only, and writes nothing but the file. What may not be
+    read is named on stderr, and the exit status is 1.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser)
+        parser.add_argument('file', metavar='FILE', nargs='?', default='-',
+                            help='file to write (default: standard output)')
+        parser.add_argument(
+            '--driver', action='append', metavar='NAME', dest='drivers',
+            help='look with this driver, in place of [accel] enabled_drivers; '
+                 'may be repeated')
+        return parser
+
+    def run(self, parsed_args):
+        self._incomplete = False
+        return super().run(parsed_args) or int(self._incomplete)
+
+    def take_action(self, parsed_args):
+        configuration.read(parsed_args.config_file)
+        names = parsed_args.drivers or CONF.accel.enabled_drivers
+        if not names:
+            raise exception.ConfigurationError(
+                'No driver is enabled: set [accel] enabled_drivers or give '
+                '--driver.')
+        recorded = record(host_kernel.open_kernel(CONF.host), names,
+                          self._warn)
+        try:
+            with (contextlib.nullcontext(self.app.stdout)
+                  if parsed_args.file == '-'
+                  else open(parsed_args.file, 'x', encoding='utf-8')) as file:
+                write(recorded, names, file)
+        except FileExistsError as error:
+            raise exception.ConfigurationError(
+                f'The capture was to be written to {parsed_args.file}, which '
+                f'exists: give another name, or remove it.') from error
+        except OSError as error:
+            raise exception.ConfigurationError(
+                f'The capture cannot be written to {parsed_args.file} '
+                f'({error.strerror}): give another name.') from error
+        if recorded.denied:
+            self._warn(
+                f'The file lacks what user {os.geteuid()} may not read: run '
+                f'this as the user of nova-compute, with its nova.conf, or as '
+                f'root, to have all of: {", ".join(sorted(recorded.denied))}.')
+
+    def _warn(self, text):
+        self._incomplete = True
+        self.app.stderr.write(f'{text}\n')
+
+
+def record(kernel, names, warn) -> recorder.Recorder:
+    """Have drivers look at a host, and return what they read.
+
+    :param kernel: the machine's, or a simulated one.
+    :param names: of the drivers.
+    :param warn: takes a sentence about a driver that failed.
+    """
+    recorded = recorder.Recorder(kernel)
+    loaded = {}
+    for name in names:
+        try:
+            loaded.update(drivers.load([name], recorded))
+        except Exception as error:
+            # the others may be what the report is about
+            warn(f'driver {name}: {error}')
+    found = inventory.Inventory(loaded, claims.ClaimStore(claims.MEMORY),
+                                reads_serials=False)
+    log = logging.getLogger(inventory.__name__)
+    level = log.level
+    # what it would log is in what drivers find on the capture
+    log.setLevel(logging.CRITICAL)
+    try:
+        found.scan()
+    finally:
+        log.setLevel(level)
+    for what, why in found.failures().items():
+        warn(f'{what}: {why}')
+    for address, device in found.devices.items():
+        handles = [*device.handles, *(
+            handle for region in device.regions for handle in region.handles)]
+        for function in {address, *(handle.address for handle in handles)}:
+            if pci.ADDRESS.fullmatch(function):
+                _read_also(recorded, function)
+    return recorded
+
+
+def _read_also(recorded, function):
+    for name in _ALSO:
+        with contextlib.suppress(OSError):
+            recorded.read(pci.path(function, name))
+    pci.driver(recorded, function)
+    with contextlib.suppress(OSError):
+        pci.group_members(recorded, function)
+
+
+def write(recorded: recorder.Recorder, names, file) -> None:
+    """Write a capture with stand-ins."""
+    stand_ins = redaction.Redaction(
+        (CONF.host, socket.gethostname(), socket.getfqdn()))
+    answers = sorted(recorded.answers.values(),
+                     key=lambda a: (a.operation, a.arguments))
+    stand_ins.learn(recorded.tree, answers)
+    file.write(_HEADER)
+    captured.dump(
+        stand_ins.tree(recorded.tree),
+        [recorder.Answer(a.operation, a.arguments, stand_ins.value(
+            captured.plain(_of_tree(a, recorded))), a.error) for a in answers],
+        {'made_by': f'Linux {platform.release()}, Python '
+                    f'{".".join(map(str, sys.version_info[:3]))}',
+         'options': stand_ins.value({
+             'enabled_drivers': list(names), **_options()}),
+         'denied': sorted(map(stand_ins.text, recorded.denied))}, file)
+
+
+def _of_tree(answer, recorded):
+    """The answer without mounts of devices that the capture has not."""
+    if answer.operation != 'mounted_devices' or not answer.value:
+        return answer.value
+    disks = recorded.tree.get('class', {}).get('block', {})
+    numbers = set()
+    for name in disks:
+        with contextlib.suppress(OSError):
+            numbers.add(recorded.read(f'class/block/{name}/dev'))
+    return {n: use for n, use in answer.value.items() if n in numbers}
+
+
+def _options():
+    """Options of devices that are not at their default."""
+    found = {}
+    for option in conf.COMPUTE_OPTS:
+        value = CONF.accel[option.dest]
+        if (value != option.default and option.dest not in (
+                *_NOT_SHOWN, 'enabled_drivers')):
+            found[option.dest] = value
+    return found

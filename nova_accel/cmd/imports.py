@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel import profiles: Cyborg's device profiles into our files.
+
+Source of the format: Cyborg's API reference, GET /v2/device_profiles.
+"""
+
+import difflib
+import json
+import os
+import re
+import sys
+import tempfile
+
+from cliff import command
+import yaml
+
+from nova_accel.cmd import configuration
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import profiles
+
+CONF = conf.CONF
+
+#: names that are safe as names of files
+_NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
+
+
+class ImportProfiles(command.Command):
+    """Translate Cyborg's device profiles into files of [accel] device_profiles.
+
+    Reads the answer of Cyborg's API (GET /v2/device_profiles), as JSON or YAML,
+    and prints what would change as a unified diff. Writes only with --write.
+    What cannot be carried over is named on stderr, and the exit status is 1.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser)
+        parser.add_argument('file', metavar='FILE',
+                            help='file with the answer, - for standard input')
+        parser.add_argument('--write', action='store_true',
+                            help='write the files of the diff')
+        return parser
+
+    def run(self, parsed_args):
+        self._left_out = False
+        return super().run(parsed_args) or int(self._left_out)
+
+    def take_action(self, parsed_args):
+        configuration.read(parsed_args.config_file)
+        directory = CONF.accel.device_profiles
+        if os.path.isfile(directory):
+            raise exception.ConfigurationError(
+                f'[accel] device_profiles is the file {directory}, and each '
+                f'profile is written to a file of its own: set the option to '
+                f'a directory.')
+        for profile in _read(parsed_args.file):
+            try:
+                name, text = translate(profile)
+            except exception.InvalidProfile as error:
+                self._left_out = True
+                self.app.stderr.write(f'{error}\n')
+                continue
+            path = os.path.join(directory, f'{name}.yaml')
+            before = _text_of(path)
+            self.app.stdout.writelines(difflib.unified_diff(
+                before.splitlines(True), text.splitlines(True),
+                path if before else os.devnull, path))
+            if parsed_args.write and before != text:
+                _write(path, text)
+
+
+def translate(profile) -> tuple[str, str]:
+    """Return the name of a profile and the text of its file.
+
+    :param profile: a profile of Cyborg's answer.
+    :raises InvalidProfile: it cannot be carried over.
+    """
+    name = profile.get('name') if isinstance(profile, dict) else None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise exception.InvalidProfile(
+            f'The profile {name!r} is not carried over, because its name '
+            f'cannot be that of a file: rename it in Cyborg, and in the '
+            f'flavors.')
+    made = {'name': name}
+    if profile.get('description'):
+        made['description'] = str(profile['description'])
+    made['groups'] = profile.get('groups')
+    text = yaml.safe_dump(made, sort_keys=False)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, f'{name}.yaml')
+        with open(path, 'w', encoding='utf-8') as file:
+            file.write(text)
+        # as nova-api would read it
+        for error in profiles.load(path).bad.values():
+            raise exception.InvalidProfile(
+                f'The profile {name!r} is not carried over: '
+                f'{error.replace(directory + os.sep, "")}')
+    return name, text
+
+
+def _read(file):
+    """:raises ConfigurationError: it is not an answer of Cyborg."""
+    try:
+        if file == '-':
+            found = yaml.safe_load(sys.stdin)
+        else:
+            with open(file, encoding='utf-8') as stream:
+                found = yaml.safe_load(stream)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise exception.ConfigurationError(
+            f'The profiles of Cyborg cannot be read from {file} '
+            f'({" ".join(str(error).split())}): give the answer of GET '
+            f'/v2/device_profiles.') from error
+    if isinstance(found, dict):
+        found = found.get('device_profiles', [found.get(
+            'device_profile', found)])
+    if not isinstance(found, list) or not found:
+        raise exception.ConfigurationError(
+            f'{file} has no device profiles, but {json.dumps(found)[:60]}: '
+            f'give the answer of GET /v2/device_profiles.')
+    return found
+
+
+def _text_of(path):
+    try:
+        with open(path, encoding='utf-8') as file:
+            return file.read()
+    except FileNotFoundError:
+        return ''
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _write(path, text):
+    """nova-api never sees a part of the file."""
+    fresh = f'{path}.new'
+    try:
+        with open(fresh, 'w', encoding='utf-8') as file:
+            file.write(text)
+        os.replace(fresh, path)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path, error):
+    return exception.ConfigurationError(
+        f'The profile file {path} cannot be compared and written '
+        f'({error.strerror}): run this as a user that may, or create the '
+        f'directory.')

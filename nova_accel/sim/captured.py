@@ -1,0 +1,173 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The file of a capture, and the kernel that plays it.
+
+The file is YAML: ``capture`` (the version of the format), ``sysfs`` (a tree of
+names; ``!link`` is a link, by the path of its target below /sys, ``!error`` an
+attribute that cannot be read, ``!!binary`` one that is not text) and
+``answers`` (what operations answered). A capture is read-only: it can be
+looked at by all drivers, and nothing can be changed.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import errno
+import os
+import re
+import time
+import typing
+
+import yaml
+
+from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
+from nova_accel.host import nvme_admin
+from nova_accel.sim import recorder
+from nova_accel.sim import tree as sysfs
+
+VERSION = 1
+#: seconds between two looks for devices that come and go
+_LOOK = 1
+#: operation -> function that makes its answer of what YAML has
+_FROM_PLAIN: dict[str, typing.Any] = {
+    'read_nvme': nvme_admin.Controller.from_tuple,
+    'read_nvme_sanitize': lambda fields: nvme_admin.SanitizeStatus(*fields),
+    'read_nvme_vfs': lambda found: [
+        nvme_admin.Secondary(*fields) for fields in found],
+    'read_signatures': lambda found: [tuple(pair) for pair in found],
+}
+
+
+class _Loader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore
+    pass
+
+
+class _Dumper(getattr(yaml, 'CSafeDumper', yaml.SafeDumper)):  # type: ignore
+    def ignore_aliases(self, data):
+        return True
+
+
+def _error(loader, node):
+    name = loader.construct_scalar(node)
+    if name not in errno.errorcode.values():
+        raise yaml.constructor.ConstructorError(
+            None, None, f'{name!r} is not the name of an error, such as EIO',
+            node.start_mark)
+    return sysfs.Errno(getattr(errno, name))
+
+
+_Loader.add_constructor(
+    '!link', lambda loader, node: sysfs.Link(loader.construct_scalar(node)))
+_Loader.add_constructor('!error', _error)
+_Dumper.add_representer(sysfs.Link, lambda dumper, link: (
+    dumper.represent_scalar('!link', str(link))))
+_Dumper.add_representer(sysfs.Errno, lambda dumper, number: (
+    dumper.represent_scalar('!error', errno.errorcode[number])))
+
+
+def is_capture(path: str) -> bool:
+    """Whether a file is a capture, by its first key.
+
+    A file that cannot be read is none; who loads it says why.
+    """
+    try:
+        with open(path, encoding='utf-8', errors='replace') as file:
+            for line in file:
+                if line.strip() and not line.startswith(('#', '---')):
+                    return bool(re.match('capture *:', line))
+    except OSError:
+        pass
+    return False
+
+
+def dump(tree: sysfs.Directory, answers: Iterable[recorder.Answer],
+         about: dict[str, typing.Any], file: typing.TextIO) -> None:
+    """Write a capture.
+
+    :param about: what its reader has to know, by key.
+    """
+    yaml.dump({'capture': VERSION, **about}, file, Dumper=_Dumper,
+              sort_keys=False, allow_unicode=True)
+    yaml.dump({'answers': [_to_plain(answer) for answer in answers],
+               'sysfs': tree}, file, Dumper=_Dumper, allow_unicode=True)
+
+
+def plain(value: typing.Any) -> typing.Any:
+    """Return an answer as lists, mappings and scalars."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.astuple(value))
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _to_plain(answer):
+    made = {'operation': answer.operation,
+            'arguments': list(answer.arguments)}
+    if answer.error:
+        return {**made, 'error': sysfs.Errno(answer.error)}
+    return {**made, 'value': answer.value}
+
+
+def _load(path):
+    """:raises InvalidSimulation: the file is malformed."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            found = yaml.load(file, Loader=_Loader)
+        if found['capture'] != VERSION:
+            raise exception.InvalidSimulation(
+                f'The capture {path} has the version {found["capture"]!r}, '
+                f'and this release plays version {VERSION}: use the release '
+                f'that wrote it.')
+        tree = found['sysfs']
+        answers = {(item['operation'], tuple(item['arguments'])): item
+                   for item in found['answers']}
+        if not isinstance(tree, dict):
+            raise TypeError('sysfs is not a mapping')
+    except (OSError, yaml.YAMLError, KeyError, TypeError,
+            ValueError) as error:
+        raise exception.InvalidSimulation(
+            f'The capture {path} cannot be used '
+            f'({" ".join(str(error).split()) or repr(error)}): have '
+            f'"nova-accel capture" write it again, or correct it.') from error
+    for place in ('bus/pci/devices', 'bus/pci/drivers'):
+        directory = tree
+        for name in place.split('/'):
+            directory = directory.setdefault(name, {})
+    return tree, answers
+
+
+class CapturedKernel(sysfs.Reads):
+    """Replaces nova_accel.host.kernel.Kernel; has the same methods."""
+
+    def __init__(self, path: str):
+        """:param path: of the file.
+
+        :raises InvalidSimulation: the file is malformed.
+        """
+        self._sysfs, self._answers = _load(path)
+
+    def _tree(self):
+        return self._sysfs
+
+    def changes(self):
+        while True:
+            time.sleep(_LOOK)
+            yield None
+
+    def __getattr__(self, name):
+        if not hasattr(host_kernel.Kernel, name):
+            raise AttributeError(name)
+        if name in recorder.QUESTIONS:
+            return lambda *arguments: self._answer(name, arguments)
+
+        def refuse(*arguments, **_):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        return refuse
+
+    def _answer(self, name, arguments):
+        found = self._answers.get((name, arguments))
+        if found is None:
+            raise sysfs.error(errno.ENODATA, name)
+        if 'error' in found:
+            raise sysfs.error(found['error'], name)
+        return _FROM_PLAIN.get(name, lambda value: value)(found['value'])

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A host leaves nova_accel: its providers, with Placement and Nova."""
+
+import fixtures
+from nova.virt.libvirt import driver as libvirt_driver
+
+from nova_accel.cmd import cloud as commands_cloud
+from nova_accel.cmd import providers
+from nova_accel import exception
+from tests.functional import base
+from tests.functional import cloud
+
+
+class PurgeTest(base.AcceleratorTestBase):
+
+    HOSTS = {name: {'cards': [
+        base.card('0000:5e:00.0', [base.NLB0, base.NLB3])]}
+        for name in ('compute1', 'compute2')}
+
+    def setUp(self):
+        super().setUp()
+        # as an operator has them, who has no Keystone
+        for name, value in (
+                ('AUTH_TYPE', 'admin_token'), ('TOKEN', 'admin:openstack'),
+                ('ENDPOINT', self.placement_fixture.endpoint),
+                ('PLACEMENT_ENDPOINT_OVERRIDE',
+                 self.placement_fixture.endpoint),
+                ('COMPUTE_ENDPOINT_OVERRIDE', self.admin_api.base_url)):
+            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+        service = commands_cloud.services()
+        self.adapter, self.compute = service('placement'), service('compute')
+        # in Nova's test harness they stand for a token
+        self.compute.additional_headers.update({
+            'X-Auth-User': 'admin', 'X-Auth-Project-Id': 'openstack',
+            'X-Roles': 'admin'})
+
+    def names(self, host):
+        return {name for name in self.provider_tree()
+                if name.startswith(f'{host}_')}
+
+    def stock_driver(self, host):
+        """nova-compute of the host starts with Nova's own driver."""
+        self.flags(compute_driver='libvirt.LibvirtDriver')
+        self.restart_compute_service(host)
+        self.assertIs(libvirt_driver.LibvirtDriver,
+                      type(self.computes[host].manager.driver))
+
+    @cloud.fresh
+    def test_host_returns_to_the_driver_of_nova(self):
+        flavor = base.fpga_flavor(function_id=base.NLB0)
+        before = self.names('compute1')
+        self.assertEqual(3, len(before))
+        self.stock_driver('compute1')
+        self.assertEqual(before, self.names('compute1'))
+        # of two servers one would have been built there
+        server = self.boot(flavor)
+        self.assertEqual('compute2', self.admin_api.get_server(
+            server['id'])['OS-EXT-SRV-ATTR:host'])
+        self.boot(flavor, expected_state='ERROR')
+        self.assertIn('Host compute1 gets no servers with accelerators',
+                      '\n'.join(text for _, text in self.logs()))
+        self.assertTrue(providers.is_running(self.compute, 'compute1'))
+        providers.purge(self.adapter, 'compute1')
+        self.assertEqual(set(), self.names('compute1'))
+        self.assertEqual(3, len(self.names('compute2')))
+        self.report()
+        self.assertEqual(set(), self.names('compute1'))
+
+    @cloud.fresh
+    def test_refused_while_a_server_has_a_device(self):
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        host = self.admin_api.get_server(
+            server['id'])['OS-EXT-SRV-ATTR:host']
+        before = self.names(host)
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  providers.purge, self.adapter, host)
+        self.assertIn(f'{server["id"]} from {host}_accel_0000:5e:00.0_region',
+                      str(error))
+        self.assertEqual(before, self.names(host))
+        self._delete_server(server)
+        self.claims()
+        found = providers.purge(self.adapter, host, dry_run=True)
+        self.assertEqual(before, {p['name'] for p in found})
+        # regions before their card
+        self.assertEqual(f'{host}_accel_0000:5e:00.0', found[-1]['name'])
+        self.assertEqual(before, self.names(host))
+
+    @cloud.fresh
+    def test_providers_of_others_stay(self):
+        root = self.provider('compute1')['uuid']
+        for name in ('compute1_accel_mine', 'compute1_numa0'):
+            self.placement.post('/resource_providers', {
+                'name': name, 'parent_provider_uuid': root}, version='1.14')
+        providers.purge(self.adapter, 'compute1')
+        self.assertEqual({'compute1_accel_mine'}, self.names('compute1'))
+        self.assertTrue(self.provider('compute1_numa0'))
+        self.assertTrue(self.provider('compute1'))
+
+    @cloud.fresh
+    def test_tree_that_changes_meanwhile(self):
+        """nova-compute adds a region between the look and the removal."""
+        card = self.provider('compute1_accel_0000:5e:00.0')['uuid']
+        look, added = self.adapter.get, []
+
+        def add_after(url, **kwargs):
+            response = look(url, **kwargs)
+            if url.endswith('/allocations') and not added:
+                added.append(url)
+                made = self.placement.post('/resource_providers', {
+                    'name': 'compute1_accel_0000:5e:00.0_region2',
+                    'parent_provider_uuid': card}, version='1.20').body
+                self.placement.put(
+                    f'/resource_providers/{made["uuid"]}/traits', {
+                        'traits': ['OWNER_CYBORG'],
+                        'resource_provider_generation': made['generation']},
+                    version='1.14')
+            return response
+        self.adapter.get = add_after
+        self.assertEqual(4, len(providers.purge(self.adapter, 'compute1')))
+        self.assertEqual(set(), self.names('compute1'))
+
+    def test_unknown_host(self):
+        for host in ('compute9', 'compute1_accel_0000:5e:00.0'):
+            error = self.assertRaises(exception.ConfigurationError,
+                                      providers.purge, self.adapter, host)
+            self.assertIn(f'no compute node {host!r}', str(error))
+        self.assertFalse(providers.is_running(self.compute, 'compute9'))
