@@ -117,18 +117,18 @@ class Cloud:
 
         :raises NotThere: there is none.
         """
-        flavors = [self.get('compute', f'/flavors/{_quoted(name_or_id)}',
-                            missing={}).get('flavor')]
-        if not flavors[0]:
-            flavors = [f for f in self._pages(
-                'compute', '/flavors/detail?is_public=None', 'flavors')
-                if f['name'] == name_or_id]
-        if not flavors:
-            raise exception.NotThere(
-                f'Nova has no flavor with the name or id '
-                f'{text.printable(name_or_id)} that your credentials can see: '
-                f'compare openstack flavor list --all.')
-        return flavors[0]
+        found = self.get('compute', f'/flavors/{_quoted(name_or_id)}',
+                         missing={})
+        if found:
+            return found['flavor']
+        for flavor in self._pages(
+                'compute', '/flavors/detail?is_public=None', 'flavors'):
+            if flavor['name'] == name_or_id:
+                return flavor
+        raise exception.NotThere(
+            f'Nova has no flavor with the name or id '
+            f'{text.printable(name_or_id)} that your credentials can see: '
+            f'compare openstack flavor list --all.')
 
     def image(self, name_or_id: str) -> dict:
         """Return Glance's record of an image, with its properties.
