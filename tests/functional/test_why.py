@@ -36,6 +36,8 @@ NOVA = 'http://nova.example/v2.1'
 #: of the operator: user, project and roles for Glance, the user for Placement
 TOKEN = 'admin:alpha:reader,member,admin'
 VERSION = '1.38'
+FLAVOR = {'id': '7', 'name': 'tried', 'vcpus': 2, 'ram': 1024, 'disk': 1,
+          'OS-FLV-EXT-DATA:ephemeral': 0, 'swap': 0}
 
 
 def region_traits(shell, function=None, programmable=True):
@@ -126,7 +128,7 @@ class WhyTestCase(testtools.TestCase):
     # The command
 
     def call(self, specs, *arguments, **flavor):
-        self.nova.flavors['tried'] = {**self.nova.flavors['tried'], **flavor,
+        self.nova.flavors['tried'] = {**FLAVOR, **flavor,
                                       'extra_specs': specs}
         with open(os.path.join(self.directory, 'nova.conf'), 'w') as file:
             file.write(f'[accel]\ndevice_profiles = {self.directory}\n')
@@ -164,9 +166,7 @@ class NovaApi(fixtures.Fixture):
     """What the command reads of Nova's API; everything else is passed on."""
 
     def _setUp(self):
-        self.flavors = {'tried': {
-            'id': '7', 'name': 'tried', 'vcpus': 2, 'ram': 1024, 'disk': 1,
-            'OS-FLV-EXT-DATA:ephemeral': 0, 'swap': 0}}
+        self.flavors = {'tried': FLAVOR}
         self.servers = {}
         mock = self.useFixture(Mocker()).mock
         # of several that match, the last one answers
