@@ -48,6 +48,14 @@ class NoCredentials(GlanceUnavailable):
     """[service_user] of this host has no credentials."""
 
 
+class ServiceUnavailable(AcceleratorError):
+    """A service that a command asked did not answer, or refused to."""
+
+
+class NotThere(AcceleratorError):
+    """What the arguments of a command name does not exist."""
+
+
 class PlacementUnavailable(AcceleratorError):
     """Placement did not answer; the allocation is unknown."""
 

@@ -50,6 +50,8 @@ _STANDARD = {
 _UUID = '[0-9A-F]{8}(?:_[0-9A-F]{4}){3}_[0-9A-F]{12}'
 _FUNCTION = re.compile(
     f'CUSTOM_FPGA_(?:FUNCTION_(?:[A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)({_UUID})')
+_REGION_TYPE = re.compile(
+    f'CUSTOM_FPGA_(?:REGION_[A-Z0-9_]+|[A-Z0-9_]+_REGION)_({_UUID})')
 _CONTENT = re.compile(
     f'CUSTOM_FPGA_(?:FUNCTION_{_UUID}|BITSTREAM_{_UUID}'
     f'|FUNCTION_NAME_[A-Z0-9_]+)')
@@ -183,6 +185,16 @@ def function_of(trait: str) -> str | None:
     """
     found = _FUNCTION.fullmatch(trait)
     return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
+
+
+def region_type_of(traits: Iterable[str]) -> str | None:
+    """Return the region type (32 hex) that the traits of a region say, or
+    None."""
+    for trait in traits:
+        found = _REGION_TYPE.fullmatch(trait)
+        if found:
+            return model.uuid_hex(found.group(1).replace('_', '-'))
+    return None
 
 
 def is_content(trait: str) -> bool:

@@ -141,6 +141,16 @@ class AcceleratorRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class Group:
+    """A request group as Placement gets it."""
+
+    #: class -> amount; 0 for what the server is not to have
+    resources: Mapping[str, int]
+    required: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
 class Affinity:
     """Where in a host all accelerators of a server are to be."""
 
@@ -239,20 +249,10 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
 
     :raises InvalidRequest: in one sentence that names the extra spec.
     """
-    groups: dict = collections.defaultdict(
-        lambda: {'resources': {}, 'trait': {}, 'accel': {}})
-    for key, value in modernize(extra_specs).items():
-        found = _SPEC.fullmatch(key)
-        if found and key not in (PROFILE_KEY, EXPANDED_KEY, *PLACE_KEYS):
-            kind, group, name = found.groups()
-            groups[group][kind][name] = value
-        elif re.match(r'accel[^a-z:]*:', key) and not found:
-            raise exception.InvalidRequest(
-                f'The extra spec {key} has no group that Placement knows: use '
-                f'accel:, accel<number>: or accel_<NAME>:.')
+    written = _groups(modernize(extra_specs))
     requests = []
-    for group in sorted(groups):
-        requests += _parse_group(group, **groups[group])
+    for group in sorted(written):
+        requests += _parse_group(group, **written[group])
     affinity(extra_specs)
     for key in PLACE_KEYS:
         if key in extra_specs and not requests and (
@@ -261,6 +261,42 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
                 f'{key} has no accelerator to go with: add '
                 f'resources1:CUSTOM_ACCELERATOR_<TYPE>=1, or remove it.')
     return requests
+
+
+def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
+    """The request groups of a flavor whose profile is expanded already, as
+    Nova passes them on to Placement; those without accelerators too.
+
+    :returns: by suffix, '' being the unnumbered group.
+    :raises InvalidRequest: in one sentence that names the extra spec.
+    """
+    return {suffix: _group(suffix, found['resources'], found['trait'])
+            for suffix, found in _groups(modernize(extra_specs)).items()}
+
+
+def _group(suffix, resources, trait) -> Group:
+    return Group(
+        {name: 0 if str(amount).strip() == '0'
+         else _amount(suffix, name, amount)
+         for name, amount in resources.items()},
+        frozenset(t for t, value in trait.items() if value == 'required'),
+        frozenset(t for t, value in trait.items() if value == 'forbidden'))
+
+
+def _groups(extra_specs) -> dict:
+    """Suffix -> {'resources' | 'trait' | 'accel': {name: value}}."""
+    written: dict = collections.defaultdict(
+        lambda: {'resources': {}, 'trait': {}, 'accel': {}})
+    for key, value in extra_specs.items():
+        found = _SPEC.fullmatch(key)
+        if found and key not in (PROFILE_KEY, EXPANDED_KEY, *PLACE_KEYS):
+            kind, group, name = found.groups()
+            written[group][kind][name] = value
+        elif re.match(r'accel[^a-z:]*:', key) and not found:
+            raise exception.InvalidRequest(
+                f'The extra spec {key} has no group that Placement knows: use '
+                f'accel:, accel<number>: or accel_<NAME>:.')
+    return written
 
 
 def with_image_overrides(extra_specs: Mapping[str, str],

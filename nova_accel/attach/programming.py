@@ -25,6 +25,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel import model
+from nova_accel import naming
 from nova_accel import request
 
 CONF = conf.CONF
@@ -53,11 +54,13 @@ class Programming:
         return bitstream_cache.BitstreamCache(CONF.accel.bitstream_cache)
 
     def provision(self, context, project_id: str,
-                  wanted: request.AcceleratorRequest, claims: Claims) -> None:
+                  wanted: request.AcceleratorRequest, claims: Claims,
+                  scheduled: bool = False) -> None:
         """Make the region of a request carry what the request asks for.
 
         :param project_id: of the server.
         :param claims: the handles of that region that its server holds.
+        :param scheduled: whether nova-scheduler has just chosen the region.
         :raises AcceleratorError: the region does not carry it.
         """
         if not wanted.programs:
@@ -76,6 +79,8 @@ class Programming:
         if any(self._has_name(device, region, image) for image in named):
             self._publisher.show(context, {c.provider_uuid for c in claims})
             return
+        if scheduled and not wanted.chosen_by_owner:
+            self._warn_of_better(wanted, claims, device, region)
         if not (region.bitstream_id and region.origin == model.OPERATOR and any(
                 choice.bitstream_id == region.bitstream_id
                 or choice.function_id == region.function_uuid
@@ -90,6 +95,32 @@ class Programming:
         self._program_for(
             context, claims, device, region,
             lambda: self._from_glance(client, image, choice, device, region))
+
+    def _warn_of_better(self, wanted, claims, device, region):
+        """Say so where nova-scheduler did not choose the region of this host
+        that needs no programming, as happens without our filter."""
+        held = {(c.device_address, c.region_index)
+                for c in self._holdings.all()}
+        better = [
+            f'{other.address} {part.name}'
+            for other in self._inventory.devices.values()
+            for part in other.regions
+            if (other.address, part.index) not in held
+            and other.health is part.health is model.Health.OK
+            and part.handles and wanted.carried_by(part)
+            for traits in [naming.region_traits(other, part)]
+            if wanted.forbidden.isdisjoint(traits)
+            and wanted.required <= traits | {naming.PROGRAMMABLE}]
+        if better:
+            LOG.warning(
+                'Server %(server)s was sent to %(region)s, which does not '
+                'carry the function that it asks for, and %(better)s of this '
+                'host is free and carries it: is AcceleratorFilter in '
+                '[filter_scheduler] enabled_filters of nova-scheduler? A '
+                'server that is forced to a host bypasses it.',
+                {'server': claims[0].holder,
+                 'region': f'{device.address} {region.name}',
+                 'better': ', '.join(sorted(better))})
 
     def _find_named(self, context, project_id, wanted, region):
         """Images of the names, where the region has what one may mean.
@@ -107,22 +138,9 @@ class Programming:
         return found
 
     def _find_first(self, context, project_id, wanted, region):
-        """(choice, client, image) of the first choice that has an image.
-
-        :raises IncompatibleBitstream: none has one for the region, and one has
-            one for another type of region.
-        :raises BitstreamError: none has one.
-        """
-        errors = []
-        for choice in wanted.choices:
-            try:
-                return (choice, *self._find(
-                    context, project_id, choice, region))
-            except (exception.BitstreamError,
-                    exception.IncompatibleBitstream) as error:
-                errors.append(error)
-        # one that another host may not share comes first
-        raise max(errors, key=lambda error: error.elsewhere)
+        """(choice, client, image), see glance.find_first()."""
+        return glance.find_first(wanted, lambda choice: self._find(
+            context, project_id, choice, region))
 
     def _has_name(self, device, region, image):
         """Whether a region carries what the operator gave a name.

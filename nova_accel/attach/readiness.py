@@ -39,7 +39,7 @@ class Readiness:
             if not wanted.programs:
                 self._regions.clean_before(claims)
             self._programming.provision(
-                context, server.project_id, wanted, claims)
+                context, server.project_id, wanted, claims, scheduled=True)
         for _, claims in claimed:
             self._handles.prepare(claims, fresh=True)
             self.bind(claims)

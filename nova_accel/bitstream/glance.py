@@ -18,7 +18,7 @@ Each request has a time limit of its own, [accel] glance_timeout; the session's
 limit does not apply.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -142,6 +142,29 @@ def find(client, request: accel_request.AcceleratorRequest,
         f'No image with {key}={text.printable(wanted)} may be used by the '
         f'project of the server: upload the bitstream with that property, or '
         f'share it with the project.')
+
+
+def find_first(wanted: accel_request.AcceleratorRequest,
+               find_one: Callable[[accel_request.AcceleratorRequest],
+                                  tuple[typing.Any, Image]],
+               ) -> tuple[accel_request.AcceleratorRequest, typing.Any, Image]:
+    """Find the image of the first choice of a request that has one.
+
+    :param find_one: find() for one choice.
+    :returns: the choice, and what find_one returned.
+    :raises IncompatibleBitstream: none has one for the region, and one has
+        one for another type of region.
+    :raises BitstreamError: none has one.
+    """
+    errors = []
+    for choice in wanted.choices:
+        try:
+            return (choice, *find_one(choice))
+        except (exception.BitstreamError,
+                exception.IncompatibleBitstream) as error:
+            errors.append(error)
+    # one that another host may not share comes first
+    raise max(errors, key=lambda error: error.elsewhere)
 
 
 def _by_id(client, image_id, project_id, operators, chosen_by_owner):
@@ -290,9 +313,14 @@ def _service_client(endpoint):
         endpoint = session.get_endpoint(
             auth, service_type='image', region_name=CONF.glance.region_name,
             interface=CONF.glance.valid_interfaces)
-        endpoint = re.sub(r'/v[0-9.]+/?$', '/', endpoint or '')
+        endpoint = without_version(endpoint or '')
     return glance_client.Client(
         session=session, auth=auth, endpoint_override=endpoint)
+
+
+def without_version(endpoint: str) -> str:
+    """Return an endpoint of the catalog as glanceclient needs it here."""
+    return re.sub(r'/v[0-9.]+/?$', '/', endpoint)
 
 
 def check_use(client, image_id: str, project_id: str) -> None:
@@ -311,6 +339,18 @@ def check_use(client, image_id: str, project_id: str) -> None:
             f'{text.printable(image_id)} is not the id of an image: give a '
             f'UUID.') from None
     _by_id(client, image_id, project_id, None, chosen_by_owner=True)
+
+
+def by_name_or_id(client, name_or_id: str) -> list[dict]:
+    """Return the records of the images with an id, or else with a name.
+
+    :raises BitstreamError: Glance refused the request.
+    :raises GlanceUnavailable: Glance did not answer.
+    """
+    try:
+        return [_record(client, str(uuid.UUID(name_or_id)))]
+    except (ValueError, exception.ImageNotFound):
+        return list(_list(client, {'name': name_or_id}))
 
 
 def function_id(image: Image) -> str | None:

@@ -1,90 +1,225 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The services of the cloud, with the operator's credentials.
+"""Placement, Nova and Glance, with the operator's own credentials.
 
-They are those of the openstack command: OS_* of the environment, or a cloud of
-clouds.yaml that OS_CLOUD names.
+They are those of the command openstack: OS_* in the environment, or an entry
+of clouds.yaml (openstacksdk reads both).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
+import functools
+import typing
+from urllib import parse
 
-from keystoneauth1 import adapter
-from keystoneauth1 import exceptions
+from glanceclient.v2 import client as glance_client
+from keystoneauth1 import adapter as ks_adapter
+from keystoneauth1 import exceptions as ks_exc
 
+from nova_accel.bitstream import glance
 from nova_accel import exception
+from nova_accel import text
 
-#: service type -> version of its API, default microversion. Placement's is
-#: what Nova 31 requires (nova.cmd.status)
+#: seconds for each answer
+_TIMEOUT = 60
+#: service type -> its name in errors, the version of its API where the catalog
+#: may leave it out, default microversion: consumer_type (Placement), extra
+#: specs in flavors (Nova)
 _SERVICES = {
-    'placement': (None, '1.36'),
-    'compute': ('2.1', '2.61'),
-    'image': ('2', None),
+    'placement': ('Placement', None, '1.38'),
+    'compute': ('Nova', None, '2.61'),
+    'image': ('Glance', '2', None),
+    'identity': ('Keystone', None, None),
 }
 #: what reading the body of an answer raises that another server gave, such as
 #: a proxy: no JSON, or another content
 NOT_AN_ANSWER = (ValueError, LookupError)
 
 
-def services() -> Callable[[str], adapter.Adapter]:
-    """Read the credentials.
+def add_arguments(parser) -> None:
+    """Give a command the argument --os-cloud."""
+    parser.add_argument(
+        '--os-cloud', metavar='NAME',
+        help='the entry of clouds.yaml with your credentials (default: OS_* '
+             'of the environment)')
 
-    :returns: gives an adapter for 'placement', 'compute' or 'image'. Its
-        requests raise keystoneauth1.exceptions.ClientException, also for
-        statuses from 400 on: make them in asking().
+
+class Cloud:
+    """A cloud as its operator sees it.
+
+    :param name: entry of clouds.yaml; None takes the environment.
     :raises ConfigurationError: there are no usable credentials.
     """
-    # takes longer to load than all else together: not for --help
-    from openstack import config
-    from openstack import exceptions as sdk
-    try:
-        region = config.get_cloud_region(app_name='nova-accel')
-        session = region.get_session()
-    except (sdk.ConfigException, exceptions.ClientException) as error:
-        raise exception.ConfigurationError(
-            f'Credentials were read from the environment (OS_*) and '
-            f'clouds.yaml, and they cannot be used '
-            f'({_clause(error)}): set OS_CLOUD, or source an openrc file.'
-        ) from error
 
-    def service(name: str) -> adapter.Adapter:
-        version, microversion = _SERVICES[name]
-        return adapter.Adapter(
-            session, service_type=name,
-            service_name=region.get_service_name(name),
-            interface=region.get_interface(name),
-            region_name=region.get_region_name(name),
-            endpoint_override=region.get_endpoint(name),
-            version=version, default_microversion=microversion)
-    return service
+    def __init__(self, name: str | None = None):
+        # takes longer to load than all else together: not for --help
+        from openstack import config
+        from openstack import exceptions as sdk
+        try:
+            self._config = config.get_cloud_region(
+                app_name='nova-accel', cloud=name)
+            self._session = self._config.get_session()
+            self._session.timeout = self._session.timeout or _TIMEOUT
+        except (sdk.SDKException, ks_exc.ClientException, OSError,
+                ValueError) as error:
+            raise exception.ConfigurationError(
+                f'Credentials were read from the environment (OS_*) and '
+                f'clouds.yaml, and they cannot be used ({_reason(error)}): '
+                f'set OS_CLOUD, or source an openrc file.') from error
+
+    @property
+    def project_id(self) -> str:
+        """That of the credentials; '' where they have none."""
+        with asking('identity', 'the project of your token'):
+            return self._session.get_project_id() or ''
+
+    def get(self, service: str, path: str, missing: typing.Any = None) -> dict:
+        """Return the body of a successful GET.
+
+        :param service: 'placement' or 'compute'.
+        :param missing: returned for 404, if given.
+        :raises: as asking().
+        """
+        with asking(service, path):
+            try:
+                return self.adapter(service).get(path).json()
+            except ks_exc.NotFound:
+                if missing is None:
+                    raise
+                return missing
+
+    def images(self) -> glance_client.Client:
+        """Return a client of Glance.
+
+        :raises: as asking(): Keystone does not say where it is.
+        """
+        with asking('image', 'its endpoint'):
+            endpoint = self.adapter('image').get_endpoint()
+            if not endpoint:
+                raise ks_exc.EndpointNotFound()
+        return glance_client.Client(
+            session=self._session,
+            endpoint_override=glance.without_version(endpoint))
+
+    @functools.cache
+    def adapter(self, service: str) -> ks_adapter.Adapter:
+        """Return what sends requests to 'placement', 'compute' or 'image'.
+
+        They raise keystoneauth1.exceptions.ClientException, also for statuses
+        from 400 on: make them in asking().
+        """
+        _, version, microversion = _SERVICES[service]
+        return ks_adapter.Adapter(
+            self._session, service_type=service,
+            service_name=self._config.get_service_name(service),
+            interface=self._config.get_interface(service),
+            region_name=self._config.get_region_name(service),
+            endpoint_override=self._config.get_endpoint(service),
+            version=version, default_microversion=microversion,
+            raise_exc=True)
+
+    # What a request is made of
+
+    def flavor(self, name_or_id: str) -> dict:
+        """Return a flavor, with its extra specs.
+
+        :raises NotThere: there is none.
+        """
+        found = self.get('compute', f'/flavors/{_quoted(name_or_id)}',
+                         missing={})
+        if found:
+            return found['flavor']
+        for flavor in self._pages(
+                'compute', '/flavors/detail?is_public=None', 'flavors'):
+            if flavor['name'] == name_or_id:
+                return flavor
+        raise exception.NotThere(
+            f'Nova has no flavor with the name or id '
+            f'{text.printable(name_or_id)} that your credentials can see: '
+            f'compare openstack flavor list --all.')
+
+    def image(self, name_or_id: str) -> dict:
+        """Return Glance's record of an image, with its properties.
+
+        :raises NotThere: there is none, or there are several.
+        :raises GlanceUnavailable: Glance did not answer.
+        """
+        found = glance.by_name_or_id(self.images(), name_or_id)
+        if len(found) != 1:
+            raise exception.NotThere(
+                f'Glance has {len(found) or "no"} image'
+                f'{"s" * bool(found)} with the name or id '
+                f'{text.printable(name_or_id)} that your credentials can see: '
+                f'give the id of one.')
+        return found[0]
+
+    def server_name(self, uuid: str) -> str | None:
+        """Return the name of a server, None where Nova does not know it."""
+        server = self.get('compute', f'/servers/{uuid}', missing={})
+        return server['server']['name'] if server else None
+
+    def _pages(self, service, path, key) -> Iterator[dict]:
+        start = path
+        while True:
+            found = self.get(service, path)[key]
+            yield from found
+            if not found:
+                return
+            path = f'{start}&marker={found[-1]["id"]}'
+
+
+def query(**fields: str) -> str:
+    """Return the query of a URL."""
+    return parse.urlencode(fields)
+
+
+def _quoted(value: str) -> str:
+    return parse.quote(value, safe='')
 
 
 @contextlib.contextmanager
 def asking(service: str, what: str) -> Iterator[None]:
     """Turn an error of a request, or of its body, into one sentence.
 
-    :param service: its name, for the error.
+    :param service: type of the service.
     :param what: was asked for, as a noun.
     :raises ConfigurationError: the credentials are refused, or no endpoint is
         known.
-    :raises AcceleratorError: any other error.
+    :raises InvalidRequest: the service understood the request, and refuses it.
+    :raises ServiceUnavailable: any other error.
     """
-    asked = f'{service} was asked for {what}, and'
+    asked = f'{_SERVICES[service][0]} was asked for {what}, and'
     try:
         yield
-    except (exceptions.Unauthorized, exceptions.Forbidden) as error:
+    except (ks_exc.Unauthorized, ks_exc.Forbidden) as error:
         raise exception.ConfigurationError(
-            f'{asked} it refused ({_clause(error)}): use credentials of an '
+            f'{asked} it refused ({_reason(error)}): use credentials of an '
             f'administrator.') from error
-    except exceptions.CatalogException as error:
+    except ks_exc.CatalogException as error:
         raise exception.ConfigurationError(
-            f'{asked} its endpoint is not known ({_clause(error)}): correct '
+            f'{asked} its endpoint is not known ({_reason(error)}): correct '
             f'OS_REGION_NAME and OS_INTERFACE, or the catalog.') from error
-    except (exceptions.ClientException, *NOT_AN_ANSWER) as error:
-        raise exception.AcceleratorError(
-            f'{asked} there was no answer ({_clause(error)}): see the log of '
+    except ks_exc.BadRequest as error:
+        raise exception.InvalidRequest(
+            f'{asked} it refused ({_detail(error.response)}): correct the '
+            f'request.') from error
+    except (ks_exc.ClientException, OSError, *NOT_AN_ANSWER) as error:
+        raise exception.ServiceUnavailable(
+            f'{asked} there was no answer ({_reason(error)}): see the log of '
             f'the service and the network between.') from error
 
 
-def _clause(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip('.') if text else type(error).__name__
+def _detail(response) -> str:
+    """Return what Placement or Nova says of a request that it refuses."""
+    try:
+        error = response.json()
+        found = (error['errors'][0]['detail'] if 'errors' in error
+                 else next(iter(error.values()))['message'])
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError,
+            StopIteration):
+        found = response.text if response is not None else ''
+    return ' '.join(str(found).split())[:300]
+
+
+def _reason(error) -> str:
+    return (' '.join(str(error).split())[:200].rstrip('.')
+            or type(error).__name__)

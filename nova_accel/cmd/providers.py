@@ -39,6 +39,7 @@ class PurgeProviders(lister.Lister):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         configuration.add_argument(parser)
+        cloud.add_arguments(parser)
         parser.add_argument(
             'host', metavar='HOST',
             help='name of the host in "openstack hypervisor list"')
@@ -50,7 +51,7 @@ class PurgeProviders(lister.Lister):
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
         refuse_own_host(parsed_args.host)
-        service = cloud.services()
+        service = cloud.Cloud(parsed_args.os_cloud).adapter
         try:
             found = purge(service('placement'), parsed_args.host,
                           parsed_args.dry_run)

@@ -68,6 +68,7 @@ class Tree(output.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
+        cloud.add_arguments(parser)
         parser.add_argument(
             'hosts', metavar='HOST', nargs='*',
             help='name of a compute node, as its provider in Placement has it '
@@ -75,9 +76,9 @@ class Tree(output.Lister):
         return parser
 
     def table(self, parsed_args):
-        service = cloud.services()
+        service = cloud.Cloud(parsed_args.os_cloud).adapter
         hosts = dict.fromkeys(parsed_args.hosts)
-        with cloud.asking('Placement', 'the providers of accelerators'):
+        with cloud.asking('placement', 'the providers of accelerators'):
             found = _providers(service('placement'), hosts)
         shown = [p for providers in found.values() for p in providers]
         servers = _server_names(service, {

@@ -121,17 +121,10 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
             {'server': spec.instance_uuid, 'where': scheduling.affinity,
              'there': '; '.join(
                  f'{host.host} offers them on '
-                 f'{_said(scheduling, host.allocation_candidates)}'
+                 + ranking.fewest_places(
+                     scheduling, host.allocation_candidates)
                  for host in refused[:_SAID])})
     return left
-
-
-def _said(scheduling, candidates):
-    """The nodes and roots of the candidate that has the fewest."""
-    nodes, roots = min(
-        (ranking.places(scheduling, c) for c in candidates),
-        key=lambda found: (len(found[0]), len(found[1])))
-    return ', '.join(sorted(nodes | roots))
 
 
 def _is_retry(spec):

@@ -79,6 +79,18 @@ def may_satisfy(scheduling: schedulings.Scheduling,
             and (not wanted.one_root or len(roots) <= 1))
 
 
+def fewest_places(scheduling: schedulings.Scheduling,
+                  candidates: Iterable[schedulings.Candidate]) -> str:
+    """Name the nodes and roots of the candidate that has the fewest.
+
+    :param candidates: of one host, at least one.
+    """
+    nodes, roots = min(
+        (places(scheduling, c) for c in candidates),
+        key=lambda found: (len(found[0]), len(found[1])))
+    return ', '.join(sorted(nodes | roots))
+
+
 def ranked(scheduling: schedulings.Scheduling,
            candidates: Iterable[schedulings.Candidate],
            ) -> list[tuple[schedulings.Rank, schedulings.Candidate]]:

@@ -27,7 +27,7 @@ class PurgeTest(base.AcceleratorTestBase):
                  self.placement_fixture.endpoint),
                 ('COMPUTE_ENDPOINT_OVERRIDE', self.admin_api.base_url)):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
-        service = commands_cloud.services()
+        service = commands_cloud.Cloud().adapter
         self.adapter, self.compute = service('placement'), service('compute')
         # in Nova's test harness they stand for a token
         self.compute.additional_headers.update({

@@ -17,11 +17,14 @@ State = model.ClaimState
 class Base(base.HostTestCase):
 
     CARDS = ({'address': A}, {'address': B})
+    #: seconds; tests of calls that hang wait as long
+    TIMEOUT = 2
 
     def setUp(self):
         super().setUp()
-        self.config.config(programming_timeout=2, device_timeout=2,
-                           discovery_timeout=2, group='accel')
+        self.config.config(
+            programming_timeout=self.TIMEOUT, device_timeout=self.TIMEOUT,
+            discovery_timeout=self.TIMEOUT, group='accel')
         self.start_host(*self.CARDS)
         #: addresses of cards, each time one is programmed
         self.programmed = []
@@ -214,3 +217,51 @@ class KnownTest(Base):
         self.assertHas(server, vf(A))
         self.assertEqual([A], self.programmed)
         self.assertNotEqual(set(), self.traits(A))
+
+
+class ForgottenFilterTest(Base):
+    """nova-scheduler chose a region that does not carry the function."""
+
+    ASKED = 'is AcceleratorFilter in [filter_scheduler] enabled_filters'
+    #: what all cards of the tests carry from the start
+    SPECS = base.asks(FIRST)
+    CARDS = ({'address': A, 'product': 'PAC_ARRIA10'},
+             {'address': B, 'product': 'PAC_D5005'})
+    # nothing hangs here
+    TIMEOUT = 60
+
+    def setUp(self):
+        super().setUp()
+        # B carries something else, which the operator has loaded
+        self.host.delete(self.boot(base.asks(OTHER), B))
+        self.assertNotIn(self.ASKED, self.log.output)
+
+    def test_needless_programming(self):
+        self.host.upload(FIRST)
+        server = self.boot(self.SPECS, B)
+        self.assertIn(
+            f'Server {server} was sent to {B} region0, which does not carry '
+            f'the function that it asks for, and {A} region0 of this host is '
+            f'free and carries it: {self.ASKED}', self.log.output)
+
+    def test_impossible_programming(self):
+        """The fault is of Glance, and the log tells what came before."""
+        self.assertRaises(
+            exception.BitstreamError, self.boot, self.SPECS, B)
+        self.assertIn(self.ASKED, self.log.output)
+
+    def test_where_it_is(self):
+        self.boot(self.SPECS, A)
+        self.assertNotIn(self.ASKED, self.log.output)
+
+    def test_no_better_region(self):
+        """The other one has not all that is required, or is in use."""
+        self.host.upload(FIRST)
+        for key, value in (('INTEL_PAC_D5005', 'required'),
+                           ('INTEL_PAC_ARRIA10', 'forbidden')):
+            self.host.delete(self.boot(
+                {**self.SPECS, f'trait1:CUSTOM_FPGA_{key}': value}, B))
+            self.host.delete(self.boot(base.asks(OTHER), B))
+        self.boot(self.SPECS, A)
+        self.boot(self.SPECS, B)
+        self.assertNotIn(self.ASKED, self.log.output)

@@ -31,7 +31,7 @@ class PurgeTest(commands.CommandTestCase):
         return str(self.assertRaises(
             exception.ConfigurationError, command.take_action,
             argparse.Namespace(config_file=[self.config], host=host,
-                               dry_run=False)))
+                               os_cloud=None, dry_run=False)))
 
     def test_own_host_that_would_create_them_again(self):
         self.assertIn('compute_driver = accel.AccelLibvirtDriver',
@@ -41,6 +41,6 @@ class PurgeTest(commands.CommandTestCase):
         for host, driver in (('compute1', 'libvirt.LibvirtDriver'),
                              ('compute2', 'accel.AccelLibvirtDriver')):
             error = self.refused(host, driver)
-            self.assertIn('The service placement has to be asked', error)
+            self.assertIn('Credentials were read from the environment', error)
             self.assertIn('OS_CLOUD', error)
             self.assertNotIn('\n', error)

@@ -1,0 +1,433 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel why: which hosts can take a server of a flavor, and why not."""
+
+import collections
+from collections.abc import Iterable, Mapping
+from concurrent import futures
+import dataclasses
+import functools
+import typing
+
+from cliff import lister
+
+from nova_accel.bitstream import glance
+from nova_accel.cmd import cloud as clouds
+from nova_accel.cmd import configuration
+from nova_accel import conf
+from nova_accel import demand
+from nova_accel import exception
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import profiles
+from nova_accel import request
+from nova_accel.scheduler import candidates
+from nova_accel.scheduler import ranking
+from nova_accel.scheduler import reasons
+from nova_accel.scheduler import scheduling as schedulings
+
+CONF = conf.CONF
+
+#: [scheduler] max_placement_results of Nova, by default
+_LIMIT = 1000
+#: questions to Placement at a time
+_WORKERS = 8
+#: on the root of a host whose nova-compute is disabled (os-traits)
+_DISABLED = 'COMPUTE_STATUS_DISABLED'
+_ALL = '(all)'
+#: hosts that a row names
+_NAMED = 3
+
+FOUND, NONE, UNKNOWN = 0, 1, 2
+
+
+class Why(lister.Lister):
+    """Show which hosts can take a server of a flavor, and why others cannot.
+
+    One row for each provider of the wanted classes. Hosts that can take the
+    server come first, the best one by nova_accel's ranking at the top, and
+    Rank is the order in which its devices are taken; the other rows have the
+    first condition that is not met. Asks Placement, Nova and Glance with your
+    credentials and changes nothing. Run it where the configuration and the
+    device profiles are those of nova-api.
+
+    The exit status is 0 when a host was found, 1 when there is none, and 2
+    when this could not be found out.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser)
+        clouds.add_arguments(parser)
+        parser.add_argument('flavor', metavar='FLAVOR', help='name or id')
+        parser.add_argument(
+            '--image', metavar='IMAGE',
+            help='name or id of the image of the server, which may ask for a '
+                 'bitstream by its properties')
+        parser.add_argument(
+            '--host', metavar='HOST', help='only this compute host')
+        parser.add_argument(
+            '--project', metavar='ID',
+            help='the project of the server, whose bitstreams it may use '
+                 '(default: that of your credentials)')
+        return parser
+
+    def run(self, parsed_args):
+        try:
+            super().run(parsed_args)
+        except exception.AcceleratorError as error:
+            self.app.stderr.write(f'{error}\n')
+            return UNKNOWN
+        return FOUND if self._found else NONE
+
+    def take_action(self, parsed_args):
+        configuration.read(parsed_args.config_file)
+        cloud = clouds.Cloud(parsed_args.os_cloud)
+        flavor = cloud.flavor(parsed_args.flavor)
+        properties = (cloud.image(parsed_args.image)
+                      if parsed_args.image else {})
+        self._found, rows = 0, []
+        try:
+            question = Question.of(flavor, properties)
+        except exception.InvalidRequest as error:
+            rows = [_row(_ALL, why=f'nova-api refuses the flavor: {error}')]
+        else:
+            rows = self._answer(Answer(
+                cloud, question, parsed_args.host,
+                parsed_args.project or cloud.project_id))
+        self.app.stderr.write(
+            f'{self._found or "No"} host{"s" * (self._found != 1)} can take a '
+            f'server with the flavor {flavor["name"]}.\n')
+        return ('Host', 'Score', 'Group', 'Provider', 'Rank', 'Why'), rows
+
+    def _answer(self, answer):
+        hosts = sorted(map(answer.of_host, answer.hosts),
+                       key=lambda host: -1 if host.score is None
+                       else host.score, reverse=True)
+        self._found = sum(host.score is not None for host in hosts)
+        return [row for host in hosts for row in host.rows] + answer.others()
+
+
+def _row(host, score=None, group='', provider='', rank=None, why=''):
+    return (host, '' if score is None else score, group, provider,
+            rank or '', why)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What a server of a flavor asks for."""
+
+    server: request.Server
+    #: all of its groups, with processors, memory and disk in the unnumbered
+    groups: Mapping[str, request.Group]
+    policy: str | None
+
+    @classmethod
+    def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
+        """
+        :param flavor: as Nova's API shows it.
+        :param properties: of the image of the server.
+        :raises InvalidRequest: nova-api would refuse it.
+        :raises NotThere: it has no accelerators.
+        """
+        specs = profiles.expand(
+            flavor['extra_specs'], profiles.ProfileStore().get)
+        server = request.Server('', '', specs, properties)
+        if not server.wanted:
+            raise exception.NotThere(
+                f'The flavor {flavor["name"]} asks for no accelerator, and '
+                f'only those are looked at: see the log of nova-scheduler.')
+        groups = dict(request.groups(specs))
+        plain = groups.pop('', request.Group({}))
+        groups[''] = dataclasses.replace(plain, resources={
+            **_of_flavor(flavor, plain.resources), **plain.resources})
+        return cls(server, groups, specs.get('group_policy'))
+
+
+def _of_flavor(flavor, written):
+    """Processors, memory and disk, as Nova asks for them (ResourceRequest of
+    nova.scheduler.utils, 31 to 34). Of mixed processors only some are pinned,
+    which the image may say too: they are left out."""
+    resources = {'MEMORY_MB': flavor['ram'],
+                 'DISK_GB': flavor['disk'] + flavor['OS-FLV-EXT-DATA:ephemeral']
+                 + -(-int(flavor['swap'] or 0) // 1024)}
+    processors = {'dedicated': 'PCPU', 'mixed': None}.get(
+        flavor['extra_specs'].get('hw:cpu_policy'), 'VCPU')
+    if processors and not {'VCPU', 'PCPU'} & written.keys():
+        resources[processors] = flavor['vcpus']
+    return resources
+
+
+class _Spec:
+    """What is read of Nova's RequestSpec."""
+
+    class Flavor(dict):
+        extra_specs = property(lambda self: self['extra_specs'])
+
+    def __init__(self, extra_specs):
+        self.flavor = self.Flavor(extra_specs=extra_specs)
+
+
+class Host(typing.NamedTuple):
+
+    #: as the weigher gives it; None where the server cannot be built
+    score: float | None
+    rows: list[tuple]
+
+
+class Answer:
+    """What Placement and Glance say to a question.
+
+    :param host: name of the only host that is asked for.
+    :param project_id: of the server.
+    """
+
+    def __init__(self, cloud: clouds.Cloud, question: Question,
+                 host: str | None, project_id: str):
+        self._cloud = cloud
+        self._question = question
+        self._project_id = project_id
+        self._bare: list[str] = []
+        #: root UUID -> providers of the host, the root first
+        self._trees = self._read_trees(host)
+        self._candidates: dict[str, list] = collections.defaultdict(list)
+        self._refusal = ''
+        summaries = self._ask(host)
+        self._is_cut = sum(map(len, self._candidates.values())) >= _LIMIT
+        self._scheduling = schedulings.Scheduling(
+            _Spec(question.server.extra_specs), summaries, demand.Demand(),
+            lambda url, version: None)
+        self._images: dict[tuple, typing.Any] = {}
+
+    @property
+    def hosts(self) -> Iterable[str]:
+        """UUIDs of the root providers."""
+        return self._trees
+
+    # Placement
+
+    def _read_trees(self, host):
+        shown = self._list(host)
+        roots = {p['uuid']: p for p in shown
+                 if p['uuid'] == p['root_provider_uuid']}
+        accelerated = {
+            p['root_provider_uuid'] for p in shown
+            if p['root_provider_uuid'] in roots and naming.part_of_provider(
+                roots[p['root_provider_uuid']]['name'], p['name'])}
+        self._bare = sorted(
+            root['name'] for uuid, root in roots.items()
+            if uuid not in accelerated)
+        shown = [p for p in shown if p['root_provider_uuid'] in accelerated]
+        with futures.ThreadPoolExecutor(_WORKERS) as pool:
+            read = list(pool.map(self._provider, shown))
+        trees: dict[str, list] = collections.defaultdict(list)
+        for provider in sorted(read, key=lambda p: (p.uuid != p.root, p.name)):
+            trees[provider.root].append(provider)
+        return dict(sorted(trees.items(), key=lambda item: item[1][0].name))
+
+    def _list(self, host):
+        if not host:
+            return self._cloud.get(
+                'placement', '/resource_providers')['resource_providers']
+        found = self._cloud.get(
+            'placement', '/resource_providers?'
+            + clouds.query(name=host))['resource_providers']
+        if not found or found[0]['uuid'] != found[0]['root_provider_uuid']:
+            raise exception.NotThere(
+                f'Placement has no compute host {host}: give the name of its '
+                f'hypervisor, as in openstack hypervisor list.')
+        return self._cloud.get(
+            'placement', f'/resource_providers?in_tree={found[0]["uuid"]}'
+        )['resource_providers']
+
+    def _provider(self, shown):
+        # one that is removed meanwhile has nothing
+        there = {part: self._cloud.get(
+            'placement', f'/resource_providers/{shown["uuid"]}/{part}',
+            missing={part: {}})[part]
+            for part in ('inventories', 'traits', 'allocations')}
+        return reasons.Provider(
+            shown['uuid'], shown['name'], shown['root_provider_uuid'],
+            there['inventories'], frozenset(there['traits']),
+            {consumer: given['resources'] for consumer, given
+             in there['allocations'].items()})
+
+    def _ask(self, host):
+        """Take Placement's candidates, and return its provider summaries."""
+        if not self._trees:
+            return {}
+        try:
+            answer = self._cloud.get('placement', candidates.url(
+                self._question.groups, _LIMIT, policy=self._question.policy,
+                root_forbidden=[_DISABLED],
+                in_tree=next(iter(self._trees)) if host else None))
+        except exception.InvalidRequest as error:
+            # a class or a trait that nothing in the cloud has
+            self._refusal = str(error)
+            return {}
+        summaries = answer['provider_summaries']
+        for candidate in answer['allocation_requests']:
+            provider = next(iter(candidate['allocations']))
+            self._candidates[summaries[provider]['root_provider_uuid']].append(
+                candidate)
+        return summaries
+
+    @functools.cache
+    def _who(self, consumer):
+        name = self._cloud.server_name(consumer)
+        if name is not None:
+            return f'server {name} ({consumer})'
+        kind = self._cloud.get(
+            'placement', f'/allocations/{consumer}').get('consumer_type')
+        if kind == 'MIGRATION':
+            return f'migration {consumer}, until it is confirmed or reverted'
+        return (f'{consumer}, which is no server of Nova: see openstack '
+                f'resource provider allocation show, and nova-manage '
+                f'placement audit')
+
+    # Hosts
+
+    def others(self) -> list[tuple]:
+        """Return rows for hosts that report no accelerators, and for what is
+        the same everywhere."""
+        rows = []
+        if self._refusal:
+            rows.append(_row(_ALL, why=self._refusal))
+        if self._bare:
+            more = len(self._bare) - _NAMED
+            rows.append(_row(
+                ', '.join(self._bare[:_NAMED])
+                + (f' and {more} more' if more > 0 else ''),
+                why='no accelerators are reported: look at compute_driver and '
+                    '[accel] enabled_drivers of nova-compute'))
+        return rows
+
+    def of_host(self, root: str) -> Host:
+        """Return what is known of one host."""
+        providers = self._trees[root]
+        name = providers[0].name
+        offered = self._candidates.get(root, [])
+        kept = offered
+        if self._scheduling.affinity.is_strict:
+            kept = [c for c in offered
+                    if ranking.may_satisfy(self._scheduling, c)]
+        ranked = ranking.ranked(self._scheduling, kept)
+        ranks = self._ranks(candidate for _, candidate in ranked)
+        why = self._of_whole(providers, offered, kept)
+        score = None
+        if ranked and not why:
+            score = round(ranking.score(self._scheduling, ranked[0][0]), 2)
+        rows = []
+        for need in reasons.needs(self._question.groups):
+            if not any(map(naming.is_accelerator_class, need.resources)):
+                continue
+            for provider in reasons.having_classes(need, providers):
+                rank = ranks.get((need.group, provider.uuid))
+                text, fits = self._of_provider(need, provider)
+                if rank == 1 and not fits:
+                    # Nova takes it, and the build fails on the host
+                    score = None
+                rows.append((need.group, provider.name, rank, text))
+        rows.sort(key=lambda row: (row[0], row[2] is None, row[2] or 0))
+        return Host(score, [_row(name, why=text) for text in why] + [
+            _row(name, score, *row) for row in rows])
+
+    def _of_whole(self, providers, offered, kept):
+        """What is in the way that no single provider tells."""
+        if _DISABLED in providers[0].traits:
+            return ['its nova-compute is disabled']
+        if offered and not kept:
+            return [f'the flavor wants all accelerators '
+                    f'{self._scheduling.affinity}, and they are on '
+                    + ranking.fewest_places(self._scheduling, offered)]
+        if offered:
+            return []
+        found = reasons.of_host(self._question.groups, providers, self._who,
+                                self._question.policy)
+        if found or self._refusal or not all(
+                any(reasons.of_provider(need, p, self._who) is None
+                    for p in reasons.having_classes(need, providers))
+                for need in reasons.needs(self._question.groups)):
+            return found
+        if self._is_cut:
+            return [f'it is not among the first {_LIMIT} candidates of '
+                    f'Placement, of which Nova takes as many ([scheduler] '
+                    f'max_placement_results)']
+        return ['Placement offers nothing of it now, and everything that was '
+                'looked at is free: ask again']
+
+    def _ranks(self, ordered):
+        """(group, provider UUID) -> 1 for what is taken first, and so on."""
+        ranks: dict[tuple[str, str], int] = {}
+        count: collections.Counter[str] = collections.Counter()
+        for candidate in ordered:
+            for wanted in self._scheduling.requests:
+                for provider in ranking.providers(wanted, candidate):
+                    if (wanted.group, provider) not in ranks:
+                        count[wanted.group] += 1
+                        ranks[wanted.group, provider] = count[wanted.group]
+        return ranks
+
+    # Providers
+
+    def _of_provider(self, need, provider):
+        """(text, whether it can serve the need)."""
+        found = reasons.of_provider(need, provider, self._who)
+        if found:
+            return found, False
+        wanted = [w for w in self._question.server.wanted
+                  if w.group == need.group and w.programs
+                  and w.resource_class in need.resources]
+        for one in wanted:
+            return self._of_function(one, provider)
+        return 'free', True
+
+    def _of_function(self, wanted, region):
+        if not wanted.chosen_by_owner and not region.traits.isdisjoint(
+                wanted.wanted_traits):
+            return 'free, carries the function', True
+        may = naming.PROGRAMMABLE in region.traits
+        try:
+            choice, image = self._image(
+                wanted, naming.region_type_of(region.traits))
+        except (exception.BitstreamError,
+                exception.IncompatibleBitstream) as error:
+            if may:
+                return str(error), False
+        else:
+            if self._is_named(choice, image, region):
+                return 'free, carries the function', True
+            if may:
+                return f'free, is programmed with {image}', True
+        return ('carries another function and must not be programmed: '
+                + ('another server uses it' if region.allocations
+                   else '[accel] fixed_devices')), False
+
+    def _image(self, wanted, region_type):
+        key = wanted, region_type
+        if key not in self._images:
+            client = self._cloud.images()
+            # the operator sees all images: his own, and those of tenants
+            operators = (client if CONF.accel.bitstream_owners
+                         and not wanted.chosen_by_owner else None)
+            try:
+                choice, _, image = glance.find_first(
+                    wanted, lambda one: glance.find(
+                        client, one, region_type, self._project_id,
+                        operators))
+                self._images[key] = choice, image
+            except (exception.BitstreamError,
+                    exception.IncompatibleBitstream) as error:
+                self._images[key] = error
+        if isinstance(self._images[key], exception.AcceleratorError):
+            raise self._images[key]
+        return self._images[key]
+
+    @staticmethod
+    def _is_named(choice, image, region):
+        """Whether a region has from the start what the operator named later;
+        nova-compute finds that out when a server comes."""
+        function = glance.function_id(image)
+        return bool(
+            choice.function_name and function
+            and glance.origin(image.record) == model.OPERATOR
+            and naming.function_trait(function) in region.traits)

@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel why, where it cannot look: one sentence, and exit status 2.
+
+What it finds is in tests/functional/test_why.py.
+"""
+
+import contextlib
+import io
+import logging
+import os
+
+import fixtures
+import requests_mock
+
+from nova_accel.cmd import main
+from nova_accel.cmd import why
+from nova_accel import conf
+from tests.unit import commands
+
+NOVA, PLACEMENT = 'http://nova.example/v2.1', 'http://placement.example'
+FLAVOR = {'id': '7', 'name': 'gpu', 'vcpus': 1, 'ram': 1, 'disk': 0,
+          'OS-FLV-EXT-DATA:ephemeral': 0, 'swap': '',
+          'extra_specs': {'resources1:CUSTOM_ACCELERATOR_GPU': '1'}}
+
+
+class CannotLookTest(commands.CommandTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name in [n for n in os.environ if n.startswith('OS_')]:
+            self.useFixture(fixtures.EnvironmentVariable(name))
+        self.useFixture(fixtures.EnvironmentVariable(
+            'OS_CLIENT_CONFIG_FILE',
+            os.path.join(self.directory, 'clouds.yaml')))
+        self.mock = requests_mock.Mocker()
+        self.mock.start()
+        self.addCleanup(self.mock.stop)
+        self.mock.get(f'{NOVA}/flavors/7', json={'flavor': FLAVOR})
+
+    def log_in(self):
+        for name, value in {
+                'AUTH_TYPE': 'admin_token', 'TOKEN': 'secret',
+                'ENDPOINT': 'http://unused.example',
+                'PLACEMENT_ENDPOINT_OVERRIDE': PLACEMENT,
+                'COMPUTE_ENDPOINT_OVERRIDE': NOVA}.items():
+            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+
+    def assertSays(self, text, *arguments):
+        log = logging.getLogger()
+        handlers, level = log.handlers[:], log.level
+        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
+              contextlib.redirect_stderr(io.StringIO()) as stderr):
+            app = main.NovaAccel()
+            app.command_manager.add_command('why', why.Why)
+            try:
+                status = app.run(['why', '--config-file', self.config,
+                                  *(arguments or ('7',))])
+            finally:
+                log.handlers[:], log.level = handlers, level
+                conf.CONF.reset()
+        self.assertEqual((2, ''), (status, stdout.getvalue()))
+        self.assertIn(text, stderr.getvalue().splitlines()[-1])
+        self.assertNotIn('Traceback', stderr.getvalue())
+        self.assertNotIn('secret', stderr.getvalue())
+
+    def test_no_credentials(self):
+        self.assertSays('Credentials were read from the environment (OS_*) and '
+                        'clouds.yaml, and they cannot be used')
+
+    def test_no_such_entry(self):
+        self.assertSays('Cloud nope was not found', '--os-cloud', 'nope', '7')
+
+    def test_placement_does_not_answer(self):
+        self.log_in()
+        for answer, text in (
+                ({'exc': ConnectionRefusedError('refused')}, 'refused'),
+                ({'status_code': 503}, '503'),
+                ({'status_code': 403}, '403'),
+                ({'text': '<html>'}, 'there was no answer')):
+            with self.subTest(text):
+                self.mock.get(f'{PLACEMENT}/resource_providers', **answer)
+                self.assertSays('Placement was asked for /resource_providers, '
+                                'and ')
+                self.assertSays(text)
+
+    def test_nova_does_not_answer(self):
+        self.log_in()
+        self.mock.get(f'{NOVA}/flavors/7', status_code=401)
+        self.assertSays('Nova was asked for /flavors/7')
