@@ -29,7 +29,8 @@ class Discover(lister.Lister):
 
     One row per resource provider: what it would offer in Placement, and its
     traits. With -f json, the devices themselves by PCI address. The exit
-    status is 1 when a driver failed; what the others found is shown.
+    status is 1 when a driver failed; what the others found is shown. Nothing
+    is written, not even the state of a simulated host.
     """
 
     def get_parser(self, prog_name):
@@ -38,7 +39,8 @@ class Discover(lister.Lister):
         parser.add_argument(
             '--simulated-host', metavar='FILE',
             help='look at the host that this file describes, in place of '
-                 '[accel] simulated_host')
+                 '[accel] simulated_host; it ends at Placement, because '
+                 'libvirt refuses simulated devices')
         parser.add_argument(
             '--driver', action='append', metavar='NAME', dest='drivers',
             help='look with this driver, in place of [accel] enabled_drivers; '
@@ -77,7 +79,7 @@ class Discover(lister.Lister):
 
     def _discover(self, parsed_args):
         _configure(parsed_args)
-        kernel = host_kernel.open_kernel(CONF.host)
+        kernel = host_kernel.open_kernel(CONF.host, writes=False)
         names = CONF.accel.enabled_drivers
         if not names:
             raise exception.ConfigurationError(

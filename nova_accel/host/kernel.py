@@ -31,11 +31,14 @@ _NETLINK_KOBJECT_UEVENT = 15
 _KERNEL_GROUP = 1
 
 
-def open_kernel(host: str) -> 'Kernel | sim.SimulatedKernel':
+def open_kernel(host: str, writes: bool = True,
+                ) -> 'Kernel | sim.SimulatedKernel':
     """Return the kernel that the drivers of this host work with.
 
     :param host: [DEFAULT] host, which chooses the file if [accel]
         simulated_host is a directory.
+    :param writes: False for a command that only shows: the state of a
+        simulated host is read, and not written.
     :returns: a SimulatedKernel if [accel] simulated_host is set, otherwise
         the machine's own Kernel.
     :raises InvalidSimulation: the description cannot be used.
@@ -47,7 +50,7 @@ def open_kernel(host: str) -> 'Kernel | sim.SimulatedKernel':
     from nova_accel import sim
     if os.path.isdir(path):
         path = os.path.join(path, f'{host}.yaml')
-    return sim.SimulatedKernel(path)
+    return sim.SimulatedKernel(path, writes)
 
 
 class Kernel:
