@@ -37,6 +37,7 @@ from nova_accel.attach import relocation
 from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel.drivers import options
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
@@ -133,6 +134,9 @@ class Accelerators:
 
         :raises ConfigurationError: [accel] names what is not there.
         """
+        options.check()
+        for sentence in conf.unknown():
+            LOG.warning('%s', sentence)
         self.inventory.configure()
         self.inventory.scan()
         self.inventory.check_configuration()
