@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The options of nova_accel, in the section [accel] of nova.conf."""
 
+import difflib
+import glob
+import os
+
 from oslo_config import cfg
 
 GROUP = cfg.OptGroup('accel', title='Accelerators', help="""
@@ -14,7 +18,10 @@ nova_accel.drivers, for example ``dfl``. Devices of other drivers are ignored.
 Read by nova-compute and nova-accel."""),
     cfg.StrOpt('simulated_host', help="""
 Use the host described in this YAML file instead of the machine's own devices,
-for trials without hardware, or a file of ``nova-accel capture``. A directory
+for trials of Placement and of the scheduler without hardware, or a file of
+``nova-accel capture``. libvirt refuses such devices, so that no server starts
+with one; ``make demo`` shows servers. nova-compute keeps the state of the host
+beside the file, in a directory that it has to be able to write. A directory
 means its file ``<host>.yaml``, where <host> is [DEFAULT] host."""),
     cfg.StrOpt('resource_classes', default='custom',
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
@@ -204,6 +211,47 @@ ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
 CONF = cfg.CONF
 CONF.register_group(GROUP)
 CONF.register_opts(ALL_OPTS, group=GROUP)
+
+
+def sections() -> dict[str, dict[str, list[str]]]:
+    """What the configuration files say, without regard to what is registered.
+
+    Names of sections are in lower case, as oslo.config compares them; DEFAULT
+    is as it is.
+
+    :returns: section -> option -> values.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    try:
+        files, directories = [*CONF.config_file], CONF.config_dir
+    except cfg.NoSuchOptError:
+        # no configuration was read
+        return found
+    for directory in directories:
+        files += sorted(glob.glob(os.path.join(directory, '*.conf')))
+    for file in files:
+        parsed: dict[str, dict[str, list[str]]] = {}
+        cfg.ConfigParser(file, parsed).parse()
+        for name, values in parsed.items():
+            mine = found.setdefault(
+                name if name == 'DEFAULT' else name.lower(), {})
+            for option, texts in values.items():
+                mine.setdefault(option, []).extend(texts)
+    return found
+
+
+def unknown() -> list[str]:
+    """A sentence for each option in [accel] that does not exist."""
+    known = {name for option in ALL_OPTS
+             for name in (option.name, option.dest)}
+    result = []
+    for name in sorted(sections().get('accel', {}).keys() - known):
+        near = difflib.get_close_matches(name, sorted(known), 1)
+        result.append(
+            f'[accel] has {name!r}, which is not an option of nova_accel and '
+            f'has no effect: '
+            + (f'write {near[0]}.' if near else 'correct or remove it.'))
+    return result
 
 
 def list_opts():

@@ -250,10 +250,10 @@ def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
 
 def is_volatile(trait: str) -> bool:
     """Whether a trait shows the present state, so that we may remove it."""
-    return bool(_VOLATILE.fullmatch(trait)) or trait in _class_traits().values()
+    return bool(_VOLATILE.fullmatch(trait)) or trait in class_traits().values()
 
 
-def _class_traits() -> dict[str, str]:
+def class_traits() -> dict[str, str]:
     """Return function UUID -> CUSTOM_FPGA_<CLASS> ([accel] function_class)."""
     result = {}
     for item in CONF.accel.function_class:
@@ -270,7 +270,7 @@ def _class_traits() -> dict[str, str]:
 
 
 def _class_trait(function: str) -> set[str]:
-    return {t for f, t in _class_traits().items() if f == function}
+    return {t for f, t in class_traits().items() if f == function}
 
 
 def device_trait(type_: str, vendor: str, part: str, of: str) -> str:

@@ -38,6 +38,7 @@ from nova_accel.attach import settling
 from nova_accel.attach import words
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel.drivers import options
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel.host import pci
@@ -136,6 +137,9 @@ class Accelerators:
 
         :raises ConfigurationError: [accel] names what is not there.
         """
+        options.check()
+        for sentence in conf.unknown():
+            LOG.warning('%s', sentence)
         self.inventory.configure()
         self.inventory.scan()
         self.inventory.check_configuration()

@@ -51,6 +51,8 @@ TRANSITIONS = {
     'releasing': frozenset(_State),
     'released': frozenset((_State.DELETING,)),
 }
+#: name of the transition -> what the log says of the server then
+_SAID = {'bound': 'has', 'releasing': 'releases'}
 
 
 class Holdings:
@@ -148,8 +150,11 @@ class Holdings:
     def released(self, claims: Iterable[model.Claim]) -> None:
         """The devices are clean and free."""
         with self._lock:
-            self._store.remove(
-                self._checked('released', claims, gone_is_fine=True))
+            before = self._checked('released', claims, gone_is_fine=True)
+            self._store.remove(before)
+        for claim in before:
+            LOG.info('%s, which server %s had, is free', _device(claim),
+                     claim.holder)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
         """Record whether the driver may have left something in a handle."""
@@ -215,8 +220,13 @@ class Holdings:
     def _go(self, name: str, claims: Iterable[model.Claim],
             gone_is_fine: bool = False, **changes: Any) -> list[model.Claim]:
         with self._lock:
-            return self._store.update(
-                self._checked(name, claims, gone_is_fine), **changes)
+            before = self._checked(name, claims, gone_is_fine)
+            after = self._store.update(before, **changes)
+        for claim in before:
+            if name in _SAID and claim.state is not changes['state']:
+                LOG.info('Server %s %s %s', claim.holder, _SAID[name],
+                         _device(claim))
+        return after
 
     def _checked(self, name, claims, gone_is_fine):
         """The claims as they are now, if the transition may begin there."""
@@ -233,3 +243,10 @@ class Holdings:
                     f'it is {state.value if state else "released"}: report '
                     f'this as a defect of nova_accel.')
         return [now[claim.uuid] for claim in claims if claim.uuid in now]
+
+
+def _device(claim: model.Claim) -> str:
+    """What is claimed, for log lines."""
+    handle = claim.handle.address
+    return (handle if handle == claim.device_address
+            else f'{handle} of {claim.device_address}')

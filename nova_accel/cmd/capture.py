@@ -73,7 +73,7 @@ class Capture(command.Command):
             raise exception.ConfigurationError(
                 'No driver is enabled: set [accel] enabled_drivers or give '
                 '--driver.')
-        recorded = record(host_kernel.open_kernel(CONF.host), names,
+        recorded = record(host_kernel.open_kernel(CONF.host, writes=False), names,
                           self._warn)
         try:
             with (contextlib.nullcontext(self.app.stdout)

@@ -42,7 +42,8 @@ class Discover(output.Lister):
     claim store of nova-compute. With --long, one row per resource provider:
     what it would offer in Placement, its handles and traits; with --long -f
     json, the devices themselves by PCI address. The exit status is 1 when a
-    driver failed; what the others found is shown.
+    driver failed; what the others found is shown. Nothing is written, not
+    even the state of a simulated host.
     """
 
     def get_parser(self, prog_name):
@@ -54,7 +55,8 @@ class Discover(output.Lister):
         parser.add_argument(
             '--simulated-host', metavar='FILE',
             help='look at the host that this file describes, in place of '
-                 '[accel] simulated_host')
+                 '[accel] simulated_host; it ends at Placement, because '
+                 'libvirt refuses simulated devices')
         parser.add_argument(
             '--driver', action='append', metavar='NAME', dest='drivers',
             help='look with this driver, in place of [accel] enabled_drivers; '
@@ -187,7 +189,7 @@ class Discover(output.Lister):
         :param known: the claim store, by which it is known what was
             programmed; None where it is not.
         """
-        kernel = host_kernel.open_kernel(CONF.host)
+        kernel = host_kernel.open_kernel(CONF.host, writes=False)
         names = CONF.accel.enabled_drivers
         if not names:
             raise exception.ConfigurationError(

@@ -241,9 +241,17 @@ class AcceleratorDriver(abc.ABC):
 def is_fixed(address: str) -> bool:
     """Whether [accel] fixed_devices has a device.
 
-    :raises ConfigurationError: it has what is no PCI address.
+    :raises ConfigurationError: it has what is not a PCI address.
     """
-    return address in {pci.address(t) for t in CONF.accel.fixed_devices}
+    return address in fixed_devices()
+
+
+def fixed_devices() -> frozenset[str]:
+    """Addresses of [accel] fixed_devices.
+
+    :raises ConfigurationError: it has what is not a PCI address.
+    """
+    return pci.addresses('[accel] fixed_devices', CONF.accel.fixed_devices)
 
 
 def whole_cards() -> frozenset[str]:
@@ -252,7 +260,7 @@ def whole_cards() -> frozenset[str]:
     :raises ConfigurationError: [accel] whole_cards has what is not a PCI
         address.
     """
-    return frozenset(pci.address(t) for t in CONF.accel.whole_cards)
+    return pci.addresses(WHOLE_CARDS, CONF.accel.whole_cards)
 
 
 class Defect(Exception):

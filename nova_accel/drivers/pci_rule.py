@@ -61,7 +61,7 @@ class PciRuleDriver(base.PciDriver):
         found: dict = collections.defaultdict(list)
         bridges: dict = collections.defaultdict(list)
         several = []
-        all_rules = _rules()
+        all_rules = wanted()
         for address in self.names(pci.DEVICES):
             try:
                 if pci.physical_function(self.kernel, address):
@@ -100,7 +100,7 @@ class PciRuleDriver(base.PciDriver):
             # see recognize()
             del values['driver']
         return not _is_bridge(values) and any(
-            rule.matches(values) for rule in _rules())
+            rule.matches(values) for rule in wanted())
 
     def recognize(self, address, before):
         """See the base class.
@@ -111,10 +111,10 @@ class PciRuleDriver(base.PciDriver):
         values = self._values(address)
         if _is_bridge(values):
             return None
-        found = [r for r in _rules() if r.matches(values)]
+        found = [r for r in wanted() if r.matches(values)]
         if not found and before and values['driver'] in _OF_A_GUEST:
             del values['driver']
-            found = [r for r in _rules() if r.matches(values)]
+            found = [r for r in wanted() if r.matches(values)]
         return (self._device(address, values, found[0].pairs) if found
                 else None)
 
@@ -150,7 +150,7 @@ def _is_bridge(values):
     return int(values['class'], 16) >> 16 == _BRIDGE
 
 
-def _rules():
+def wanted() -> list[rules.Rule]:
     """The rules in force.
 
     :raises ConfigurationError: one of them cannot be read.

@@ -83,7 +83,7 @@ class QatDriver(base.PciDriver):
         :raises DeviceError: of all cards on which that failed; those without
             VFs get none, so that the services can be set at the next start.
         """
-        wanted = _wanted_services()
+        wanted = wanted_services()
         cards = [address for address in self.names(pci.DEVICES)
                  if self._is_bound_card(address)]
         failed = [
@@ -270,7 +270,7 @@ class QatDriver(base.PciDriver):
             return False
 
 
-def _wanted_services() -> dict[str | None, str]:
+def wanted_services() -> dict[str | None, str]:
     """Services by address of the PF; None has those for all others.
 
     :raises ConfigurationError: the option cannot be read.
@@ -283,7 +283,9 @@ def _wanted_services() -> dict[str | None, str]:
             raise exception.ConfigurationError(
                 f'{OPTION} has {item!r}, which is neither services like '
                 f'sym;asym nor <PCI address>=<services>: correct it.')
-        key = pci.address(address) if equals else None
+        key = None
+        if equals:
+            key, = pci.addresses(OPTION, [address])
         if key in result:
             raise exception.ConfigurationError(
                 f'{OPTION} has services {"for " + key if key else "for all"} '

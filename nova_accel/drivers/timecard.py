@@ -80,7 +80,7 @@ class TimecardDriver(base.PciDriver):
         :raises ConfigurationError: [accel] ptp_devices names a network card,
             or what is no PCI address.
         """
-        for address in _named():
+        for address in named():
             try:
                 network = self._is_network(address)
             except (OSError, ValueError):
@@ -103,7 +103,7 @@ class TimecardDriver(base.PciDriver):
                pci.identifier(self.kernel, address, 'device'))
         if ids in _PRODUCTS:
             vendor, product = _PRODUCTS[ids]
-        elif address in _named() and not self._is_network(address):
+        elif address in named() and not self._is_network(address):
             vendor, product = ids
         else:
             return None
@@ -318,6 +318,9 @@ def _unseen(device, before):
             if trait not in before.state_traits))
 
 
-def _named() -> set[str]:
-    """:raises ConfigurationError: the option has what is no PCI address."""
-    return {pci.address(text) for text in CONF.accel.ptp_devices}
+def named() -> set[str]:
+    """Addresses of [accel] ptp_devices.
+
+    :raises ConfigurationError: the option has what is not a PCI address.
+    """
+    return set(pci.addresses(OPTION, CONF.accel.ptp_devices))

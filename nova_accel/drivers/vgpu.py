@@ -117,7 +117,7 @@ class VgpuDriver(base.PciDriver):
     def _warn_of_types(self):
         """Of types of the option that nobody offers."""
         offers = {}
-        if not _choices():
+        if not wanted_types():
             return
         for address in (*self.names(pci.DEVICES), *self._virtual_parents()):
             try:
@@ -127,7 +127,7 @@ class VgpuDriver(base.PciDriver):
             if not offer.complete:
                 return
             offers[address] = offer.types.values()
-        for chosen, text in _choices():
+        for chosen, text in wanted_types():
             if not any(t.is_called(text) for where, types in offers.items()
                        for t in types if chosen in (None, where)):
                 LOG.warning(
@@ -535,7 +535,7 @@ def _natural(name):
             for part in re.split('([0-9]+)', name)]
 
 
-def _choices() -> list[tuple[str | None, str]]:
+def wanted_types() -> list[tuple[str | None, str]]:
     """(address or None, type) of [accel] vgpu_types.
 
     :raises ConfigurationError: it cannot be read.
@@ -559,7 +559,7 @@ def _choices() -> list[tuple[str | None, str]]:
 
 def _chosen(address, types) -> list[VgpuType]:
     """Those that the operator lets be made, in his order."""
-    choices = _choices()
+    choices = wanted_types()
     texts = ([text for where, text in choices if where == address]
              or [text for where, text in choices if where is None])
     if not texts:

@@ -32,12 +32,14 @@ _KERNEL_GROUP = 1
 
 
 def open_kernel(
-        host: str,
+        host: str, writes: bool = True,
         ) -> 'Kernel | sim.SimulatedKernel | sim.captured.CapturedKernel':
     """Return the kernel that the drivers of this host work with.
 
     :param host: [DEFAULT] host, which chooses the file if [accel]
         simulated_host is a directory.
+    :param writes: False for a command that only shows: the state of a
+        simulated host is read, and not written.
     :returns: a SimulatedKernel, or a CapturedKernel where the file is a
         capture, if [accel] simulated_host is set; otherwise the machine's own
         Kernel.
@@ -50,7 +52,7 @@ def open_kernel(
     from nova_accel import sim
     if os.path.isdir(path):
         path = os.path.join(path, f'{host}.yaml')
-    return sim.open_host(path)
+    return sim.open_host(path, writes)
 
 
 class Kernel:

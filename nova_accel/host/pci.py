@@ -6,6 +6,7 @@ PCI address in sysfs form, and raises OSError as the kernel does, unless
 documented otherwise. Source: Documentation/ABI/testing/sysfs-bus-pci of Linux.
 """
 
+from collections.abc import Iterable
 import os
 import re
 
@@ -38,6 +39,23 @@ def address(text: str) -> str:
         raise exception.ConfigurationError(
             f'{text!r} is not a PCI address: write it like 0000:3b:00.0.')
     return lower
+
+
+def addresses(option: str, texts: Iterable[str]) -> frozenset[str]:
+    """Return the PCI addresses that an option names.
+
+    :param option: how errors name it, ``[accel] fixed_devices``.
+    :raises ConfigurationError: one of the texts is not a PCI address.
+    """
+    result = set()
+    for text in texts:
+        try:
+            result.add(address(text))
+        except exception.ConfigurationError:
+            raise exception.ConfigurationError(
+                f'{option} has {text!r}, which is not a PCI address: write it '
+                f'like 0000:3b:00.0.') from None
+    return frozenset(result)
 
 
 def moved(function: str, card: str, now: str) -> str:

@@ -75,6 +75,25 @@ _ICAP_DOWNLOAD_AXLF = 0x40085806
 
 
 @privsep.ctx.entrypoint
+def credentials() -> tuple:
+    return _credentials()
+
+
+@privsep.disks.entrypoint
+def credentials_for_disks() -> tuple:
+    return _credentials()
+
+
+def _credentials():
+    """(effective user id, effective capabilities as a bit mask) of what calls
+    run as; capabilities are those of a thread. Source: proc(5)."""
+    with open('/proc/thread-self/status', encoding='ascii') as file:
+        mask, = [int(line.split()[1], 16) for line in file
+                 if line.startswith('CapEff:')]
+    return os.geteuid(), mask
+
+
+@privsep.ctx.entrypoint
 def program_dfl_port(pf: str, port: int, path: str, offset: int,
                      size: int) -> None:
     _check_function(pf)

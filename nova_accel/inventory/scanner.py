@@ -70,6 +70,8 @@ class Scanner:
         self._due: dict[str, tuple[str, str]] = {}
         #: time.monotonic() until which the start may take
         self._start_ends: float | None = None
+        #: devices of which the log says that they are here
+        self._told: set[str] = set()
         self._looked_at: float | None = None
         #: whether a look runs, and whether another one was asked for
         self._looking = self._look_again = False
@@ -184,6 +186,7 @@ class Scanner:
             self._states.pop(address, None)
             self._serials.pop(address, None)
             self._due.pop(address, None)
+            self._told.discard(address)
 
     def _driver_failed(self, name: str, error: Exception) -> None:
         with self._lock:
@@ -310,10 +313,29 @@ class Scanner:
         elif self._table.fence(address, Fence.CONFLICT, conflict):
             LOG.error('Device %s of the driver %s is fenced, because %s: take '
                       'it out of one of the two', address, name, conflict)
-        for part, reason in _reasons(device).items():
-            if before is None or _reasons(before).get(part) != reason:
+        self._tell(device, before)
+
+    def _tell(self, device, before):
+        """One line for what is new of a device: that it is here, why it is
+        fenced, that it is not any more."""
+        address = device.address
+        with self._lock:
+            new = address not in self._told
+            self._told.add(address)
+        if new:
+            LOG.info('Device %s is %s: %s %s of vendor %s, found by the '
+                     'driver %s', address, 'back' if before and (
+                         before.health is model.Health.GONE) else 'here',
+                     device.type, device.product_id, device.vendor_id,
+                     device.driver)
+        earlier = _reasons(before) if before and not new else {}
+        now = _reasons(device)
+        for part, reason in now.items():
+            if earlier.get(part) != reason:
                 LOG.warning('%s is not given to servers, because %s', part,
                             reason)
+        for part in earlier.keys() - now.keys():
+            LOG.info('%s can be given to servers again', part)
 
     def _card_failed(self, name, address, error):
         known = self._table.told(address)

@@ -9,11 +9,13 @@ from nova_accel.sim.xclbin import make_xclbin
 __all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin', 'open_host']
 
 
-def open_host(path: str) -> SimulatedKernel | captured.CapturedKernel:
+def open_host(path: str, writes: bool = True,
+              ) -> SimulatedKernel | captured.CapturedKernel:
     """Return the kernel of a file: a description, or a capture.
 
+    :param writes: whether the state of a described host may be written.
     :raises InvalidSimulation: the file is malformed.
     """
     if captured.is_capture(path):
         return captured.CapturedKernel(path)
-    return SimulatedKernel(path)
+    return SimulatedKernel(path, writes)

@@ -19,6 +19,8 @@ class GpuCard(card.Card):
     boot_vga: bool = False
     #: whether it has types of mediated devices, as under a vGPU host driver
     mdev: bool = False
+    #: size of its largest memory region in GiB; 0: `resource` has none
+    bar_gib: int = 0
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
@@ -37,7 +39,8 @@ class GpuCard(card.Card):
             class_code=item.take('class', reader.text, '0x030200'),
             total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
             boot_vga=item.take('boot_vga', reader.boolean, False),
-            mdev=item.take('mdev', reader.boolean, False))
+            mdev=item.take('mdev', reader.boolean, False),
+            bar_gib=item.take('bar_gib', reader.natural, 0))
 
     def is_busy(self, mine):
         # the vendors' drivers wait for the last close without a time limit
@@ -47,5 +50,12 @@ class GpuCard(card.Card):
     def add_physical(self, tree, mine, function):
         if self.class_code.startswith('0x0300'):
             function['boot_vga'] = '1' if self.boot_vga else '0'
+        if self.bar_gib:
+            # start, end and flags of each; a memory region of 64 bits that
+            # can be prefetched (include/linux/ioport.h of Linux)
+            start = 1 << 44
+            function['resource'] = (
+                f'0x{start:016x} 0x{start + (self.bar_gib << 30) - 1:016x} '
+                f'0x{0x14220c:016x}')
         if self.mdev and mine['driver'] == self.driver:
             function['mdev_supported_types'] = {}

@@ -58,14 +58,17 @@ class SimulatedKernel(sysfs.Reads,
     Thread-safe. Any number of processes may use one file.
     """
 
-    def __init__(self, path: str):
-        """:param path: the description, a YAML file.
-
+    def __init__(self, path: str, writes: bool = True):
+        """
+        :param path: the description, a YAML file.
+        :param writes: whether changes are kept for other processes; else they
+            are in memory alone, and no file is written.
         :raises InvalidSimulation: the file is malformed; the error names
             file, line and key.
         """
         self.path = os.path.abspath(path)
         self._state_path = f'{self.path}.state'
+        self._writes = writes
         # guards the three caches below; never held while waiting
         self._lock = threading.RLock()
         #: (stamp of the file, description)
@@ -405,6 +408,11 @@ class SimulatedKernel(sysfs.Reads,
 
     @contextlib.contextmanager
     def _update(self):
+        if not self._writes:
+            with self._lock:
+                yield self._look()
+                self._sys = None, None, None
+            return
         with open(f'{self._state_path}.lock', 'w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             host = self._described()

@@ -3,6 +3,7 @@
 
 import dataclasses
 
+import nova.conf
 from nova.pci import whitelist
 from oslo_log import log as logging
 
@@ -13,6 +14,23 @@ from nova_accel import model
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+
+
+def of_options(kernel) -> 'Conflicts':
+    """What Nova's options claim, where no LibvirtDriver has read them.
+
+    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+    :raises PciConfigInvalidSpec: [pci] device_spec cannot be read.
+    """
+    nova.conf.devices.register_dynamic_opts(CONF)
+    of_parent, default = {}, None
+    # as LibvirtDriver._get_supported_vgpu_types() reads them
+    for name in CONF.devices.enabled_mdev_types:
+        addresses = CONF[f'mdev_{name}'].device_addresses
+        of_parent.update(dict.fromkeys(addresses, name))
+        if not addresses:
+            default = default or name
+    return Conflicts(kernel, of_parent, default)
 
 
 class Conflicts:

@@ -49,7 +49,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._starting = False
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
-        self._use(accelerators.none(self.cloud))
+        with errors.start_refused():
+            self._use(accelerators.none(self.cloud))
 
     def _use(self, found):
         self.accelerators = found
@@ -62,16 +63,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At start, before anything else: find devices, read claims.
 
         Before Nova's own: Nova 31 makes the mediated devices of guests again
-        and has to know which are ours; and where we refuse to start, Nova's
-        thread of libvirt's events must not have begun (Nova 34 with native
-        threads: the process would stay).
+        and has to know which are ours.
         """
         self._host_name = host
-        kernel = host_kernel.open_kernel(host)
-        self._use(accelerators.initialize(
-            host, CONF.state_path, kernel, self.cloud, conflicts.Conflicts(
-                kernel, self.pgpu_type_mapping,
-                self.pgpu_type_default).taken_elsewhere))
+        errors.warn_of_simulation()
+        with errors.start_refused():
+            kernel = host_kernel.open_kernel(host)
+            self._use(accelerators.initialize(
+                host, CONF.state_path, kernel, self.cloud, conflicts.Conflicts(
+                    kernel, self.pgpu_type_mapping,
+                    self.pgpu_type_default).taken_elsewhere))
         super().init_host(host)
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:

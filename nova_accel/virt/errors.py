@@ -4,6 +4,8 @@
 import contextlib
 import functools
 import inspect
+import logging as python_logging
+import os
 import textwrap
 
 from nova.compute import task_states
@@ -11,9 +13,41 @@ from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
 from oslo_log import log as logging
 
+from nova_accel import conf
 from nova_accel import exception
 
+CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def start_refused():
+    """Where nova-compute cannot start because of us: say so once, and end.
+
+    At once, and with status 1: an exception would be logged with its
+    traceback, and then the process would wait for its threads (native
+    threads), or end with status 0, which systemd takes for success
+    (eventlet).
+    """
+    refused = None
+    try:
+        yield
+    except exception.AcceleratorError as error:
+        refused = str(error)
+    # not where it is handled: oslo.log would add the exception to the line
+    if refused is not None:
+        LOG.critical('nova-compute does not start: %s', refused)
+        python_logging.shutdown()
+        os._exit(1)
+
+
+def warn_of_simulation() -> None:
+    """At start: this host is not what it looks like in Placement."""
+    if CONF.accel.simulated_host:
+        LOG.warning('The devices of this host are simulated ([accel] '
+                    'simulated_host = %s): they are in Placement and can be '
+                    'programmed, but libvirt refuses to give them to servers',
+                    CONF.accel.simulated_host)
 
 
 class BuildRefused(nova_exception.BuildAbortException):
@@ -100,6 +134,11 @@ class Builds:
                     and _is_of_libvirt(error) and has_accelerators()):
                 raise
             said = textwrap.shorten(str(error), 100, placeholder=' ...')
+            if CONF.accel.simulated_host:
+                raise BuildRefused(instance_uuid=instance.uuid, reason=(
+                    f'Server {instance.uuid} was to start with devices of a '
+                    f'simulated host, which libvirt refuses ({said}): remove '
+                    f'[accel] simulated_host on that host.')) from error
             raise BuildRefused(instance_uuid=instance.uuid, reason=(
                 f'Server {instance.uuid} was to start with its accelerators, '
                 f'and libvirt refuses ({said}): see the logs of nova-compute '

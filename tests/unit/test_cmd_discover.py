@@ -162,6 +162,15 @@ class Discover(commands.StoreCommandTestCase):
                          device['reason'])
         self.assertEqual(before, os.stat(store.path).st_mtime_ns)
 
+    def test_nothing_is_written(self):
+        """As root looks at the host that nova-compute will simulate."""
+        for name in (f'{self.host.path}.state', f'{self.host.path}.state.lock'):
+            os.unlink(name)
+        before = sorted(os.listdir(self.host.directory))
+        self.assertEqual([A, B], sorted(json.loads(
+            self.call('--long', '-f', 'json').stdout)))
+        self.assertEqual(before, sorted(os.listdir(self.host.directory)))
+
     def test_values(self):
         self.host.kernel.set_fault(A, dead=True)
         result = self.call('--long', '-f', 'value', '-c', 'Provider',

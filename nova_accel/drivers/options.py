@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The values of [accel] that have a form of their own, read in one place."""
+
+from collections.abc import Callable
+
+from oslo_config import cfg
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import handover
+from nova_accel.drivers import pci_rule
+from nova_accel.drivers import qat
+from nova_accel.drivers import rules
+from nova_accel.drivers import sets
+from nova_accel.drivers import sriov
+from nova_accel.drivers import timecard
+from nova_accel.drivers import vgpu
+from nova_accel import exception
+from nova_accel import naming
+
+CONF = conf.CONF
+
+#: each raises ConfigurationError, which names the option
+_READERS: tuple[Callable[[], object], ...] = (
+    rules.DeviceRules, base.fixed_devices, base.whole_cards, sriov.wanted,
+    sets.wanted, handover.policies, naming.class_traits, pci_rule.wanted,
+    qat.wanted_services, timecard.named, vgpu.wanted_types)
+
+
+def malformed() -> list[str]:
+    """A sentence for each option of [accel] that has a malformed value.
+
+    Options of drivers that are not enabled are read as well.
+    """
+    found = []
+    for option in conf.ALL_OPTS:
+        try:
+            getattr(CONF.accel, option.dest)
+        except (cfg.Error, ValueError) as error:
+            found.append(f'[accel] {option.name} cannot be read ({error}): '
+                         f'correct it.')
+    if found:
+        # the readers below would stumble over these
+        return found
+    for read in _READERS:
+        try:
+            read()
+        except exception.ConfigurationError as error:
+            found.append(str(error))
+    return found
+
+
+def check() -> None:
+    """Refuse to start with a malformed value, whatever option has it.
+
+    :raises ConfigurationError: names each of them.
+    """
+    found = malformed()
+    if found:
+        raise exception.ConfigurationError(' '.join(found))

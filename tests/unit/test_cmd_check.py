@@ -1,0 +1,542 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel check: a host that is well, and one broken thing per test."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sqlite3
+import sys
+import time
+import types
+
+import fixtures
+from keystoneauth1 import fixture as keystone
+import requests_mock
+
+from nova_accel.attach import claims
+from nova_accel.cmd import check
+from nova_accel.cmd import main
+from nova_accel import conf
+from nova_accel import privsep
+from tests.unit import commands
+from tests.unit.host import A, SimulatedHost
+from tests.unit.test_profiles import FPGA
+
+GPU = '0000:3b:00.0'
+DISK = '0000:d8:00.0'
+HELPER = os.path.join(os.path.dirname(sys.executable), 'privsep-helper')
+GLANCE = 'http://glance.example'
+KEYSTONE = 'http://keystone.example/v3'
+
+GOOD = {
+    'DEFAULT': {'compute_driver': 'accel.AccelLibvirtDriver',
+                'host': 'compute1'},
+    'accel': {'enabled_drivers': 'dfl,gpu,nvme',
+              'include_devices': 'address=*'},
+    'libvirt': {'virt_type': 'kvm'},
+    'filter_scheduler': {
+        'available_filters': 'nova_accel.scheduler.filters.AcceleratorFilter',
+        'enabled_filters': 'ComputeFilter,AcceleratorFilter',
+        'weight_classes': 'nova.scheduler.weights.all_weighers,'
+                          'nova_accel.scheduler.weights.AcceleratorWeigher'},
+    'api': {},
+    'service_user': {
+        'auth_type': 'password', 'auth_url': KEYSTONE, 'username': 'nova',
+        'password': 'secret', 'project_name': 'service',
+        'user_domain_name': 'Default', 'project_domain_name': 'Default'},
+    'glance': {'api_servers': GLANCE},
+    'nova_accel_privileged': {'helper_command': HELPER},
+    'nova_accel_privileged_disks': {'helper_command': HELPER},
+}
+PROFILE = f"""\
+name: plain
+groups:
+- resources:{FPGA}: 1
+"""
+
+
+class Libvirt(types.ModuleType):
+    """libvirt-python, as far as check goes."""
+
+    class libvirtError(Exception):
+        pass
+
+    def __init__(self, libvirt=10000000, qemu=8002002, refuses=''):
+        super().__init__('libvirt')
+        self.uris = []
+        self._versions, self._refuses = (libvirt, qemu), refuses
+
+    def registerErrorHandler(self, handler, context):
+        pass
+
+    def openAuth(self, uri, auth, flags):
+        self.uris.append(uri)
+        if self._refuses:
+            raise self.libvirtError(self._refuses)
+        libvirt, qemu = self._versions
+        return types.SimpleNamespace(getLibVersion=lambda: libvirt,
+                                     getVersion=lambda: qemu)
+
+
+class CheckTestCase(commands.CommandTestCase):
+
+    COMMAND = 'check'
+
+    def setUp(self):
+        self.sections = {name: dict(values) for name, values in GOOD.items()}
+        super().setUp()
+        self.host = self.useFixture(SimulatedHost(
+            {'address': A, 'vfs': 1}, gpus=[{'address': GPU}],
+            nvmes=[{'address': DISK}]))
+        # as the machine's own, with which check does more than with
+        # [accel] simulated_host
+        self.use_kernel(self.host.kernel)
+        self.use_libvirt(Libvirt())
+        # the loaded machine of a test run is given time
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.checks._SECONDS', 300))
+        # this process is root; where privileges are tested it starts others
+        for context in (privsep.ctx, privsep.disks):
+            context.set_client_mode(False)
+            self.addCleanup(context.set_client_mode, True)
+        profiles = os.path.join(self.directory, 'profiles')
+        os.mkdir(profiles)
+        self.profile = os.path.join(profiles, 'plain.yaml')
+        with open(self.profile, 'w') as file:
+            file.write(PROFILE)
+        self.set('accel', device_profiles=profiles)
+        self.http = requests_mock.Mocker()
+        self.http.start()
+        self.addCleanup(self.http.stop)
+        token = keystone.V3Token()
+        token.set_project_scope()
+        self.http.get(KEYSTONE, json={
+            'version': keystone.V3Discovery(KEYSTONE)})
+        self.http.post(f'{KEYSTONE}/auth/tokens', json=token,
+                       headers={'X-Subject-Token': 'the token'})
+        self.http.get(f'{GLANCE}/v2/images', json={'images': []})
+        self.http.get(f'{GLANCE}/v2/schemas/image', json={
+            'name': 'image', 'properties': {}})
+
+    def use_processes(self):
+        for context in (privsep.ctx, privsep.disks):
+            context.set_client_mode(True)
+            self.addCleanup(context.stop)
+
+    def use_kernel(self, kernel):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.kernel.open_kernel',
+            lambda host, writes: kernel))
+
+    def use_libvirt(self, module):
+        # None: as if it were not installed. Not fixtures.MonkeyPatch, with
+        # another dict in place of sys.modules
+        self.addCleanup(sys.modules.pop, 'libvirt', None)
+        sys.modules['libvirt'] = module
+        return module
+
+    def configure(self, **accel):
+        self.set('accel', **accel)
+
+    def set(self, section, **options):
+        """None takes an option away."""
+        self.sections['DEFAULT']['state_path'] = self.directory
+        mine = self.sections.setdefault(section, {})
+        mine.update(options)
+        with open(self.config, 'w') as file:
+            for name, values in self.sections.items():
+                file.write(f'[{name}]\n')
+                file.writelines(
+                    f'{option} = {text}\n' for option, value in values.items()
+                    if value is not None
+                    for text in (value if isinstance(value, list)
+                                 else [value]))
+
+    def call(self, *arguments):
+        # an installation that is not of this tree lacks the command
+        nova_accel = main.NovaAccel()
+        nova_accel.command_manager.add_command('check', check.Check)
+        handlers = logging.getLogger().handlers[:]
+        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
+              contextlib.redirect_stderr(io.StringIO()) as stderr):
+            nova_accel.stdout, nova_accel.stderr = stdout, stderr
+            try:
+                status = nova_accel.run([
+                    'check', '--config-file', self.config, *arguments])
+            finally:
+                logging.getLogger().handlers[:] = handlers
+                conf.CONF.reset()
+        return types.SimpleNamespace(
+            returncode=status, stdout=stdout.getvalue(),
+            stderr=stderr.getvalue())
+
+    def check(self, status, *arguments):
+        """The lines that are not well, and how check ends."""
+        result = self.call('-f', 'json', *arguments)
+        self.lines = json.loads(result.stdout) if result.stdout else []
+        bad = [line for line in self.lines if line['Result'] != 'ok']
+        self.assertEqual((status, ''), (result.returncode, result.stderr),
+                         bad)
+        return bad
+
+    def assertFails(self, name, *words, result='failure', arguments=()):
+        """One line only, with these words, and something to do."""
+        line, = self.check({'warning': 1, 'failure': 2}[result], *arguments)
+        self.assertEqual((name, result), (line['Check'], line['Result']))
+        self.assertNotEqual('', line['What to do'])
+        for word in words:
+            self.assertIn(word, f'{line["Found"]}: {line["What to do"]}')
+
+
+class WellTest(CheckTestCase):
+
+    def test_all_is_well(self):
+        self.assertEqual([], self.check(0))
+        self.assertEqual(
+            ['options', 'compute driver', 'drivers', 'tools', 'IOMMU', 'VFIO',
+             'privileges', 'claim store', 'libvirt', 'Glance', 'Placement',
+             'filter', 'weigher', 'entry point', 'profiles', GPU, A, DISK],
+            [line['Check'] for line in self.lines])
+
+    def test_service_of_the_configuration(self):
+        for gone in ('libvirt', 'accel', 'api'):
+            del self.sections[gone]
+        self.set('DEFAULT', compute_driver=None)
+        self.check(0)
+        self.assertEqual(['options', 'filter', 'weigher'],
+                         [line['Check'] for line in self.lines])
+
+    def test_service_that_is_asked_for(self):
+        self.set('accel', enabled_drivers='absent')
+        self.check(0, '--service', 'api')
+        self.assertEqual(['options', 'entry point', 'profiles'],
+                         [line['Check'] for line in self.lines])
+
+    def test_services_that_cannot_be_known(self):
+        self.sections = {'DEFAULT': {},
+                         'service_user': GOOD['service_user']}
+        self.set('DEFAULT', host='compute1')
+        result = self.call()
+        self.assertEqual(2, result.returncode)
+        self.assertIn('give --service', result.stderr)
+
+    def test_configuration_that_cannot_be_read(self):
+        os.unlink(self.config)
+        result = self.call()
+        self.assertEqual(2, result.returncode)
+        self.assertIn('--config-file', result.stderr)
+
+    def test_what_nobody_expects(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.checks.lines', None))
+        result = self.call()
+        self.assertEqual(255, result.returncode)
+        self.assertIn('report it', result.stderr)
+
+    def test_it_changes_nothing(self):
+        before = sorted(os.listdir(self.directory))
+        self.check(0)
+        self.assertEqual(before, sorted(os.listdir(self.directory)))
+
+
+class ComputeTest(CheckTestCase):
+
+    def test_misspelled_option(self):
+        self.set('accel', fixed_device=A)
+        self.assertFails('options', "'fixed_device'", 'write fixed_devices')
+
+    def test_option_of_another_type(self):
+        self.set('accel', runtime_programming_pause='soon')
+        self.assertFails('options', 'runtime_programming_pause', 'soon')
+
+    def test_malformed_values(self):
+        """All of them, whatever reads the option, and in the same way."""
+        given = {'fixed_devices': '5e:00.0', 'whole_cards': 'one',
+                 'virtual_functions': f'{A}=x', 'handover': 'gpu=clean',
+                 'device_sets': A, 'function_class': 'NETWORK',
+                 'pci_devices': 'vendor=1da3', 'qat_services': 'sym+asym',
+                 'ptp_devices': 'eth0', 'vgpu_types': '='}
+        self.set('accel', **given)
+        bad = [line['Found'] for line in self.check(2)
+               if line['Check'] == 'options']
+        self.assertEqual(len(given), len(bad))
+        for option in given:
+            self.assertEqual(1, sum(f'[accel] {option} has' in line
+                                    for line in bad), option)
+
+    def test_rule_that_cannot_be_read(self):
+        self.set('accel', exclude_devices='vendr=8086')
+        self.assertIn(('options', 'failure'), [
+            (line['Check'], line['Result']) for line in self.check(2)])
+
+    def test_simulated_host(self):
+        self.set('accel', simulated_host=self.host.path)
+        self.assertFails('options', 'simulated_host', 'ends at Placement',
+                         result='warning')
+
+    def test_other_compute_driver(self):
+        self.set('DEFAULT', compute_driver='libvirt.LibvirtDriver')
+        self.assertFails('compute driver', 'libvirt.LibvirtDriver',
+                         'accel.AccelLibvirtDriver')
+
+    def test_no_driver(self):
+        self.set('accel', enabled_drivers=None)
+        self.assertFails('drivers', 'enabled_drivers')
+
+    def test_driver_that_is_not_installed(self):
+        self.set('accel', enabled_drivers='dfl,gpu,nvme,fpga')
+        self.assertFails('drivers', "'fpga'", 'installed are')
+
+    def test_driver_without_devices(self):
+        self.set('accel', enabled_drivers='dfl,gpu,nvme,xrt')
+        self.assertFails('drivers', 'xrt finds no device', result='warning')
+
+    def test_wipefs(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'shutil.which', lambda name, path=None: None))
+        self.assertFails('tools', 'wipefs', 'util-linux')
+
+    def test_no_iommu(self):
+        self.use_kernel(self.useFixture(SimulatedHost(
+            {'address': A, 'vfs': 1}, iommu=False)).kernel)
+        self.set('accel', enabled_drivers='dfl')
+        bad = {line['Check']: line for line in self.check(2)}
+        self.assertEqual({'IOMMU', A}, set(bad))
+        self.assertIn('firmware', bad['IOMMU']['What to do'])
+        self.assertIn('IOMMU group', bad[A]['Found'])
+
+    def test_no_vfio(self):
+        exists = self.host.kernel.exists
+        self.host.kernel.exists = lambda path: (
+            'vfio' not in path and exists(path))
+        self.useFixture(fixtures.MonkeyPatch(
+            'os.uname', lambda: types.SimpleNamespace(
+                release='none', machine='x86_64')))
+        self.assertFails('VFIO', 'vfio-pci', 'load')
+
+    def test_privileged_processes(self):
+        self.use_processes()
+        self.assertEqual([], self.check(0))
+        self.assertTrue(privsep.ctx.channel and privsep.disks.channel)
+
+    def test_privileged_process_that_cannot_be_started(self):
+        privsep.ctx.set_client_mode(True)
+        self.set('nova_accel_privileged', helper_command='/bin/false')
+        self.assertFails('privileges', '[nova_accel_privileged]', 'sudo')
+
+    def test_no_sudo(self):
+        privsep.disks.set_client_mode(True)
+        self.set('nova_accel_privileged_disks', helper_command='/nonexistent')
+        self.assertFails('privileges', '[nova_accel_privileged_disks]',
+                         '/nonexistent')
+
+    def test_privileged_process_without_its_capability(self):
+        privsep.disks.set_client_mode(True)
+        self.addCleanup(privsep.disks.stop)
+        self.set('nova_accel_privileged_disks', helper_command=(
+            f'{HELPER} --config-file {self.config}'), capabilities='CAP_CHOWN')
+        self.assertFails('privileges', 'CAP_SYS_ADMIN')
+
+    def test_privileged_process_of_another_user(self):
+        privsep.ctx.set_client_mode(True)
+        self.addCleanup(privsep.ctx.stop)
+        self.set('nova_accel_privileged', helper_command=(
+            f'{HELPER} --config-file {self.config}'), user='nobody')
+        os.chmod(self.directory, 0o755)
+        self.assertFails('privileges', 'as user', 'root')
+
+    def test_store_of_a_later_release(self):
+        path = os.path.join(self.directory, claims.file_name('compute1'))
+        claims.ClaimStore(path)
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            file.execute('PRAGMA user_version = 99')
+            file.commit()
+        self.assertFails('claim store', path)
+
+    def test_state_path(self):
+        self.sections['DEFAULT']['host'] = 'compute1'
+        self.set('accel')
+        with open(self.config) as file:
+            text = file.read()
+        with open(self.config, 'w') as file:
+            file.write(text.replace(f'state_path = {self.directory}',
+                                    'state_path = /nonexistent'))
+        self.assertFails('claim store', '/nonexistent')
+
+    def test_no_libvirt(self):
+        self.use_libvirt(None)
+        self.assertFails('libvirt', 'libvirt-python', 'install')
+
+    def test_libvirt_that_cannot_be_reached(self):
+        module = self.use_libvirt(Libvirt(refuses='Failed to connect\nsocket'))
+        self.assertFails('libvirt', 'qemu:///system',
+                         'Failed to connect socket', 'libvirtd')
+        self.assertEqual(['qemu:///system'], module.uris)
+
+    def test_old_libvirt(self):
+        self.use_libvirt(Libvirt(libvirt=7010000))
+        self.assertFails('libvirt', '7.10.0', '8.0.0')
+
+    def test_libvirt_and_a_vendors_driver(self):
+        self.use_kernel(self.useFixture(SimulatedHost(vgpus=[{
+            'address': GPU, 'framework': 'vendor-vfio', 'total_vfs': 2,
+            'vfs': 2, 'units': 2, 'types': [
+                {'id': '558', 'name': 'NVIDIA L40S-1Q', 'units': 1}],
+        }])).kernel)
+        self.set('accel', enabled_drivers='vgpu')
+        self.assertEqual([], self.check(0))
+        self.use_libvirt(Libvirt(libvirt=9000000))
+        self.assertFails('libvirt', '9.0.0', '10.0.0', GPU)
+        self.use_libvirt(Libvirt(qemu=8000000))
+        self.assertFails('libvirt', 'QEMU', '8.2.2', GPU)
+
+    def test_no_credentials(self):
+        self.set('service_user', auth_type=None)
+        self.assertFails('Glance', '[service_user]', 'auth_type',
+                         result='warning')
+        self.set('accel', bitstream_owners='3f2c')
+        self.assertFails('Glance', '[service_user]', 'bitstream_owners')
+
+    def test_wrong_password(self):
+        self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
+        self.assertFails('Glance', '[service_user]', '401')
+
+    def test_no_glance(self):
+        self.http.get(f'{GLANCE}/v2/images', status_code=503)
+        self.assertFails('Glance', 'api_servers')
+
+    def test_wide_tree(self):
+        path = os.path.join(self.directory, 'placement.conf')
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.checks._PLACEMENT_CONF', path))
+        self.use_kernel(self.useFixture(SimulatedHost(gpus=[
+            {'address': f'0000:{n}0:00.0'} for n in range(1, 9)])).kernel)
+        self.set('accel', enabled_drivers='gpu')
+        self.assertEqual([], self.check(0))
+        self.set('accel', pools='none')
+        self.assertEqual([], self.check(0))
+        line, = [line for line in self.lines if line['Check'] == 'Placement']
+        self.assertIn('not on this host', line['Found'])
+        with open(path, 'w') as file:
+            file.write('[placement]\n')
+        self.assertFails('Placement', '8 providers', 'breadth-first',
+                         result='warning')
+        with open(path, 'a') as file:
+            file.write('max_allocation_candidates = 1000\n'
+                       'allocation_candidates_generation_strategy = '
+                       'breadth-first\n')
+        self.assertEqual([], self.check(0))
+
+
+class DeviceTest(CheckTestCase):
+
+    def test_no_reset_method(self):
+        self.use_kernel(self.useFixture(SimulatedHost(
+            gpus=[{'address': GPU, 'reset_method': ''}])).kernel)
+        self.set('accel', enabled_drivers='gpu')
+        self.assertFails(GPU, 'reset', f'{GPU}=operator')
+
+    def test_group_that_is_shared(self):
+        self.use_kernel(self.useFixture(SimulatedHost(
+            gpus=[{'address': GPU, 'iommu_group': 7}],
+            others=[{'address': '0000:3c:00.0', 'vendor': '8086',
+                     'device': '1533', 'driver': 'igb', 'class': '0x020000',
+                     'iommu_group': 7}])).kernel)
+        self.set('accel', enabled_drivers='gpu')
+        line, = self.check(2)
+        self.assertEqual(GPU, line['Check'])
+        self.assertIn('igb', line['Found'])
+
+    def test_vfs_that_nova_compute_makes(self):
+        self.use_kernel(self.useFixture(SimulatedHost(
+            {'address': A, 'ports': 1})).kernel)
+        self.set('accel', enabled_drivers='dfl')
+        self.assertFails(A, 'VFs', 'virtual_functions')
+        self.set('accel', virtual_functions=f'{A}=1')
+        self.assertEqual([], self.check(0))
+        self.set('accel', virtual_functions=f'{A}=9')
+        self.assertFails(A, 'wants 9 VFs')
+
+    def test_card_that_hangs(self):
+        """It costs its own line, and no more than the limit."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.checks._SECONDS', 3))
+        self.host.kernel.set_fault(GPU, hang='read')
+        self.addCleanup(self.host.kernel.set_fault, GPU, hang=None)
+        began = time.monotonic()
+        bad = self.check(2)
+        self.assertLess(time.monotonic() - began, 60)
+        line, = bad
+        self.assertEqual(GPU, line['Check'])
+        self.assertIn('did not end within', line['Found'])
+
+    def test_pci_of_nova(self):
+        self.set('pci', device_spec=json.dumps(
+            {'vendor_id': '10de', 'product_id': '26b9'}))
+        self.assertFails(GPU, '[pci] device_spec', 'one of the two')
+
+    def test_vgpus_of_nova(self):
+        self.use_kernel(self.useFixture(SimulatedHost(vgpus=[{
+            'address': GPU, 'framework': 'mdev', 'units': 2, 'types': [
+                {'id': 'nvidia-558', 'name': 'L40S-1Q', 'units': 1}],
+        }])).kernel)
+        self.set('accel', enabled_drivers='vgpu')
+        self.set('devices', enabled_mdev_types='nvidia-558')
+        self.assertFails(GPU, '[devices] enabled_mdev_types')
+        self.set('mdev_nvidia-558', device_addresses='0000:99:00.0')
+        self.assertEqual([], self.check(0))
+
+    def test_disk_that_does_not_answer(self):
+        self.host.kernel.read_nvme = self._refuse
+        self.assertFails(DISK, 'nvme', 'privileges', result='warning')
+
+    @staticmethod
+    def _refuse(function):
+        raise PermissionError(1, 'Operation not permitted')
+
+    def test_large_bar(self):
+        self.use_kernel(self.useFixture(SimulatedHost(
+            gpus=[{'address': GPU, 'bar_gib': 64}])).kernel)
+        self.set('accel', enabled_drivers='gpu')
+        self.assertFails(GPU, '64 GiB', 'q35', result='warning')
+        self.set('libvirt', hw_machine_type='x86_64=pc-q35-8.2')
+        self.assertEqual([], self.check(0))
+
+
+class SchedulerTest(CheckTestCase):
+
+    def test_filter_that_is_not_enabled(self):
+        self.set('filter_scheduler', enabled_filters='ComputeFilter')
+        self.assertFails('filter', 'enabled_filters')
+
+    def test_filter_that_is_not_available(self):
+        self.set('filter_scheduler', available_filters=None)
+        self.assertFails('filter', 'available_filters', 'does not start')
+
+    def test_no_weigher(self):
+        self.set('filter_scheduler', weight_classes=None)
+        self.assertFails('weigher', 'weight_classes', 'AcceleratorWeigher')
+
+    def test_weigher_without_weight(self):
+        self.set('accel', weight_multiplier='0')
+        self.assertFails('weigher', 'weight_multiplier', result='warning')
+
+
+class ApiTest(CheckTestCase):
+
+    def test_no_entry_point(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'importlib.metadata.entry_points', lambda **kwargs: []))
+        self.assertFails('entry point', 'accel:device_profile',
+                         arguments=('--service', 'api'))
+
+    def test_malformed_profile(self):
+        with open(self.profile, 'w') as file:
+            file.write('name: plain\n')
+        self.assertFails('profiles', f'{self.profile}, line 1')
+
+    def test_no_profiles(self):
+        self.set('accel', device_profiles='/nonexistent')
+        self.assertFails('profiles', '/nonexistent', result='warning')
