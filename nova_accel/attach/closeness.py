@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Which of the free devices a server gets: the closest ones.
 
-Pure and deterministic, and exact up to the amounts of three large wants
+Pure and deterministic, and exact for one want, and for several small ones
 (_EXACT). A device has a place: the names of what it is
 below, from the widest to the narrowest, for example its NUMA node, its PCI root
 complex, a switch, and its card (model.Device.place). Two devices are the
@@ -13,6 +13,7 @@ devices for the next server, so that whole groups stay whole; among equals
 still, the first ones.
 """
 
+import collections
 from collections.abc import Collection, Hashable, Sequence
 import itertools
 import math
@@ -43,6 +44,10 @@ class Limit(typing.NamedTuple):
     #: first names of places that are allowed; None: all
     within: Collection[Hashable] | None = None
 
+    def allows(self, want: Want, place: Place) -> bool:
+        return (want.anywhere or self.within is None
+                or place[0] in self.within)
+
 
 class _Choice(typing.NamedTuple):
     #: (pairs of chosen ones below each name, summed over the names; the same
@@ -52,11 +57,17 @@ class _Choice(typing.NamedTuple):
     chosen: tuple[tuple[int, int], ...]
 
 
-#: how many combinations of amounts are compared at most. Of more, wants are
-#: chosen one after the other: a build does not wait for minutes
-_EXACT = 1000
+#: How many amounts of all wants, by the beginnings that the limit allows, are
+#: compared at most. Of more, wants are chosen one after the other: a build does
+#: not wait for seconds (tests.bench.closeness)
+_EXACT = 200
+#: of these, how many sets of beginnings are looked at, and how many of those
+#: that have enough places are tried
+_LOOKED_AT = 10000
+_TRIED = 20
 
-#: amount of each want -> the best choice of as many
+#: (amount of each want, beginnings of places in use) -> the best choice of as
+#: many
 _Best = dict[tuple[int, ...], _Choice]
 
 
@@ -70,26 +81,45 @@ def choose(wants: Sequence[Want], limit: Limit | None = None,
     :param together: False where the server does not care: what is left for
         the next one comes first.
     :returns: positions in the places of each want, in their order; None if no
-        choice satisfies the limit.
+        choice satisfies the limit. Of many large wants one that does may not
+        be found.
     """
-    depth, most, within = limit or Limit(0, 1)
-    there = list(dict.fromkeys(
-        place[:depth] for want in wants if not want.anywhere
-        for place in want.places if within is None or place[0] in within))
-    found = [_best_below(wants, set(allowed), depth, together) for allowed
-             in itertools.combinations(there, min(most, len(there)))]
-    best = max(filter(None, found), key=operator.attrgetter('worth'),
-               default=None)
+    limit = limit or Limit(0, 1)
+    if limit.most >= len(_beginnings(wants, limit)):
+        # whatever is allowed is below so few
+        limit = limit._replace(depth=0, most=1)
+    amounts = math.prod(want.amount + 1 for want in wants if _is_free(want))
+    if amounts * limit.most <= _EXACT:
+        best = _Search(wants, limit, together).best()
+    else:
+        best = _one_after_the_other(wants, limit, together)
     return best and [
         sorted(position for number, position in best.chosen if number == wanted)
         for wanted in range(len(wants))]
 
 
-def _best_below(wants, allowed, depth, together) -> _Choice | None:
-    """The best choice below some beginnings of places, of so many names."""
-    free = [want for want in wants if _is_free(want)]
-    if math.prod(want.amount + 1 for want in free) <= _EXACT:
-        return _Search(wants, depth, together).best(allowed)
+def _beginnings(wants, limit) -> list[Place]:
+    return list(dict.fromkeys(
+        place[:limit.depth] for want in wants if not want.anywhere
+        for place in want.places if limit.allows(want, place)))
+
+
+def _one_after_the_other(wants, limit, together):
+    """A good choice of many large wants, below a few of the beginnings."""
+    sets = itertools.combinations(_beginnings(wants, limit), limit.most)
+    places = [(want.amount, collections.Counter(
+        place[:limit.depth] for place in want.places
+        if limit.allows(want, place))) for want in wants if not want.anywhere]
+    enough = (allowed for allowed in itertools.islice(sets, _LOOKED_AT)
+              if all(sum(map(found.__getitem__, allowed)) >= amount
+                     for amount, found in places))
+    return max((_in_turn(wants, limit, together, allowed)
+                for allowed in itertools.islice(enough, _TRIED)),
+               key=operator.attrgetter('worth'), default=None)
+
+
+def _in_turn(wants, limit, together, allowed):
+    """A choice below beginnings that have enough places for each want."""
     chosen: list[tuple[int, int]] = []
     best = None
     for number in sorted(range(len(wants)),
@@ -97,9 +127,8 @@ def _best_below(wants, allowed, depth, together) -> _Choice | None:
         best = _Search([wants[number], *(
             Want([wants[n].places[position]], 1, wants[n].anywhere)
             for n, position in chosen)],
-            depth, together).best(allowed)
-        if best is None:
-            return None
+            limit, together).best(allowed)
+        assert best, 'there are enough places for each want'
         chosen += [(number, position) for n, position in best.chosen
                    if n == 0]
     return best and best._replace(chosen=tuple(chosen))
@@ -112,20 +141,27 @@ def _is_free(want: Want) -> bool:
 
 class _Search:
 
-    def __init__(self, wants: Sequence[Want], depth: int, together: bool):
+    def __init__(self, wants: Sequence[Want], limit: Limit, together: bool):
         self._wants = wants
-        self._depth = depth
+        self._limit = limit
+        self._limited = [not want.anywhere for want in wants]
         self._together = together
         self._fixed = [not _is_free(want) for want in wants]
 
-    def best(self, allowed: Collection[Place]) -> _Choice | None:
-        """The best choice below some beginnings of places."""
-        return self._below([
+    def best(self, allowed: Collection[Place] | None = None) -> _Choice | None:
+        """The best choice, where given below some beginnings of places."""
+        found = self._below([
             (number, position) for number, want in enumerate(self._wants)
-            for position in range(len(want.places))], 0, allowed
-            ).get(tuple(want.amount for want in self._wants))
+            for position, place in enumerate(want.places)
+            if self._limit.allows(want, place) and (
+                allowed is None or want.anywhere
+                or place[:self._limit.depth] in allowed)], 0)
+        amounts = [want.amount for want in self._wants]
+        return max((choice for key, choice in found.items()
+                    if [*key[:-1]] == amounts),
+                   key=operator.attrgetter('worth'), default=None)
 
-    def _below(self, items, at, allowed) -> _Best:
+    def _below(self, items, at) -> _Best:
         """The best choices of items that share so many names of their
         places."""
         here = []
@@ -136,20 +172,23 @@ class _Search:
                 here.append(item)
             else:
                 below.setdefault(place[at], []).append(item)
-        best = self._of_equals(
-            here, not here or self._place(here[0])[:self._depth] in allowed)
+        best = self._of_equals(here, at)
         for inside in below.values():
-            best = self._joined(best, self._below(inside, at + 1, allowed))
+            best = self._joined(best, self._below(inside, at + 1))
+        if at == self._limit.depth:
+            # all of them are below one beginning
+            best = {(*counts, self._counts(counts)): choice
+                    for (*counts, _), choice in best.items()}
         total = len(items)
-        return {counts: choice._replace(worth=_sum(
-            choice.worth, self._ordered(_pairs(sum(counts)), _pairs(
-                total - sum(counts))))) for counts, choice in best.items()}
+        return {key: choice._replace(worth=_sum(
+            choice.worth, self._ordered(_pairs(sum(key[:-1])), _pairs(
+                total - sum(key[:-1]))))) for key, choice in best.items()}
 
     def _place(self, item):
         number, position = item
         return self._wants[number].places[position]
 
-    def _of_equals(self, items, allowed) -> _Best:
+    def _of_equals(self, items, at) -> _Best:
         """All choices of items with the same place: of each want the first
         ones."""
         mine: list[list] = [[] for _ in self._wants]
@@ -157,29 +196,35 @@ class _Search:
             mine[item[0]].append(item)
         ranges = []
         for want, fixed, found in zip(self._wants, self._fixed, mine):
-            most = (min(want.amount, len(found))
-                    if allowed or want.anywhere else 0)
             least = want.amount if fixed and found else 0
-            ranges.append(range(most, least - 1, -1))
-        return {counts: _Choice((0, 0), tuple(
-            item for found, count in zip(mine, counts)
-            for item in found[:count]))
+            ranges.append(range(min(want.amount, len(found)), least - 1, -1))
+        # a place that is too short is a beginning of its own
+        short = at < self._limit.depth
+        return {(*counts, short * self._counts(counts)): _Choice(
+            (0, 0), tuple(item for found, count in zip(mine, counts)
+                          for item in found[:count]))
             for counts in itertools.product(*ranges)}
+
+    def _counts(self, counts) -> int:
+        """How many beginnings an amount of each want below one of them uses:
+        0 or 1."""
+        return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:
         """The best choice of each amount from both."""
         joined: _Best = {}
-        limits = [want.amount for want in self._wants]
+        limits = [*(want.amount for want in self._wants), self._limit.most]
         # of equals the first ones: as many as there are of the first
         for one in sorted(first, reverse=True):
-            for two, other in second.items():
-                counts = tuple(map(int.__add__, one, two))
-                if any(map(int.__gt__, counts, limits)):
+            (close, left), chosen = first[one]
+            room = list(map(operator.sub, limits, one))
+            for two, (more, others) in second.items():
+                if any(map(operator.gt, two, room)):
                     continue
-                worth = _sum(first[one].worth, other.worth)
+                counts = tuple(map(operator.add, one, two))
+                worth = close + more[0], left + more[1]
                 if counts not in joined or worth > joined[counts].worth:
-                    joined[counts] = _Choice(
-                        worth, first[one].chosen + other.chosen)
+                    joined[counts] = _Choice(worth, chosen + others)
         return joined
 
     def _ordered(self, close: int, left: int) -> tuple[int, int]:

@@ -73,8 +73,8 @@ class Capture(command.Command):
             raise exception.ConfigurationError(
                 'No driver is enabled: set [accel] enabled_drivers or give '
                 '--driver.')
-        recorded = record(host_kernel.open_kernel(CONF.host, writes=False), names,
-                          self._warn)
+        kernel = host_kernel.open_kernel(CONF.host, writes=False)
+        recorded = record(kernel, names, self._warn)
         try:
             with (contextlib.nullcontext(self.app.stdout)
                   if parsed_args.file == '-'

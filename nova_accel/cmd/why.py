@@ -306,16 +306,17 @@ class Answer:
         providers = self._trees[root]
         name = providers[0].name
         offered = self._candidates.get(root, [])
-        kept = offered
+        kept = list(offered)
         if self._scheduling.affinity.is_strict:
             kept = [c for c in offered
                     if ranking.may_satisfy(self._scheduling, c)]
-        ranked = ranking.ranked(self._scheduling, kept)
-        ranks = self._ranks(candidate for _, candidate in ranked)
+        ranking.sort(self._scheduling, kept)
+        ranks = self._ranks(kept)
         why = self._of_whole(providers, offered, kept)
         score = None
-        if ranked and not why:
-            score = round(ranking.score(self._scheduling, ranked[0][0]), 2)
+        if kept and not why:
+            score = round(ranking.score(self._scheduling, ranking.rank(
+                self._scheduling, kept[0])), 2)
         rows = []
         for need in reasons.needs(self._question.groups):
             if not any(map(naming.is_accelerator_class, need.resources)):

@@ -60,15 +60,10 @@ class AcceleratorFilter(filters.BaseHostFilter):
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
         several = spec_obj.num_instances > 1
         for host in hosts:
-            candidates = host.allocation_candidates
-            if candidates:
-                ranked = ranking.ranked(scheduling, candidates)
-                candidates[:] = [candidate for _, candidate in ranked]
-                best, first = ranked[0]
-                scheduling.first[host.uuid] = first, best
+            ranking.sort(scheduling, host.allocation_candidates)
             if several:
                 scheduling.left[host.uuid] = (
-                    host.num_instances, list(candidates))
+                    host.num_instances, list(host.allocation_candidates))
         return hosts
 
 

@@ -7,7 +7,7 @@ cannot disagree.
 """
 
 from collections.abc import Iterable
-import operator
+import functools
 
 from nova_accel import request
 from nova_accel.scheduler import scheduling as schedulings
@@ -21,8 +21,9 @@ def providers(wish: schedulings.Wish | request.AcceleratorRequest,
     (granular resource requests, 1.25). The unnumbered group may take its
     other classes from others.
     """
-    mapped = candidate['mappings'].get(wish.group, ())
-    if wish.group:
+    group = wish.group
+    mapped = candidate['mappings'].get(group, ())
+    if group:
         return mapped
     allocations = candidate['allocations']
     return [provider for provider in mapped
@@ -37,8 +38,7 @@ def rank(scheduling: schedulings.Scheduling,
     A region of which nothing is known counts as one that has to be programmed
     and carries nothing.
     """
-    if (scheduling.is_first and len(scheduling.wishes) == 1
-            and not scheduling.compares_places):
+    if scheduling.is_of_one_provider:
         [wish], [ranks] = scheduling.wishes, scheduling.ranks
         for provider in providers(wish, candidate):
             return ranks.get(provider, schedulings.UNKNOWN_REGION)
@@ -91,16 +91,12 @@ def fewest_places(scheduling: schedulings.Scheduling,
     return ', '.join(sorted(nodes | roots))
 
 
-def ranked(scheduling: schedulings.Scheduling,
-           candidates: Iterable[schedulings.Candidate],
-           ) -> list[tuple[schedulings.Rank, schedulings.Candidate]]:
-    """Return the candidates of one host with their ranks, best first, stable.
-    """
-    return sorted([(rank(scheduling, candidate), candidate)
-                   for candidate in candidates], key=_RANK)
+def sort(scheduling: schedulings.Scheduling,
+         candidates: list[schedulings.Candidate]) -> None:
+    """Put the candidates of one host in order, the best first; stable."""
+    if len(candidates) > 1:
+        candidates.sort(key=functools.partial(rank, scheduling))
 
-
-_RANK = operator.itemgetter(0)
 
 #: Score of a usable host. A loaded function adds about as much again. At the
 #: default multiplier either exceeds the sum of RAM, disk, CPU and hypervisor

@@ -10,6 +10,7 @@ there is a candidate): {provider: {'resources': {class: {'capacity': amount,
 import collections
 from collections.abc import Callable, Iterable, Mapping
 import functools
+import itertools
 import threading
 import typing
 import weakref
@@ -30,6 +31,10 @@ Summary = Mapping[str, typing.Any]
 #: {provider: {'resources': {class: amount}}}, 'mappings': {group suffix:
 #: [provider]}}. The unnumbered group has the suffix ''
 Candidate = dict[str, typing.Any]
+
+#: what a ranking sees of a provider: its traits, and of the wanted class its
+#: capacity and what is used. Most regions are of a kind with many others
+_Kind = tuple[typing.Any, ...]
 
 # in_tree of allocation candidates
 _CANDIDATES_VERSION = '1.31'
@@ -87,21 +92,22 @@ class Scheduling:
         #: of one group are of one provider: which of them, its host chooses
         self.compares_places = len(self.requests) > 1 and (
             self.affinity.close or self.affinity.is_strict)
+        #: whether the rank of a candidate is that of one provider: as long as
+        #: nothing is known to be taken since Placement's answer
+        self.is_of_one_provider = (
+            len(self.wishes) == 1 and not self.compares_places)
         self._places: dict[str, tuple[str | None, str | None]] = {}
-        #: host UUID -> its first candidate and the rank of that, as the
-        #: candidates were ordered last
-        self.first: dict[str, tuple[Candidate, typing.Any]] = {}
         #: host UUID -> (servers on it, candidates in the order that we left),
         #: of requests for several servers
         self.left: dict[str, tuple[int, list[Candidate]]] = {}
         self._classes = {r.resource_class for r in self.requests}
+        #: with what servers of this request got since Placement's answer
         self._summaries = dict(summaries) if self.requests else {}
         self._demand = demand
         self._counted: set[str] = set()
         self._get = get
-        #: (provider, class) -> amount that servers of this request got since
-        #: Placement's answer
-        self._taken: dict[tuple[str, str], int] = {}
+        #: (provider, class) of which something was taken since that answer
+        self._taken: set[tuple[str, str]] = set()
         #: provider -> traits that its region gets from servers of this request
         self._promised: dict[str, frozenset[str]] = {}
 
@@ -114,11 +120,6 @@ class Scheduling:
             self._counted.add(server)
             for wish in self.wishes:
                 self._demand.add(wish.traits)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether nothing is known to be taken since Placement's answer."""
-        return not self._taken
 
     def place(self, provider: str) -> tuple[str | None, str | None]:
         """Return the NUMA node and the PCI root complex of a provider, as
@@ -156,16 +157,34 @@ class Scheduling:
 
         :param providers: returns the providers of a wish in a candidate.
         """
-        for provider, given in candidate['allocations'].items():
-            for name, amount in given['resources'].items():
-                if name in self._classes:
-                    key = provider, name
-                    self._taken[key] = self._taken.get(key, 0) + amount
         for wish, ranks in zip(self.wishes, self.ranks):
             for provider in providers(wish, candidate):
                 if ranks.get(provider, UNKNOWN_REGION).programmings:
                     self._promised[provider] = wish.traits
+        for provider, given in candidate['allocations'].items():
+            for name, amount in given['resources'].items():
+                if name in self._classes:
+                    self._use(provider, name, amount)
         self.__dict__.pop('ranks', None)
+
+    def _use(self, provider, name, amount):
+        summary = self._summaries.get(provider)
+        if summary and name in summary['resources']:
+            summary = _using(
+                summary, name, summary['resources'][name]['used'] + amount)
+        self._show(provider, name, summary)
+
+    def _show(self, provider, name, summary):
+        """Replace a summary of which something of a class was taken."""
+        self._taken.add((provider, name))
+        self.is_of_one_provider = False
+        promised = self._promised.get(provider)
+        if summary and promised:
+            # what the region carries is going to be overwritten
+            summary = {**summary, 'traits': [*promised, *itertools.filterfalse(
+                naming.is_content, summary['traits'])]}
+        if summary:
+            self._summaries[provider] = summary
 
     def refresh(self, root: str) -> None:
         """Ask Placement again for the providers of one host.
@@ -201,15 +220,9 @@ class Scheduling:
         for provider, summary in list(self._summaries.items()):
             if (summary.get('root_provider_uuid') == root
                     and name in summary['resources']):
-                if provider not in found:
-                    # Placement sums up no tree without room
-                    full = summary['resources'][name]
-                    summary = {**summary, 'resources': {
-                        **summary['resources'],
-                        name: {**full, 'used': full['capacity']}}}
-                self._summaries[provider] = found.get(provider, summary)
-                # those of us are among what is used now
-                self._taken[provider, name] = 0
+                # Placement sums up no tree without room
+                self._show(provider, name, found.get(provider) or _using(
+                    summary, name, summary['resources'][name]['capacity']))
 
     @functools.cached_property
     def ranks(self) -> list[dict[str, Rank]]:
@@ -218,47 +231,38 @@ class Scheduling:
         The loss is the demand for what the region carries, for each idle copy
         of that, against the mean of all idle regions: x / (x + mean), so that
         0.5 is a usual loss. A region that carries nothing loses nothing.
-        Providers without the classes of the request have no entry.
+        Providers without the classes of the wishes have no entry.
         """
-        # most regions show the same traits as many others
-        kinds: dict[tuple[tuple[str, ...], bool, bool], list[str]] = {}
-        taken = self._taken
-        for provider, summary in self._summaries.items():
-            resources = summary['resources']
-            for name in self._classes:
-                if name in resources:
-                    used = resources[name]['used'] + (
-                        taken.get((provider, name), 0) if taken else 0)
-                    traits = tuple(summary['traits'])
-                    if provider in self._promised:
-                        traits += tuple(self._promised[provider])
-                    # more than one handle: room, and in use
-                    room = used < resources[name]['capacity']
-                    kind = traits, room, bool(used)
-                    if kind in kinds:
-                        kinds[kind].append(provider)
-                    else:
-                        kinds[kind] = [provider]
-                    break
+        kinds: dict[_Kind, list[str]] = collections.defaultdict(list)
+        for name in {wish.resource_class for wish in self.wishes}:
+            for provider, summary in self._summaries.items():
+                found = summary['resources'].get(name)
+                if found:
+                    kinds[*summary['traits'], found['capacity'], found['used']
+                          ].append(provider)
         losses = self._losses({
-            kind: len(regions) for kind, regions in kinds.items()})
-        return [{provider: rank for kind, regions in kinds.items()
-                 for rank in [self._rank(wish, kind, losses)]
-                 for provider in regions} for wish in self.wishes]
+            kind: len(providers) for kind, providers in kinds.items()})
+        result: list[dict[str, Rank]] = []
+        for wish in self.wishes:
+            result.append({})
+            for kind, providers in kinds.items():
+                result[-1].update(dict.fromkeys(
+                    providers, self._rank(wish, kind, losses[kind])))
+        return result
 
     @staticmethod
-    def _rank(wish, kind, losses):
-        traits, _, used = kind
+    def _rank(wish, kind, loss):
+        *traits, _, used = kind
         if not wish.traits.isdisjoint(traits):
             return Rank(False, 0, 0)
         # a server uses it, or is about to
         stuck = used or naming.PROGRAMMABLE not in traits
-        return Rank(False, int(stuck), 1, loss=losses.get(kind, 0.0))
+        return Rank(False, int(bool(stuck)), 1, loss=loss)
 
     def _losses(self, kinds):
-        """0 to 1 for each kind of idle regions that carry something."""
-        contents = {kind: tuple(filter(naming.is_content, kind[0]))
-                    for kind in kinds if kind[1]}
+        """0 to 1 for each kind: 0 for those that carry nothing or are full."""
+        contents = {kind: tuple(filter(naming.is_content, kind[:-2]))
+                    for kind in kinds if kind[-1] < kind[-2]}
         regions: collections.Counter[tuple[str, ...]] = collections.Counter()
         for kind, content in contents.items():
             regions[content] += kinds[kind]
@@ -267,16 +271,23 @@ class Scheduling:
         lost = self._demand.losses(regions, demands.copies(regions))
         mean = (sum(lost[content] * regions[content] for content in lost)
                 / max(1, sum(regions.values())))
-        return {kind: lost[content] / (lost[content] + mean)
-                for kind, content in contents.items() if content}
+        return {kind: lost[content] / (lost[content] + mean) if content
+                else 0.0 for kind in kinds
+                for content in [contents.get(kind)]}
 
     def _room(self, provider, name):
         summary = self._summaries.get(provider)
         if summary is None or name not in summary['resources']:
             return 0
         found = summary['resources'][name]
-        return (found['capacity'] - found['used']
-                - self._taken.get((provider, name), 0))
+        return found['capacity'] - found['used']
+
+
+def _using(summary, name, used):
+    """A summary in which so much of a class is used."""
+    resources = summary['resources']
+    return {**summary, 'resources': {
+        **resources, name: {**resources[name], 'used': used}}}
 
 
 class Schedulings:

@@ -21,23 +21,28 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
     minval = 0.0
     maxval = 1.0
 
+    def __init__(self):
+        # once, when nova-scheduler starts: a look at an option takes longer
+        # than the score of a host
+        self._multiplier = CONF.accel.weight_multiplier
+
     def weight_multiplier(self, host_state):
         """Return the aggregate's multiplier or [accel] weight_multiplier."""
         return utils.get_weight_multiplier(
-            host_state, 'accel_weight_multiplier',
-            CONF.accel.weight_multiplier)
+            host_state, 'accel_weight_multiplier', self._multiplier)
 
-    def _weigh_object(self, host_state, weight_properties):
-        """Return 0 to 1; 0 also for hosts without candidates (rebuild)."""
+    def weigh_objects(self, weighed_obj_list, weight_properties):
+        """Return 0 to 1 for each host; 0 where nothing is to be programmed."""
         scheduling = filters.SCHEDULINGS.of(weight_properties)
+        if not scheduling.wishes:
+            return [0.0] * len(weighed_obj_list)
+        return [self._weigh_object(weighed.obj, scheduling)
+                for weighed in weighed_obj_list]
+
+    def _weigh_object(self, host_state, scheduling):
+        """Return 0 to 1; 0 also for hosts without candidates (rebuild)."""
         candidates = host_state.allocation_candidates
-        if not scheduling.wishes or not candidates:
+        if not candidates:
             return 0.0
-        ordered = scheduling.first.get(host_state.uuid)
-        if ordered and ordered[0] is candidates[0]:
-            best = ordered[1]
-        else:
-            # hosts are forced, which skips filters; or another filter dropped
-            # the first candidate
-            best = ranking.rank(scheduling, candidates[0])
-        return ranking.score(scheduling, best)
+        return ranking.score(
+            scheduling, ranking.rank(scheduling, candidates[0]))

@@ -63,7 +63,7 @@ OURS = [
     ('nova-api', 'device profile', expansion, 'expand_flavor'),
     ('nova-scheduler', 'filter', filters.AcceleratorFilter, 'filter_all'),
     ('nova-scheduler', 'weigher', weights.AcceleratorWeigher,
-     '_weigh_object'),
+     'weigh_objects'),
     ('nova-compute, claim', 'provider tree', inventory.Inventory,
      'update_tree'),
     ('nova-compute, spawn', 'start plug', accelerators.Accelerators,

@@ -18,7 +18,8 @@ takes 1000 at most ([scheduler] max_placement_results), beside n! / (n - k)!,
 the orders of k of n devices; milliseconds in which Placement answered; and
 milliseconds from the request to the API until nova-compute is done with the
 build. Each n of each way has a process of its own. What takes longer than the
-limit, or more than 4 GiB of memory, is ended, and so are greater k.
+limit, or more than 4 GiB of memory, is ended and says so, and greater k are not
+tried.
 
 Times are of one boot in one process with SQLite in place of a database server:
 compare them with each other.
@@ -192,18 +193,20 @@ def measure(way, devices, amounts, limit):
             print(FORM.format(way, '', devices, 'has no', 'cloud', '', ''))
             return
         worker.ask(amounts)
+        ended = False
         for k in amounts:
             orders = f'{math.perm(devices, k):,}' if way != 'pool' else '1'
-            answer = worker.answer(limit)
+            answer = None if ended else worker.answer(limit)
             if answer is None or 'error' in answer:
-                why = answer['error'] if answer else f'> {limit} s'
-                print(FORM.format(way, k, devices, '-', orders, '-', why),
-                      flush=True)
-                return
-            print(FORM.format(
-                way, k, devices, answer['candidates'], orders,
-                f'{answer["placement"]:.1f}', f'{answer["boot"]:.0f}'),
-                flush=True)
+                why = ('not tried' if ended else
+                       answer['error'] if answer else f'> {limit} s')
+                ended = True
+                found = '-', orders, '-', why
+            else:
+                found = (answer['candidates'], orders,
+                         f'{answer["placement"]:.1f}',
+                         f'{answer["boot"]:.0f}')
+            print(FORM.format(way, k, devices, *found), flush=True)
     finally:
         worker.end()
 

@@ -2,9 +2,11 @@
 """What a report to Placement costs in which nothing has changed.
 
 The part of nova-compute's periodic task, and of each claim, that tells
-Placement what the host has, on three simulated hosts with 8, 64 and 512 FPGA
-regions and on one with Nova's LibvirtDriver; real nova-compute and Placement
-in one process (tests.functional.base). Run with
+Placement what the host has, on simulated hosts: one with Nova's LibvirtDriver,
+three with 8, 64 and 512 FPGA regions, and one with 8 GPUs and 64 VFs of four
+QAT devices, before and after its devices are in pools ([accel] pools = none,
+and host). Real nova-compute and Placement in one process
+(tests.functional.base). Run with
 ``python -m tests.bench.report [passes [regions ...]]``.
 
 Counted: requests to Placement, statements of the claim store, subprocesses.
@@ -36,6 +38,11 @@ from nova_accel.virt.accel import AccelLibvirtDriver
 
 #: ports of a simulated card
 PORTS = 4
+QATS = [f'0000:{bus}:00.0' for bus in ('6b', '70', '75', '7a')]
+GPUS_AND_VFS = {
+    'gpus': [{'address': f'0000:{0x10 + number:02x}:00.0',
+              'iommu_group': 10 + number} for number in range(8)],
+    'qats': [{'address': address} for address in QATS]}
 PASS = 'pass'
 TIMED = [
     (PASS, 'rest of Nova', resource_tracker.ResourceTracker,
@@ -67,22 +74,30 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
         arguments = [int(a) for a in sys.argv[1:]]
         passes, sizes = arguments[:1] or [9], arguments[1:] or [8, 64, 512]
         print(f'median of {passes[0]} passes, times in ms\n'
-              f'{"regions":>7} {"providers":>9} '
+              f'{"host":16} {"providers":>9} '
               + ' '.join(f'{name:>6}' for name in COUNTS)
               + f' {"first":>7} {"ours":>6} {"(processor)":>11}'
               f' {"LibvirtDriver":>13} {"Placement":>9} {"rest of Nova":>12}'
               f' {"ours/all":>8}', file=boot.OUT)
-        for size in (0, *sizes):
-            self.show(size, *self.measure(f'host{size}', size, passes[0]))
+        self.flags(compute_driver='libvirt.LibvirtDriver')
+        self.show('LibvirtDriver', *self.measure('stock', {}, passes[0]))
+        self.flags(compute_driver='accel.AccelLibvirtDriver')
+        for size in sizes:
+            self.show(f'{size} regions', *self.measure(
+                f'host{size}', {'cards': [
+                    base.card(f'0000:{number // 32:02x}:{number % 32:02x}.0',
+                              [base.NLB0, base.NLB3] * (PORTS // 2))
+                    for number in range(size // PORTS)]}, passes[0]))
+        self.flags(enabled_drivers=['gpu', 'qat'], group='accel',
+                   virtual_functions=[f'{qat}=16' for qat in QATS])
+        for pools in ('none', 'host'):
+            self.flags(pools=pools, group='accel')
+            self.show(f'pools = {pools}', *self.measure(
+                f'pools-{pools}', GPUS_AND_VFS, passes[0]))
 
-    def measure(self, host, size, passes):
+    def measure(self, host, description, passes):
         """Providers, ours at the start, [(counts, spent, worked)]."""
-        self.flags(compute_driver='accel.AccelLibvirtDriver' if size
-                   else 'libvirt.LibvirtDriver')
-        self.describe_host(host, {'cards': [
-            base.card(f'0000:{number // 32:02x}:{number % 32:02x}.0',
-                      [base.NLB0, base.NLB3] * (PORTS // 2))
-            for number in range(size // PORTS)]})
+        self.describe_host(host, {'cards': [], **description})
         self.meter.clear()
         self.start_compute(host)
         first = self.meter.spent[PASS, 'ours']
@@ -99,7 +114,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                 results)
 
     @staticmethod
-    def show(size, providers, first, results):
+    def show(name, providers, first, results):
         def median(pick):
             return statistics.median(map(pick, results))
 
@@ -110,9 +125,9 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
             return times[PASS, 'read'] + times[PASS, 'write']
         everything = median(lambda r: sum(
             v for (place, _), v in r[1].items() if place == PASS))
-        print(f'{size or "none":>7} {providers:9} ' + ' '.join(
-            f'{median(lambda r, w=what: r[0][w]):{max(6, len(name))}.0f}'
-            for name, what in COUNTS.items())
+        print(f'{name:16} {providers:9} ' + ' '.join(
+            f'{median(lambda r, w=what: r[0][w]):{max(6, len(head))}.0f}'
+            for head, what in COUNTS.items())
             + f' {first:7.1f} {median(lambda r: ours(r[1])):6.2f}'
             f' {median(lambda r: ours(r[2])):11.2f}'
             f' {median(lambda r: r[1][PASS, "LibvirtDriver"]):13.2f}'

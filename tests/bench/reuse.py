@@ -24,6 +24,14 @@ the host asked for and by the copies in the cloud, idle and in use, as
 nova-compute does; "ahead, own" by nothing but its own requests and region;
 "ahead, all" by all requests and all copies.
 
+Each rule plays the same traces with the same seeds, so that two rules are
+compared seed by seed: the mean of the differences, and its standard error
+(their standard deviation by the root of the number of seeds). The benchmark
+fails in a row where ours is worse than "uses per idle copy", three schedulers
+are worse than "random", or programming ahead is worse than none, by more than
+seeds explain: where the mean difference is more than two standard errors below
+zero. What hosts lose that know only their own requests is shown beside it.
+
 Run with ``python -m tests.bench.reuse [--seeds N] [--requests N] [TRACE...]``.
 No times are measured, so that any machine gives the same figures.
 """
@@ -34,6 +42,7 @@ import csv
 import gzip
 import heapq
 import itertools
+import math
 import os
 import random
 import statistics
@@ -52,13 +61,11 @@ FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 #: (regions, offered load)
 ROWS = ((32, .15), (32, .5), (64, .5))
 FUNCTIONS = 60
-#: what programming ahead may lose against none, where little is gained
-SLACK = .01
 #: requests to the cloud between two looks of a host at its region
 PAUSE = 8
 
 
-def zipf(seed, count=10000):
+def zipf(seed, count=4000):
     """(start, duration, function): popularity 1 / rank."""
     chance = random.Random(seed)
     functions = chance.choices(
@@ -185,10 +192,9 @@ class Ours(Rule):
         spec = Spec(self.ids[function])
         begun = self.chance.choice(self.begun).begin(spec, summaries)
         begun.count('server')
-        scores = [(ranking.score(begun, ranking.ranked(begun, [{
+        scores = [(ranking.score(begun, ranking.rank(begun, {
             'allocations': {region.uuid: {'resources': {FPGA: 1}}},
-            'mappings': {'1': [region.uuid]}}])[0][0]), region)
-            for region in free]
+            'mappings': {'1': [region.uuid]}})), region) for region in free]
         return max(scores, key=lambda pair: pair[0])[1]
 
 
@@ -267,11 +273,16 @@ RULES = (AnyRegion, LoadedFirst, LeastRecentlyUsed, UsesPerIdleCopy, Ours,
          OursOfThree, Ahead, AheadOwn, AheadAll)
 
 
+#: (one rule, other rule, whether it fails where the first is worse)
+PAIRS = ((Ours, UsesPerIdleCopy, True), (OursOfThree, LoadedFirst, True),
+         (Ahead, Ours, True), (Ahead, AheadAll, False))
+
+
 def play(rule, trace, regions, load, seed):
     """Return the share of placements whose function was loaded, and the
     programmings ahead for each placement."""
     chance = random.Random(seed)
-    chosen = rule(chance)
+    chosen = rule(random.Random(seed))
     span = trace[-1][0] - trace[0][0]
     stretch = load * regions * span / sum(d for _, d, _ in trace)
     idle = [Region(number) for number in range(regions)]
@@ -293,46 +304,69 @@ def play(rule, trace, regions, load, seed):
     return found / placed, chosen.ahead / placed
 
 
+def difference(ones, others):
+    """Mean of the differences seed by seed, and its standard error."""
+    found = [one - other for one, other in zip(ones, others, strict=True)]
+    return (statistics.mean(found),
+            statistics.stdev(found) / math.sqrt(len(found)))
+
+
+def is_worse(mean, error):
+    return mean < -2 * error
+
+
 def _width(rule):
     return 20 if issubclass(rule, Ahead) else 16
 
 
+def _seeds(text):
+    if int(text) < 2:
+        raise argparse.ArgumentTypeError('two seeds show a spread, one none')
+    return int(text)
+
+
 def main():
     parser = argparse.ArgumentParser(prog='python -m tests.bench.reuse')
-    parser.add_argument('--seeds', type=int, default=3)
+    parser.add_argument('--seeds', type=_seeds, default=5)
     parser.add_argument('--requests', type=int, help='play the first only')
     parser.add_argument('traces', nargs='*')
     args = parser.parse_args()
     named = [(os.path.basename(path).split('.')[0],
               lambda seed, rows=read(path): rows)
              for path in args.traces] or [('Zipf', zipf)]
-    print(f'share of placements whose function was loaded, mean of '
-          f'{args.seeds} seeds (and what they differ by at most)')
-    print(f'{"trace, regions, load":22}'
-          + ''.join(f'{rule.name:>{_width(rule)}}' for rule in RULES))
-    worse = []
+    head = f'{"trace, regions, load":22}'
+    print(f'share of placements whose function was loaded: mean of '
+          f'{args.seeds} seeds (and their standard deviation)')
+    print(head + ''.join(f'{rule.name:>{_width(rule)}}' for rule in RULES))
+    rows = []
     for name, trace in named:
         for regions, load in ROWS:
-            means = {}
-            print(f'{f"{name} {regions}, {load:.2f}":22}', end='')
+            rows.append((f'{name} {regions}, {load:.2f}', {}))
+            print(f'{rows[-1][0]:22}', end='')
             for rule in RULES:
                 played = [play(rule, trace(seed)[:args.requests], regions,
                                load, seed) for seed in range(args.seeds)]
-                shares = [share for share, _ in played]
-                means[rule] = statistics.mean(shares)
-                text = f'{means[rule]:.3f} ({max(shares) - min(shares):.3f})'
+                shares = rows[-1][1][rule] = [share for share, _ in played]
+                text = (f'{statistics.mean(shares):.3f} '
+                        f'({statistics.stdev(shares):.3f})')
                 if issubclass(rule, Ahead):
                     text += f' {statistics.mean(p for _, p in played):.2f}'
                 print(f'{text:>{_width(rule)}}', end='', flush=True)
             print()
-            if (means[Ours] < means[UsesPerIdleCopy]
-                    or means[OursOfThree] < means[LoadedFirst]
-                    or means[Ahead] < means[Ours] - SLACK):
-                worse.append(f'{name} {regions}, {load}')
+    print('\ndifferences over the same seeds: mean (and its standard error)')
+    print(head + ''.join(f'{f"{one.name} - {other.name}":>24}'
+                         for one, other, _ in PAIRS))
+    worse = []
+    for row, shares in rows:
+        print(f'{row:22}', end='')
+        for one, other, fails in PAIRS:
+            mean, error = difference(shares[one], shares[other])
+            print(f'{f"{mean:+.3f} ({error:.3f})":>24}', end='')
+            if fails and is_worse(mean, error):
+                worse.append(f'{one.name} than {other.name} in {row}')
+        print()
     if worse:
-        sys.exit('ours is behind uses per idle copy, or three schedulers '
-                 'behind random, or programming ahead behind none, in: '
-                 f'{"; ".join(worse)}')
+        sys.exit(f'worse by more than the seeds explain: {"; ".join(worse)}')
 
 
 if __name__ == '__main__':

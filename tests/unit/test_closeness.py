@@ -2,7 +2,6 @@
 """The closest of the free devices, against trying all of them."""
 
 import itertools
-import random
 
 import ddt
 import hypothesis
@@ -18,8 +17,16 @@ def shared(one, other):
         lambda pair: pair[0] == pair[1], zip(one, other))))
 
 
-def total(places):
-    return sum(shared(*pair) for pair in itertools.combinations(places, 2))
+class Total:
+    """Over all pairs of some places how many names they share."""
+
+    def __init__(self, places):
+        self._shared = [[shared(one, other) for other in places]
+                        for one in places]
+
+    def of(self, numbers):
+        return sum(self._shared[one][other]
+                   for one, other in itertools.combinations(numbers, 2))
 
 
 @ddt.ddt
@@ -121,34 +128,45 @@ class ClosenessTest(testtools.TestCase):
                   for beside in data.draw(st.lists(place, max_size=2))]
         self._compare(wants, limit, data.draw(st.booleans()))
 
-    def test_eight_of_sixteen(self):
-        chance = random.Random(12)
-        for _ in range(2):
-            self._compare([closeness.Want([tuple(
-                chance.choice(names) for names in ('ab', 'xyz', 'pq'))
-                for _ in range(16)], 8)])
+    @hypothesis.settings(
+        deadline=None, max_examples=15,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    @hypothesis.given(st.data())
+    def test_up_to_eight_of_sixteen(self, data):
+        """Larger trees, some deep and some flat; each has 12,870 sets at
+        most."""
+        place = st.lists(st.sampled_from('abcd'), min_size=1, max_size=5)
+        places = data.draw(st.lists(place, min_size=12, max_size=16))
+        self._compare([closeness.Want(
+            list(map(tuple, places)), data.draw(st.integers(2, 8)))],
+            data.draw(st.none() | st.builds(
+                closeness.Limit, st.integers(1, 2), st.integers(1, 3),
+                st.none())),
+            data.draw(st.booleans()))
 
     def _compare(self, wants, limit=None, together=True):
         chosen = closeness.choose(wants, limit, together)
+        places = [place for want in wants for place in want.places]
+        firsts = list(itertools.accumulate(
+            (len(want.places) for want in wants), initial=0))
+        total = Total(places)
 
         def value(positions):
-            got, left, limited = [], [], []
-            for want, mine in zip(wants, positions):
-                for number, place in enumerate(want.places):
-                    (got if number in mine else left).append(place)
-                    if number in mine and not want.anywhere:
-                        limited.append(place)
+            got = [first + position for first, mine in zip(firsts, positions)
+                   for position in mine]
+            limited = [want.places[position]
+                       for want, mine in zip(wants, positions)
+                       for position in mine if not want.anywhere]
             if limit and (
                     len({p[:limit.depth] for p in limited}) > limit.most
                     or limit.within is not None
                     and not {p[0] for p in limited} <= limit.within):
                 return None
-            return ((total(got), total(left)) if together
-                    else (total(left), total(got)))
-        values = [value(positions) for positions in itertools.product(*(
+            left = set(range(len(places))).difference(got)
+            return (total.of(got), total.of(left))[::1 if together else -1]
+        best = max(filter(None, map(value, itertools.product(*(
             itertools.combinations(range(len(want.places)), want.amount)
-            for want in wants))]
-        best = max(filter(None, values), default=None)
+            for want in wants)))), default=None)
         if best is None:
             self.assertIsNone(chosen)
             return
@@ -156,6 +174,20 @@ class ClosenessTest(testtools.TestCase):
         self.assertEqual([want.amount for want in wants],
                          list(map(len, chosen)))
         self.assertEqual(best, value(chosen), (wants, limit, chosen))
+
+    def test_each_device_on_a_node_of_its_own(self):
+        """Of 64 nodes there are more sets than any host has time for."""
+        def alone(kind, count=64):
+            return closeness.Want(
+                [(node, kind) for node in range(count)], 8)
+        for most in 8, 32:
+            self.assertEqual([list(range(8))], closeness.choose(
+                [alone('gpu')], closeness.Limit(1, most)))
+        kinds = [alone(kind) for kind in 'abcdef']
+        self.assertEqual([list(range(8))] * 6, closeness.choose(
+            kinds, closeness.Limit(1, 8)))
+        for wants in [alone('gpu')], kinds:
+            self.assertIsNone(closeness.choose(wants, closeness.Limit(1, 7)))
 
     def test_many_kinds(self):
         """Not exact, and still close, and where they have to be."""
