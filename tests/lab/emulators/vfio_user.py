@@ -185,6 +185,10 @@ class Connection:
             self.message()
             self.device.work()
 
+    def close(self):
+        self.set_eventfd(None)
+        self.connection.close()
+
     def message(self):
         """Receive a message, and answer it if it is a command."""
         fds = []
@@ -214,9 +218,12 @@ class Connection:
         _, flags, index, _, _ = struct.unpack_from('<5I', p)
         if index != MSI:
             return
+        self.set_eventfd(fds.pop(0) if flags & EVENTFD and fds else None)
+
+    def set_eventfd(self, fd):
         if self.eventfd is not None:
             os.close(self.eventfd)
-        self.eventfd = fds.pop(0) if flags & EVENTFD and fds else None
+        self.eventfd = fd
 
     def interrupt(self):
         if self.eventfd is not None:
@@ -257,3 +264,5 @@ def serve(path, make_device):
             client.serve()
         except (EOFError, ConnectionError):
             print('client gone', flush=True)
+        finally:
+            client.close()
