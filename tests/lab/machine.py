@@ -3,6 +3,7 @@
 
     00:0c.0  Intel PAC with Arria 10, 8086:09c4  emulators/dfl_card.py  dfl-pci
     00:0d.0  OCP time card, 1d9b:0400            emulators/time_card.py ptp_ocp
+    00:0f.0  NVMe with Sanitize, 144d:a824       emulators/nvme_disk.py nvme
     01:00.0  network card, 8086:10c9, 7 VFs      QEMU                   igb
     02:00.0  NVMe, 1b36:0010, 4 VFs              QEMU                   nvme
     03:00.0  a network card that says it is a    QEMU, modules/idshift  stub
@@ -30,6 +31,7 @@ from tests.lab import processes
 
 SHARE = processes.RUN / 'share'
 CARD = processes.RUN / 'card.json'
+DISK = processes.RUN / 'disk.json'
 DEVICES = ('fpga', 'timecard', 'igb', 'nvme', 'mdev', 'qat', 'edu')
 NAME = 'vm'
 _numbers = itertools.count(1)
@@ -85,7 +87,8 @@ def qemu():
         '-device', 'nvme-ns,drive=n1,nsid=2,shared=on',
         '-device', 'igb,bus=rp3,id=qat0',
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
-        *emulated('fpga', '0xc'), *emulated('timecard', '0xd')]
+        *emulated('fpga', '0xc'), *emulated('timecard', '0xd'),
+        *emulated('sanitize', '0xf')]
 
 
 def power_on() -> None:
@@ -96,23 +99,26 @@ def power_on() -> None:
     shutil.copytree(lab.LAB / 'conf', SHARE / 'conf')
     shutil.copytree(processes.RUN / 'ssh', SHARE / 'ssh')
     card()
+    disk()
     (processes.RUN / 'disk.qcow2').unlink(missing_ok=True)
     processes.call('vm', 'qemu-img', 'create', '-q', '-f', 'qcow2', '-F',
                    'raw', '-b', '/image/disk.ext4', '/lab/disk.qcow2')
-    for name in ('nvme.raw', 'nvme1.raw'):
-        with open(processes.RUN / name, 'wb') as disk:
-            disk.truncate(64 << 20)
+    for name in ('nvme.raw', 'nvme1.raw', 'sanitize.raw'):
+        with open(processes.RUN / name, 'wb') as file:
+            file.truncate(64 << 20)
     connect()
 
 
 def connect() -> None:
-    """Start QEMU on the disk as it is; cards lose what they carried."""
+    """Start QEMU on the disk as it is; FPGA cards lose what they carried."""
     (SHARE / 'booted').unlink(missing_ok=True)
-    for name, emulator in (('fpga', 'dfl_card'), ('timecard', 'time_card')):
+    for name, emulator, *arguments in (
+            ('fpga', 'dfl_card', CARD), ('timecard', 'time_card'),
+            ('sanitize', 'nvme_disk', processes.RUN / 'sanitize.raw', DISK)):
         if not processes.running(name):
             processes.start(
                 name, sys.executable, lab.LAB / f'emulators/{emulator}.py',
-                f'/lab/{name}.sock', *([CARD] if name == 'fpga' else []))
+                f'/lab/{name}.sock', *arguments)
         processes.wait(name, (processes.RUN / f'{name}.sock').exists)
     processes.start('vm', *qemu())
 
@@ -122,9 +128,19 @@ def card(**faults) -> None:
 
     Without any it works.
     """
-    new = CARD.with_suffix('.new')
+    _tell(CARD, faults)
+
+
+def disk(**faults) -> None:
+    """Tell the disk with Sanitize what to do wrong; emulators/nvme_disk.py has
+    the keys."""
+    _tell(DISK, faults)
+
+
+def _tell(file, faults):
+    new = file.with_suffix('.new')
     new.write_text(json.dumps(faults))
-    new.rename(CARD)
+    new.rename(file)
 
 
 def wait_booted() -> None:

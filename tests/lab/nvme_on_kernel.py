@@ -156,7 +156,7 @@ def main(address):
         ('serial number', found.serial), ('firmware', found.firmware),
         *(('namespace', str(n)) for n in found.namespaces)))
     check('serial number', driver.serial(address), found.serial)
-    if (int(kernel.read(pci.path(address, 'sriov_totalvfs')))
+    if (os.path.exists(f'/sys/bus/pci/devices/{address}/sriov_numvfs')
             and len(found.namespaces) > 1):
         virtual_functions(kernel, driver, address)
     return failed

@@ -157,10 +157,6 @@ class Dfl(vfio_user.Device):
         self.put(at, v & (1 << 64) - 1)
         self.put(at + 8, v >> 64)
 
-    def config_writable(self, at):
-        # device and link control
-        return super().config_writable(at) or at in (0x48, 0x49, 0x50, 0x51)
-
     def bar_read(self, offset, size):
         if (self.done_at and offset & ~7 == PR_CTRL
                 and time.monotonic() >= self.done_at):

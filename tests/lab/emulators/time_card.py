@@ -29,15 +29,12 @@ ADJUST_TIME, READ_TIME, READ_DONE = 1 << 1, 1 << 30, 1 << 31
 class Ocp(vfio_user.Device):
 
     bar_size = 32 << 20
-    vectors = {1: 1}
 
     def __init__(self):
         # class: system peripheral
         super().__init__(0x1d9b, 0x0400, 0x0880, (0x1d9b, 0x0400))
         self.config[0x34] = MSI
-        # 64-bit, 1 vector
-        struct.pack_into('<BBHIIH', self.config, MSI, 0x05, PCIE, 0x0080,
-                         0, 0, 0)
+        self.msi_capability(MSI, PCIE)
         self.pcie_capability(PCIE, flr=True)
         self.reset()
 
@@ -50,17 +47,6 @@ class Ocp(vfio_user.Device):
 
     def put(self, at, value):
         struct.pack_into('<I', self.bar, at, value & 0xffffffff)
-
-    def config_writable(self, at):
-        return (super().config_writable(at) or MSI + 4 <= at < MSI + 14
-                or at == MSI + 2
-                or at in (PCIE + 8, PCIE + 9, PCIE + 16, PCIE + 17))
-
-    def config_write(self, offset, data):
-        super().config_write(offset, data)
-        # only "enable" is writable
-        self.config[MSI + 2] = self.config[MSI + 2] & 1 | 0x80
-        self.flr(PCIE)
 
     def bar_write(self, offset, data):
         super().bar_write(offset, data)

@@ -20,6 +20,7 @@ class Trial(unittest.TestCase):
         self.cloud = cloud.Cloud()
         self.compute = Compute(self.cloud)
         machine.card()
+        machine.disk()
         self.cloud.clear()
         self.assertNothingInUse()
         self.wait_clean()
@@ -36,6 +37,7 @@ class Trial(unittest.TestCase):
 
     def _tidy(self):
         machine.card()
+        machine.disk()
         self.cloud.clear()
         self.assertNothingInUse()
 

@@ -4,6 +4,8 @@ from tests import lab
 from tests.lab import machine
 from tests.lab import processes
 from tests.lab.trials import base
+from tests.lab.trials import handover
+from tests.lab.trials import kinds
 
 A = '11111111-2222-4333-8444-555555555555'
 B = 'aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee'
@@ -27,9 +29,15 @@ class Nvme(OnKernel):
         """The driver nvme by itself, with a disk: each use, and erasing."""
         self.compute.stop()
         self.addCleanup(self.compute.start)
-        machine.check('echo 0 > /sys/bus/pci/devices/0000:02:00.0/'
-                      'sriov_numvfs')
-        self.check(self.put('nvme_on_kernel.py') + '0000:02:00.0')
+        machine.check(f'echo 0 > /sys/bus/pci/devices/{kinds.NVME}/'
+                      f'sriov_numvfs')
+        self.check(self.put('nvme_on_kernel.py') + kinds.NVME)
+
+    def test_2_sanitize(self):
+        """The same with a disk that has Sanitize, and not Format."""
+        self.compute.stop()
+        self.addCleanup(self.compute.start)
+        self.check(self.put('nvme_on_kernel.py') + handover.DISK)
 
 
 class Dfl(OnKernel):

@@ -5,11 +5,21 @@ import re
 
 from tests.lab import cloud
 from tests.lab import machine
+from tests.lab import processes
 from tests.lab.trials import base
 
+DISK = '0000:00:0f.0'
 NOTHING = [('00000000', '00000000')]
 CLEARING = {'accel:clears': 'memory',
             'accel:region_type_id': cloud.INTERFACE}
+
+
+def newest_record():
+    """The newest hand-over."""
+    found = json.loads(machine.check(
+        '/opt/openstack/bin/nova-accel handovers -f json'))[-1]
+    print(f'    {found}')
+    return found
 
 
 class Handover(base.Trial):
@@ -34,11 +44,6 @@ class Handover(base.Trial):
     def clearing_image(self):
         self.cloud.bitstream(clears_memory=True, properties=CLEARING)
 
-    def record(self):
-        """The newest hand-over."""
-        return json.loads(machine.check(
-            '/opt/openstack/bin/nova-accel handovers -f json'))[-1]
-
     def test_1_registers_and_memory(self):
         """The next guest finds neither registers nor memory of the last one.
 
@@ -54,9 +59,7 @@ class Handover(base.Trial):
         self.clearing_image()
         self.cloud.delete(self.boot())
         self.assertEqual(NOTHING, self.found(self.boot()))
-        record = self.record()
-        print(f'    {record}')
-        self.assertIn('cleared with image', str(record))
+        self.assertIn('cleared with image', str(newest_record()))
 
     def test_2_clearing_that_fails(self):
         """A card that cannot be cleared is offered to no server until it is.
@@ -93,3 +96,82 @@ class Handover(base.Trial):
         self.compute.start()
         self.wait_clean()
         self.assertEqual(NOTHING, self.found(self.boot()))
+
+
+class Sanitize(base.Trial):
+    """The guest has a disk whole, and leaves a secret in a block of it."""
+
+    SECRET = '5ec2e700'
+
+    def setUp(self):
+        super().setUp()
+        self.flavor = self.cloud.of_profile(self.group(
+            'SSD', **{'trait:CUSTOM_SSD_SAMSUNG': 'required'}))
+
+    def assertGuestFinds(self, expected):
+        """Boot a server; it.
+
+        :param expected: what its guest read from the block before it left the
+            secret there.
+        """
+        server = self.cloud.boot(self.flavor)
+        self.assertEqual({DISK: {'CUSTOM_ACCELERATOR_SSD': 1}},
+                         self.cloud.allocations(server))
+        self.assertIn(f'NVME status=0000 found={expected} left={self.SECRET}',
+                      self.cloud.console(server))
+        self.assertEqual(self.SECRET, self.block())
+        return server
+
+    def block(self):
+        """What the medium has there, whatever the controller says."""
+        with open(processes.RUN / 'sanitize.raw', 'rb') as medium:
+            medium.seek(2048 * 512)
+            return f'{int.from_bytes(medium.read(4), "little"):08x}'
+
+    def is_fenced(self):
+        return 'CUSTOM_ACCELERATOR_FENCED' in self.cloud.providers()[DISK][
+            'traits']
+
+    def wait_offer(self):
+        self.wait_clean()
+        self.cloud.wait('an offer', lambda: not self.is_fenced())
+
+    def operations(self):
+        """What became of each sanitize operation since the lab began."""
+        text = (processes.LOG / 'sanitize.log').read_text()
+        return [line for line in text.splitlines()
+                if line.startswith('Sanitize: ')]
+
+    def test_1_next_guest(self):
+        """The next guest reads zeros from the disk, which was sanitized."""
+        machine.disk(sanitize_seconds=6)
+        self.cloud.delete(self.assertGuestFinds('00000000'))
+        self.wait_offer()
+        self.assertEqual('00000000', self.block())
+        self.assertEqual('sanitize crypto', newest_record()['Method'])
+        self.assertGuestFinds('00000000')
+
+    def test_2_that_fails(self):
+        """A disk whose Sanitize fails is offered to no server until it works.
+
+        It leaves the failure mode, and is sanitized again.
+        """
+        server = self.assertGuestFinds('00000000')
+        begin = len(self.operations())
+        machine.disk(sanitize_fails=True)
+        self.cloud.delete(server)
+        self.cloud.wait('a fence', self.is_fenced)
+        self.cloud.wait('a failure', lambda: 'ended in failure mode'
+                        in self.compute.log(200))
+        self.assertEqual(self.SECRET, self.block())
+        self.assertIn('ended in failure mode', newest_record()['Result'])
+        _server, fault = self.cloud.refused(self.flavor, host=None)
+        self.assertIn('No valid host', fault)
+        machine.disk()
+        self.wait_offer()
+        self.assertEqual(
+            ['Sanitize: crypto begins', 'Sanitize: failed',
+             'Sanitize: failure mode ends'], self.operations()[begin:begin + 3])
+        self.assertEqual('Sanitize: ok', self.operations()[-1])
+        self.assertEqual('clean', newest_record()['Result'])
+        self.assertGuestFinds('00000000')

@@ -72,7 +72,8 @@ class Host(base.Trial):
         self.cloud.delete(server)
         self.assertNotEqual('', made())
         # meanwhile it does what it is asked for, and offers that no more
-        other = self.cloud.boot(self.cloud.of_profile(self.group('SSD')))
+        other = self.cloud.boot(self.cloud.of_profile(
+            self.group('SSD', **kinds.OF_QEMU)))
         self.assertEqual({kinds.NVME: {'CUSTOM_ACCELERATOR_SSD': 1}},
                          self.cloud.allocations(other))
         self.cloud.wait('less room', lambda: self.room() < room)

@@ -7,6 +7,8 @@ NIC, NVME, QAT, TIMECARD = ('0000:01:00.0', '0000:02:00.0', '0000:03:00.0',
                             '0000:00:0d.0')
 SINGLE = 'CUSTOM_LINUX_MTTY_SINGLE_PORT_SERIAL'
 DUAL = 'CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL'
+#: the disk with VFs; the other one is trials/handover.py's
+OF_QEMU = {'trait:CUSTOM_SSD_QEMU': 'required'}
 
 
 class Kinds(base.Trial):
@@ -30,7 +32,8 @@ class Kinds(base.Trial):
         expected = {NVME: {'CUSTOM_ACCELERATOR_SSD': 1}}
         for _ in range(2):
             server = self.assertServerHas(
-                [self.group('SSD')], expected, ' 1b36:0010 class=010802')
+                [self.group('SSD', **OF_QEMU)], expected,
+                ' 1b36:0010 class=010802')
             self.cloud.delete(server)
 
     def test_2_network_card_by_rule(self):
@@ -106,7 +109,7 @@ class Kinds(base.Trial):
         server = self.assertServerHas(
             [self.group('FPGA', **{'accel:function_id': function}),
              self.group('VGPU', **{f'trait:{SINGLE}': 'required'}),
-             self.group('SSD')], held, *guest)
+             self.group('SSD', **OF_QEMU)], held, *guest)
         self.assertGuestHas(server, function)
         self.reboot_host()
         server = self.cloud.settled(server, 'ACTIVE')

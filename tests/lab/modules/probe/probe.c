@@ -2,13 +2,15 @@
 /*
  * The "operating system" of the lab's guests: a multiboot 1 kernel that scans
  * PCI buses 0..31 through ports 0xcf8/0xcfc (SeaBIOS has assigned the BARs),
- * prints one line per function on COM1, and touches three devices to prove
- * that accesses to BARs reach them:
+ * prints one line per function on COM1, and touches four devices to prove that
+ * accesses to BARs reach them:
  *   edu  1234:11e8   BAR0+0 identification, BAR0+4 liveness (reads inverted)
  *   mtty 4348:3253   BAR0 is an 8250: +7 scratch register, +5 line status
  *   DFL  8086:09c4   BAR0+0 FME header, port 0's function UUID at +0x60008,
  *                    a register at +0x60018 and a word of memory at +0x60020,
  *                    in which it leaves a secret for the next guest
+ *   NVMe 144d:a824   block 2048, in which it leaves one as well, read and
+ *                    written by DMA, without interrupts
  * Then it halts, so that the guest stays until somebody destroys it.
  */
 typedef unsigned int u32;
@@ -36,6 +38,79 @@ static volatile u32 *bar0(u32 fn)
 {
 	wr(fn, 4, rd(fn, 4) | 7);		/* memory, i/o, bus master */
 	return (volatile u32 *)(rd(fn, 0x10) & (rd(fn, 0x10) & 1 ? ~3u : ~15u));
+}
+
+/* in memory that nothing else uses */
+#define QUEUES 0x400000u		/* a page for each: admin, completions, I/O, completions */
+#define DATA ((volatile u32 *)0x404000u)
+#define ENTRIES 8u
+#define BLOCK 2048u
+
+static u32 sent[2];
+
+static int ready(volatile u32 *m, u32 wanted)
+{
+	u32 i;
+
+	for (i = 0; i < 1u << 20; i++)
+		if ((m[0x1c / 4] & 1) == wanted)
+			return 1;
+	return 0;
+}
+
+/* One command of an NVMe controller; its status, 0xffff for no answer. */
+static u32 command(volatile u32 *m, u32 queue, u32 opcode, u32 data, u32 dw10, u32 dw11, u32 dw12)
+{
+	volatile u32 *entry = (volatile u32 *)(QUEUES + queue * 0x2000u + sent[queue] % ENTRIES * 64u);
+	volatile u32 *done = (volatile u32 *)(QUEUES + queue * 0x2000u + 0x1000u + sent[queue] % ENTRIES * 16u);
+	u32 phase = !(sent[queue] / ENTRIES & 1), i;
+
+	for (i = 0; i < 16; i++)
+		entry[i] = 0;
+	entry[0] = opcode;
+	entry[1] = queue;		/* the namespace of an I/O command */
+	entry[6] = data;
+	entry[10] = dw10; entry[11] = dw11; entry[12] = dw12;
+	sent[queue]++;
+	m[0x1000 / 4 + 2 * queue] = sent[queue] % ENTRIES;
+	/* reading a register lets the device work */
+	for (i = 0; i < 1u << 20 && (done[3] >> 16 & 1) != phase; i++)
+		(void)m[0x1c / 4];
+	if ((done[3] >> 16 & 1) != phase)
+		return 0xffff;
+	m[0x1000 / 4 + 2 * queue + 1] = sent[queue] % ENTRIES;
+	return done[3] >> 17;
+}
+
+static void nvme(volatile u32 *m)
+{
+	volatile u32 *memory = (volatile u32 *)QUEUES;
+	u32 i, before, status;
+
+	m[0x14 / 4] = 0;
+	if (!ready(m, 0))
+		return print("NVME does not end\r\n");
+	for (i = 0; i < 0x5000 / 4; i++)
+		memory[i] = 0;
+	sent[0] = sent[1] = 0;
+	m[0x24 / 4] = (ENTRIES - 1) << 16 | (ENTRIES - 1);
+	m[0x28 / 4] = QUEUES; m[0x2c / 4] = 0;
+	m[0x30 / 4] = QUEUES + 0x1000u; m[0x34 / 4] = 0;
+	m[0x14 / 4] = 0x460001;
+	if (!ready(m, 1))
+		return print("NVME does not begin\r\n");
+	status = command(m, 0, 5, QUEUES + 0x3000u, (ENTRIES - 1) << 16 | 1, 1, 0);
+	status |= command(m, 0, 1, QUEUES + 0x2000u, (ENTRIES - 1) << 16 | 1, 1 << 16 | 1, 0);
+	status |= command(m, 1, 2, (u32)DATA, BLOCK, 0, 0);
+	before = DATA[0];
+	DATA[0] = 0x5ec2e700;
+	status |= command(m, 1, 1, (u32)DATA, BLOCK, 0, 0);
+	DATA[0] = 0;
+	status |= command(m, 1, 2, (u32)DATA, BLOCK, 0, 0);
+	field("NVME status=", status, 4); field(" found=", before, 8);
+	field(" left=", DATA[0], 8); print("\r\n");
+	/* no DMA may follow the guest */
+	m[0x14 / 4] = 0;
 }
 
 void _start(void)
@@ -74,6 +149,8 @@ void _start(void)
 			field(" memory=", m[0x60020 / 4], 8); print("\r\n");
 			m[0x60018 / 4] = m[0x60020 / 4] = 0x5ec2e700;
 		}
+		if (id == 0xa824144d)
+			nvme(bar0(fn));
 		if (!(fn & 7) && !(rd(fn, 0xc) >> 16 & 0x80))
 			fn |= 7;		/* single-function device */
 	}
