@@ -18,6 +18,7 @@ import yaml
 from nova_accel.cmd import capture
 from nova_accel import conf
 from nova_accel.drivers import dfl
+from nova_accel.drivers import xrt
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import sim
@@ -80,8 +81,8 @@ class CaptureTestCase(commands.CommandTestCase):
         numbers."""
         for shown in ('json', 'csv'):
             yield (re.sub('_SERIAL(_[0-9A-F]{2}){6}', '', text) for text in (
-                self.discover('-f', shown), self.discover(
-                    '-f', shown, '--simulated-host', self.file)))
+                self.discover('--long', '-f', shown), self.discover(
+                    '--long', '-f', shown, '--simulated-host', self.file)))
 
 
 class PlayTest(CaptureTestCase):
@@ -92,8 +93,8 @@ class PlayTest(CaptureTestCase):
         path = os.path.join(self.directory, 'host.yaml')
         shutil.copy(SAMPLE / 'simulated-host.yaml', path)
         self.configure(simulated_host=path, **OPTIONS)
-        # which closes mailboxes, where a look may not
-        self.discover()
+        # nova-compute closes mailboxes, and a look does not
+        xrt.XrtDriver(sim.SimulatedKernel(path)).discover()
         self.assertEqual('', self.capture())
         for number, (there, here) in enumerate(self.both()):
             if not number:
@@ -178,12 +179,13 @@ class RedactionTest(CaptureTestCase):
         self.configure(enabled_drivers='nvme, timecard, dfl',
                        include_devices='address=*', ptp_devices='0000:05:00.0',
                        simulated_host=path)
-        there = self.discover('-f', 'json')
+        there = self.discover('--long', '-f', 'json')
         self.capture()
         for secret in (*self.SERIALS, '00_15_5d_aa_bb_cc', 'rack7', 'compute1',
                        socket.gethostname()):
             self.assertNotIn(secret.lower(), self.text.lower())
-        here = self.discover('-f', 'json', '--simulated-host', self.file)
+        here = self.discover(
+            '--long', '-f', 'json', '--simulated-host', self.file)
         self.assertIn('built on host of 00000000', here)
         self.assertEqual(*(re.sub(
             'of s?[0-9d]+|on (rack7|host)|_SERIAL_[0-9A-F_]+', '', text)

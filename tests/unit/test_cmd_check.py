@@ -13,6 +13,7 @@ import types
 
 import fixtures
 from keystoneauth1 import fixture as keystone
+from keystoneauth1 import loading as ks_loading
 import requests_mock
 
 from nova_accel.attach import claims
@@ -107,6 +108,11 @@ class CheckTestCase(commands.CommandTestCase):
         with open(self.profile, 'w') as file:
             file.write(PROFILE)
         self.set('accel', device_profiles=profiles)
+        # those that keystoneauth registers are required
+        self.addCleanup(
+            conf.CONF.unregister_opts,
+            ks_loading.get_auth_plugin_conf_options('password'),
+            'service_user')
         self.http = requests_mock.Mocker()
         self.http.start()
         self.addCleanup(self.http.stop)
