@@ -14,6 +14,7 @@ import types
 import fixtures
 from keystoneauth1 import fixture as keystone
 from keystoneauth1 import loading as ks_loading
+from oslo_privsep import priv_context
 import requests_mock
 
 from nova_accel.attach import claims
@@ -108,6 +109,7 @@ class CheckTestCase(commands.CommandTestCase):
         with open(self.profile, 'w') as file:
             file.write(PROFILE)
         self.set('accel', device_profiles=profiles)
+        self.addCleanup(priv_context.init, ['sudo'])
         # those that keystoneauth registers are required
         self.addCleanup(
             conf.CONF.unregister_opts,

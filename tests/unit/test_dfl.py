@@ -128,7 +128,8 @@ class Discovery(TestCase):
         self.config.config(group='accel', whole_cards=['5e:00.0'])
         error = self.assertRaises(exception.ConfigurationError, self.start,
                                   {'address': A})
-        self.assertIn("'5e:00.0' is not a PCI address", str(error))
+        self.assertIn("[accel] whole_cards has '5e:00.0', which is not a PCI "
+                      'address', str(error))
 
     def test_card_that_a_guest_has_since_release_0_1(self):
         known = self.start({'address': A})
