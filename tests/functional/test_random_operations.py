@@ -55,6 +55,10 @@ from tests.functional import random_steps
 #: allocations of a server that comes back with its migration, the other, in
 #: nova-api, answers 500
 NOVAS_OWN = ('_revert_allocation', '_allow_resize_to_same_host')
+#: Nova's fault where Placement did not take an allocation back. Placement tries
+#: ten times while others write to the provider, and on SQLite sees the provider
+#: as it was at the first of them
+LEAKED = re.compile('Failed to delete allocations for consumer ([0-9a-f-]+)')
 #: sequences of a series, and the number of the series of each day
 SEQUENCES = 5
 EVERYDAY = 0
@@ -651,6 +655,14 @@ class RandomOperationsTest(operations.OperationsTestBase):
             # Nova writes it after the status
             self.assertIn('fault', server)
             message = server['fault']['message'].rstrip()
+            leaked = LEAKED.match(message)
+            if leaked:
+                # what nova-manage placement audit --delete does
+                self.computes[HOSTS[0]].driver.virtapi.reportclient \
+                    .delete_allocation_for_instance(
+                        nova_context.get_admin_context(), leaked[1],
+                        force=True)
+                return
             self.assertEqual(('.', True),
                              (message[-1:], ' ' in message), message)
 

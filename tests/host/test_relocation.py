@@ -276,6 +276,7 @@ class KilledTest(RelocationTestCase):
         compute = killed.Processes(
             self.directory, self.simulated.path, enabled_drivers=['gpu'],
             simulated_host=self.simulated.path,
+            bitstream_cache=f'{self.directory}/cache',
             include_devices=conf.CONF.accel.include_devices, pools='host')
         self.addCleanup(compute.close)
         point = 0

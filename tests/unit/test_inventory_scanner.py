@@ -147,10 +147,12 @@ class HangingTest(ScannerTestBase):
         self.hang(self.driver, 'examine', B)
         self.hang(self.driver, 'state', B)
         before = threading.active_count()
+        took = []
         for number in range(20):
             self.driver.devices = (fpga(A), fpga(B), fpga(C, number % 2 + 1))
-            took = self.timed(self.look)
-            self.assertTrue(took < (3.5 if number < 1 else 1), took)
+            took.append(self.timed(self.look))
+        # one that waited for the card would take a second
+        self.assertTrue(sum(took[1:]) < 10, took)
         self.assertEqual(before + 1, threading.active_count())
         self.assertEqual([OK, QUARANTINED, OK], self.healths())
 
