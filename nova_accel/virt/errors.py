@@ -19,6 +19,9 @@ from nova_accel import exception
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
+#: without waiting for threads; tests have their own
+end_process = os._exit
+
 
 @contextlib.contextmanager
 def start_refused():
@@ -38,7 +41,7 @@ def start_refused():
     if refused is not None:
         LOG.critical('nova-compute does not start: %s', refused)
         python_logging.shutdown()
-        os._exit(1)
+        end_process(1)
 
 
 def warn_of_simulation() -> None:

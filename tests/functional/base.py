@@ -209,6 +209,14 @@ def hostdev_addresses(xml):
     return sorted(address for address, _ in hostdevs(xml))
 
 
+class Ended(Exception):
+    """nova-compute would have ended its process here."""
+
+
+def _end_process(status):
+    raise Ended
+
+
 class PlacementLogContext:
     """In place of oslo_context.context in Placement's request log."""
 
@@ -269,6 +277,8 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             lambda context: None))
         self.useFixture(fixtures.MonkeyPatch(
             'placement.requestlog.context', PlacementLogContext))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.virt.errors.end_process', _end_process))
         with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
             # that of Nova, not that of a test
             base.ServersTestBase.setUp(self)

@@ -80,7 +80,7 @@ class CompletionTest(commands.CommandTestCase):
         return set(found.stdout.split())
 
     def test_completion(self):
-        self.assertEqual({'discover'}, self.completed('dis'))
+        self.assertEqual({'disable', 'discover'}, self.completed('dis'))
         self.assertEqual({'check', 'list', 'show'},
                          self.completed('profile', ''))
         self.assertEqual({'--long'}, self.completed('discover', '--l'))
