@@ -12,6 +12,7 @@ import uuid
 import fixtures
 from nova.scheduler.client import report
 from nova.scheduler import utils
+from nova.virt import fake
 
 from nova_accel import naming
 from nova_accel.scheduler import filters
@@ -44,6 +45,13 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.scheduler.filters.SCHEDULINGS',
             scheduling.Schedulings(filters._get)))
+        resources = fake.FakeDriver.get_available_resource
+        # as our driver reports them
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.virt.fake.FakeDriver.get_available_resource',
+            lambda driver, nodename: {
+                **resources(driver, nodename),
+                'stats': {naming.STATISTIC: '1'}}))
         #: name -> uuid of each region
         self.regions = {}
         #: what the scheduler asked of Placement
