@@ -242,8 +242,8 @@ def _privileges(host) -> Iterator[Line]:
             user, effective = call()
         except Exception as error:
             # whatever oslo.privsep and the helper's absence raise
-            yield Line(FAILURE, f'the privileged process of [{section}] '
-                                f'cannot be started ({short(error)})', remedy)
+            yield Line(FAILURE, short(getattr(error, 'strerror', '') or error),
+                       remedy)
             continue
         if user != 0:
             yield Line(FAILURE, f'the privileged process of [{section}] runs '

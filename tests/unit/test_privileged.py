@@ -619,6 +619,22 @@ class Privileged(testtools.TestCase):
                          result.stdout, result.stderr)
 
 
+class StartTest(testtools.TestCase):
+
+    def test_helper_that_is_missing_or_fails(self):
+        """It is said of which section, and not taken for the device's."""
+        config = self.useFixture(config_fixture.Config(conf.CONF))
+        for helper, words in (('/nonexistent', "'/nonexistent'"),
+                              ('/bin/false', 'exited non-zero (1)')):
+            config.config(group='nova_accel_privileged_disks',
+                          helper_command=helper)
+            error = self.assertRaises(OSError, privsep.disks.start)
+            self.assertEqual(errno.ENOEXEC, error.errno)
+            self.assertIn('[nova_accel_privileged_disks] does not start',
+                          error.strerror)
+            self.assertIn(words, error.strerror)
+
+
 @ddt.ddt
 class Rootwrap(testtools.TestCase):
     """The filter lets one command through, and nothing that looks like it."""
