@@ -232,6 +232,11 @@ class Cloud:
     def clear(self):
         """Delete what trials made."""
         self.delete(*self.compute.servers(details=False))
+        # a region is programmed with its image again, which is deleted below;
+        # not for ever, as some trials have this fail
+        machine.run('end=$((SECONDS + 60)); while ((SECONDS < end)) && '
+                    '/opt/openstack/bin/nova-accel claims -f value -c State '
+                    '| grep -q Deleting; do sleep 1; done', 120)
         for flavor in self.compute.flavors():
             self.compute.delete_flavor(flavor)
         for image in self.api.image.images():
