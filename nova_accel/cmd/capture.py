@@ -56,10 +56,7 @@ class Capture(command.Command):
         configuration.add_argument(parser)
         parser.add_argument('file', metavar='FILE', nargs='?', default='-',
                             help='file to write (default: standard output)')
-        parser.add_argument(
-            '--driver', action='append', metavar='NAME', dest='drivers',
-            help='look with this driver, in place of [accel] enabled_drivers; '
-                 'may be repeated')
+        configuration.add_driver_argument(parser)
         return parser
 
     def run(self, parsed_args):
@@ -68,11 +65,7 @@ class Capture(command.Command):
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
-        names = parsed_args.drivers or CONF.accel.enabled_drivers
-        if not names:
-            raise exception.ConfigurationError(
-                'No driver is enabled: set [accel] enabled_drivers or give '
-                '--driver.')
+        names = configuration.drivers(parsed_args)
         kernel = host_kernel.open_kernel(CONF.host, writes=False)
         recorded = record(kernel, names, self._warn)
         try:

@@ -46,6 +46,27 @@ def read(files: Iterable[str] | None) -> None:
             f'--config-file.') from error
 
 
+def add_driver_argument(parser) -> None:
+    """Give a command the argument --driver."""
+    parser.add_argument(
+        '--driver', action='append', metavar='NAME', dest='drivers',
+        help='look with this driver, in place of [accel] enabled_drivers; '
+             'may be repeated')
+
+
+def drivers(parsed_args) -> list[str]:
+    """Return the names of the drivers to look with.
+
+    :raises ConfigurationError: there are none.
+    """
+    names = parsed_args.drivers or CONF.accel.enabled_drivers
+    if not names:
+        raise exception.ConfigurationError(
+            'No driver is enabled: set [accel] enabled_drivers or give '
+            '--driver.')
+    return names
+
+
 def _nova_directory() -> str:
     """Return the directory in which Nova is installed."""
     found = importlib.util.find_spec('nova')

@@ -57,10 +57,7 @@ class Discover(output.Lister):
             help='look at the host that this file describes, in place of '
                  '[accel] simulated_host; it ends at Placement, because '
                  'libvirt refuses simulated devices')
-        parser.add_argument(
-            '--driver', action='append', metavar='NAME', dest='drivers',
-            help='look with this driver, in place of [accel] enabled_drivers; '
-                 'may be repeated')
+        configuration.add_driver_argument(parser)
         return parser
 
     def run(self, parsed_args):
@@ -190,13 +187,8 @@ class Discover(output.Lister):
             programmed; None where it is not.
         """
         kernel = host_kernel.open_kernel(CONF.host, writes=False)
-        names = CONF.accel.enabled_drivers
-        if not names:
-            raise exception.ConfigurationError(
-                'No driver is enabled: set [accel] enabled_drivers or give '
-                '--driver.')
         loaded, failed = {}, {}
-        for name in names:
+        for name in CONF.accel.enabled_drivers:
             try:
                 loaded.update(drivers.load([name], kernel))
             except Exception as e:
@@ -251,9 +243,8 @@ def _configure(parsed_args):
     if parsed_args.simulated_host:
         CONF.set_override('simulated_host', parsed_args.simulated_host,
                           group='accel')
-    if parsed_args.drivers:
-        CONF.set_override('enabled_drivers', parsed_args.drivers,
-                          group='accel')
+    CONF.set_override('enabled_drivers', configuration.drivers(parsed_args),
+                      group='accel')
 
 
 def _holder(claim):

@@ -108,15 +108,15 @@ def purge(placement, host: str, dry_run: bool = False) -> list[Provider]:
         if dry_run:
             return found
         for provider in found:
-            response = placement.delete(
-                f'/resource_providers/{provider["uuid"]}',
-                microversion=_VERSION, raise_exc=False)
-            if response.status_code == 409:
+            try:
+                placement.delete(f'/resource_providers/{provider["uuid"]}',
+                                 microversion=_VERSION)
+            except keystone.NotFound:
+                pass
+            except keystone.Conflict as error:
                 # allocated from since, or it has a new child
-                answer = response.text
+                answer = getattr(error.response, 'text', '')
                 break
-            if response.status_code != 404:
-                _check(response)
             removed.append(provider)
         else:
             return removed
@@ -131,13 +131,14 @@ def is_running(compute, host: str) -> bool:
 
     :param compute: keystoneauth1 Adapter.
     """
-    response = compute.get(
-        '/os-hypervisors/detail', params={'hypervisor_hostname_pattern': host},
-        microversion=_COMPUTE_VERSION, raise_exc=False)
-    if response.status_code == 404:
+    try:
+        found = compute.get(
+            '/os-hypervisors/detail', microversion=_COMPUTE_VERSION,
+            params={'hypervisor_hostname_pattern': host}).json()
+    except keystone.NotFound:
         return False
     return any(h['hypervisor_hostname'] == host and h['state'] == 'up'
-               for h in _check(response).json()['hypervisors'])
+               for h in found['hypervisors'])
 
 
 def _providers(placement, host):
@@ -180,13 +181,4 @@ def _refuse_in_use(placement, host, found):
 
 
 def _get(placement, url, **params):
-    return _check(placement.get(
-        url, params=params, microversion=_VERSION, raise_exc=False)).json()
-
-
-def _check(response):
-    """:raises keystoneauth1.exceptions.HttpError: as the status says."""
-    if response.status_code >= 400:
-        raise keystone.from_response(
-            response, response.request.method, response.url)
-    return response
+    return placement.get(url, params=params, microversion=_VERSION).json()
