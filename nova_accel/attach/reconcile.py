@@ -203,8 +203,8 @@ class Reconciler:
 
         :param name: address of its handle, or uuid of the claim.
         :returns: what was found, and done.
-        :raises DeviceUnavailable: there is no such claim, something stands
-            behind it, or its device could not be cleaned.
+        :raises DeviceUnavailable: no claim has this name, a guest, an
+            allocation or a server needs it, or its device stays unclean.
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]

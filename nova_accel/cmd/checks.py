@@ -96,7 +96,7 @@ class Host:
             self._look()
 
     def _look(self):
-        # sudo asks nobody for a password, as under nova-compute; otherwise
+        # sudo -n asks for no password, as under nova-compute; otherwise
         # the command of nova.utils.get_root_helper()
         helper = 'sudo -n' if CONF.workarounds.disable_rootwrap else (
             f'sudo -n nova-rootwrap {CONF.rootwrap_config}')

@@ -47,7 +47,7 @@ class Cloud:
     """A cloud as its operator sees it.
 
     :param name: entry of clouds.yaml; None takes the environment.
-    :raises ConfigurationError: there are no usable credentials.
+    :raises ConfigurationError: the credentials are missing or unusable.
     """
 
     def __init__(self, name: str | None = None):

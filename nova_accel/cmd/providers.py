@@ -21,7 +21,7 @@ _DRIVER = 'accel.AccelLibvirtDriver'
 _VERSION = '1.14'
 #: hypervisors by name, with the state of nova-compute
 _COMPUTE_VERSION = '2.53'
-#: how often a purge begins again because somebody changed the tree meanwhile
+#: how often a purge begins again because the tree changed meanwhile
 _ATTEMPTS = 5
 
 Provider = Mapping[str, typing.Any]
@@ -98,7 +98,7 @@ def purge(placement, host: str, dry_run: bool = False) -> list[Provider]:
     :raises DeviceUnavailable: something is allocated from one of them;
         nothing was removed, or less than all if the allocation is new.
     :raises PlacementUnavailable: Placement refused to remove one.
-    :raises ConfigurationError: Placement has no such root provider.
+    :raises ConfigurationError: Placement does not know the root provider.
     """
     removed: list[Provider] = []
     answer = ''

@@ -32,7 +32,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             host_state, 'accel_weight_multiplier', self._multiplier)
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
-        """Return 0 to 1 for each host; 0 where nothing is to be programmed."""
+        """Return 0 to 1 for each host; 0 where the flavor wants no function."""
         scheduling = filters.SCHEDULINGS.of(weight_properties)
         if not scheduling.wishes:
             return [0.0] * len(weighed_obj_list)

@@ -58,7 +58,7 @@ class Redaction:
         """The stand-in of a value; the value where it identifies nothing."""
         places = sum(map(str.isalnum, value))
         if not re.search('[1-9]', value):
-            # all zeros, or a word such as "unknown": there is no number
+            # all zeros, or a word such as "unknown": not a serial number
             return value
         if value not in self.stand_ins:
             digits = iter(str(len(self.stand_ins) + 1).zfill(places))

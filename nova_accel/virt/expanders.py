@@ -5,7 +5,7 @@ A guest reads the NUMA node of a device from the root of the device's PCI tree
 (ACPI _PXM), and the root that every guest has belongs to no node. Each guest
 node that is tied to the host node of a device therefore gets a root of its own,
 QEMU's pxb-pcie, and each device a root port below it, which no other device
-can take: libvirt puts what has no address into any port that is free.
+can take: libvirt puts devices without an address into any free port.
 
 libvirt keeps the alias of a port, so that the guest itself tells where a
 device was that comes back (port_of).
