@@ -199,7 +199,8 @@ class FpgaTest(KilledTestCase, OperationsMixin):
         seconds, said = self.compute.run([[
             'boot_and_sigterm', A, self.SPECS, self.allocation, None,
             SERVER]])[0]
-        self.assertLess(seconds, 2)
+        # programming may take 300 s
+        self.assertLess(seconds, 60)
         self.assertIn('nova-compute stops', said[0])
         self.compute.run([['heal', A], ['reconcile'], ['delete', SERVER]])
         self.assertNothingLeft()
@@ -223,7 +224,6 @@ class SanitizeTest(DiskTest):
     """Servers delete the namespaces of their disks."""
 
     DEVICES = {'nvmes': [{'address': DISK, 'sanitize': ['crypto']}]}
-    OPTIONS = {'device_timeout': 1}
     SIZE = 1 << 39
 
     def booted(self, uuid_=SERVER):
@@ -235,6 +235,12 @@ class SanitizeTest(DiskTest):
         found = self.simulated.kernel.read_nvme(DISK)
         self.assertEqual([self.SIZE], [
             n.blocks * n.block_size for n in found.namespaces])
+
+
+class HangingSanitizeTest(SanitizeTest):
+
+    OPTIONS = {'device_timeout': 1}
+    test_plug = test_unplug = test_resume = None
 
     def test_sanitize_that_runs_when_it_is_killed(self):
         """The next nova-compute waits for it."""

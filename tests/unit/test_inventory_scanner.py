@@ -22,9 +22,12 @@ OK, QUARANTINED, GONE = model.Health
 
 class ScannerTestBase(InventoryTestBase):
 
+    #: seconds; tests of calls that hang wait as long
+    TIMEOUT = 60
+
     def setUp(self):
         super().setUp()
-        self.conf.config(group='accel', discovery_timeout=1)
+        self.conf.config(group='accel', discovery_timeout=self.TIMEOUT)
         self.driver.devices = (fpga(A), fpga(B), fpga(C))
         self.other.devices = ()
 
@@ -118,6 +121,8 @@ class FailuresTest(ScannerTestBase):
 
 class HangingTest(ScannerTestBase):
 
+    TIMEOUT = 2
+
     def test_siblings_go_on(self):
         self.inventory.scan()
         hangs = self.hang(self.driver, 'examine', B)
@@ -125,7 +130,7 @@ class HangingTest(ScannerTestBase):
         self.look()
         self.assertEqual([OK, QUARANTINED, OK], self.healths())
         self.assertEqual(OK, self.health('0000:04:00.0'))
-        self.assertIn('did not end within 1 s',
+        self.assertIn('did not end within 2 s',
                       self.inventory.devices[B].reason)
         # given, and released, as if it were not there
         for address in (A, C, '0000:04:00.0'):
@@ -166,9 +171,10 @@ class HangingTest(ScannerTestBase):
             self.inventory.configure()
             self.inventory.scan()
             self.inventory.check_configuration()
-        self.conf.config(group='accel', discovery_timeout=2)
+        self.conf.config(group='accel', discovery_timeout=4)
         took = self.timed(start)
-        self.assertTrue(1.5 < took < 3, took)
+        # four calls hang
+        self.assertTrue(3.5 < took < 8, took)
         self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_known_card_that_hangs_at_the_start(self):
@@ -615,6 +621,7 @@ class HeldTest(ScannerTestBase):
         self.driver.devices = (dataclasses.replace(
             fpga(A), health=QUARANTINED, reason='it is slow'),)
         self.inventory.scan()
+        self.conf.config(group='accel', discovery_timeout=1)
         self.hang(self.driver, 'answers')
         claim = self.claim(A)
         for _ in range(2):
@@ -692,6 +699,8 @@ class RecoveryTest(ScannerTestBase):
 
 class SimulatedTest(ScannerTestBase):
     """The real drivers on the simulated kernel."""
+
+    TIMEOUT = 2
 
     def start(self, driver, *cards, **kinds):
         self.conf.config(group='accel', whole_cards=[A, B],

@@ -274,15 +274,12 @@ class Programming(TestCase):
         self.kernel.guest_takes(A)
         self.fails(errno.ENODEV, self.program)
 
-    def test_one_card_at_a_time_two_cards_at_once(self):
-        self.start({'address': A, 'ports': 2, 'programming_seconds': 0.4},
-                   {'address': B, 'programming_seconds': 0.4})
+    def test_one_port_of_a_card_at_a_time(self):
+        self.start({'address': A, 'ports': 2, 'programming_seconds': 0.4})
         self.host.gbs()
         began = time.monotonic()
         for address, port in ((A, 0), (A, 1)):
             self.in_background(self.program, address, port)
-        self.program(B)
-        self.assertTrue(time.monotonic() - began < 0.75)
         self.wait_for(lambda: self.manager('state') == 'operating'
                       and self._both())
         self.assertTrue(time.monotonic() - began >= 0.8)
@@ -304,7 +301,7 @@ class Programming(TestCase):
         time.sleep(0.2)
         self.assertTrue(worker.is_alive())
         self.kernel.set_fault(A, hang=None)
-        worker.join(5)
+        worker.join(60)
         self.assertFalse(worker.is_alive())
 
     def test_read_that_hangs_costs_only_its_card(self):
