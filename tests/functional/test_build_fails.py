@@ -191,6 +191,7 @@ class CardTest(FailureBase):
         for host in self.HOSTS:
             self.kernel(host).set_fault(DEVICE, hang='program')
         server = self.boot(self.specs, expected_state='ERROR')
+        self.flags(programming_timeout=300, group='accel')
         self.assertIn('did not end within 1 s', self.fault(server))
         self.assertNothingLeft(server)
         # the region is kept from others, and the service goes on

@@ -184,6 +184,7 @@ class UnknownTest(base.AcceleratorTestBase):
         kernel = self.kernel('compute1')
         kernel.set_fault(DEVICE, hang='program')
         server = self.boot(self.flavor(self.two), expected_state='ERROR')
+        self.flags(programming_timeout=300, group='accel')
         self._delete_server(server)
         self.report()
         self.assertUnknown()

@@ -110,11 +110,12 @@ class NvmeTest(base.AcceleratorTestBase):
         self.assertEqual([DISK], self.hostdevs(self.boot(FLAVOR)))
 
     def test_erasing_that_takes_long(self):
-        self.flags(device_timeout=1, group='accel')
         server = self.boot(FLAVOR)
+        self.flags(device_timeout=1, group='accel')
         self.disk.write_disk(DISK, 'a secret')
         self.disk.set_fault(DISK, hang='format')
         self.delete_unerased(server)
+        self.flags(device_timeout=30, group='accel')
         # nobody has to ask again when it ends
         self.disk.set_fault(DISK, hang=None)
         self._wait_for_assert(lambda: self.assertEqual([], self.claims()))

@@ -1,17 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel tree on a cloud: who has what, in the words of all services."""
 
-import contextlib
-import io
 import json
 
 import fixtures
 from wsgi_intercept import interceptor
 
-from nova_accel.cmd import main
 from nova_accel.cmd import tree
 from tests.functional import base
 from tests.functional.base import card, CRYPTO, fpga_flavor, NLB0
+from tests.unit import commands
 
 A, B = '0000:5e:00.0', '0000:81:00.0'
 
@@ -49,14 +47,9 @@ class TreeTest(base.AcceleratorTestBase):
                 ('IMAGE_ENDPOINT_OVERRIDE',
                  f'{self.glance.service.url}/v2')):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
-        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            command = main.NovaAccel()
-            command.command_manager.add_command('tree', tree.Tree)
-            status = command.run(['tree', '-f', 'json'])
-        self.assertEqual(0, status, stderr.getvalue())
-        rows = {row.pop('Provider'): row
-                for row in json.loads(stdout.getvalue())}
+        done = commands.run('tree', '-f', 'json', tree=tree.Tree)
+        self.assertEqual(0, done.returncode, done.stderr)
+        rows = {row.pop('Provider'): row for row in json.loads(done.stdout)}
         self.assertEqual({f'compute1_accel_{A}', f'compute1_accel_{B}',
                           f'compute1_accel_{A}_region0',
                           f'compute1_accel_{B}_region0'}, set(rows))

@@ -52,7 +52,7 @@ class VgpuTestBase(operations.OperationsTestBase):
         self.provider_name = f'compute1_accel_{GPU}'
 
     def start_compute(self, hostname, *args, **kwargs):
-        self.flags(enabled_drivers=list(self.DRIVERS), device_timeout=1,
+        self.flags(enabled_drivers=list(self.DRIVERS), device_timeout=5,
                    group='accel')
         return super().start_compute(hostname, *args, **kwargs)
 

@@ -8,10 +8,7 @@ servers are asked for, which are answered as by its API.
 # chooses the threading mode, and so comes before the rest of Nova
 from tests import functional  # noqa: F401
 
-import contextlib
-import io
 import json
-import logging
 import os
 import uuid
 
@@ -20,11 +17,11 @@ from nova.tests.functional import fixtures as nova_fixtures
 import requests_mock
 import testtools
 
-from nova_accel.cmd import main
 from nova_accel.cmd import why
 from nova_accel import conf
 from nova_accel import naming
 from tests import glance_service
+from tests.unit import commands
 
 FPGA, GPU = 'CUSTOM_ACCELERATOR_FPGA', 'CUSTOM_ACCELERATOR_GPU'
 L40S = 'CUSTOM_GPU_NVIDIA_L40S'
@@ -132,19 +129,9 @@ class WhyTestCase(testtools.TestCase):
                                       'extra_specs': specs}
         with open(os.path.join(self.directory, 'nova.conf'), 'w') as file:
             file.write(f'[accel]\ndevice_profiles = {self.directory}\n')
-        log = logging.getLogger()
-        handlers, level = log.handlers[:], log.level
-        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            app = main.NovaAccel()
-            app.command_manager.add_command('why', why.Why)
-            try:
-                status = app.run([
-                    'why', '-f', 'json', '--config-file', file.name,
-                    *(arguments or ('tried',))])
-            finally:
-                log.handlers[:], log.level = handlers, level
-        return status, stdout.getvalue(), stderr.getvalue()
+        done = commands.run('why', '-f', 'json', '--config-file', file.name,
+                            *(arguments or ('tried',)), why=why.Why)
+        return done.returncode, done.stdout, done.stderr
 
     def why(self, specs, *arguments, status=1, **flavor):
         """Provider, or host, -> (rank, why)."""

@@ -1,8 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel make-bitstream, as an operator starts it."""
 
-import contextlib
-import io
 import os
 import shlex
 import uuid
@@ -13,9 +11,9 @@ import testtools
 from nova_accel.bitstream import gbs
 from nova_accel.bitstream import xclbin
 from nova_accel.cmd import bitstreams
-from nova_accel.cmd import main
 from nova_accel.drivers import dfl
 from nova_accel import model
+from tests.unit import commands
 from tests.unit.host import B, FUNCTION, INTERFACE, plain, SimulatedHost
 
 
@@ -27,14 +25,10 @@ class MakeBitstreamTest(testtools.TestCase):
 
     def call(self, name, *arguments, status=0):
         path = os.path.join(self.directory, name)
-        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            command = main.NovaAccel()
-            command.command_manager.add_command(
-                'make-bitstream', bitstreams.MakeBitstream)
-            self.assertEqual(status, command.run(
-                ['make-bitstream', path, *arguments]), stderr.getvalue())
-        return path, stdout.getvalue(), stderr.getvalue()
+        done = commands.run('make-bitstream', path, *arguments,
+                            **{'make-bitstream': bitstreams.MakeBitstream})
+        self.assertEqual(status, done.returncode, done.stderr)
+        return path, done.stdout, done.stderr
 
     def test_simulated_card_takes_it(self):
         path, said, _ = self.call('nlb.gbs', '--region-type', INTERFACE,

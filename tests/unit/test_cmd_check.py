@@ -2,9 +2,7 @@
 """nova-accel check: a host that is well, and one broken thing per test."""
 
 import contextlib
-import io
 import json
-import logging
 import os
 import sqlite3
 import sys
@@ -19,7 +17,6 @@ import requests_mock
 
 from nova_accel.attach import claims
 from nova_accel.cmd import check
-from nova_accel.cmd import main
 from nova_accel import conf
 from nova_accel import privsep
 from tests.unit import commands
@@ -163,22 +160,11 @@ class CheckTestCase(commands.CommandTestCase):
                                  else [value]))
 
     def call(self, *arguments):
-        # an installation that is not of this tree lacks the command
-        nova_accel = main.NovaAccel()
-        nova_accel.command_manager.add_command('check', check.Check)
-        handlers = logging.getLogger().handlers[:]
-        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            nova_accel.stdout, nova_accel.stderr = stdout, stderr
-            try:
-                status = nova_accel.run([
-                    'check', '--config-file', self.config, *arguments])
-            finally:
-                logging.getLogger().handlers[:] = handlers
-                conf.CONF.reset()
-        return types.SimpleNamespace(
-            returncode=status, stdout=stdout.getvalue(),
-            stderr=stderr.getvalue())
+        try:
+            return commands.run('check', '--config-file', self.config,
+                                *arguments, check=check.Check)
+        finally:
+            conf.CONF.reset()
 
     def check(self, status, *arguments):
         """The lines that are not well, and how check ends."""

@@ -1,8 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How nova-accel starts, and what bash completes."""
 
-import contextlib
-import io
 import subprocess
 import sys
 
@@ -62,13 +60,10 @@ class CompletionTest(commands.CommandTestCase):
 
     def setUp(self):
         super().setUp()
-        with contextlib.redirect_stdout(io.StringIO()) as stdout:
-            command = main.NovaAccel()
-            command.command_manager.add_command(
-                'make-bitstream', bitstreams.MakeBitstream)
-            self.assertEqual(0, command.run(
-                ['complete', '--name', 'nova-accel']))
-        self.script = stdout.getvalue()
+        done = commands.run('complete', '--name', 'nova-accel',
+                            **{'make-bitstream': bitstreams.MakeBitstream})
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.script = done.stdout
 
     def completed(self, *words):
         found = subprocess.run(

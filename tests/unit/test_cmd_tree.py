@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel tree, with Placement itself."""
 
-import contextlib
 import io
 import json
 import logging
@@ -10,10 +9,10 @@ import os
 import fixtures
 import testtools
 
-from nova_accel.cmd import main
 from nova_accel.cmd import tree
 from nova_accel import model
 from nova_accel import naming
+from tests.unit import commands
 from tests.unit import placement
 from tests.unit.host import FUNCTION, OTHER
 
@@ -68,14 +67,10 @@ class TreeTest(testtools.TestCase):
             naming.region_traits(CARD, loaded or region()) | set(traits))
 
     def call(self, *arguments, status=0, stdout=None):
-        stdout = stdout or io.StringIO()
-        with (contextlib.redirect_stdout(stdout),
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            found = main.NovaAccel()
-            found.command_manager.add_command('tree', tree.Tree)
-            self.assertEqual(status, found.run(['tree', *arguments]),
-                             stderr.getvalue())
-        return stdout.getvalue() if status == 0 else stderr.getvalue()
+        done = commands.run('tree', *arguments, stdout=stdout,
+                            tree=tree.Tree)
+        self.assertEqual(status, done.returncode, done.stderr)
+        return done.stdout if status == 0 else done.stderr
 
     def rows(self, *arguments):
         return {row['Provider']: row for row in json.loads(

@@ -4,15 +4,11 @@
 What it finds is in tests/functional/test_why.py.
 """
 
-import contextlib
-import io
-import logging
 import os
 
 import fixtures
 import requests_mock
 
-from nova_accel.cmd import main
 from nova_accel.cmd import why
 from nova_accel import conf
 from tests.unit import commands
@@ -46,22 +42,15 @@ class CannotLookTest(commands.CommandTestCase):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
 
     def assertSays(self, text, *arguments):
-        log = logging.getLogger()
-        handlers, level = log.handlers[:], log.level
-        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            app = main.NovaAccel()
-            app.command_manager.add_command('why', why.Why)
-            try:
-                status = app.run(['why', '--config-file', self.config,
-                                  *(arguments or ('7',))])
-            finally:
-                log.handlers[:], log.level = handlers, level
-                conf.CONF.reset()
-        self.assertEqual((2, ''), (status, stdout.getvalue()))
-        self.assertIn(text, stderr.getvalue().splitlines()[-1])
-        self.assertNotIn('Traceback', stderr.getvalue())
-        self.assertNotIn('secret', stderr.getvalue())
+        try:
+            done = commands.run('why', '--config-file', self.config,
+                                *(arguments or ('7',)), why=why.Why)
+        finally:
+            conf.CONF.reset()
+        self.assertEqual((2, ''), (done.returncode, done.stdout))
+        self.assertIn(text, done.stderr.splitlines()[-1])
+        self.assertNotIn('Traceback', done.stderr)
+        self.assertNotIn('secret', done.stderr)
 
     def test_no_credentials(self):
         self.assertSays('Credentials were read from the environment (OS_*) and '
