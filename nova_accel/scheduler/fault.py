@@ -56,7 +56,8 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
     if not found:
         query = utils.resources_from_request_spec(
             context, spec, manager.host_manager).to_querystring()
-        ask = functools.partial(_ask, get, query)
+        ask = functools.partial(
+            _ask, functools.cache(lambda url: get(url, _VERSION)), query)
         found = _within_limit(lambda: missing.reason(groups, servers, ask))
     if found:
         LOG.info('No host for server %(server)s: %(reason)s',
@@ -68,7 +69,7 @@ def _ask(get, query, groups) -> missing.Answer:
     """
     :raises ConnectionError: Placement does not say.
     """
-    response = get(candidates.url_of_part(query, groups), _VERSION)
+    response = get(candidates.url_of_part(query, groups))
     if response and response.status_code == 200:
         return (missing.Answer.FREE if response.json()['allocation_requests']
                 else missing.Answer.NONE)

@@ -91,10 +91,15 @@ def reason(groups: Mapping[str, request.Group], servers: int,
         return (f'Accelerators: a host has them free, but not together with '
                 f'all else that the server asks for (processors, memory, '
                 f'disk, zone, networks): {_LATER}.')
+    # groups that are alike have one answer
+    alone: list[request.Group] = []
     for suffix, group in groups.items():
-        answer = whole if len(groups) == 1 else ask({suffix: group})
+        if suffix and group in alone:
+            continue
+        answer = ask({suffix: group})
         if answer is not Answer.FREE:
             return _of_group(suffix, group, answer, len(groups) > 1, ask)
+        alone += [group] * bool(suffix)
     return (f'Accelerators: each of the {len(groups)} groups of the flavor '
             f'can be had, and no host for this server has all of them '
             f'together: {_LATER}.')

@@ -65,6 +65,25 @@ class FaultTest(unittest.TestCase):
             self.assertEqual(TAKEN, self.reason(self.taken))
         self.assertIn(f'No host for server {self.spec().instance_uuid}: '
                       f'{TAKEN}', log.output[0])
+        # the group, and a host for the server at all
+        self.assertEqual(2, len(self.urls), self.urls)
+
+    def test_each_question_once(self):
+        trait = 'CUSTOM_FPGA_INTEL'
+        self.reason(self.taken, self.spec(
+            {**SPECS, f'trait1:{trait}': 'required'}))
+        self.assertEqual(3, len(set(self.urls)))
+        self.assertEqual(3, len(self.urls), self.urls)
+        del self.urls[:]
+
+        def free_alone(url, version):
+            answer = self.taken(url, version)
+            return answer if url.count('resources') > 2 else self.response(
+                200, {'allocation_requests': [{}]})
+        self.assertIn('each of the 8 groups', self.reason(
+            free_alone, self.spec({
+                f'resources{n}:{FPGA}': '1' for n in range(1, 9)})))
+        self.assertEqual(2, len(self.urls), self.urls)
 
     def test_not_asked(self):
         malformed = {f'resources1:{FPGA}': 'one'}
