@@ -131,8 +131,11 @@ def _of_group(suffix, group, answer, is_one_of_several, ask):
         f': {_LATER}.' if is_known else ': choose another flavor.')
     words = ' and '.join(cut.words for cut in named if cut.words)
     if words:
+        # not less than the placeholder: names of classes and groups are long
+        # enough to leave no room
         words = ' ' + textwrap.shorten(
-            words, _LENGTH - len(head) - len(tail) - 1, placeholder=' ...')
+            words, max(10, _LENGTH - len(head) - len(tail) - 1),
+            placeholder=' ...')
     return head + words + tail
 
 

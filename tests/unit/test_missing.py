@@ -201,6 +201,15 @@ class MissingTest(unittest.TestCase):
         self.assertTrue(told.endswith(
             ' ..., others are free: choose another flavor.'), told)
 
+    def test_names_that_leave_no_room(self):
+        """Nova cuts the sentence off; it is one, all the same."""
+        name = f'CUSTOM_ACCELERATOR_{"X" * 200}'
+        self.assertIn(f'offers any {"X" * 200} with ..., others are free: ',
+                      missing.reason(
+                          request.groups(specs(a1={name: 1},
+                                               t1={L40S: 'required'})), 1,
+                          Placement([Device({name: 1})]).ask))
+
     def test_group_without_accelerators_is_not_asked_for(self):
         self.assertEqual({}, missing.of_accelerators(request.groups(
             {'resources:VCPU': '2', 'resources1:CUSTOM_OTHER': '1',
