@@ -7,6 +7,10 @@ from urllib import parse
 
 from nova_accel import request
 
+#: what of Nova's question says which hosts a server may go to, whatever it
+#: asks of them (ResourceRequest.to_querystring, Nova 31 to 34)
+_OF_HOSTS = ('in_tree', 'member_of', 'required', 'root_required')
+
 
 def url(groups: Mapping[str, request.Group], limit: int, *,
         policy: str | None = None, root_forbidden: Iterable[str] = (),
@@ -20,6 +24,37 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
     :param root_forbidden: traits that no host may have.
     :param in_tree: UUID of the only host that is asked for.
     """
+    query = _of_groups(groups, policy)
+    if root_forbidden:
+        query.append(('root_required', ','.join(
+            f'!{trait}' for trait in root_forbidden)))
+    if in_tree:
+        query += [(f'in_tree{suffix}', in_tree)
+                  for suffix, group in groups.items()
+                  if any(group.resources.values())]
+    return _joined(query, limit)
+
+
+def url_of_part(query: str, groups: Mapping[str, request.Group]) -> str:
+    """Return the question whether one host has some groups of a request.
+
+    Of the rest of the request it has which hosts the server may go to, and as
+    little as Placement needs for that: one MiB of the host's memory.
+
+    :param query: Nova's question for the whole request, a query string.
+    :param groups: by suffix. The traits of the unnumbered one are those of
+        the query, which has Nova's and the image's among them.
+    """
+    asked = parse.parse_qsl(query)
+    host = {'MEMORY_MB': 1}
+    groups = {**groups, '': request.Group(
+        {**host, **groups[''].resources} if '' in groups else host)}
+    return _joined(
+        [(key, value) for key, value in asked if key in _OF_HOSTS]
+        + _of_groups(groups, dict(asked).get('group_policy')), limit=1)
+
+
+def _of_groups(groups, policy):
     query = []
     granular = [suffix for suffix, group in groups.items()
                 if suffix and any(group.resources.values())]
@@ -35,12 +70,9 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
             query.append((f'required{suffix}', ','.join(traits)))
     if len(granular) > 1:
         query.append(('group_policy', policy or 'none'))
-    if root_forbidden:
-        query.append(('root_required', ','.join(
-            f'!{trait}' for trait in root_forbidden)))
-    if in_tree:
-        query += [(f'in_tree{suffix}', in_tree)
-                  for suffix, group in groups.items()
-                  if any(group.resources.values())]
-    query.append(('limit', str(limit)))
+    return query
+
+
+def _joined(query, limit):
+    query = [*query, ('limit', str(limit))]
     return f'/allocation_candidates?{parse.urlencode(query, safe=":,!")}'

@@ -16,6 +16,7 @@ from nova.scheduler import filters
 from oslo_log import log as logging
 
 from nova_accel import naming
+from nova_accel.scheduler import fault
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel.scheduler import seam
@@ -34,6 +35,7 @@ _SAID = 10
 #: hosts that the log has named because they do not run our driver
 _STALE: set[str] = set()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
+seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args))
 
 
 class AcceleratorFilter(filters.BaseHostFilter):
@@ -54,7 +56,11 @@ class AcceleratorFilter(filters.BaseHostFilter):
         if not scheduling.requests:
             return hosts
         _note_claims(hosts, scheduling)
-        hosts = [host for host in hosts if _has_driver(host, scheduling)]
+        with_driver = [host for host in hosts
+                       if _has_driver(host, scheduling)]
+        if hosts and not with_driver:
+            scheduling.refused = schedulings.Refusal.DRIVER
+        hosts = with_driver
         if not _is_retry(spec_obj):
             scheduling.count(spec_obj.instance_uuid)
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
@@ -110,6 +116,7 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
         else:
             refused.append(host)
     if refused and not left:
+        scheduling.refused = schedulings.Refusal.PLACES
         LOG.info(
             'Server %(server)s wants all accelerators %(where)s, and no host '
             'has that: %(there)s.',

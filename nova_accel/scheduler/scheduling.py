@@ -9,6 +9,7 @@ there is a candidate): {provider: {'resources': {class: {'capacity': amount,
 
 import collections
 from collections.abc import Callable, Iterable, Mapping
+import enum
 import functools
 import itertools
 import threading
@@ -38,6 +39,15 @@ _Kind = tuple[typing.Any, ...]
 
 # in_tree of allocation candidates
 _CANDIDATES_VERSION = '1.31'
+
+
+class Refusal(enum.Enum):
+    """Why AcceleratorFilter left no host of those that have accelerators."""
+
+    #: their nova-computes run another driver
+    DRIVER = 'driver'
+    #: their devices are not where the flavor demands
+    PLACES = 'places'
 
 
 class Wish(typing.NamedTuple):
@@ -100,6 +110,8 @@ class Scheduling:
         #: host UUID -> (servers on it, candidates in the order that we left),
         #: of requests for several servers
         self.left: dict[str, tuple[int, list[Candidate]]] = {}
+        #: None where hosts are left, or another filter dropped them
+        self.refused: Refusal | None = None
         self._classes = {r.resource_class for r in self.requests}
         #: with what servers of this request got since Placement's answer
         self._summaries = dict(summaries) if self.requests else {}

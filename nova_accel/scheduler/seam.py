@@ -1,15 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Placement's provider summaries, on their way through Nova's scheduler.
+"""Where Nova's scheduler tells us what it passes to no filter or weigher.
 
-SchedulerManager._schedule has the request and the summaries of Placement's
-answer, passes both to _get_all_host_states, and passes the summaries to no
-filter or weigher (Nova 31 to 34). Hence that method is wrapped, and tells us
-both. It is called once for each scheduling, before the first filter, also
-where a fallback query was merged into the answer, and with None for a rebuild,
-which has no answer.
+Provider summaries: SchedulerManager._schedule has the request and the
+summaries of Placement's answer, passes both to _get_all_host_states, and
+passes the summaries to no filter or weigher (Nova 31 to 34). Hence that method
+is wrapped, and tells us both. It is called once for each scheduling, before
+the first filter, also where a fallback query was merged into the answer, and
+with None for a rebuild, which has no answer.
 
 The request ties the summaries to the scheduling, not the thread: both
 threading modes of Nova work alike, and what is kept goes with the request.
+
+The error: where Placement has no candidate, select_destinations raises
+NoValidHost before any filter, and nova-conductor makes its text the fault of
+the server. Hence that method is wrapped as well.
 """
 
 from collections.abc import Callable
@@ -17,14 +21,19 @@ import functools
 import inspect
 import typing
 
+from nova import exception
 from nova.scheduler import manager
 from oslo_log import log as logging
+import oslo_messaging as messaging
 
 LOG = logging.getLogger(__name__)
 
 _METHOD = '_get_all_host_states'
 _PARAMETERS = ['self', 'context', 'spec_obj', 'provider_summaries']
 _MARK = '_nova_accel_tells'
+#: an RPC: nova-conductor passes its arguments by name (SchedulerAPI, 31 to
+#: 34). The decorator of Nova's hides its parameters
+_RPC = 'select_destinations'
 
 
 def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
@@ -61,3 +70,43 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
     setattr(told, _MARK, True)
     setattr(manager.SchedulerManager, _METHOD, told)
     return True
+
+
+def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
+                                 str]) -> None:
+    """Have NoValidHost of this process say what we know; idempotent.
+
+    :param why: takes the SchedulerManager, the context, the RequestSpec and
+        the number of servers, and returns the reason or ''. What it raises is
+        logged, and Nova's own error is raised.
+    """
+    original = getattr(manager.SchedulerManager, _RPC, None)
+    if original is None or hasattr(original, _MARK):
+        return
+
+    @messaging.expected_exceptions(exception.NoValidHost)
+    def told(self, context, *args, **kwargs):
+        try:
+            return original(self, context, *args, **kwargs)
+        except messaging.ExpectedException as error:
+            raised = error.exc_info[1]
+        except exception.NoValidHost as error:
+            raised = error
+        # of a request filter, which says what is wrong with the request
+        is_refused = isinstance(raised.__context__,
+                                exception.RequestFilterFailed)
+        spec = kwargs.get('spec_obj')
+        reason = ''
+        if spec is not None and not is_refused:
+            servers = kwargs.get('instance_uuids')
+            try:
+                reason = why(self, context, spec,
+                             len(servers) if servers else spec.num_instances)
+            except Exception:
+                LOG.exception('The owner of a server without a host reads no '
+                              'more than "No valid host": report this error '
+                              'to nova_accel.')
+        raise exception.NoValidHost(reason=reason) if reason else raised
+
+    setattr(told, _MARK, True)
+    setattr(manager.SchedulerManager, _RPC, told)

@@ -43,7 +43,9 @@ class NearTest(test_pools.PoolsTestBase):
         self.assertLessEqual({*self.assertServer(two, 2)}, {*nodes[1]})
         # three are free, on two nodes
         failed = self.boot(groups(2, 1) | same, expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(failed))
+        self.assertIn('No valid host was found. Accelerators: no host for '
+                      'this server has all of them free on one NUMA node: ',
+                      self.fault(failed))
         self.assertIn('wants all accelerators on one NUMA node, and no host '
                       'has that: compute1 offers them on CUSTOM_ACCELERATOR_'
                       'NUMA_0, CUSTOM_ACCELERATOR_NUMA_1.',

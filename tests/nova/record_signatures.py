@@ -47,12 +47,15 @@ RECORDED = {
     'nova.compute.vm_states': ['SOFT_DELETED'],
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
-    'nova.scheduler.manager': ['SchedulerManager: _get_all_host_states'],
+    'nova.scheduler.manager': [
+        'SchedulerManager: _get_all_host_states select_destinations'],
     'nova.scheduler.filters': ['BaseHostFilter'],
     'nova.filters': ['BaseFilter'],
     'nova.scheduler.weights': ['BaseHostWeigher'],
     'nova.weights': ['BaseWeigher'],
-    'nova.scheduler.utils': ['get_weight_multiplier'],
+    'nova.scheduler.utils': [
+        'get_weight_multiplier', 'request_is_rebuild',
+        'resources_from_request_spec', 'ResourceRequest: to_querystring'],
     'nova.pci.whitelist': ['Whitelist'],
     'nova.image.glance': ['GlanceClientWrapper', 'generate_glance_url'],
     'nova.context': ['RequestContext: elevated', 'get_admin_context'],
@@ -64,6 +67,7 @@ RECORDED = {
         'ConsumerAllocationRetrievalFailed', 'ReshapeNeeded',
         'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
         'InstanceNotFound', 'MigrationNotFound', 'MigrationPreCheckError',
+        'NoValidHost', 'RequestFilterFailed',
         'ResourceProviderAllocationRetrievalFailed',
         'ResourceProviderUpdateConflict'],
 }

@@ -50,7 +50,12 @@ BASES = {'nova.virt.libvirt.driver.LibvirtDriver':
 BY_POSITION = ('_weigh_object',)
 #: parameters that we read by name
 READ = {'nova.compute.manager.ComputeManager._do_build_and_run_instance':
-        ('instance', 'host_list')}
+        ('instance', 'host_list'),
+        # SchedulerAPI passes them by name (31 to 34)
+        'nova.scheduler.manager.SchedulerManager.select_destinations':
+        ('context', 'spec_obj', 'instance_uuids'),
+        # called without arguments
+        'nova.scheduler.utils.ResourceRequest.to_querystring': ('self',)}
 #: modules of Nova whose names come to be while it runs
 DYNAMIC = ('nova.objects',)
 

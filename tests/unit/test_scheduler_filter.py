@@ -69,7 +69,7 @@ class PlacesTest(FilterTestCase):
         :returns: the same of what is left, and what the log says.
         """
         spec = self.spec(**self.SPECS, **specs)
-        self.schedulings.begin(spec, {
+        self.scheduling = self.schedulings.begin(spec, {
             f'{host}{n}': self.summary(n)
             for host in candidates for n in '-01'})
         hosts = [self.host(*item) for item in candidates.items()]
@@ -95,11 +95,13 @@ class PlacesTest(FilterTestCase):
                  {'a': ['11', '00', '0-'], 'c': []})):
             with self.subTest(specs):
                 self.assertEqual((expected, []), self.drop(found, **specs))
+                self.assertIsNone(self.scheduling.refused)
 
     def test_said_when_nothing_is_left(self):
         left, (line,) = self.drop({'a': ['01'], 'b': ['10', '01']},
                                   **{'accel:same': 'numa'})
         self.assertEqual({}, left)
+        self.assertIs(scheduling.Refusal.PLACES, self.scheduling.refused)
         for text in ('wants all accelerators on one NUMA node, and no host',
                      'a offers them on CUSTOM_ACCELERATOR_NUMA_0, '
                      'CUSTOM_ACCELERATOR_NUMA_1; b offers'):
@@ -131,7 +133,7 @@ class DriverTest(FilterTestCase):
     def filter(self, stats, class_=FPGA, traits=('OWNER_CYBORG',)):
         """:returns: how many candidates each host keeps, by its name."""
         spec = self.spec(**{f'resources1:{class_}': '1'})
-        self.schedulings.begin(spec, {name: {
+        self.scheduling = self.schedulings.begin(spec, {name: {
             'resources': {class_: {'capacity': 1, 'used': 0}},
             'traits': list(traits)} for name in stats})
         hosts = [types.SimpleNamespace(
@@ -147,6 +149,7 @@ class DriverTest(FilterTestCase):
             for _ in range(2):
                 self.assertEqual({'b': 1}, self.filter(
                     {'a': {'num_instances': '3'}, 'b': {'nova_accel': '1'}}))
+                self.assertIsNone(self.scheduling.refused)
         line, = log.output
         self.assertIn('Host a gets no servers', line)
         self.assertIn('nova-accel providers purge a.example', line)
@@ -157,6 +160,8 @@ class DriverTest(FilterTestCase):
                 filters.LOG.warning('begin')
                 self.filter({'a': stats})
             self.assertEqual(lines, len(log.output) - 1, stats)
+            self.assertIs(scheduling.Refusal.DRIVER if lines else None,
+                          self.scheduling.refused)
 
     def test_vgpus_of_nova_itself(self):
         conf.CONF.set_override('resource_classes', 'standard', 'accel')

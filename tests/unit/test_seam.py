@@ -1,13 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The one method of Nova's scheduler that is wrapped.
+"""The methods of Nova's scheduler that are wrapped.
 
-That Nova calls it as expected is in tests/functional/test_scheduler_placement.
+That Nova calls them as expected is in tests/functional, in
+test_scheduler_placement and test_no_valid_host.
 """
 
+import types
 import unittest
 from unittest import mock
 
+from nova import exception
 from nova.scheduler import manager
+import oslo_messaging as messaging
 
 from nova_accel.scheduler import seam
 
@@ -73,3 +77,97 @@ class SeamTest(unittest.TestCase):
                               logs.output[0])
                 self.assertIs(method, getattr(
                     type(scheduler), '_get_all_host_states', None))
+
+
+class ReasonTest(unittest.TestCase):
+    """NoValidHost with what we know, through the RPC server's wrapper."""
+
+    def nova(self, error):
+        """A SchedulerManager that raises an error as Nova's does."""
+        class SchedulerManager:
+
+            @messaging.expected_exceptions(exception.NoValidHost)
+            def select_destinations(self, context, **kwargs):
+                self.passed = context, kwargs
+                if isinstance(error, exception.RequestFilterFailed):
+                    try:
+                        raise error
+                    except exception.RequestFilterFailed:
+                        raise exception.NoValidHost(reason='a filter')
+                if error:
+                    raise error
+                return 'hosts'
+        patch = mock.patch.object(manager, 'SchedulerManager',
+                                  SchedulerManager)
+        patch.start()
+        self.addCleanup(patch.stop)
+        return SchedulerManager()
+
+    def raised(self, scheduler, **kwargs):
+        """What nova-conductor reads."""
+        caught = self.assertRaises(
+            messaging.ExpectedException, scheduler.select_destinations,
+            'context', **kwargs)
+        kind, error, _ = caught.exc_info
+        self.assertIs(exception.NoValidHost, kind)
+        return error.format_message()
+
+    SPEC = types.SimpleNamespace(num_instances=3)
+
+    def assertRaises(self, kind, function, *args, **kwargs):
+        with super().assertRaises(kind) as caught:
+            function(*args, **kwargs)
+        return caught.exception
+
+    def test_reason(self):
+        asked = []
+        scheduler = self.nova(exception.NoValidHost(reason=''))
+        for _ in range(2):
+            seam.install_reason(
+                lambda *args: asked.append(args) or 'No FPGA is free.')
+        for uuids, servers in ((['1', '2'], 2), (None, 3)):
+            self.assertEqual(
+                'No valid host was found. No FPGA is free.', self.raised(
+                    scheduler, spec_obj=self.SPEC, instance_uuids=uuids))
+            self.assertEqual(
+                (scheduler, 'context', self.SPEC, servers), asked.pop())
+        self.assertEqual([], asked)
+
+    def test_error_of_nova_stays(self):
+        for error, why in (
+                (exception.NoValidHost(reason='by Nova'), lambda *args: ''),
+                (exception.NoValidHost(reason='by Nova'),
+                 lambda *args: 1 / 0),
+                (exception.RequestFilterFailed(reason='zone'), self.fail)):
+            with self.subTest(error=error):
+                scheduler = self.nova(error)
+                seam.install_reason(why)
+                with self.assertLogs(seam.LOG.logger, 'DEBUG') as log:
+                    seam.LOG.debug('begin')
+                    text = self.raised(scheduler, spec_obj=self.SPEC,
+                                       instance_uuids=['1'])
+                self.assertIn(text, ('No valid host was found. by Nova',
+                                     'No valid host was found. a filter'))
+        self.assertEqual(1, len(log.output))
+
+    def test_request_that_is_not_an_object(self):
+        scheduler = self.nova(exception.NoValidHost(reason='by Nova'))
+        seam.install_reason(self.fail)
+        self.assertEqual('No valid host was found. by Nova',
+                         self.raised(scheduler, request_spec={}))
+
+    def test_other_results(self):
+        scheduler = self.nova(None)
+        seam.install_reason(self.fail)
+        self.assertEqual('hosts', scheduler.select_destinations(
+            'context', spec_obj=self.SPEC))
+        self.assertEqual(('context', {'spec_obj': self.SPEC}),
+                         scheduler.passed)
+        scheduler = self.nova(KeyError('host'))
+        seam.install_reason(self.fail)
+        self.assertRaises(KeyError, scheduler.select_destinations, 'context',
+                          spec_obj=self.SPEC)
+
+    def test_another_nova(self):
+        with mock.patch.object(manager, 'SchedulerManager', object):
+            seam.install_reason(self.fail)

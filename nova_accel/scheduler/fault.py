@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The owner of a server that found no host is told what was missing.
+
+Placement is asked only after Nova has found no host, with the hosts to which
+this server may go and nothing of other servers.
+"""
+
+from collections.abc import Callable
+import functools
+import threading
+import time
+
+from nova.scheduler import utils
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel import request
+from nova_accel.scheduler import candidates
+from nova_accel.scheduler import missing
+from nova_accel.scheduler import scheduling
+
+LOG = logging.getLogger(__name__)
+
+#: seconds by which Nova's error may be delayed
+LIMIT = 3
+#: requests that are looked into at a time: a user who fails often must not
+#: keep Placement busy, and one that hangs must not collect threads
+_AT_ONCE = threading.BoundedSemaphore(4)
+#: of Placement, with which Nova asks for candidates (31 to 34)
+_VERSION = '1.36'
+
+
+def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
+           spec, servers: int) -> str:
+    """Return what of its accelerators a request did not find.
+
+    :param get: callable (url, version), SchedulerReportClient.get of Nova.
+    :param manager: nova.scheduler.manager.SchedulerManager.
+    :param spec: nova.objects.RequestSpec that found no host.
+    :param servers: how many servers were requested together.
+    :returns: a sentence for the owner; '' where accelerators are not missing,
+        or it could not be found out within LIMIT seconds.
+    """
+    if utils.request_is_rebuild(spec) or 'extra_specs' not in spec.flavor:
+        # a server that is rebuilt keeps its devices
+        return ''
+    try:
+        groups = missing.of_accelerators(
+            request.groups(spec.flavor.extra_specs))
+    except exception.AcceleratorError:
+        # nova-api refuses such flavors, so this one bypassed it
+        return ''
+    if not groups:
+        return ''
+    found = missing.refusal(begun.of(spec))
+    if not found:
+        query = utils.resources_from_request_spec(
+            context, spec, manager.host_manager).to_querystring()
+        ask = functools.partial(
+            _ask, functools.cache(lambda url: get(url, _VERSION)), query)
+        found = _within_limit(lambda: missing.reason(groups, servers, ask))
+    if found:
+        LOG.info('No host for server %(server)s: %(reason)s',
+                 {'server': spec.instance_uuid, 'reason': found})
+    return found
+
+
+def _ask(get, query, groups) -> missing.Answer:
+    """
+    :raises ConnectionError: Placement does not say.
+    """
+    response = get(candidates.url_of_part(query, groups))
+    if response and response.status_code == 200:
+        return (missing.Answer.FREE if response.json()['allocation_requests']
+                else missing.Answer.NONE)
+    # TraitNotFound and ResourceClassNotFound of Placement
+    if response is not None and response.status_code == 400 and (
+            'No such ' in response.text):
+        return missing.Answer.UNKNOWN
+    raise ConnectionError(
+        'no connection' if response is None
+        else f'HTTP {response.status_code}')
+
+
+def _within_limit(look: Callable[[], str]) -> str:
+    """Return what a call returns, '' if it fails or takes too long.
+
+    It goes on in a thread of its own then: Placement may take as long as
+    nova.conf lets it ([placement] timeout), or for ever.
+    """
+    end = time.monotonic() + LIMIT
+    if not _AT_ONCE.acquire(timeout=LIMIT):
+        return ''
+    found = []
+
+    def run():
+        try:
+            found.append(look())
+        # keystoneauth has some thirty, and Nova's error is told in any case
+        except Exception as error:
+            LOG.warning(
+                'Placement was asked what of accelerators a server did not '
+                'find, and did not answer (%s): its owner reads no more than '
+                '"No valid host".', error)
+        finally:
+            _AT_ONCE.release()
+    # not a pool: its threads would keep nova-scheduler from stopping
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(max(0, end - time.monotonic()))
+    if thread.is_alive():
+        LOG.warning('Placement did not say in %s seconds what of accelerators '
+                    'a server did not find.', LIMIT)
+    return found[0] if found else ''

@@ -1,0 +1,213 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What of the accelerators was missing where a request found no host.
+
+For the owner of the server: a sentence has what his flavor asks for, and
+nothing of hosts, of other servers or of who has them. Pure: Placement is asked
+through a callable that is passed in.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import enum
+import textwrap
+import typing
+import uuid
+
+from nova_accel import naming
+from nova_accel import request
+from nova_accel.scheduler import scheduling
+
+#: Nova cuts off a fault after 255 characters, its own 25 at the beginning
+#: included (compute_utils.exception_to_dict, Nova 31 to 34)
+_LENGTH = 230
+_LATER = 'try again later, or choose another flavor'
+
+
+class Answer(enum.Enum):
+    """What Placement says of groups."""
+
+    #: a host has them free, all together
+    FREE = 'free'
+    #: no host has them free
+    NONE = 'none'
+    #: a class or a trait was never reported
+    UNKNOWN = 'unknown'
+
+
+#: asks for some groups of a request and for nothing else; {} is a host alone
+Ask = Callable[[Mapping[str, request.Group]], Answer]
+
+
+def of_accelerators(groups: Mapping[str, request.Group],
+                    ) -> dict[str, request.Group]:
+    """Return the groups that ask for accelerators, with what goes with them.
+
+    :param groups: as request.groups() returns them. Of the unnumbered one
+        only the accelerators and their memory are left: the rest may come
+        from other providers.
+    """
+    found = {}
+    for suffix, group in groups.items():
+        resources = {name: amount for name, amount in group.resources.items()
+                     if amount}
+        if not naming.accelerators(resources):
+            continue
+        if not suffix:
+            resources = {name: amount for name, amount in resources.items()
+                         if _is_of_device(name)}
+        found[suffix] = dataclasses.replace(group, resources=resources)
+    return found
+
+
+def refusal(wanted: scheduling.Scheduling) -> str:
+    """Return why AcceleratorFilter refused all hosts that had accelerators.
+
+    :returns: a sentence without "No valid host"; '' where it did not.
+    """
+    if wanted.refused is scheduling.Refusal.PLACES:
+        return (f'Accelerators: no host for this server has all of them free '
+                f'{wanted.affinity}: {_LATER}.')
+    if wanted.refused is scheduling.Refusal.DRIVER:
+        return (f'Accelerators: the hosts that have them for this server do '
+                f'not give any out now: {_LATER}.')
+    return ''
+
+
+def reason(groups: Mapping[str, request.Group], servers: int,
+           ask: Ask) -> str:
+    """Return what of the accelerators of a request was missing.
+
+    :param groups: of_accelerators() of the request.
+    :param servers: how many servers were requested together.
+    :returns: a sentence without "No valid host"; '' where accelerators are
+        not what is missing.
+    """
+    whole = ask(groups)
+    if whole is Answer.FREE:
+        if servers > 1:
+            return (f'Accelerators: a host has those of one server free, and '
+                    f'not all {servers} servers of the request find a host: '
+                    f'request fewer at a time.')
+        return (f'Accelerators: a host has them free, but not together with '
+                f'all else that the server asks for (processors, memory, '
+                f'disk, zone, networks): {_LATER}.')
+    # groups that are alike have one answer
+    alone: list[request.Group] = []
+    for suffix, group in groups.items():
+        if suffix and group in alone:
+            continue
+        answer = ask({suffix: group})
+        if answer is not Answer.FREE:
+            return _of_group(suffix, group, answer, len(groups) > 1, ask)
+        alone += [group] * bool(suffix)
+    return (f'Accelerators: each of the {len(groups)} groups of the flavor '
+            f'can be had, and no host for this server has all of them '
+            f'together: {_LATER}.')
+
+
+def _of_group(suffix, group, answer, is_one_of_several, ask):
+    """What is missing of a group that no host has free."""
+    cuts = _cuts(suffix, group)
+    bare = group
+    for cut in cuts:
+        bare = cut.without(bare)
+    named = next(([cut] for cut in cuts if ask(
+        {suffix: cut.without(group)}) is Answer.FREE), [])
+    if not named and cuts:
+        left = ask({suffix: bare})
+        if left is Answer.FREE:
+            named = cuts
+        else:
+            # what it should be like does not matter
+            group, answer = bare, left
+    if not named and ask({}) is not Answer.FREE:
+        # no host is left for the server, whatever it asks for
+        return ''
+    is_known = answer is Answer.NONE
+    head = (f'Accelerators: no host for this server '
+            f'{"has" if is_known else "offers"} {_things(group, is_known)}')
+    tail = (f' (group {suffix})' if is_one_of_several and suffix else '') + (
+        f', {named[0].free}' if named else '') + (
+        f': {_LATER}.' if is_known else ': choose another flavor.')
+    words = ' and '.join(cut.words for cut in named if cut.words)
+    if words:
+        # not less than the placeholder: names of classes and groups are long
+        # enough to leave no room
+        words = ' ' + textwrap.shorten(
+            words, max(10, _LENGTH - len(head) - len(tail) - 1),
+            placeholder=' ...')
+    return head + words + tail
+
+
+class _Cut(typing.NamedTuple):
+    """Something that a group asks for beyond one accelerator."""
+
+    words: str
+    #: what is free where a host has the group without it
+    free: str
+    without: Callable[[request.Group], request.Group]
+
+
+def _cuts(suffix, group):
+    cuts = []
+    # those of the unnumbered group may be of any provider of the host
+    if suffix and (group.required or group.forbidden):
+        cuts.append(_Cut(_qualities(group), 'others are free', lambda g: (
+            dataclasses.replace(
+                g, required=frozenset(), forbidden=frozenset()))))
+    memory = {name: amount for name, amount in group.resources.items()
+              if naming.is_memory_class(name)}
+    if memory:
+        cuts.append(_Cut('with ' + ' and '.join(
+            f'{amount} MiB of {naming.type_of(name)}'
+            for name, amount in sorted(memory.items())),
+            'some with less are free',
+            lambda g: dataclasses.replace(g, resources={
+                name: amount for name, amount in g.resources.items()
+                if not naming.is_memory_class(name)})))
+    if max(naming.accelerators(group.resources).values()) > 1:
+        cuts.append(_Cut('', 'fewer are free', lambda g: dataclasses.replace(
+            g, resources={name: 1 if naming.is_accelerator_class(name)
+                          else amount
+                          for name, amount in g.resources.items()})))
+    return cuts
+
+
+def _is_of_device(name):
+    return naming.is_accelerator_class(name) or naming.is_memory_class(name)
+
+
+def _things(group, are_known):
+    wanted = sorted(naming.accelerators(group.resources).items())
+    if len(wanted) == 1 and wanted[0][1] == 1:
+        return (f'{"a free" if are_known else "any"} '
+                f'{naming.type_of(wanted[0][0])}')
+    return ' and '.join(
+        f'{amount} {naming.type_of(name)}' for name, amount in wanted
+    ) + (' free' if are_known else '')
+
+
+def _qualities(group):
+    parts = []
+    if group.required:
+        parts.append('with ' + ', '.join(
+            map(_quality, sorted(group.required))))
+    if group.forbidden:
+        parts.append('without ' + ', '.join(sorted(group.forbidden)))
+    return ' and '.join(parts)
+
+
+def _quality(trait):
+    """A trait in the words of a flavor."""
+    function = naming.function_of(trait)
+    if function:
+        return f'the function {uuid.UUID(function)}'
+    name = naming.function_name_of(trait)
+    if name:
+        return f'the function {name}'
+    image = naming.bitstream_of(trait)
+    if image:
+        return f'the bitstream {image}'
+    if trait == naming.PROGRAMMABLE:
+        return 'a region that may be programmed'
+    return trait

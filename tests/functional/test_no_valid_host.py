@@ -1,0 +1,191 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the owner of a server reads whose accelerators no host has."""
+
+import threading
+
+import fixtures
+from keystoneauth1 import exceptions as ks_exc
+from nova.scheduler.client import report
+
+from nova_accel import naming
+from tests.functional import base
+
+NO_HOST = 'No valid host was found. '
+NONE = f'{NO_HOST}Accelerators: no host for this server '
+LATER = 'try again later, or choose another flavor.'
+
+
+def function(group, uuid):
+    """Extra specs of a group that wants a loaded function."""
+    return {**base.fpga_flavor(group), 'group_policy': 'none',
+            f'trait{group}:{naming.function_trait(uuid)}': 'required'}
+
+
+class NoValidHostTest(base.AcceleratorTestBase):
+    """compute1 carries NLB0 and compute2 NLB3, each on its only region."""
+
+    def setUp(self):
+        super().setUp()
+        self.limit(600)
+
+    def limit(self, seconds):
+        # a machine under load takes longer, and no test fails for that
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.scheduler.fault.LIMIT', seconds))
+
+    def refused(self, specs, **kwargs):
+        """The fault of a server of a flavor."""
+        server = self.boot(specs, expected_state='ERROR', **kwargs)
+        return self.fault(server)
+
+    def test_all_are_taken(self):
+        for _ in self.HOSTS:
+            self.boot(base.fpga_flavor())
+        for specs in (base.fpga_flavor(), function('1', base.NLB3)):
+            self.assertEqual(f'{NONE}has a free FPGA: {LATER}',
+                             self.refused(specs))
+
+    def test_function_is_taken(self):
+        specs = function('1', base.NLB3)
+        self.boot(specs)
+        self.assertEqual(
+            f'{NONE}has a free FPGA with the function {base.NLB3}, others '
+            f'are free: {LATER}', self.refused(specs))
+
+    def test_function_is_not_there(self):
+        self.assertEqual(
+            f'{NONE}offers any FPGA with the function {base.CRYPTO}, others '
+            f'are free: choose another flavor.',
+            self.refused(function('1', base.CRYPTO)))
+
+    def test_class_and_memory(self):
+        self.assertEqual(
+            f'{NONE}offers any XPU: choose another flavor.',
+            self.refused({'resources1:CUSTOM_ACCELERATOR_XPU': '1'}))
+        self.assertEqual(
+            f'{NONE}has a free FPGA with 9000 MiB of MEMORY_DDR, some with '
+            f'less are free: {LATER}',
+            self.refused({**base.fpga_flavor(),
+                          f'resources1:{base.MEMORY}': '9000'}))
+
+    def test_groups_that_are_on_different_hosts(self):
+        both = {**function('1', base.NLB0), **function('2', base.NLB3)}
+        self.assertEqual(
+            f'{NO_HOST}Accelerators: each of the 2 groups of the flavor can '
+            f'be had, and no host for this server has all of them together: '
+            f'{LATER}', self.refused(both))
+        self.boot(function('1', base.NLB3))
+        self.assertIn(
+            f'has a free FPGA with the function {base.NLB3} (group 2), '
+            f'others are free', self.refused(both))
+
+    def test_only_the_hosts_to_which_it_may_go(self):
+        self.boot(base.fpga_flavor(), host='compute1')
+        self.assertEqual(f'{NONE}has a free FPGA: {LATER}',
+                         self.refused(base.fpga_flavor(), host='compute1'))
+
+    def test_rest_of_the_flavor(self):
+        flavor = self._create_flavor(
+            disk=10 ** 6, extra_spec=base.fpga_flavor())
+        server = self._create_server(
+            flavor_id=flavor, networks='none', expected_state='ERROR',
+            image_uuid=self.glance.guest_image)
+        self.assertEqual(
+            f'{NO_HOST}Accelerators: a host has them free, but not together '
+            f'with all else that the server asks for (processors, memory, '
+            f'disk, zone, networks): {LATER}', self.fault(server))
+
+    def test_several_servers(self):
+        body = self._build_server(
+            flavor_id=self._create_flavor(extra_spec=base.fpga_flavor()),
+            networks='none', image_uuid=self.glance.guest_image)
+        body.update(min_count=3, max_count=3, return_reservation_id=True)
+        reservation = self.api.post_server({'server': body})['reservation_id']
+        servers = self.api.get_servers(
+            search_opts={'reservation_id': reservation})
+        self.assertEqual(3, len(servers))
+        for server in servers:
+            server = self._wait_for_state_change(server, 'ERROR')
+            self.assertEqual(
+                f'{NO_HOST}Accelerators: a host has those of one server free, '
+                f'and not all 3 servers of the request find a host: request '
+                f'fewer at a time.', self.fault(server))
+
+    def test_without_accelerators(self):
+        flavor = self._create_flavor(disk=10 ** 6)
+        urls = self.watched()
+        server = self._create_server(
+            flavor_id=flavor, networks='none', expected_state='ERROR',
+            image_uuid=self.glance.guest_image)
+        self.assertEqual(NO_HOST, self.fault(server))
+        self.assertEqual(1, len(urls), urls)
+
+    def watched(self, answer=None):
+        """The questions for candidates from here on.
+
+        :param answer: called in place of Placement from the second on.
+        """
+        get, urls = report.SchedulerReportClient.get, []
+
+        def watching(client, url, *args, **kwargs):
+            if url.startswith('/allocation_candidates?'):
+                urls.append(url)
+                if answer and len(urls) > 1:
+                    return answer()
+            return get(client, url, *args, **kwargs)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.client.report.SchedulerReportClient.get',
+            watching))
+        return urls
+
+    def test_nothing_more_is_asked_where_a_host_is_found(self):
+        urls = self.watched()
+        self.boot(base.fpga_flavor())
+        self.assertEqual(1, len(urls), urls)
+
+    def test_placement_does_not_answer(self):
+        def dead():
+            raise ks_exc.ConnectFailure('no route to host')
+        urls = self.watched(dead)
+        self.assertEqual(
+            NO_HOST, self.refused(function('1', base.CRYPTO)))
+        self.assertEqual(2, len(urls), urls)
+
+    def test_placement_hangs(self):
+        answered, threads = threading.Event(), []
+
+        def hang():
+            threads.append(threading.current_thread())
+            answered.wait()
+            raise ks_exc.ConnectFailure('no answer in time')
+        self.watched(hang)
+        self.addCleanup(lambda: [t.join() for t in threads])
+        self.addCleanup(answered.set)
+        self.limit(0.1)
+        self.assertEqual(
+            NO_HOST, self.refused(function('1', base.CRYPTO)))
+        self.assertIn('Placement did not say in 0.1 seconds',
+                      self.stdlog.logger.output)
+
+    def test_operations(self):
+        """Nova shows the fault of a server in ERROR only; the operator finds
+        it in the log of nova-scheduler."""
+        server = self.boot(base.fpga_flavor(), host='compute1')
+        other = self.boot(base.fpga_flavor(), host='compute2')
+        told = (f'No host for server {server["id"]}: Accelerators: no host '
+                f'for this server has a free FPGA: {LATER}')
+        flavor = self._create_flavor(extra_spec=function('1', base.NLB3))
+        self.api.post_server_action(
+            server['id'], {'resize': {'flavorRef': flavor}})
+        self._wait_for_action_fail_completion(
+            server, 'resize', 'conductor_migrate_server')
+        self.assertIn(told, self.stdlog.logger.output)
+        self.computes['compute1'].stop()
+        service = self.admin_api.get_services(
+            host='compute1', binary='nova-compute')[0]['id']
+        self.admin_api.put_service(service, {'forced_down': 'true'})
+        self._evacuate_server(
+            server, expected_state='ERROR', expected_host='compute1',
+            expected_task_state=None, expected_migration_status='error')
+        self.assertIn(f'{NONE}has a free FPGA', self.fault(server))
+        self.assertNotIn(other['id'], self.fault(server))

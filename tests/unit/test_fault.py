@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What is asked of Placement for a request without a host, and for how long.
+
+The sentences are in test_missing, real answers in
+tests/functional/test_no_valid_host.
+"""
+
+import threading
+import types
+import unittest
+from unittest import mock
+
+from nova import objects
+from nova.scheduler import utils
+
+from nova_accel.scheduler import fault
+from nova_accel.scheduler import scheduling
+
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+SPECS = {f'resources1:{FPGA}': '1'}
+TAKEN = 'Accelerators: no host for this server has a free FPGA: try again '\
+        'later, or choose another flavor.'
+
+
+class FaultTest(unittest.TestCase):
+
+    def setUp(self):
+        objects.register_all()
+        self.urls = []
+        self.begun = scheduling.Schedulings(get=None)
+        query = types.SimpleNamespace(
+            to_querystring=lambda: f'resources=VCPU:1&resources1={FPGA}:1')
+        patch = mock.patch.object(utils, 'resources_from_request_spec',
+                                  lambda *args: query)
+        # a machine under load takes longer, and no test fails for that
+        for patch in (patch, mock.patch.object(fault, 'LIMIT', 600)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    @staticmethod
+    def spec(specs=SPECS, hints=None):
+        return objects.RequestSpec(
+            flavor=objects.Flavor(extra_specs=specs), num_instances=1,
+            instance_uuid='00000000-0000-4000-8000-000000000001',
+            scheduler_hints=hints or {})
+
+    def reason(self, get, spec=None):
+        manager = types.SimpleNamespace(host_manager=None)
+        return fault.reason(get, self.begun, manager, None,
+                            spec or self.spec(), 1)
+
+    def taken(self, url, version):
+        """Placement has a host, and nothing is free on it."""
+        self.urls.append(url)
+        return self.response(200, {
+            'allocation_requests': [{}] * (FPGA not in url)})
+
+    @staticmethod
+    def response(status, body):
+        return types.SimpleNamespace(
+            status_code=status, json=lambda: body, text=str(body))
+
+    def test_told_and_logged(self):
+        with self.assertLogs(fault.LOG.logger, 'INFO') as log:
+            self.assertEqual(TAKEN, self.reason(self.taken))
+        self.assertIn(f'No host for server {self.spec().instance_uuid}: '
+                      f'{TAKEN}', log.output[0])
+        # the group, and a host for the server at all
+        self.assertEqual(2, len(self.urls), self.urls)
+
+    def test_each_question_once(self):
+        trait = 'CUSTOM_FPGA_INTEL'
+        self.reason(self.taken, self.spec(
+            {**SPECS, f'trait1:{trait}': 'required'}))
+        self.assertEqual(3, len(set(self.urls)))
+        self.assertEqual(3, len(self.urls), self.urls)
+        del self.urls[:]
+
+        def free_alone(url, version):
+            answer = self.taken(url, version)
+            return answer if url.count('resources') > 2 else self.response(
+                200, {'allocation_requests': [{}]})
+        self.assertIn('each of the 8 groups', self.reason(
+            free_alone, self.spec({
+                f'resources{n}:{FPGA}': '1' for n in range(1, 9)})))
+        self.assertEqual(2, len(self.urls), self.urls)
+
+    def test_not_asked(self):
+        malformed = {f'resources1:{FPGA}': 'one'}
+        for spec in (self.spec({}), self.spec({'resources:VCPU': '2'}),
+                     self.spec(malformed),
+                     self.spec(hints={'_nova_check_type': ['rebuild']})):
+            with self.subTest(spec.flavor.extra_specs):
+                self.assertEqual('', self.reason(self.taken, spec))
+        self.assertEqual([], self.urls)
+
+    def test_refused_by_the_filter(self):
+        spec = self.spec()
+        self.begun.of(spec).refused = scheduling.Refusal.DRIVER
+        self.assertIn('do not give any out now',
+                      self.reason(self.taken, spec))
+        self.assertEqual([], self.urls)
+
+    def test_answers_that_say_nothing(self):
+        def refuse(url, version):
+            raise OSError('no route to host')
+        for get in (refuse, lambda *args: None,
+                    lambda *args: self.response(503, 'busy'),
+                    lambda *args: self.response(200, {}),
+                    lambda *args: self.response(400, 'Invalid query')):
+            with self.assertLogs(fault.LOG.logger, 'WARNING') as log:
+                self.assertEqual('', self.reason(get))
+            self.assertEqual(1, len(log.output), log.output)
+
+    def test_class_that_no_host_ever_had(self):
+        def unknown(url, version):
+            if FPGA in url:
+                return self.response(400, f'Invalid resource class: '
+                                          f'No such resource class {FPGA}.')
+            return self.taken(url, version)
+        self.assertIn('offers any FPGA: choose', self.reason(unknown))
+
+    def test_no_answer(self):
+        """Nova's error is not held up, and only some threads wait."""
+        answered, came = threading.Event(), threading.Semaphore(0)
+        waiting = []
+
+        def hang(url, version):
+            waiting.append(threading.current_thread())
+            came.release()
+            answered.wait()
+            raise OSError('too late')
+        before = fault._AT_ONCE._value
+        with mock.patch.object(fault, 'LIMIT', 0.05), \
+                self.assertLogs(fault.LOG.logger, 'WARNING'):
+            for _ in range(before + 2):
+                self.assertEqual('', self.reason(hang))
+            for _ in range(before):
+                came.acquire()
+            # later ones found no room
+            self.assertEqual(before, len(waiting))
+            self.assertTrue(all(thread.daemon for thread in waiting))
+            answered.set()
+            for thread in waiting:
+                thread.join()
+        self.assertEqual(before, fault._AT_ONCE._value)
+        self.assertEqual(TAKEN, self.reason(self.taken))
