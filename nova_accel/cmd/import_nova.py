@@ -171,7 +171,7 @@ class Translation:
             self.notes.append('nova.conf has neither [pci] device_spec nor '
                               '[devices] enabled_mdev_types.')
             return
-        self._seen = self._scan(
+        self._seen, self._failed = self._scan(
             enabled_drivers=[
                 *CONF.accel.enabled_drivers, *sorted(
                     {point.name for point in importlib.metadata.entry_points(
@@ -209,10 +209,12 @@ class Translation:
                 # it has just gone
                 continue
 
-    def _scan(self, **options) -> dict[str, model.Device]:
-        """Devices by address as nova-compute would find them.
+    def _scan(self, **options,
+              ) -> tuple[dict[str, model.Device], dict[str, str]]:
+        """Look at the devices as nova-compute would.
 
         :param options: of [accel], that differ from nova.conf.
+        :returns: devices by address, and Inventory.failures().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')
@@ -224,10 +226,7 @@ class Translation:
         finally:
             for name in options:
                 CONF.clear_override(name, group='accel')
-        for name, why in found.failures().items():
-            self._leave(f'{name} could not be looked at ({why}): see '
-                        f'nova-accel discover.')
-        return found.devices
+        return found.devices, found.failures()
 
     # The files
 
@@ -321,6 +320,8 @@ class Translation:
     def _obstacle(self, spec, card) -> str:
         """Why nova_accel cannot offer what Nova does, as a clause."""
         device = self._seen.get(card)
+        if card in self._failed:
+            return f'{card} could not be looked at ({self._failed[card]})'
         if device and device.creatable:
             return (f'{card} is divided into vGPUs whose types you have '
                     f'chosen, so name them in {vgpu.OPTION} by hand')
@@ -530,7 +531,7 @@ class Translation:
 
     def _verify(self, specs, types):
         """Tell what would not be offered with the new options."""
-        self._after = self._scan(**{
+        self._after, _ = self._scan(**{
             option: [*CONF.accel[option], *values]
             for option, values in self._new.items()})
         for card in sorted(self._cards):
@@ -553,7 +554,7 @@ class Translation:
                     self._leave(f'{both[0]} would be of nova_accel and is '
                                 f'also matched by [pci] device_spec '
                                 f'{spec.text}, which stays: narrow that, or '
-                                f'nova_accel fences the device.')
+                                f'nova-compute does not start.')
 
     # [pci] alias, flavors and profiles
 

@@ -339,6 +339,16 @@ class DeviceSpecTest(ImportNovaTestCase):
         self.assertIn(f'{GPU} would not be given to servers', errors)
         self.assertIn('boot_vga', errors)
 
+    def test_not_looked_at(self):
+        """A device that does not answer is not taken for another kind."""
+        self.put(f'[pci]\n{spec(address=CARD)}', accel='discovery_timeout = 1',
+                 vgpus=[vgpu()])
+        self.kernel.set_fault(CARD, hang='read')
+        self.addCleanup(self.kernel.set_fault, CARD, hang=None)
+        status, out, errors = self.run_import()
+        self.assertEqual((1, ''), (status, out))
+        self.assertIn(f'stays: {CARD} could not be looked at', errors)
+
     def test_excluded(self):
         self.put(f'[pci]\n{spec(address=GPU)}', gpus=[{'address': GPU}],
                  accel=f'exclude_devices = address={GPU}\n')
