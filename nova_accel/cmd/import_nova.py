@@ -21,6 +21,7 @@ from nova import exception as nova_exception
 import os_resource_classes
 import os_traits
 from oslo_config import cfg
+from oslo_utils import strutils
 
 from nova_accel.attach import claims
 from nova_accel.cmd import configuration
@@ -329,7 +330,8 @@ class Translation:
         if vfs and not any(f.address in vfs for f in spec.functions):
             return (f'it gives {card} as a whole, and nova_accel gives the '
                     f'VFs of a device that has them, so remove its VFs')
-        if _is_false(spec.tags.get('managed')):
+        if not strutils.bool_from_string(spec.tags.get('managed'),
+                                         default=True):
             return (f'it has "managed": "no", and nova_accel has {card} '
                     f'bound to vfio-pci by libvirt')
         return ''
@@ -384,9 +386,9 @@ class Translation:
     def _tags(self, spec, of, by_driver):
         """Carry over what a specification says of its devices."""
         cards = sorted(set().union(*by_driver.values()))
-        if spec.tags.get('one_time_use') == 'true':
+        if strutils.bool_from_string(spec.tags.get('one_time_use')):
             self._add('handover', *(f'{card}=operator' for card in cards))
-        if spec.tags.get('live_migratable') == 'true':
+        if strutils.bool_from_string(spec.tags.get('live_migratable')):
             self._leave(f'"live_migratable" of {of} is not translated: '
                         f'nova_accel does not migrate servers with devices '
                         f'live.')
@@ -627,7 +629,8 @@ class Translation:
         elif policy == 'socket':
             self._leave(f'"numa_policy" socket of {of} is not translated: '
                         f'accel:numa_affinity is preferred, required or none.')
-        if any(w.get('live_migratable') == 'true' for w in wanted):
+        if any(strutils.bool_from_string(w.get('live_migratable'))
+               for w in wanted):
             self._leave(f'"live_migratable" of {of} is not translated: '
                         f'nova_accel does not migrate servers with devices '
                         f'live.')
@@ -718,13 +721,7 @@ def _matches(spec, function) -> bool:
 
 def _is_of_network(tags) -> bool:
     return (tags.get('physical_network') is not None
-            or tags.get('remote_managed') is not None
-            and not _is_false(tags['remote_managed']))
-
-
-def _is_false(value) -> bool:
-    return value is not None and str(value).lower() in (
-        'false', 'no', 'off', '0', 'f', 'n')
+            or strutils.bool_from_string(tags.get('remote_managed')))
 
 
 def _traits(text) -> set[str]:
