@@ -213,6 +213,18 @@ CONF.register_group(GROUP)
 CONF.register_opts(ALL_OPTS, group=GROUP)
 
 
+def files() -> list[str]:
+    """Return the configuration files that were read, in their order."""
+    try:
+        found, directories = [*CONF.config_file], CONF.config_dir
+    except cfg.NoSuchOptError:
+        # no configuration was read
+        return []
+    for directory in directories:
+        found += sorted(glob.glob(os.path.join(directory, '*.conf')))
+    return found
+
+
 def sections() -> dict[str, dict[str, list[str]]]:
     """What the configuration files say, without regard to what is registered.
 
@@ -222,14 +234,7 @@ def sections() -> dict[str, dict[str, list[str]]]:
     :returns: section -> option -> values.
     """
     found: dict[str, dict[str, list[str]]] = {}
-    try:
-        files, directories = [*CONF.config_file], CONF.config_dir
-    except cfg.NoSuchOptError:
-        # no configuration was read
-        return found
-    for directory in directories:
-        files += sorted(glob.glob(os.path.join(directory, '*.conf')))
-    for file in files:
+    for file in files():
         parsed: dict[str, dict[str, list[str]]] = {}
         cfg.ConfigParser(file, parsed).parse()
         for name, values in parsed.items():

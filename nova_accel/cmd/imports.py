@@ -4,12 +4,14 @@
 Source of the format: Cyborg's API reference, GET /v2/device_profiles.
 """
 
+from collections.abc import Iterator, Mapping
 import difflib
 import json
 import os
 import re
 import sys
 import tempfile
+import typing
 
 from cliff import command
 import yaml
@@ -48,12 +50,6 @@ class ImportProfiles(command.Command):
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
-        directory = CONF.accel.device_profiles
-        if os.path.isfile(directory):
-            raise exception.ConfigurationError(
-                f'[accel] device_profiles is the file {directory}, and each '
-                f'profile is written to a file of its own: set the option to '
-                f'a directory.')
         for profile in _read(parsed_args.file):
             try:
                 name, text = translate(profile)
@@ -61,13 +57,36 @@ class ImportProfiles(command.Command):
                 self._left_out = True
                 self.app.stderr.write(f'{error}\n')
                 continue
-            path = os.path.join(directory, f'{name}.yaml')
-            before = _text_of(path)
-            self.app.stdout.writelines(difflib.unified_diff(
-                before.splitlines(True), text.splitlines(True),
-                path if before else os.devnull, path))
-            if parsed_args.write and before != text:
+            path = path_of(name)
+            difference = list(diff(path, text))
+            self.app.stdout.writelines(difference)
+            if parsed_args.write and difference:
                 _write(path, text)
+
+
+def path_of(name: str) -> str:
+    """Return the file for a profile.
+
+    :raises ConfigurationError: [accel] device_profiles is not a directory.
+    """
+    directory = CONF.accel.device_profiles
+    if os.path.isfile(directory):
+        raise exception.ConfigurationError(
+            f'[accel] device_profiles is the file {directory}, and each '
+            f'profile is written to a file of its own: set the option to '
+            f'a directory.')
+    return os.path.join(directory, f'{name}.yaml')
+
+
+def diff(path: str, text: str) -> Iterator[str]:
+    """Yield the lines of a unified diff against a file that may not exist.
+
+    :raises ConfigurationError: the file cannot be read.
+    """
+    before = _text_of(path)
+    return difflib.unified_diff(
+        before.splitlines(True), text.splitlines(True),
+        path if before else os.devnull, path)
 
 
 def translate(profile) -> tuple[str, str]:
@@ -77,7 +96,7 @@ def translate(profile) -> tuple[str, str]:
     :raises InvalidProfile: it cannot be carried over.
     """
     name = profile.get('name') if isinstance(profile, dict) else None
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not is_name(name):
         raise exception.InvalidProfile(
             f'The profile {name!r} is not carried over, because its name '
             f'cannot be that of a file: rename it in Cyborg, and in the '
@@ -86,7 +105,22 @@ def translate(profile) -> tuple[str, str]:
     if profile.get('description'):
         made['description'] = str(profile['description'])
     made['groups'] = profile.get('groups')
-    text = yaml.safe_dump(made, sort_keys=False)
+    return name, text_of(made)
+
+
+def is_name(name: typing.Any) -> typing.TypeGuard[str]:
+    """Return whether a profile can be called so, and its file."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name))
+
+
+def text_of(made: Mapping[str, typing.Any]) -> str:
+    """Return the text of the file of a profile.
+
+    :param made: with the keys of a file, see nova_accel.profiles.
+    :raises InvalidProfile: nova-api would refuse it.
+    """
+    name = made['name']
+    text = yaml.safe_dump(dict(made), sort_keys=False)
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, f'{name}.yaml')
         with open(path, 'w', encoding='utf-8') as file:
@@ -96,7 +130,7 @@ def translate(profile) -> tuple[str, str]:
             raise exception.InvalidProfile(
                 f'The profile {name!r} is not carried over: '
                 f'{error.replace(directory + os.sep, "")}')
-    return name, text
+    return text
 
 
 def _read(file):

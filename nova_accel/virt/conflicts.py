@@ -91,23 +91,36 @@ class Conflicts:
                 else None)
 
     def _option_of_vgpus(self, address):
-        """The option by which Nova makes vGPUs on a function, if any.
+        """The option by which Nova makes vGPUs on a function, if any."""
+        option = '[devices] enabled_mdev_types'
+        type_, listed = self._vgpu_type(address)
+        return type_ and (f'{option} (device_addresses of [mdev_{type_}])'
+                          if listed else option)
+
+    def vgpu_type(self, address: str) -> str | None:
+        """Return the type of the vGPUs that Nova creates on a function.
 
         Nova applies its first type without addresses to every PCI function
         that supports it and that no other type lists. A parent that is not a
         PCI device goes by libvirt's name of its place in sysfs, and only
         where a type lists it.
+
+        :param address: PCI address, or name of a parent that has none.
+        :returns: None where it creates none.
+        :raises OSError: a parent that is not a PCI device cannot be read.
         """
-        option = '[devices] enabled_mdev_types'
+        return self._vgpu_type(address)[0]
+
+    def _vgpu_type(self, address):
+        """(type or None, whether it lists the function)."""
         name, place = address, pci.path(address)
         if not pci.ADDRESS.fullmatch(address):
             place = f'class/mdev_bus/{address}'
             name = self._kernel.readlink(place).rpartition(
                 'devices/virtual/')[2].replace('/', '_')
         if name in self._type_of_parent:
-            return (f'{option} (device_addresses of '
-                    f'[mdev_{self._type_of_parent[name]}])')
+            return self._type_of_parent[name], True
         if (name == address and self._default_type and self._kernel.exists(
                 f'{place}/mdev_supported_types/{self._default_type}')):
-            return option
-        return None
+            return self._default_type, False
+        return None, False

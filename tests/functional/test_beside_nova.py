@@ -21,6 +21,9 @@ NOVAS = {'address': '0000:81:00.0', 'numa_node': 1,
 
 class BesideNovaTestBase(operations.OperationsTestBase):
 
+    #: hosts on which libvirt shows Nova's device
+    WITH_NOVAS = ('compute1',)
+
     def setUp(self):
         # of which Nova asks this machine's sysfs
         self.useFixture(fixtures.MockPatch(
@@ -39,7 +42,9 @@ class BesideNovaTestBase(operations.OperationsTestBase):
             group='filter_scheduler')
         if not args:
             # at a restart libvirt is there already
-            kwargs['pci_info'] = fakelibvirt.HostPCIDevicesInfo(num_pci=1)
+            kwargs['pci_info'] = fakelibvirt.HostPCIDevicesInfo(
+                num_pci=int(hostname in self.WITH_NOVAS), num_pfs=0,
+                num_vfs=0)
         return super().start_compute(hostname, *args, **kwargs)
 
 

@@ -222,6 +222,8 @@ class NativeTestBase(VgpuTestBase):
     HOSTS = {host: {'vgpus': [gpu(), gpu(
         address='0000:81:00.0', types=[NATIVE_TYPE])]}
         for host in ('compute1', 'compute2')}
+    #: hosts on which libvirt shows Nova a card that makes vGPUs
+    WITH_NOVAS = tuple(HOSTS)
 
     def setUp(self):
         test = self
@@ -246,7 +248,8 @@ class NativeTestBase(VgpuTestBase):
         self.flags(exclude_devices=[f'address={self.NATIVE}'],
                    resource_classes=self.CLASSES, group='accel')
         kwargs['pci_info'] = fakelibvirt.HostPCIDevicesInfo(
-            num_pci=0, num_pfs=0, num_vfs=0, num_mdevcap=1)
+            num_pci=0, num_pfs=0, num_vfs=0,
+            num_mdevcap=int(hostname in self.WITH_NOVAS))
         return super().start_compute(hostname, *args, **kwargs)
 
     def type_of(self, uuid, host='compute1'):

@@ -1,0 +1,802 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel import nova: Nova's own PCI devices and vGPUs into [accel].
+
+Nova's code reads Nova's options, and says which devices they match: nova.conf,
+nova.pci.devspec and nova.pci.request. Drivers of nova_accel say what these
+devices are, and what they would be with the new options.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import re
+import typing
+
+from cliff import command
+# registers Nova's options, with Nova's defaults
+import nova.conf  # noqa: F401
+from nova import exception as nova_exception
+import os_resource_classes
+import os_traits
+from oslo_config import cfg
+from oslo_utils import strutils
+
+from nova_accel.attach import claims
+from nova_accel.cmd import configuration
+from nova_accel.cmd import imports
+from nova_accel.cmd import ini
+from nova_accel import conf
+from nova_accel import drivers
+from nova_accel.drivers import rules
+from nova_accel.drivers import vgpu
+from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
+from nova_accel.host import pci
+from nova_accel import inventory
+from nova_accel import model
+from nova_accel import naming
+
+CONF = conf.CONF
+
+#: the names under which oslo.config accepts these options of Nova
+_DEVICE_SPEC = {('pci', 'device_spec'), ('pci', 'passthrough_whitelist'),
+                ('DEFAULT', 'pci_passthrough_whitelist')}
+_ALIAS = {('pci', 'alias'), ('DEFAULT', 'pci_alias')}
+_MDEV_TYPES = {('devices', 'enabled_mdev_types'),
+               ('devices', 'enabled_vgpu_types')}
+_ANY = '*'
+#: digits of the parts of a PCI address
+_WIDTHS = {'domain': 4, 'bus': 2, 'slot': 2, 'func': 1}
+#: type of a device that only the driver pci knows, by its PCI base class
+_TYPES = {0x01: 'STORAGE', 0x02: 'NIC', 0x03: 'GPU', 0x04: 'MULTIMEDIA',
+          0x10: 'CRYPTO', 0x12: 'AI'}
+#: options that have several values in one line
+_LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
+_OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
+
+
+class ImportNova(command.Command):
+    """Translate Nova's PCI devices and vGPUs of this host into [accel].
+
+    Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
+    the sections [mdev_...], looks at the devices of this host, and prints
+    what nova.conf and the device profiles should be, as a unified diff, and
+    what the flavors should ask for. It writes nothing. What cannot be
+    translated is named on stderr and stays as it is, and the exit status is
+    1.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser)
+        return parser
+
+    def run(self, parsed_args):
+        self._left_out = False
+        return super().run(parsed_args) or int(self._left_out)
+
+    def take_action(self, parsed_args):
+        configuration.read(parsed_args.config_file)
+        # what would be logged is shown
+        logging.disable(logging.CRITICAL)
+        try:
+            found = Translation(host_kernel.open_kernel(
+                CONF.host, writes=False))
+        finally:
+            logging.disable(logging.NOTSET)
+        self._left_out = bool(found.left_out)
+        for file in found.files:
+            self.app.stdout.writelines(file.diff())
+        for profile in found.profiles:
+            self.app.stdout.writelines(imports.diff(
+                imports.path_of(profile['name']), imports.text_of(profile)))
+        self.app.stdout.writelines(f'# {line}\n' for line in found.notes)
+        self.app.stderr.writelines(f'{line}\n' for line in found.left_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Function:
+    """A PCI function of the host."""
+
+    address: str
+    vendor: str
+    product: str
+    #: PCI base class
+    kind: int
+    #: address of its physical function, None where it is not a VF
+    pf: str | None
+    #: it has VFs
+    is_pf: bool
+
+    @property
+    def card(self) -> str:
+        """Address of the function by which nova_accel knows the device."""
+        return self.pf or self.address
+
+
+@dataclasses.dataclass
+class _Spec:
+    """One device specification of [pci] device_spec."""
+
+    text: str
+    tags: dict
+    #: nova.pci.devspec.PciDeviceSpec
+    spec: typing.Any = None
+    functions: list[_Function] = dataclasses.field(default_factory=list)
+    #: whether nova_accel takes over its devices
+    moves: bool = False
+
+
+class Translation:
+    """What Nova's options of this host are in nova_accel."""
+
+    def __init__(self, kernel):
+        """
+        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+        :raises ConfigurationError: nova.conf cannot be read.
+        """
+        self.files = [ini.File(path) for path in conf.files()]
+        #: profiles of devices, with the keys of a file
+        self.profiles: list[dict] = []
+        #: what an operator has to know
+        self.notes: list[str] = []
+        #: sentences about what is not translated
+        self.left_out: list[str] = []
+        self._kernel = kernel
+        self._functions = dict(self._read_functions())
+        #: options of [accel] -> what is added
+        self._new: dict[str, list[str]] = {
+            name: [] for name in _OPTIONS}
+        #: rules that choose the devices
+        self._rules: list[str] = []
+        #: addresses of the devices that nova_accel takes over
+        self._cards: set[str] = set()
+        #: and of the VFs among what Nova gives
+        self._vfs: set[str] = set()
+        #: files that an option is removed from
+        self._changed: list[ini.File] = []
+        #: (what Nova's flavors ask for, profile)
+        self._flavors: list[tuple[str, dict]] = []
+        try:
+            self._translate()
+        except (nova_exception.NovaException, cfg.Error) as error:
+            raise exception.ConfigurationError(
+                f'Nova does not accept its own options '
+                f'({" ".join(str(error).split())}): correct them.'
+            ) from error
+
+    def _translate(self):
+        if not (CONF.pci.device_spec or CONF.devices.enabled_mdev_types):
+            self.notes.append('nova.conf has neither [pci] device_spec nor '
+                              '[devices] enabled_mdev_types.')
+            return
+        self._seen, self._failed = self._scan(
+            enabled_drivers=[
+                *CONF.accel.enabled_drivers, *sorted(
+                    {point.name for point in importlib.metadata.entry_points(
+                        group=drivers.NAMESPACE)}
+                    - {'pci', *CONF.accel.enabled_drivers})],
+            include_devices=['address=*'], exclude_devices=[], vgpu_types=[])
+        types = self._vgpu_types()
+        specs = self._specs()
+        if not self._cards:
+            return
+        self.notes += [
+            'Before you change nova.conf, move the servers that have these '
+            'devices to other hosts.',
+            'nova-accel check says what else nova.conf needs.']
+        self._leave_vfs()
+        self._choose_rules()
+        self._write()
+        self._verify(specs, types)
+        self._aliases(specs)
+        self._profiles_of_types(types)
+        self._tell_flavors()
+
+    # The host
+
+    def _read_functions(self) -> Iterator[tuple[str, _Function]]:
+        for address in self._kernel.listdir(pci.DEVICES):
+            try:
+                yield address, _Function(
+                    address, pci.identifier(self._kernel, address, 'vendor'),
+                    pci.identifier(self._kernel, address, 'device'),
+                    pci.class_code(self._kernel, address) >> 16,
+                    pci.physical_function(self._kernel, address),
+                    bool(pci.virtual_functions(self._kernel, address)))
+            except (OSError, ValueError):
+                # it has just gone
+                continue
+
+    def _scan(self, **options,
+              ) -> tuple[dict[str, model.Device], dict[str, str]]:
+        """Look at the devices as nova-compute would.
+
+        :param options: of [accel], that differ from nova.conf.
+        :returns: devices by address, and Inventory.failures().
+        """
+        for name, value in options.items():
+            CONF.set_override(name, value, group='accel')
+        try:
+            found = inventory.Inventory(
+                drivers.load(CONF.accel.enabled_drivers, self._kernel),
+                claims.ClaimStore(claims.MEMORY), reads_serials=False)
+            found.scan()
+        finally:
+            for name in options:
+                CONF.clear_override(name, group='accel')
+        return found.devices, found.failures()
+
+    # The files
+
+    def _entries(self, names) -> list[tuple[ini.File, ini.Entry]]:
+        return [(file, entry) for file in self.files for entry in file.entries
+                if (entry.section, entry.key) in names]
+
+    def _drop(self, file, entry, *values):
+        """Remove an option, or replace it by these values."""
+        if values:
+            file.put(entry, *values)
+        else:
+            file.drop(entry)
+        self._changed.append(file)
+
+    def _leave(self, sentence):
+        if sentence not in self.left_out:
+            self.left_out.append(sentence)
+
+    # [pci] device_spec
+
+    def _specs(self) -> list[_Spec]:
+        found = []
+        for file, entry in self._entries(_DEVICE_SPEC):
+            items = _loaded(entry, '[pci] device_spec')
+            several = isinstance(items, list)
+            stay = []
+            for words in items if several else [items]:
+                spec = self._spec(words)
+                found.append(spec)
+                spec.moves = self._take(spec)
+                if not spec.moves:
+                    stay.append(words)
+            if len(stay) < (len(items) if several else 1):
+                self._drop(file, entry, *([json.dumps(stay)] if stay else []))
+        return found
+
+    def _spec(self, words) -> _Spec:
+        # it imports seconds of Nova
+        from nova.pci import devspec
+        if not isinstance(words, dict):
+            raise exception.ConfigurationError(
+                f'[pci] device_spec has {json.dumps(words)[:60]}, which is '
+                f'not a mapping: correct it.')
+        text = json.dumps(words)
+        if 'devname' in words:
+            # of an interface of this machine, simulated or not
+            return _Spec(text, words)
+        spec = devspec.PciDeviceSpec(dict(words))
+        return _Spec(text, spec.tags, spec, [
+            function for function in self._functions.values()
+            if _matches(spec, function)])
+
+    def _take(self, spec: _Spec) -> bool:
+        """Take over the devices of a specification.
+
+        :returns: whether that can be.
+        """
+        of = f'[pci] device_spec {spec.text}'
+        if _is_of_network(spec.tags):
+            self.notes.append(f'{of} is for network interfaces: it stays.')
+            return False
+        if spec.spec is None:
+            self._leave(f'{of} names a device by its network interface, and '
+                        f'nova_accel knows PCI addresses: it stays. Write '
+                        f'"address" for "devname", or leave it to Nova.')
+            return False
+        if not spec.functions:
+            self._leave(f'{of} matches no device of this host: it stays. Run '
+                        f'this on a host that has one, or remove it.')
+            return False
+        by_driver: dict[str, set[str]] = {}
+        for function in spec.functions:
+            by_driver.setdefault(self._driver_of(function.card),
+                                 set()).add(function.card)
+        problem = next(filter(None, (
+            self._obstacle(spec, card)
+            for cards in by_driver.values() for card in sorted(cards))), '')
+        if problem:
+            self._leave(f'{of} is not translated and stays: {problem}.')
+            return False
+        for driver, cards in sorted(by_driver.items()):
+            self._take_cards(spec, driver, cards)
+        self._vfs.update(f.address for f in spec.functions if f.pf)
+        self._tags(spec, of, by_driver)
+        return True
+
+    def _driver_of(self, card) -> str:
+        return self._seen[card].driver if card in self._seen else 'pci'
+
+    def _obstacle(self, spec, card) -> str:
+        """Why nova_accel cannot offer what Nova does, as a clause."""
+        device = self._seen.get(card)
+        if card in self._failed:
+            return f'{card} could not be looked at ({self._failed[card]})'
+        if device and device.creatable:
+            return (f'{card} is divided into vGPUs whose types you have '
+                    f'chosen, so name them in {vgpu.OPTION} by hand')
+        vfs = set(pci.virtual_functions(self._kernel, card))
+        if vfs and not any(f.address in vfs for f in spec.functions):
+            return (f'it gives {card} as a whole, and nova_accel gives the '
+                    f'VFs of a device that has them, so remove its VFs')
+        if not strutils.bool_from_string(spec.tags.get('managed'),
+                                         default=True):
+            return (f'it has "managed": "no", and nova_accel has {card} '
+                    f'bound to vfio-pci by libvirt')
+        return ''
+
+    def _take_cards(self, spec, driver, cards):
+        texts = self._rules_for(_pairs(spec.spec, {
+            self._functions[card].product for card in cards}), cards)
+        self._need(driver, cards, texts)
+        if driver == 'pci':
+            type_ = _TYPES.get(self._functions[min(cards)].kind, 'PCI')
+            traits = sorted(t for t in _traits(spec.tags.get('traits'))
+                            if naming.is_custom(t))
+            # existing rules come first, and the first one counts
+            self._add('pci_devices', *(
+                f'{text} type={type_}' + (
+                    f' traits={",".join(traits)}' if traits else '')
+                for text in texts))
+
+    def _rules_for(self, text: str | None, cards: set[str]) -> list[str]:
+        """Rules that pick just these cards of the host.
+
+        :param text: a rule that may be too wide or too narrow.
+        """
+        if text is not None:
+            rule, = rules.parse('a rule', [text], rules.KEYS)
+            if cards == {f.address for f in self._functions.values()
+                         if not f.pf and rule.matches({
+                             'address': f.address, 'vendor': f.vendor,
+                             'product': f.product})}:
+                return [text]
+        return [f'address={card}' for card in sorted(cards)]
+
+    def _need(self, driver, cards, texts):
+        self._cards.update(cards)
+        self._rules += [text for text in texts if text not in self._rules]
+        if driver not in CONF.accel.enabled_drivers:
+            self._add('enabled_drivers', driver)
+
+    def _add(self, option, *values):
+        """Add values to an option that does not have them."""
+        there = [*CONF.accel[option], *self._new[option]]
+        self._new[option] += [v for v in values if v not in there]
+
+    def _leave_vfs(self):
+        """Keep away from VFs of these cards that Nova does not give."""
+        for card in sorted({self._functions[vf].card for vf in self._vfs}):
+            self._add('exclude_devices', *(
+                f'address={vf}' for vf
+                in pci.virtual_functions(self._kernel, card)
+                if vf not in self._vfs))
+
+    def _tags(self, spec, of, by_driver):
+        """Carry over what a specification says of its devices."""
+        cards = sorted(set().union(*by_driver.values()))
+        if strutils.bool_from_string(spec.tags.get('one_time_use')):
+            self._add('handover', *(f'{card}=operator' for card in cards))
+        if strutils.bool_from_string(spec.tags.get('live_migratable')):
+            self._leave(f'"live_migratable" of {of} is not translated: '
+                        f'nova_accel does not migrate servers with devices '
+                        f'live.')
+        lost = sorted(
+            t for t in _traits(spec.tags.get('traits'))
+            if by_driver.keys() != {'pci'} or not naming.is_custom(t))
+        if lost:
+            self._leave(f'The traits {", ".join(lost)} of {of} are not '
+                        f'translated: set them on the providers of nova_accel '
+                        f'with "openstack resource provider trait set", where '
+                        f'they stay.')
+
+    # [devices] enabled_mdev_types
+
+    def _vgpu_types(self) -> dict[str, set[str]]:
+        """Take over Nova's vGPUs.
+
+        :returns: type -> addresses of GPUs.
+        """
+        if not CONF.devices.enabled_mdev_types:
+            return {}
+        # it imports seconds of Nova
+        from nova_accel.virt import conflicts
+        options = conflicts.of_options(self._kernel)
+        parents: dict[str, set[str]] = {}
+        for parent in self._kernel.listdir(vgpu.MDEV_BUS) if (
+                self._kernel.exists(vgpu.MDEV_BUS)) else ():
+            type_ = options.vgpu_type(parent)
+            if type_ and self._kernel.exists(f'{vgpu.MDEV_BUS}/{parent}/'
+                                             f'mdev_supported_types/{type_}'):
+                parents.setdefault(type_, set()).add(parent)
+        found = {}
+        for name in CONF.devices.enabled_mdev_types:
+            gpus = {self._card_of(parent) for parent in parents.get(name, ())}
+            of = f'[devices] enabled_mdev_types has {name}'
+            if not gpus:
+                self._leave(f'{of}, which Nova creates on no device of this '
+                            f'host: it stays. Run this on a host that has '
+                            f'one, or remove it.')
+            elif not all(self._can_create(gpu, name) for gpu in gpus):
+                self._leave(f'{of}, which is not a type of vGPUs: it stays.')
+            else:
+                found[name] = gpus
+                self._take_type(name, gpus)
+                self._vfs.update(p for p in parents[name]
+                                 if p in self._functions
+                                 and self._functions[p].pf)
+        self._remove_types(found)
+        return found
+
+    def _card_of(self, parent) -> str:
+        function = self._functions.get(parent)
+        return function.card if function else parent
+
+    def _can_create(self, gpu, name):
+        return gpu in self._seen and any(
+            t.name == name for t in self._seen[gpu].creatable)
+
+    def _take_type(self, name, gpus):
+        section = f'mdev_{name}'
+        self._add('vgpu_types', *(
+            [f'{gpu}={name}' for gpu in sorted(gpus)]
+            if CONF[section].device_addresses else [name]))
+        known = gpus & self._functions.keys()
+        text = None
+        if known:
+            first = self._functions[min(known)]
+            text = f'vendor={first.vendor} product={first.product}'
+        self._need('vgpu', gpus, self._rules_for(text, gpus))
+        for gpu in sorted(gpus):
+            others = [item for item in self._new['vgpu_types']
+                      if item.startswith(f'{gpu}=')]
+            if len(others) > 1:
+                self._leave(f'Nova creates one type of vGPUs on some VFs of '
+                            f'{gpu} and another on others: nova_accel offers '
+                            f'both types on any VF, so reserve in Placement '
+                            f'what you do not want to be given.')
+        if CONF[section].max_instances:
+            self._leave(f'[{section}] max_instances is not translated: the '
+                        f'GPU says how many there can be; to offer fewer '
+                        f'raise "reserved" of its provider.')
+
+    def _remove_types(self, found):
+        for file, entry in self._entries(_MDEV_TYPES):
+            names = [name.strip() for name in entry.value.split(',')]
+            stay = [name for name in names if name not in found]
+            if len(stay) < len(names):
+                self._drop(file, entry, *([','.join(stay)] if stay else []))
+        sections = {f'{kind}_{name}'.lower() for name in found
+                    for kind in ('mdev', 'vgpu')}
+        for file in self.files:
+            for entry in file.entries:
+                if entry.section in sections:
+                    file.drop(entry)
+
+    # [accel]
+
+    def _choose_rules(self):
+        """Add rules of include_devices, where they are needed.
+
+        Without rules the drivers gpu and nvme offer nothing, and others all
+        that they find. With one, only devices that match are offered: those
+        that nova_accel offers now need a rule as well.
+        """
+        enabled = CONF.accel.enabled_drivers
+        loaded = drivers.load({self._driver_of(card) for card in self._cards},
+                              self._kernel)
+        more = any(device.driver in self._new['enabled_drivers']
+                   and address not in self._cards
+                   for address, device in self._seen.items())
+        if not (CONF.accel.include_devices or more
+                or any(driver.NEEDS_RULE for driver in loaded.values())):
+            return
+        if not CONF.accel.include_devices:
+            for name, driver in drivers.load(enabled, self._kernel).items():
+                for address, device in self._seen.items():
+                    if (device.driver == name and not driver.NEEDS_RULE
+                            and address not in self._cards):
+                        self._add('include_devices', (
+                            f'vendor={device.vendor_id} '
+                            f'product={device.product_id}')
+                            if device.vendor_id else f'address={address}')
+        self._add('include_devices', *self._rules)
+
+    def _write(self):
+        """Add to [accel] of the file that has it."""
+        target = next((file for file in reversed(self.files)
+                       if file.has('accel')), self._changed[0])
+        for option, values in self._new.items():
+            there = self._entries({('accel', option)})
+            if not values:
+                continue
+            if option in _LISTS:
+                values = [','.join([*CONF.accel[option], *values])]
+                for file, entry in there[-1:]:
+                    file.put(entry, *values)
+                    break
+                else:
+                    target.add('accel', option, values)
+            else:
+                target.add('accel', option, values)
+
+    def _verify(self, specs, types):
+        """Tell what would not be offered with the new options."""
+        self._after, _ = self._scan(**{
+            option: [*CONF.accel[option], *values]
+            for option, values in self._new.items()})
+        for card in sorted(self._cards):
+            device = self._after.get(card)
+            if device is None:
+                self._leave(f'{card} would not be found by nova_accel: look '
+                            f'at [accel] exclude_devices, and at nova-accel '
+                            f'discover.')
+            elif device.health is not model.Health.OK:
+                self._leave(f'{card} would not be given to servers by '
+                            f'nova_accel, because {device.reason}.')
+            elif not device.all_handles:
+                self._leave(f'{card} would not be given to servers by '
+                            f'nova_accel: see nova-accel discover.')
+            for spec in specs:
+                both = sorted({f.address for f in spec.functions}
+                              & device.functions()
+                              ) if device and not spec.moves else ()
+                if both:
+                    self._leave(f'{both[0]} would be of nova_accel and is '
+                                f'also matched by [pci] device_spec '
+                                f'{spec.text}, which stays: narrow that, or '
+                                f'nova-compute does not start.')
+
+    # [pci] alias, flavors and profiles
+
+    def _aliases(self, specs):
+        if not CONF.pci.alias:
+            return
+        # it imports seconds of Nova
+        from nova.pci import request
+        try:
+            aliases = request.get_alias_from_config()
+        except nova_exception.NovaException as error:
+            self._leave(f'[pci] alias is not translated and stays, because '
+                        f'Nova does not accept it '
+                        f'({" ".join(str(error).split())}): correct it.')
+            return
+        gone = {name for name, (policy, wanted) in aliases.items()
+                if self._alias(name, policy, wanted, specs)}
+        for file, entry in self._entries(_ALIAS):
+            name = _loaded(entry, '[pci] alias')['name'].strip()
+            if name in gone:
+                self._drop(file, entry)
+        if gone:
+            self.notes.append(
+                'On hosts of nova-api, and of nova-computes with devices of '
+                'Nova, the aliases stay until no flavor and no server has '
+                'them.')
+
+    def _alias(self, name, policy, wanted, specs) -> bool:
+        """Make a profile of an alias.
+
+        :returns: whether no device of Nova's is left for it on this host.
+        """
+        moved: set[str] = set()
+        left: set[str] = set()
+        given = set()
+        for function in self._functions.values():
+            # Nova takes the first one that matches
+            spec = next((s for s in specs if function in s.functions), None)
+            if spec and any(_asks_for(w, spec, function) for w in wanted):
+                (moved if spec.moves else left).add(function.card)
+                given.add(function.address)
+        of = f'[pci] alias {name}'
+        if not moved:
+            if left:
+                self.notes.append(f'{of} is for devices that stay with Nova: '
+                                  f'it stays.')
+            else:
+                self._leave(f'{of} asks for no device of this host: it stays. '
+                            f'Run this on a host that has one, or remove it.')
+            return False
+        problem = ''
+        if left:
+            problem = (f'{min(left)} stays with Nova and {min(moved)} does '
+                       f'not: make it two')
+        elif not imports.is_name(name):
+            problem = 'a profile cannot have its name: rename it'
+        elif any(device.handles and not given & device.functions()
+                 for device in map(self._after.get, moved) if device):
+            problem = 'it asks for whole devices, of which VFs are given'
+        group = None if problem else self._group(moved)
+        if not group:
+            self._leave(
+                f'{of} is not translated and stays: ' + (problem or (
+                    'no trait tells its devices from others of this host'))
+                + '.')
+            return False
+        profile: dict = {'name': name, 'groups': [group]}
+        if policy == 'required':
+            profile['accel:numa_affinity'] = 'required'
+        elif policy == 'socket':
+            self._leave(f'"numa_policy" socket of {of} is not translated: '
+                        f'accel:numa_affinity is preferred, required or none.')
+        if any(strutils.bool_from_string(w.get('live_migratable'))
+               for w in wanted):
+            self._leave(f'"live_migratable" of {of} is not translated: '
+                        f'nova_accel does not migrate servers with devices '
+                        f'live.')
+        self._profile(f'pci_passthrough:alias={name}:', profile)
+        return True
+
+    def _group(self, cards: set[str]) -> dict[str, str] | None:
+        """Return a request group for one of these devices, and for no other
+        device of the host; None where no trait tells them."""
+        devices = [self._after[card] for card in cards if card in self._after]
+        types = {device.type for device in devices}
+        if len(types) != 1 or len(devices) < len(cards):
+            return None
+        type_, = types
+        common = set.intersection(*map(naming.device_traits, devices))
+        for address, device in self._after.items():
+            if address not in cards and device.type == type_:
+                common -= naming.device_traits(device)
+        common.discard(CONF.accel.owner_trait)
+        if not common:
+            return None
+        products = {naming.device_trait(type_, d.vendor, d.product, d.address)
+                    for d in devices}
+        trait = min(common, key=lambda t: (t not in products, -len(t), t))
+        return {f'resources:{naming.resource_class(type_)}': '1',
+                f'trait:{trait}': 'required'}
+
+    def _profiles_of_types(self, types):
+        for name, gpus in types.items():
+            traits: dict[str, str] = {}
+            for gpu in sorted(gpus & self._after.keys()):
+                for made in self._after[gpu].creatable:
+                    if made.name == name:
+                        traits.setdefault(made.trait, gpu)
+            for trait, gpu in traits.items():
+                called = name if len(traits) == 1 else (
+                    f'{name}-{self._after[gpu].product}')
+                self._profile(f'resources:{CONF[f"mdev_{name}"].mdev_class}=', {
+                    'name': called, 'groups': [{
+                        f'resources:{naming.resource_class("VGPU")}': '1',
+                        f'trait:{trait}': 'required'}]})
+
+    def _profile(self, asked, profile):
+        try:
+            imports.text_of(profile)
+        except exception.InvalidProfile as error:
+            self._leave(str(error))
+            return
+        self.profiles.append(profile)
+        self._flavors.append((asked, profile))
+
+    def _tell_flavors(self):
+        if self._flavors:
+            self.notes.append('Flavors, in place of what they ask of Nova:')
+        for asked, profile in self._flavors:
+            self.notes.append(f'  {asked}1  ->  accel:device_profile='
+                              f'{profile["name"]}')
+            (resources, _), (trait, _) = profile['groups'][0].items()
+            whole = ''.join(f' {key}={value}' for key, value
+                            in profile.items() if key.startswith('accel:'))
+            self.notes.append(
+                f'  {asked}N  ->  {resources.replace(":", "1:")}=N '
+                f'{trait.replace(":", "1:")}=required{whole}')
+
+
+def _loaded(entry, option):
+    try:
+        return json.loads(entry.value)
+    except ValueError as error:
+        raise exception.ConfigurationError(
+            f'{option} has {entry.value[:60]!r}, which is not JSON: correct '
+            f'it.') from error
+
+
+def _matches(spec, function) -> bool:
+    """Whether a device specification matches a function, as in Nova.
+
+    Nova reads from this machine's sysfs whether an address is that of a
+    physical function; then its VFs match as well.
+    """
+    seen = {'vendor_id': function.vendor, 'product_id': function.product,
+            'address': function.address, 'parent_addr': function.pf}
+    at = spec.address and spec.address.pci_address_spec
+    return spec.match(seen) or bool(
+        function.pf and at and at.is_single_address()
+        and spec.match({**seen, 'address': function.pf, 'parent_addr': None}))
+
+
+def _is_of_network(tags) -> bool:
+    return (tags.get('physical_network') is not None
+            or strutils.bool_from_string(tags.get('remote_managed')))
+
+
+def _traits(text) -> set[str]:
+    """Return traits as Nova writes them, see _normalized()."""
+    return {_normalized(name.strip(), os_traits.get_traits(), os_traits)
+            for name in (text or '').split(',') if name.strip()}
+
+
+def _class_of(name, function) -> str:
+    """Return a resource class as Nova writes it, see _normalized()."""
+    return _normalized(
+        name or f'CUSTOM_PCI_{function.vendor}_{function.product}',
+        os_resource_classes.STANDARDS, os_resource_classes)
+
+
+def _normalized(name, standard, module):
+    """Do what nova.compute.pci_placement_translator does with names.
+
+    It cannot be imported here: oslo.messaging wants eventlet, which the
+    command does without.
+    """
+    name = name.upper()
+    return name if name in standard or module.is_custom(name) else (
+        module.normalize_name(name))
+
+
+def _pairs(spec, products: set[str]) -> str | None:
+    """Return a specification as a rule of nova_accel.
+
+    :param products: ids of the physical functions.
+    :returns: None where it cannot be written as one.
+    """
+    pairs = []
+    pattern = _pattern(spec.address.pci_address_spec)
+    if pattern is None:
+        return None
+    if pattern != '*:*:*.*':
+        pairs.append(f'address={pattern}')
+    if spec.vendor_id != _ANY:
+        pairs.append(f'vendor={spec.vendor_id.lower()}')
+    if spec.product_id != _ANY and len(products) == 1:
+        pairs.append(f'product={min(products)}')
+    return ' '.join(pairs) or 'address=*'
+
+
+def _pattern(spec) -> str | None:
+    """Return a PCI address of Nova's with the wildcards of the shell.
+
+    :returns: None for a regular expression that is more than digits and sets
+        of digits.
+    """
+    parts = []
+    for name, width in _WIDTHS.items():
+        text = getattr(spec, name)
+        if text in (_ANY, '.*'):
+            parts.append(_ANY)
+            continue
+        units = re.findall(r'[0-9a-f]|\[[0-9a-f-]+\]', text)
+        if ''.join(units) != text or len(units) != width:
+            return None
+        parts.append(text)
+    return '{}:{}:{}.{}'.format(*parts)
+
+
+def _asks_for(wanted, spec, function) -> bool:
+    """Whether a specification of an alias asks for a function, as in Nova."""
+    kind = ('type-VF' if function.pf else
+            'type-PF' if function.is_pf else 'type-PCI')
+    name = wanted.get('resource_class')
+    return (wanted.get('dev_type', kind) == kind
+            and wanted.get('vendor_id', function.vendor).lower()
+            == function.vendor
+            and wanted.get('product_id', function.product).lower()
+            == function.product
+            and (not name or _class_of(name, function)
+                 == _class_of(spec.tags.get('resource_class'), function))
+            and _traits(wanted.get('traits'))
+            <= _traits(spec.tags.get('traits')))
