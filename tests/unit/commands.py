@@ -43,14 +43,17 @@ class CommandTestCase(testtools.TestCase):
 
     def call(self, *arguments):
         """The same in this process, which is a second quicker."""
+        return self.main(
+            *self.COMMAND.split(), '--config-file', self.config, *arguments)
+
+    def main(self, *arguments):
+        """nova-accel in this process, with all of its arguments."""
         log = logging.getLogger()
         handlers, level = log.handlers[:], log.level
         with (contextlib.redirect_stdout(io.StringIO()) as stdout,
               contextlib.redirect_stderr(io.StringIO()) as stderr):
             try:
-                status = main.main([
-                    *self.COMMAND.split(), '--config-file', self.config,
-                    *arguments])
+                status = main.main([*arguments])
             finally:
                 log.handlers[:], log.level = handlers, level
                 conf.CONF.reset()
