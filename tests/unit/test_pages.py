@@ -171,6 +171,29 @@ PROFILE = {'name': 'new', 'groups': [
     {'resources:CUSTOM_ACCELERATOR_FPGA': '1'}]}
 
 
+@ddt.ddt
+class MakeTest(testtools.TestCase):
+
+    @ddt.data(*pages.pages())
+    def test_targets(self, page):
+        known = set(re.findall(
+            r'^([\w-]+):', (pages.ROOT / 'Makefile').read_text(),
+            re.MULTILINE))
+        named = {found for text in [*page.blocks, *page.literals]
+                 for found in re.findall(r'^make ([a-z][\w-]+)', text,
+                                         re.MULTILINE)}
+        self.assertEqual(set(), named - known)
+
+    def test_demo(self):
+        """README shows what the demo prints."""
+        readme = pages.pages()[0]
+        shown, = (b for b in readme.blocks if b.startswith('Placement shows'))
+        demo = (pages.ROOT / 'tests/demo/__main__.py').read_text()
+        for line in shown.splitlines():
+            if not line.startswith(' '):
+                self.assertIn(line, demo)
+
+
 def _output(block, words):
     """What the block shows below a command, which ends at the next one."""
     after = block.partition(' '.join(words[:2]))[2]
