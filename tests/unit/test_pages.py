@@ -145,8 +145,8 @@ class CommandsTest(commands.CommandTestCase):
         # where oslo.config finds the file without an argument
         self.useFixture(fixtures.EnvironmentVariable('HOME', self.directory))
         self.config = os.path.join(self.directory, 'nova.conf')
+        self.addCleanup(os.chdir, os.getcwd())
         os.chdir(self.directory)
-        self.addCleanup(os.chdir, pages.ROOT)
         host = os.path.join(self.directory, 'host.yaml')
         with open(host, 'w') as file:
             file.write(HOST)
