@@ -10,6 +10,8 @@ import re
 import shlex
 import textwrap
 
+from nova.scheduler import filters
+from nova.scheduler import weights
 import yaml
 
 from nova_accel.cmd import main
@@ -134,6 +136,20 @@ def commands(block: str, program: str) -> list[list[str]]:
             found.append(shlex.split(
                 re.split(' [|>] ', line[start.end():])[0], comments=True))
     return found
+
+
+def not_found(scheduler: dict[str, list[str]]) -> set[str]:
+    """The filters and weighers in the options of [filter_scheduler] that
+    nova-scheduler does not find; a placeholder counts as found.
+
+    :raises ImportError: a module that is named does not exist.
+    """
+    found = {c.__name__ for c in filters.HostFilterHandler(
+        ).get_matching_classes(scheduler['available_filters'])}
+    weights.HostWeightHandler().get_matching_classes(
+        scheduler['weight_classes'][0].split(','))
+    return {name for name in scheduler['enabled_filters'][0].split(',')
+            if name.isidentifier()} - found
 
 
 def _indented(lines, outside) -> str:

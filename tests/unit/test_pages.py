@@ -224,16 +224,20 @@ class OptionsTest(testtools.TestCase):
 
     @ddt.data(*[page for page in pages.pages() if page.configurations()])
     def test_values(self, page):
-        """Those of [accel] can be read as nova-compute reads them."""
+        """Those of [accel] can be read as nova-compute reads them, and
+        nova-scheduler finds its filters."""
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'f')
         for block in page.configurations():
             with open(path, 'w') as file:
                 # a placeholder for what the reader has
-                file.write(re.sub('<[^>]+>', 'x', block))
+                file.write(re.sub('<[^>]+>', '-', block))
             self.addCleanup(conf.CONF.reset)
             conf.CONF(['--config-file', path], project='nova')
             self.assertEqual([], options.malformed(), block)
             self.assertEqual([], conf.unknown(), block)
+            scheduler = conf.sections().get('filter_scheduler')
+            if scheduler:
+                self.assertEqual(set(), pages.not_found(scheduler), block)
 
 
 @ddt.ddt
