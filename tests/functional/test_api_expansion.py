@@ -10,7 +10,9 @@ from nova.tests.functional import integrated_helpers
 
 from nova.compute import api as compute_api
 from nova.compute import flavors
+from nova.limit import local as local_limit
 from nova.tests.functional.api import client
+from oslo_limit import fixture as limit_fixture
 import yaml
 
 from nova_accel.api import expansion
@@ -96,6 +98,49 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
         # nor does Nova's ban for Cyborg's flavors apply
         self._suspend_server(server)
         self._resume_server(server)
+
+    def limit(self, **classes):
+        """Unified limits of the project, as Keystone has them."""
+        self.flags(driver='nova.quota.UnifiedLimitsDriver', group='quota')
+        self.useFixture(limit_fixture.LimitFixture({
+            local_limit.SERVER_METADATA_ITEMS: 128,
+            local_limit.INJECTED_FILES: 5,
+            local_limit.INJECTED_FILES_CONTENT: 10240,
+            local_limit.INJECTED_FILES_PATH: 255,
+            'servers': 10, 'class:VCPU': 100, 'class:MEMORY_MB': 1 << 20,
+            'class:DISK_GB': 1000, **{
+                f'class:{name}': count for name, count in classes.items()}},
+            {}))
+
+    def over_limit(self, call, *args, **kwargs):
+        error = self.assertRaises(client.OpenStackApiException, call, *args,
+                                  **kwargs)
+        self.assertEqual(403, error.response.status_code)
+        self.assertIn(f'class:{FPGA}',
+                      error.response.json()['forbidden']['message'])
+
+    def create(self, flavor):
+        return self.api.post_server({'server': self._build_server(
+            flavor_id=flavor, networks='none')})
+
+    def test_quota_by_profile(self):
+        """Also at a resize; what is deleted counts no more."""
+        self.limit(**{FPGA: 1})
+        by_profile = self.flavor(accel__device_profile='nlb')
+        first = self._create_server(flavor_id=by_profile, networks='none')
+        self.over_limit(self.create, by_profile)
+        plain = self._create_server(
+            flavor_id=self.flavor(), networks='none')
+        self.over_limit(self.api.post_server_action, plain['id'], {
+            'resize': {'flavorRef': by_profile}})
+        self._delete_server(first)
+        self._create_server(flavor_id=by_profile, networks='none')
+
+    def test_quota_by_group(self):
+        self.limit(**{FPGA: 1})
+        by_group = self.flavor(**{f'resources1__{FPGA}': '1'})
+        self._create_server(flavor_id=by_group, networks='none')
+        self.over_limit(self.create, by_group)
 
     def test_unknown_profile(self):
         flavor = self.flavor(accel__device_profile='nbl')

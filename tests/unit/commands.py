@@ -69,9 +69,13 @@ class CommandTestCase(testtools.TestCase):
 
     def call(self, *arguments):
         """The same in this process, which is a second quicker."""
+        return self.main(
+            *self.COMMAND.split(), '--config-file', self.config, *arguments)
+
+    def main(self, *arguments):
+        """nova-accel in this process, with all of its arguments."""
         try:
-            return run(*self.COMMAND.split(), '--config-file', self.config,
-                       *arguments)
+            return run(*arguments)
         finally:
             conf.CONF.reset()
 

@@ -4,11 +4,15 @@
 A docstring ``<operation>: <what happens>`` of such a test is a row of the
 table in docs/source/operations.rst, word for word. ``python -m
 tests.unit.test_docs`` prints the rows of tests that the table lacks.
+
+The picture of a request is the one that is drawn from its text.
 """
 
 import ast
 import pathlib
 import re
+import subprocess
+import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -47,6 +51,20 @@ class OperationsTableTest(unittest.TestCase):
 
     def test_table_says_what_is_tested(self):
         self.assertEqual(sorted(rows_of_tests()), sorted(rows_of_table()))
+
+
+class PictureTest(unittest.TestCase):
+
+    def test_drawn_from_its_text(self):
+        pages = ROOT / 'docs' / 'source'
+        drawn = subprocess.run(
+            [sys.executable, ROOT / 'docs' / 'draw.py', pages / 'request.txt'],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        self.assertEqual('', drawn.stderr)
+        self.assertEqual(
+            drawn.stdout, (pages / 'request.svg').read_text(),
+            'run: python docs/draw.py docs/source/request.txt > '
+            'docs/source/request.svg')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,313 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the pages tell their readers to type exists, and works.
+
+Each command of nova-accel is parsed as nova-accel parses it, and run on a
+simulated host where it needs no cloud. Each option of nova.conf, each extra
+spec and each device profile is read by the code that reads it in a cloud.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import uuid
+
+import ddt
+import fixtures
+from nova.conf import opts as nova_options
+from oslo_config import fixture as config_fixture
+from oslo_privsep import priv_context
+import testtools
+import yaml
+
+from nova_accel.api import extra_specs
+from nova_accel.attach import claims
+from nova_accel.bitstream import glance
+from nova_accel.cmd import main
+from nova_accel import conf
+from nova_accel import drivers
+from nova_accel.drivers import options
+from nova_accel import inventory
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import privsep
+from nova_accel import profiles
+from nova_accel import request
+from nova_accel import sim
+from tests.unit import commands
+from tests.unit import pages
+from tests.unit.test_claims import claim, DEVICE, handle
+
+#: commands that a console block may have and that are not run here, and what
+#: they need
+NOT_RUN = {
+    ('check',): 'privileged processes',
+    ('providers', 'purge'): 'a cloud',
+    ('release',): 'nova-compute',
+    ('tree',): 'a cloud',
+    ('why',): 'a cloud',
+}
+#: drivers that only a page has
+NOT_INSTALLED = {'acme'}
+#: exit statuses other than 0 of commands that did what they were told
+STATUS = {'drain': (0, 3)}
+
+#: what a user or nova_accel writes beside extra specs of flavors
+IMAGE_KEYS = {glance.FUNCTION_ID, glance.FUNCTION_NAME, glance.REGION_TYPE_ID,
+              glance.CLEARS, request.SNAPSHOT_PROPERTY, 'accel:bitstream_id'}
+METADATA_KEYS = {'accel:bitstream_id', 'accel:status', 'accel:function'}
+
+#: devices of each kind that the pages have flavors for, in great numbers
+HOST = """
+iommu: true
+cards:
+- {address: "0000:5e:00.0", product: PAC_ARRIA10, vfs: 1}
+- {address: "0000:81:00.0", product: PAC_D5005, ports: 2, vfs: 2}
+alveos:
+- {address: "0000:65:00.0", product: U250}
+vgpus:
+- {address: "0000:41:00.0", device: "2235", units: 48, types: [
+    {id: nvidia-558, name: NVIDIA A40-2Q, units: 2}]}
+- {address: "0000:42:00.0", device: "26b9", units: 48, types: [
+    {id: nvidia-1150, name: NVIDIA L40S-4Q, units: 4}]}
+nvmes:
+- {address: "0000:02:00.0", vendor: "144d", device: a824}
+qats:
+- {address: "0000:6b:00.0", product: 4XXX, services: sym;asym, vfs: 16}
+timecards:
+- {address: "0000:06:00.0", source: PPS, gnss: SYNC, offset: -42}
+"""
+GPUS = [f'0000:{bus:x}:00.0' for bus in range(0x90, 0x98)]
+SET = [f'0000:{bus:x}:00.0' for bus in range(0xa0, 0xa4)]
+
+
+@ddt.ddt
+class CommandsTest(commands.CommandTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.main.NovaAccel', pages.App))
+
+    @ddt.data(*pages.pages())
+    def test_parsed(self, page):
+        """Also what stands in a sentence, as far as it is given there."""
+        manager = main.NovaAccel().command_manager
+        for text in page.literals:
+            for words in pages.commands(text, 'nova-accel'):
+                self.parser(manager, words[1:])
+        for block in page.blocks:
+            for words in pages.commands(block, 'nova-accel'):
+                parser, rest = self.parser(manager, words[1:])
+                with contextlib.redirect_stderr(io.StringIO()) as error:
+                    try:
+                        parser.parse_args(rest)
+                    except SystemExit:
+                        self.fail(f'{" ".join(words)}: {error.getvalue()}')
+
+    def parser(self, manager, words):
+        """(parser of the command, its arguments)"""
+        try:
+            command, name, rest = manager.find_command(words)
+        except ValueError as error:
+            self.fail(f'nova-accel {" ".join(words)}: {error}')
+        parser = command(main.NovaAccel(), None).get_parser(name)
+        for word in rest:
+            if word.startswith('-'):
+                self.assertIn(word.partition('=')[0],
+                              sorted(parser._option_string_actions),
+                              f'nova-accel {" ".join(words)}')
+        return parser, rest
+
+    @ddt.data(*[page for page in pages.pages() if any(
+        pages.commands(block, 'nova-accel') for block in page.blocks)])
+    def test_run(self, page):
+        self.workspace()
+        for block in page.blocks:
+            for words in pages.commands(block, 'nova-accel'):
+                if (words[1] in ('help', 'complete')
+                        or NOT_INSTALLED & set(words)
+                        or any(tuple(words[1:len(name) + 1]) == name
+                               for name in NOT_RUN)):
+                    continue
+                what = f'{page}: {" ".join(words)}'
+                result = self.main(*words[1:])
+                self.assertIn(result.returncode, STATUS.get(words[1], (0,)),
+                              f'{what}: {result.stderr}{result.stdout}')
+                shown, real = map(_columns, (_output(block, words),
+                                             result.stdout))
+                if shown:
+                    self.assertEqual(real, shown, what)
+
+    def workspace(self):
+        """A host, and the files and the server that the pages speak of."""
+        # where oslo.config finds the file without an argument
+        self.useFixture(fixtures.EnvironmentVariable('HOME', self.directory))
+        self.config = os.path.join(self.directory, 'nova.conf')
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.directory)
+        host = os.path.join(self.directory, 'host.yaml')
+        with open(host, 'w') as file:
+            file.write(HOST)
+        shutil.copytree(pages.ROOT / 'etc/nova_accel/device_profiles',
+                        os.path.join(self.directory, 'profiles'))
+        self.configure(
+            simulated_host=host, enabled_drivers='dfl',
+            device_profiles=os.path.join(self.directory, 'profiles'))
+        with open('new.yaml', 'w') as file:
+            yaml.safe_dump(PROFILE, file)
+        with open('cyborg.json', 'w') as file:
+            yaml.safe_dump({'device_profiles': [PROFILE]}, file)
+        store = claims.ClaimStore(os.path.join(
+            self.directory, 'accel_claims_compute1.sqlite'))
+        store.settle(done=[model.EVERYTHING])
+        store.set_devices({DEVICE.address: DEVICE})
+        store.add([claim('7d9fe0c3-1f3a-4a2b-9d0e-3a1f5c6b7d8e', handle(0),
+                         state=model.ClaimState.BOUND)])
+
+
+PROFILE = {'name': 'new', 'groups': [
+    {'resources:CUSTOM_ACCELERATOR_FPGA': '1'}]}
+
+
+@ddt.ddt
+class MakeTest(testtools.TestCase):
+
+    @ddt.data(*pages.pages())
+    def test_targets(self, page):
+        known = set(re.findall(
+            r'^([\w-]+):', (pages.ROOT / 'Makefile').read_text(),
+            re.MULTILINE))
+        named = {found for text in [*page.blocks, *page.literals]
+                 for found in re.findall(r'^make ([a-z][\w-]+)', text,
+                                         re.MULTILINE)}
+        self.assertEqual(set(), named - known)
+
+    def test_demo(self):
+        """README shows what the demo prints."""
+        readme = pages.pages()[0]
+        shown, = (b for b in readme.blocks if b.startswith('Placement shows'))
+        demo = (pages.ROOT / 'tests/demo/__main__.py').read_text()
+        for line in shown.splitlines():
+            if not line.startswith(' '):
+                self.assertIn(line, demo)
+
+
+def _output(block, words):
+    """What the block shows below a command, which ends at the next one."""
+    after = block.partition(' '.join(words[:2]))[2]
+    return re.split(r'^\$ ', after, flags=re.MULTILINE)[0]
+
+
+def _columns(text):
+    found = re.search(r'^\|(.*)\|$', text, re.MULTILINE)
+    return [cell.strip() for cell in found[1].split('|')] if found else None
+
+
+@ddt.ddt
+class OptionsTest(testtools.TestCase):
+
+    def test_named(self):
+        known = {(group or 'DEFAULT', name)
+                 for found in (nova_options.list_opts(), conf.list_opts())
+                 for group, listed in found for option in listed
+                 for name in (option.name, option.dest)
+                 for group in [getattr(group, 'name', group)]}
+        known |= {(context.cfg_section, option.dest)
+                  for context in (privsep.ctx, privsep.disks)
+                  for option in priv_context.OPTS}
+        unknown = {f'{page}: [{section}] {option}'
+                   for page in pages.pages()
+                   for section, option in page.options() - known}
+        self.assertEqual(set(), unknown)
+
+    @ddt.data(*[page for page in pages.pages() if page.configurations()])
+    def test_values(self, page):
+        """Those of [accel] can be read as nova-compute reads them, and
+        nova-scheduler finds its filters."""
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'f')
+        for block in page.configurations():
+            with open(path, 'w') as file:
+                # a placeholder for what the reader has
+                file.write(re.sub('<[^>]+>', '-', block))
+            self.addCleanup(conf.CONF.reset)
+            conf.CONF(['--config-file', path], project='nova')
+            self.assertEqual([], options.malformed(), block)
+            self.assertEqual([], conf.unknown(), block)
+            scheduler = conf.sections().get('filter_scheduler')
+            if scheduler:
+                self.assertEqual(set(), pages.not_found(scheduler), block)
+
+
+@ddt.ddt
+class RequestsTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+
+    @ddt.data(*pages.pages())
+    def test_keys(self, page):
+        """Each accel: key that a page names is read or written somewhere."""
+        known = {*IMAGE_KEYS, *METADATA_KEYS, *request.PLACE_KEYS,
+                 request.PROFILE_KEY, request.EXPANDED_KEY,
+                 *(v.name.replace('{group}', '')
+                   for v in extra_specs.VALIDATORS)}
+        for key in re.findall(r'accel(?:<\w>|[0-9]+|_[A-Z0-9]+)?:[a-z_]+',
+                              '\n'.join([*page.literals, *page.blocks])):
+            self.assertIn(re.sub('accel[^:]*', 'accel', key), known)
+
+    @ddt.data(*[page for page in pages.pages()
+                if page.profiles() or page.flavors()])
+    def test_devices(self, page):
+        """Each profile and each flavor can be read, and devices that the
+        drivers find satisfy it."""
+        directory = self.useFixture(fixtures.TempDir()).path
+        with open(os.path.join(directory, 'page.yaml'), 'w') as file:
+            yaml.safe_dump(page.profiles(), file)
+        shutil.copytree(pages.ROOT / 'etc/nova_accel/device_profiles',
+                        os.path.join(directory, 'shipped'))
+        files = profiles.load(directory)
+        self.assertEqual({}, files.bad)
+        found = {p.name: p for listed in (
+            *profiles.load(os.path.join(directory, 'shipped')).good.values(),
+            *files.good.values()) for p in listed}
+        offered = self.offered()
+        for specs in [*page.flavors(), *(
+                {request.PROFILE_KEY: p['name']} for p in page.profiles())]:
+            expanded = profiles.expand(specs, found.__getitem__)
+            for wanted in request.parse(expanded):
+                self.assertTrue(
+                    any(_satisfies(provider, wanted) for provider in offered),
+                    f'{specs}: no device has {sorted(wanted.required)} for '
+                    f'{wanted}')
+
+    def offered(self):
+        """The providers of a host with devices of each kind."""
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'host')
+        with open(path, 'w') as file:
+            yaml.safe_dump({**yaml.safe_load(HOST), 'gpus': [
+                {'address': address, 'device_serial': f'{n:016x}'}
+                for n, address in enumerate(GPUS + SET)], 'others': [
+                    {'address': '0000:c0:00.0', 'vendor': '19e5',
+                     'device': 'd801', 'class': '0x120000'}]}, file)
+        self.config.config(
+            group='accel', include_devices=['address=*'],
+            device_sets=[' '.join(SET)], pci_devices=[
+                'vendor=19e5 type=AI name=ASCEND_310 traits=CUSTOM_NPU'])
+        found = inventory.Inventory(
+            drivers.load(['dfl', 'xrt', 'gpu', 'vgpu', 'nvme', 'qat',
+                          'timecard', 'pci'], sim.SimulatedKernel(path)),
+            claims.ClaimStore(claims.MEMORY), reads_serials=False)
+        found.scan()
+        self.assertEqual({}, found.failures())
+        return found.providers_of('host', str(uuid.uuid4())).values()
+
+
+def _satisfies(provider, wanted):
+    """Whatever function it carries."""
+    return (provider.inventory.get(wanted.resource_class, 0) >= wanted.amount
+            and all(map(naming.is_content, wanted.required - provider.traits))
+            and all(provider.inventory.get(name, 0) >= mib
+                    for name, mib in wanted.memory.items()))
