@@ -30,6 +30,7 @@ import futurist
 from nova.api import wsgi
 import nova.image.glance
 from nova.tests import fixtures as nova_fixtures
+from nova.tests.fixtures import notifications
 from nova.tests.functional import integrated_helpers
 from oslo_db.sqlalchemy import engines
 from sqlalchemy import pool
@@ -188,3 +189,6 @@ def prepare():
         for name in WAITS:
             if name in vars(owner):
                 setattr(owner, name, _patient(getattr(owner, name)))
+    notified = notifications.NotificationFixture
+    notified.wait_for_versioned_notifications = functools.partialmethod(
+        notified.wait_for_versioned_notifications, timeout=PATIENCE)
