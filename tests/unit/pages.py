@@ -20,7 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 _PROMPT = re.compile(r'(?:\$ |# |lab# (?:lab-vm )?)?(?:sudo (?:-u \w+ )?)?'
                      r'(?=(?:nova-accel|openstack) )')
-_SECTION = re.compile(r'\[(\w+)\]')
+#: of nova.conf
+_SECTION = re.compile(r'\[(\w+|mdev_[\w-]+)\]')
 #: from its first key to a blank line before another text, or the end of a
 #: document in the shell
 _PROFILE = re.compile(r'^(- )?name: .+\n(.*\n)*?[ ]*groups:\n'
@@ -72,10 +73,11 @@ class Page:
         return [' '.join(text.split()) for text in _LITERAL.findall(prose)]
 
     def profiles(self) -> list[dict]:
-        """The device profiles in the blocks."""
+        """The device profiles in the blocks, also those that a diff adds."""
         found = []
         for block in self.blocks:
-            text = _PROFILE.search(block)
+            text = _PROFILE.search(re.sub(
+                r'^\+(?!\+\+ )', '', block, flags=re.MULTILINE))
             if text:
                 parsed = yaml.safe_load(_VARIABLE.sub(_ANY_UUID, text[0]))
                 found += parsed if isinstance(parsed, list) else [parsed]

@@ -15,7 +15,9 @@ import uuid
 
 import ddt
 import fixtures
+from nova.conf import devices
 from nova.conf import opts as nova_options
+from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 from oslo_privsep import priv_context
 import testtools
@@ -214,6 +216,11 @@ class OptionsTest(testtools.TestCase):
                  for group, listed in found for option in listed
                  for name in (option.name, option.dest)
                  for group in [getattr(group, 'name', group)]}
+        nova = cfg.ConfigOpts()
+        devices.register_opts(nova)
+        nova.set_override('enabled_mdev_types', ['nvidia-558'], 'devices')
+        devices.register_dynamic_opts(nova)
+        known |= {('mdev_nvidia-558', name) for name in nova['mdev_nvidia-558']}
         known |= {(context.cfg_section, option.dest)
                   for context in (privsep.ctx, privsep.disks)
                   for option in priv_context.OPTS}
