@@ -7,7 +7,7 @@ import time
 
 import fixtures
 
-from nova_accel.attach import claims
+from nova_accel.attach import schema
 from nova_accel.cmd import main
 from nova_accel.cmd import maintenance
 from nova_accel import model
@@ -117,7 +117,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
     def test_store_of_an_earlier_release(self):
         """Its nova-compute would not know the order."""
         with self.store._transaction() as db:
-            db.execute(f'PRAGMA user_version = {claims.VERSION - 1}')
+            db.execute(f'PRAGMA user_version = {schema.VERSION - 1}')
         self.COMMAND = 'clean'
         result = self.call(A)
         self.assertEqual(1, result.returncode)
