@@ -34,6 +34,9 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.main.NovaAccel', App))
+        # no order is void because the machine is slow
+        for name in ('attach.claims.ORDER_SECONDS', 'cmd.orders._TAKEN_ON'):
+            self.useFixture(fixtures.MonkeyPatch(f'nova_accel.{name}', 600))
         self.open_store().set_devices({A: dataclasses.replace(
             DEVICE, regions=(dataclasses.replace(
                 DEVICE.regions[0], handles=(dataclasses.replace(
