@@ -405,7 +405,7 @@ class Loaded:
 @dataclasses.dataclass(frozen=True)
 class Handover:
     """The record of one hand-over: what was done with a device after a server,
-    or with a region for servers to come (attach.ahead).
+    or with one that no server had (attach.ahead, attach.maintenance).
 
     Every field is a text, '' where it is not known.
     """
@@ -486,9 +486,10 @@ class Order:
     """What a command of the operator asks of nova-compute."""
 
     number: int
-    #: 'release'
+    #: 'release', 'clean' or 'program'
     verb: str
-    #: of the verb, 'release': address of a handle, or uuid of a claim
+    #: of the verb: what Reconciler.release(), Maintenance.clean() or
+    #: Maintenance.program() takes
     argument: str
     #: when it was written, time.time()
     since: float

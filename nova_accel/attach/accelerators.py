@@ -687,6 +687,20 @@ class Accelerators:
         self._clean(context, claims, patient=patient)
         return len(claims)
 
+    def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
+        """Release just these claims, as release() does, and wait for that.
+
+        :raises DeviceUnavailable: a device is not clean by then; it is tried
+            again.
+        """
+        claims = list(claims)
+        self.release(self._cloud.admin_context(), claims, patient=True)
+        for claim in self.holdings.now(claims):
+            raise exception.DeviceUnavailable(
+                f'{claim.handle.address} belongs to no server, and cannot be '
+                f'offered ({claim.error or "it is being cleaned"}): it is '
+                f'tried again each minute.')
+
     def _clean(self, context, claims, wait=True, patient=False):
         claims = self.holdings.now(claims)
         self._handles.release(

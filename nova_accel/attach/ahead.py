@@ -16,7 +16,6 @@ claims the region: Programming.ahead().
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import dataclasses
-import datetime
 import threading
 import time
 from typing import Any
@@ -276,25 +275,12 @@ class Ahead:
             LOG.warning('%s %s was to be programmed ahead, and is left alone '
                         'until a server had it: %s', device.address,
                         region.name, error)
-            self._record(device, region, 'none', str(error))
+            self._programming.record(device, region, 'none', str(error))
             return True
         LOG.info('%s %s was programmed ahead with image %s, because %s is '
                  'asked for and no idle region has it', device.address,
                  region.name, image, wanted.wanted_traits[0])
-        self._record(device, region, f'programmed ahead with image {image}',
-                     'ahead')
+        self._programming.record(
+            device, region, f'programmed ahead with image {image}', 'ahead')
         self._publisher.show(self._cloud.admin_context(), [provider_uuid])
         return True
-
-    def _record(self, device, region, method, result):
-        after = next((r for d in [self._inventory.devices.get(device.address)]
-                      if d for r in d.regions if r.index == region.index),
-                     None)
-        self._holdings.record(model.Handover(
-            time=datetime.datetime.now(datetime.UTC).isoformat(
-                timespec='seconds'),
-            device=device.address, serial=device.serial,
-            handle=region.handles[0].address, server='',
-            origin=region.origin or '', method=method,
-            before=region.function_uuid or '',
-            after=after and after.function_uuid or '', result=result))

@@ -19,6 +19,7 @@ released     DELETING                                     the claim ends
 ============ ============================================ ===============
 
 Where attach.settling finds a device without a claim, one begins as BOUND or as
+DELETING; where attach.maintenance cleans a device that no server has, as
 DELETING.
 
 A claim that is DELETING belongs to its server no more, yet its device is not

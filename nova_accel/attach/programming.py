@@ -11,6 +11,7 @@ that had it loaded, and for no other.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
+import datetime
 import functools
 import threading
 
@@ -307,7 +308,6 @@ class Programming:
                 f'{image} was found for programming ahead, and it is not the '
                 f'operator\'s: make it public, or add its project to [accel] '
                 f'bitstream_owners.')
-        key = device.address, region.index
         overtaken = exception.DeviceUnavailable(
             f'{device.address} {region.name} was to be programmed ahead, and '
             f'a server gets it, or it has changed: nothing has to be done.')
@@ -316,21 +316,68 @@ class Programming:
             if not is_free():
                 raise overtaken
 
+        def see_that_it_is_idle():
+            if not is_idle():
+                raise overtaken
+        self._program_idle(client, image, choice, device, region,
+                           see_that_it_is_free, see_that_it_is_idle)
+        return image.id
+
+    def ordered(self, device: model.Device, region: model.Region, name: str,
+                see_that_it_is_idle: Callable[[], None]) -> str:
+        """Program an idle region with the image of the operator that he names.
+
+        :param name: see glance.find_ordered().
+        :param see_that_it_is_idle: raises where a claim names the region or it
+            is not as given; from memory, called in the worker of the card.
+        :returns: the image's id.
+        :raises BitstreamError: the operator has no such image.
+        :raises IncompatibleBitstream: it is for another type of region.
+        :raises AcceleratorError: of other kinds: it could not be programmed.
+        """
+        client = self._cloud.service_images()
+        image = glance.find_ordered(client, name, region.region_type_uuid)
+        self._program_idle(
+            client, image, request.AcceleratorRequest(
+                group='', resource_class='', amount=1, bitstream_id=image.id),
+            device, region, see_that_it_is_idle, see_that_it_is_idle)
+        return image.id
+
+    def _program_idle(self, client, image, wanted, device, region,
+                      see_that_it_is_free, see_that_it_is_idle):
+        key = device.address, region.index
+
         def begin():
             # before claims are read: a build reads this after it has claimed
             with self._ahead_changed:
                 self._ahead.add(key)
-            if not is_idle():
-                raise overtaken
-
+            see_that_it_is_idle()
         try:
-            self._from_glance(client, image, choice, device, region,
+            self._from_glance(client, image, wanted, device, region,
                               see_that_it_is_free, begin)
         finally:
             with self._ahead_changed:
                 self._ahead.discard(key)
                 self._ahead_changed.notify_all()
-        return image.id
+
+    def record(self, device: model.Device, region: model.Region, method: str,
+               result: str) -> None:
+        """Record what was done with a region for no server.
+
+        :param region: as it was before.
+        """
+        after = next((r for d in [self._inventory.devices.get(device.address)]
+                      if d for r in d.regions if r.index == region.index),
+                     None)
+        self._holdings.record(model.Handover(
+            time=datetime.datetime.now(datetime.UTC).isoformat(
+                timespec='seconds'),
+            device=device.address, serial=device.serial,
+            handle=region.handles[0].address if region.handles else '',
+            server='',
+            origin=region.origin or '', method=method,
+            before=region.function_uuid or '',
+            after=after and after.function_uuid or '', result=result))
 
     def await_ahead(self, claims: Iterable[model.Claim]) -> None:
         """Wait until the regions of new claims are not programmed ahead.

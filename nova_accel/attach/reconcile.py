@@ -215,13 +215,7 @@ class Reconciler:
         with self._accelerators.exclusive(found[0].instance_uuid):
             proof = [line for claim in self._holdings.now(found)
                      for line in self._proof(claim)]
-            self._accelerators.release(
-                self._cloud.admin_context(), found, patient=True)
-        for claim in self._holdings.now(found):
-            raise exception.DeviceUnavailable(
-                f'{claim.handle.address} belongs to no server any more, and '
-                f'cannot be offered ({claim.error or "it is being cleaned"}'
-                f'): it is tried again each minute.')
+            self._accelerators.release_to_the_end(found)
         return '\n'.join(proof + [
             f'{c.handle.address} is clean and free.' for c in found])
 

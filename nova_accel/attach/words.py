@@ -9,7 +9,9 @@ shows it.
 
 Other commands want something done. Two processes must not work on one card, nor
 judge one claim: such a command writes an order into the store and waits, and
-nova-compute carries it out and answers there. An order that is not begun within
+nova-compute carries it out and answers there: each in a thread of its own, as
+one may take long; what they work on has its own locks. An order that is not
+begun within
 claims.ORDER_SECONDS is void, so that none comes into force when its command has
 long ended; one that was begun when nova-compute ended is answered at the next
 start.
@@ -52,7 +54,6 @@ class Words:
         #: held while something is shown
         self._lock = threading.Lock()
         self._verbs: dict[str, Callable[[str], str]] = {}
-        self._at_work = limited.Background(self._carry_out_all)
 
     def learn(self, verb: str, function: Callable[[str], str]) -> None:
         """Carry out orders with a verb from now on.
@@ -91,7 +92,7 @@ class Words:
                               'heard: %s', error)
 
     def look(self) -> None:
-        """Show what is new.
+        """Show what is new, and begin what is ordered.
 
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
@@ -103,17 +104,14 @@ class Words:
                     uuid for uuid, provider
                     in self._inventory.providers().items()
                     if changed & {*provider.addresses}])
-        if any(order.state is _State.NEW for order in self._store.orders()):
-            self._at_work.start()
-
-    def _carry_out_all(self):
-        """One order after the other."""
-        try:
             for order in self._store.orders():
                 if order.state is _State.NEW and self._store.begin_order(
                         order.number):
-                    self._store.answer_order(
-                        order.number, *self._carried_out(order))
+                    limited.start(self._carry_out, order)
+
+    def _carry_out(self, order):
+        try:
+            self._store.answer_order(order.number, *self._carried_out(order))
         except exception.AcceleratorsUnavailable as error:
             LOG.error('An order of nova-accel is not answered: %s', error)
 

@@ -113,8 +113,7 @@ def find(client, request: accel_request.AcceleratorRequest,
 
     if request.function_id:
         key, wanted = FUNCTION_ID, str(uuid.UUID(request.function_id))
-        plain = request.function_id
-        spellings = [wanted, plain, wanted.upper(), plain.upper()]
+        spellings = _spellings(request.function_id)
     else:
         key, wanted = FUNCTION_NAME, request.function_name or ''
         spellings = [wanted]
@@ -199,6 +198,52 @@ def find_operators(client, image_id: str) -> Image:
     return _image(record)
 
 
+def find_ordered(client, name: str, region_type: str | None) -> Image:
+    """Find the image of the operator that he names.
+
+    :param client: of nova-compute itself.
+    :param name: id of an image, or id or name of the function in it.
+    :param region_type: UUID in the form of model.uuid_hex.
+    :raises BitstreamError: there is none, there are several, or they are not
+        the operator's.
+    :raises IncompatibleBitstream: it is for another type of region.
+    :raises GlanceUnavailable: Glance did not answer.
+    """
+    try:
+        hexadecimal = model.uuid_hex(name)
+    except ValueError:
+        key, spellings = FUNCTION_NAME, [name]
+    else:
+        with contextlib.suppress(exception.ImageNotFound):
+            image = find_operators(client, str(uuid.UUID(hexadecimal)))
+            if not _fits(image.record, region_type):
+                raise _unfit([image.record], region_type)
+            return image
+        key, spellings = FUNCTION_ID, _spellings(hexadecimal)
+    found = _with(client, key, spellings) if name else ()
+    usable = [r for r in found
+              if r['status'] == 'active' and origin(r) == model.OPERATOR]
+    fitting = [r for r in usable if _fits(r, region_type)]
+    if len(fitting) == 1:
+        return _image(fitting[0])
+    if fitting:
+        raise exception.BitstreamError(
+            f'{_named(fitting)} have {key}={text.printable(name)}, and one '
+            f'has to be programmed: name it by its id.')
+    if usable:
+        raise _unfit(usable, region_type)
+    if found:
+        raise exception.BitstreamError(
+            f'{text.printable(name)} was to be programmed for the operator, '
+            f'and {_named([*found])} with it is not active or not the '
+            f'operator\'s: make it public, or add its project to [accel] '
+            f'bitstream_owners.')
+    raise exception.ImageNotFound(
+        f'{text.printable(name)} was to be programmed, and it is neither the '
+        f'id of an image nor the {FUNCTION_ID} or {FUNCTION_NAME} of one: '
+        f'upload the image, or correct the name.')
+
+
 def find_clearing(client, region_type: str | None,
                   cleared: Sequence[str] = CLEARED) -> Image:
     """Find the operator's image that clears regions of a type.
@@ -238,6 +283,11 @@ def _in_order(client, key, spellings, project_id, operators):
     yield client, [r for r in others if r.get('owner') == project_id]
     yield client, [r for r in others if r.get('owner') != project_id
                    and _may_use(client, r, project_id)]
+
+
+def _spellings(function_id: str) -> list[str]:
+    dashed = str(uuid.UUID(function_id))
+    return [dashed, function_id, dashed.upper(), function_id.upper()]
 
 
 def _with(client, key, spellings):

@@ -5,8 +5,11 @@ They are those of the command openstack: OS_* in the environment, or an entry
 of clouds.yaml (openstacksdk reads both).
 """
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterable, Iterator
+from concurrent import futures
 import contextlib
+import dataclasses
 import functools
 import typing
 from urllib import parse
@@ -17,10 +20,15 @@ from keystoneauth1 import exceptions as ks_exc
 
 from nova_accel.bitstream import glance
 from nova_accel import exception
+from nova_accel.scheduler import reasons
 from nova_accel import text
 
 #: seconds for each answer
 _TIMEOUT = 60
+#: requests to Placement at a time
+_AT_ONCE = 8
+#: what Placement is asked for of a provider
+PARTS = ('inventories', 'traits', 'allocations')
 #: service type -> its name in errors, the version of its API where the catalog
 #: may leave it out, default microversion: consumer_type (Placement), extra
 #: specs in flavors (Nova)
@@ -116,6 +124,80 @@ class Cloud:
             endpoint_override=self._config.get_endpoint(service),
             version=version, default_microversion=microversion,
             raise_exc=True)
+
+    # The providers of hosts
+
+    def trees(self, names: Iterable[str] = (), nested: bool = False,
+              ) -> list[list[reasons.Provider]]:
+        """Return the resource providers of compute nodes, as Placement lists
+        them: read() has what they contain.
+
+        One request, or two for each name.
+
+        :param names: of the compute nodes; all of them, without any.
+        :param nested: whether a name may be that of another provider of the
+            node.
+        :returns: a list for each node, in the order of their names: its own
+            provider first, the others by name.
+        :raises NotThere: Placement has no compute node of a name.
+        :raises: as asking().
+        """
+        names, listed = list(names), {}
+        url = '/resource_providers'
+        if not names:
+            listed = {p['uuid']: p for p in self._listed(url)}
+        for name in names:
+            found = self._listed(f'{url}?{query(name=name)}')
+            if not found or not nested and found[0]['parent_provider_uuid']:
+                raise exception.NotThere(
+                    f'Placement was asked for the compute node '
+                    f'{text.printable(name)}, and has none with this name: '
+                    f'give the name that openstack hypervisor list shows.')
+            listed.update((p['uuid'], p) for p in self._listed(
+                f'{url}?{query(in_tree=found[0]["root_provider_uuid"])}'))
+        trees = collections.defaultdict(list)
+        for item in sorted(listed.values(), key=lambda p: (
+                bool(p['parent_provider_uuid']), p['name'])):
+            if item['root_provider_uuid'] in listed:
+                trees[item['root_provider_uuid']].append(reasons.Provider(
+                    item['uuid'], item['name'], item['root_provider_uuid'],
+                    parent=item['parent_provider_uuid']))
+        return sorted(trees.values(), key=lambda tree: tree[0].name)
+
+    def _listed(self, path):
+        with asking('placement', path):
+            return self.adapter('placement').get(path).json()[
+                'resource_providers']
+
+    def read(self, providers: Iterable[reasons.Provider],
+             parts: Iterable[str] = PARTS) -> list[reasons.Provider]:
+        """Return providers with what they contain; one that is removed
+        meanwhile contains nothing.
+
+        A request for each part of each, several at a time.
+
+        :param parts: of PARTS.
+        :raises: as asking().
+        """
+        with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(
+                lambda provider: self._read(provider, parts), providers))
+
+    def _read(self, provider, parts):
+        found = {}
+        for part in parts:
+            path = f'/resource_providers/{provider.uuid}/{part}'
+            with asking('placement', path):
+                try:
+                    found[part] = self.adapter('placement').get(
+                        path).json()[part]
+                except ks_exc.NotFound:
+                    return provider
+        return dataclasses.replace(
+            provider, inventories=found.get('inventories', {}),
+            traits=frozenset(found.get('traits', ())), allocations={
+                consumer: given['resources'] for consumer, given
+                in found.get('allocations', {}).items()})
 
     # What a request is made of
 

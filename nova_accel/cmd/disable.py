@@ -6,7 +6,6 @@ nova-compute hears of it (nova_accel/attach/words.py) or finds it at its start.
 """
 
 import datetime
-import re
 
 from cliff import command
 from cliff import lister
@@ -15,7 +14,6 @@ from nova_accel.cmd import store
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel import model
-from nova_accel import naming
 
 #: exit status of drain while servers still have the device
 LEFT = 3
@@ -54,7 +52,7 @@ class _Disables(_Word):
                 f'characters: shorten it.')
         known = store.to_write(parsed_args)
         devices = known.devices()
-        address = _found(parsed_args.device, devices)
+        address = identity.named(parsed_args.device, devices)
         before = _words_about(address, devices, known.disabled())
         known.disable(model.Disabled(
             address, identity.serial_for_claim(address, devices),
@@ -113,7 +111,7 @@ class Enable(_Word):
         known = store.to_write(parsed_args)
         devices, words = known.devices(), known.disabled()
         try:
-            address = _found(parsed_args.device, devices)
+            address = identity.named(parsed_args.device, devices)
             mine = _words_about(address, devices, words)
         except exception.DeviceUnavailable:
             # of a device that was taken out
@@ -137,35 +135,3 @@ def _words_about(address, devices, words) -> list[model.Disabled]:
     """Each word that disables a device, by itself."""
     return [word for word in words
             if address in identity.disabled(devices, [word])]
-
-
-def _found(name: str, devices) -> str:
-    """The address of the device that an operator means.
-
-    :param devices: those that nova-compute saw last, by address.
-    :raises DeviceUnavailable: none, several, or only a part of one.
-    """
-    # of a provider what comes after the name of its node
-    part = name.rpartition('_accel_')[2]
-    if part in devices:
-        return part
-    with_serial = [a for a, d in devices.items() if d.serial == name and name]
-    if len(with_serial) == 1:
-        return with_serial[0]
-    if with_serial:
-        raise exception.DeviceUnavailable(
-            f'{len(with_serial)} devices have the serial number {name}: name '
-            f'one of them by its address, {", ".join(sorted(with_serial))}.')
-    whole = next((
-        address for address, device in devices.items()
-        if re.sub('_region[0-9]+$', '', part) == address
-        or any(part == handle.address for handle in device.all_handles)), None)
-    if whole:
-        raise exception.DeviceUnavailable(
-            f'{name} is a part of the device {whole}, and only whole devices '
-            f'can be disabled: name {whole}.')
-    what = ('is a pool of devices' if naming.is_pool(part)
-            else 'is not a device that nova-compute knows on this host')
-    raise exception.DeviceUnavailable(
-        f'{name} {what}: name one of '
-        f'{", ".join(sorted(devices)) or "none, as it has found none"}.')

@@ -1,9 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel providers purge: removes a host's providers from Placement."""
 
-from collections.abc import Mapping
-import typing
-
 from cliff import lister
 from keystoneauth1 import exceptions as keystone
 from oslo_config import cfg
@@ -13,18 +10,15 @@ from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import naming
+from nova_accel.scheduler import reasons
 
 CONF = conf.CONF
 
 _DRIVER = 'accel.AccelLibvirtDriver'
-#: in_tree, and the parent of each provider
-_VERSION = '1.14'
 #: hypervisors by name, with the state of nova-compute
 _COMPUTE_VERSION = '2.53'
 #: how often a purge begins again because the tree changed meanwhile
 _ATTEMPTS = 5
-
-Provider = Mapping[str, typing.Any]
 
 
 class PurgeProviders(lister.Lister):
@@ -51,16 +45,17 @@ class PurgeProviders(lister.Lister):
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
         refuse_own_host(parsed_args.host)
-        service = cloud.Cloud(parsed_args.os_cloud).adapter
+        service = cloud.Cloud(parsed_args.os_cloud)
         try:
-            found = purge(service('placement'), parsed_args.host,
-                          parsed_args.dry_run)
-            running = is_running(service('compute'), parsed_args.host)
-        except keystone.ClientException as error:
+            found = purge(service, parsed_args.host, parsed_args.dry_run)
+            running = is_running(service.adapter('compute'), parsed_args.host)
+        except (keystone.ClientException,
+                exception.ServiceUnavailable) as error:
             raise exception.PlacementUnavailable(
                 f'The providers of {parsed_args.host} were to be removed, and '
-                f'a service did not answer ({error}): try again when it '
-                f'does; what is removed already stays so.') from error
+                f'a service did not answer ({str(error).rstrip(".")}): try '
+                f'again when it does; what is removed already stays so.'
+            ) from error
         if running:
             self.app.stderr.write(
                 f'nova-compute of {parsed_args.host} runs. If it runs the '
@@ -68,7 +63,7 @@ class PurgeProviders(lister.Lister):
                 f'minutes: set its [DEFAULT] compute_driver and restart it.\n')
         done = 'would be removed' if parsed_args.dry_run else 'removed'
         return (('Provider', 'UUID', 'Result'),
-                [(p['name'], p['uuid'], done) for p in found])
+                [(p.name, p.uuid, done) for p in found])
 
 
 def refuse_own_host(host: str) -> None:
@@ -89,28 +84,28 @@ def refuse_own_host(host: str) -> None:
             f'restart nova-compute, and try again.')
 
 
-def purge(placement, host: str, dry_run: bool = False) -> list[Provider]:
+def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
+          ) -> list[reasons.Provider]:
     """Remove the providers of nova_accel below a root provider.
 
-    :param placement: keystoneauth1 Adapter.
     :param host: name of the root provider.
     :returns: those that were removed, or would be, children first.
     :raises DeviceUnavailable: something is allocated from one of them;
         nothing was removed, or less than all if the allocation is new.
     :raises PlacementUnavailable: Placement refused to remove one.
-    :raises ConfigurationError: Placement does not know the root provider.
+    :raises NotThere: Placement does not know the root provider.
     """
-    removed: list[Provider] = []
+    removed: list[reasons.Provider] = []
     answer = ''
     for _ in range(_ATTEMPTS):
-        found = _providers(placement, host)
-        _refuse_in_use(placement, host, found)
+        found = _providers(service, host)
+        _refuse_in_use(host, found)
         if dry_run:
             return found
         for provider in found:
             try:
-                placement.delete(f'/resource_providers/{provider["uuid"]}',
-                                 microversion=_VERSION)
+                service.adapter('placement').delete(
+                    f'/resource_providers/{provider.uuid}')
             except keystone.NotFound:
                 pass
             except keystone.Conflict as error:
@@ -141,44 +136,25 @@ def is_running(compute, host: str) -> bool:
                for h in found['hypervisors'])
 
 
-def _providers(placement, host):
+def _providers(service: cloud.Cloud, host: str) -> list[reasons.Provider]:
     """Those that are ours, children before their parents."""
-    url = '/resource_providers'
-    roots = _get(placement, url, name=host)['resource_providers']
-    if not roots or roots[0]['parent_provider_uuid']:
-        raise exception.ConfigurationError(
-            f'Placement has no compute node {host!r}: give the name that '
-            f'"openstack hypervisor list" shows.')
-    ours = {}
-    for provider in _get(placement, url, in_tree=roots[0]['uuid'],
-                         )['resource_providers']:
-        if naming.part_of_provider(host, provider['name']) and (
-                CONF.accel.owner_trait in _get(
-                    placement, f'{url}/{provider["uuid"]}/traits')['traits']):
-            ours[provider['uuid']] = provider
+    (_, *others), = service.trees([host])
+    ours = {p.uuid: p for p in service.read(
+        (p for p in others if naming.part_of_provider(host, p.name)),
+        ('traits', 'allocations')) if CONF.accel.owner_trait in p.traits}
 
     def depth(provider):
-        parent = ours.get(provider['parent_provider_uuid'])
+        parent = ours.get(provider.parent)
         return 1 + depth(parent) if parent else 0
-    return sorted(ours.values(), key=lambda p: (-depth(p), p['name']))
+    return sorted(ours.values(), key=lambda p: (-depth(p), p.name))
 
 
-def _refuse_in_use(placement, host, found):
-    held = []
-    for provider in found:
-        consumers = _get(
-            placement, f'/resource_providers/{provider["uuid"]}/allocations',
-            )['allocations']
-        if consumers:
-            held.append(f'{", ".join(sorted(consumers))} from '
-                        f'{provider["name"]}')
+def _refuse_in_use(host, found):
+    held = [f'{", ".join(sorted(p.allocations))} from {p.name}'
+            for p in found if p.allocations]
     if held:
         raise exception.DeviceUnavailable(
             f'The providers of {host} cannot be removed while servers have '
             f'accelerators there ({"; ".join(held)}): delete, shelve or '
             f'resize these servers, or see "nova-manage placement audit" for '
             f'allocations of servers that do not exist.')
-
-
-def _get(placement, url, **params):
-    return placement.get(url, params=params, microversion=_VERSION).json()

@@ -3,10 +3,8 @@
 
 import collections
 from collections.abc import Iterable, Mapping
-from concurrent import futures
 import dataclasses
 import re
-from typing import Any
 from urllib import parse
 import uuid
 
@@ -14,11 +12,9 @@ from keystoneauth1 import exceptions
 
 from nova_accel.cmd import cloud
 from nova_accel.cmd import output
-from nova_accel import exception
 from nova_accel import naming
+from nova_accel.scheduler import reasons
 
-#: requests at a time
-_AT_ONCE = 8
 _COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',
             'Held by', 'Health')
 
@@ -71,15 +67,15 @@ class Tree(output.Lister):
         cloud.add_arguments(parser)
         parser.add_argument(
             'hosts', metavar='HOST', nargs='*',
-            help='name of a compute node, as its provider in Placement has it '
-                 '(default: all)')
+            help='name of a compute node, or of a provider below it, as '
+                 'Placement has it (default: all)')
         return parser
 
     def table(self, parsed_args):
-        service = cloud.Cloud(parsed_args.os_cloud).adapter
+        known = cloud.Cloud(parsed_args.os_cloud)
+        service = known.adapter
         hosts = dict.fromkeys(parsed_args.hosts)
-        with cloud.asking('placement', 'the providers of accelerators'):
-            found = _providers(service('placement'), hosts)
+        found = _providers(known, hosts)
         shown = [p for providers in found.values() for p in providers]
         servers = _server_names(service, {
             host for host, providers in found.items()
@@ -125,48 +121,30 @@ class Tree(output.Lister):
 
 # Placement
 
-def _providers(placement, hosts: Iterable[str]) -> dict[str, list[_Provider]]:
+def _providers(service: cloud.Cloud, hosts: Iterable[str],
+               ) -> dict[str, list[_Provider]]:
     """Our providers by host, parents before children.
 
     A request for all hosts, or two for each that is named; then three for each
     provider that has no children, as those with children have no inventory.
 
-    :raises ConfigurationError: a host has no provider.
+    :raises NotThere: a host has no provider.
     """
-    listed = []
-    if hosts:
-        for host in hosts:
-            roots = _get(placement, '/resource_providers', 'resource_providers',
-                         name=host)
-            if not roots:
-                raise exception.ConfigurationError(
-                    f'Placement was asked for the compute node {host!r}, and '
-                    f'has no such provider: give a name that openstack '
-                    f'hypervisor list shows.')
-            listed += _get(placement, '/resource_providers',
-                           'resource_providers', in_tree=roots[0]['uuid'])
-    else:
-        listed = _get(placement, '/resource_providers', 'resource_providers')
-    trees: dict[str, list[dict]] = collections.defaultdict(list)
-    for item in listed:
-        trees[item['root_provider_uuid']].append(item)
     found: dict[str, list[_Provider]] = {}
-    for root, items in trees.items():
-        names = {item['uuid']: item['name'] for item in items}
-        if root in names:
-            ours = [_Provider(names[root], item['uuid'], item['name'],
-                              item['parent_provider_uuid'])
-                    for item in items if naming.part_of_provider(
-                        names[root], item['name']) is not None]
-            if ours:
-                found[names[root]] = _in_order(ours, root)
-    parents = {p.parent for providers in found.values() for p in providers}
-    asked = [p for providers in found.values() for p in providers
-             if p.uuid not in parents]
-    with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(lambda p: _fill(placement, p), asked):
-            pass
-    return {host: found[host] for host in sorted(found)}
+    listed: dict[str, reasons.Provider] = {}
+    for root, *others in service.trees(hosts, nested=True):
+        listed.update((p.uuid, p) for p in others)
+        ours = [_Provider(root.name, p.uuid, p.name, p.parent or '')
+                for p in others
+                if naming.part_of_provider(root.name, p.name) is not None]
+        if ours:
+            found[root.name] = _in_order(ours, root.uuid)
+    shown = {p.uuid: p for providers in found.values() for p in providers}
+    parents = {p.parent for p in shown.values()}
+    for read in service.read(
+            listed[uuid] for uuid in shown if uuid not in parents):
+        _fill(shown[read.uuid], read)
+    return found
 
 
 def _in_order(providers: list[_Provider], root: str) -> list[_Provider]:
@@ -186,30 +164,17 @@ def _in_order(providers: list[_Provider], root: str) -> list[_Provider]:
     return result
 
 
-def _fill(placement, provider: _Provider) -> None:
-    url = f'/resource_providers/{provider.uuid}'
-    try:
-        inventories = _get(placement, f'{url}/inventories', 'inventories')
-        provider.traits = frozenset(_get(placement, f'{url}/traits', 'traits'))
-        allocations = _get(placement, f'{url}/allocations', 'allocations')
-    except exceptions.NotFound:
-        # it was removed meanwhile
-        return
-    for name, inventory in sorted(inventories.items()):
+def _fill(provider: _Provider, read: reasons.Provider) -> None:
+    provider.traits = read.traits
+    for name, inventory in sorted(read.inventories.items()):
         if not naming.is_memory_class(name):
             provider.resource_class = name
             provider.total = inventory['total']
             provider.reserved = inventory['reserved']
             provider.held = {
-                consumer: allocation['resources'][name]
-                for consumer, allocation in allocations.items()
-                if name in allocation['resources']}
-
-
-def _get(service, url: str, key: str, **query) -> Any:
-    if query:
-        url = f'{url}?{parse.urlencode(query)}'
-    return service.get(url).json()[key]
+                consumer: resources[name]
+                for consumer, resources in read.allocations.items()
+                if name in resources}
 
 
 # Names

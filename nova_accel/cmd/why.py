@@ -3,7 +3,6 @@
 
 import collections
 from collections.abc import Iterable, Mapping
-from concurrent import futures
 import dataclasses
 import functools
 import typing
@@ -29,8 +28,6 @@ CONF = conf.CONF
 
 #: [scheduler] max_placement_results of Nova, by default
 _LIMIT = 1000
-#: questions to Placement at a time
-_WORKERS = 8
 #: on the root of a host whose nova-compute is disabled (os-traits)
 _DISABLED = 'COMPUTE_STATUS_DISABLED'
 _ALL = '(all)'
@@ -206,50 +203,17 @@ class Answer:
     # Placement
 
     def _read_trees(self, host):
-        shown = self._list(host)
-        roots = {p['uuid']: p for p in shown
-                 if p['uuid'] == p['root_provider_uuid']}
-        accelerated = {
-            p['root_provider_uuid'] for p in shown
-            if p['root_provider_uuid'] in roots and naming.part_of_provider(
-                roots[p['root_provider_uuid']]['name'], p['name'])}
-        self._bare = sorted(
-            root['name'] for uuid, root in roots.items()
-            if uuid not in accelerated)
-        shown = [p for p in shown if p['root_provider_uuid'] in accelerated]
-        with futures.ThreadPoolExecutor(_WORKERS) as pool:
-            read = list(pool.map(self._provider, shown))
-        trees: dict[str, list] = collections.defaultdict(list)
-        for provider in sorted(read, key=lambda p: (p.uuid != p.root, p.name)):
-            trees[provider.root].append(provider)
-        return dict(sorted(trees.items(), key=lambda item: item[1][0].name))
-
-    def _list(self, host):
-        if not host:
-            return self._cloud.get(
-                'placement', '/resource_providers')['resource_providers']
-        found = self._cloud.get(
-            'placement', '/resource_providers?'
-            + clouds.query(name=host))['resource_providers']
-        if not found or found[0]['uuid'] != found[0]['root_provider_uuid']:
-            raise exception.NotThere(
-                f'Placement has no compute host {host}: give the name of its '
-                f'hypervisor, as in openstack hypervisor list.')
-        return self._cloud.get(
-            'placement', f'/resource_providers?in_tree={found[0]["uuid"]}'
-        )['resource_providers']
-
-    def _provider(self, shown):
-        # one that is removed meanwhile has nothing
-        there = {part: self._cloud.get(
-            'placement', f'/resource_providers/{shown["uuid"]}/{part}',
-            missing={part: {}})[part]
-            for part in ('inventories', 'traits', 'allocations')}
-        return reasons.Provider(
-            shown['uuid'], shown['name'], shown['root_provider_uuid'],
-            there['inventories'], frozenset(there['traits']),
-            {consumer: given['resources'] for consumer, given
-             in there['allocations'].items()})
+        shown = []
+        for tree in self._cloud.trees([host] if host else []):
+            if any(naming.part_of_provider(tree[0].name, p.name)
+                   for p in tree):
+                shown += tree
+            else:
+                self._bare.append(tree[0].name)
+        trees: dict[str, list] = {}
+        for provider in self._cloud.read(shown):
+            trees.setdefault(provider.root, []).append(provider)
+        return trees
 
     def _ask(self, host):
         """Take Placement's candidates, and return its provider summaries."""

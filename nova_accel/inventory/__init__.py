@@ -138,6 +138,34 @@ class Inventory:
                     f'elsewhere.')
         return device, region
 
+    def find_free(self, name: str,
+                  ) -> tuple[model.Device, model.Region | None]:
+        """A device, or a region of one, that the operator wants to work on.
+
+        It may be disabled, and must not be fenced for another reason: then it
+        may be the host's, or have data of a server.
+
+        :param name: see identity.part().
+        :raises DeviceUnavailable: it is not there, it is not sound, or a
+            server has it.
+        """
+        device, region = identity.part(name, self.devices)
+        for one in (device, region or device):
+            if (one.health is not model.Health.OK
+                    and one.reason != devices.DISABLED):
+                raise exception.DeviceUnavailable(
+                    f'{name} was to be worked on, and it is '
+                    f'{one.health.value} ({one.reason}): see to that first.')
+        for claim in self._store.claims():
+            if (claim.device_address == device.address
+                    and (region is None or claim.region_index == region.index)
+                    and claim.state is not model.ClaimState.DELETING):
+                raise exception.DeviceUnavailable(
+                    f'{name} was to be worked on, and server {claim.holder} '
+                    f'has {claim.handle.address}: move, shelve or delete the '
+                    f'server.')
+        return device, region
+
     def _part(self, address, index):
         device = self.devices.get(address)
         try:

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Which card is the one that a server got: decided here, and nowhere else.
+"""Which card is the one that a server got, and which one an operator means:
+decided here, and nowhere else.
 
 A claim remembers the serial number of its device, because a PCI address only
 names a place in the host: a boot may number the places anew, and people
@@ -25,7 +26,9 @@ about every device that has the serial number. Pure: no I/O, no state.
 from collections.abc import Iterable, Mapping
 import enum
 
+from nova_accel import exception
 from nova_accel import model
+from nova_accel import naming
 
 
 class Where(enum.Enum):
@@ -129,3 +132,73 @@ def misplaced(devices: Mapping[str, model.Device],
                 f'be on it: put it back there, or shelve or delete the '
                 f'server'))
     return found
+
+
+# What operators call devices
+
+
+def named(name: str, devices: Mapping[str, model.Device]) -> str:
+    """Return the address of the device that an operator means.
+
+    :param name: address, serial number, or name of the resource provider.
+    :param devices: by address.
+    :raises DeviceUnavailable: none, several, or only a part of one.
+    """
+    # of a provider what comes after the name of its node
+    part = name.rpartition('_accel_')[2]
+    if part in devices:
+        return part
+    with_serial = [a for a, d in devices.items() if d.serial == name and name]
+    if len(with_serial) == 1:
+        return with_serial[0]
+    if with_serial:
+        raise exception.DeviceUnavailable(
+            f'{len(with_serial)} devices have the serial number {name}: name '
+            f'one of them by its address, {", ".join(sorted(with_serial))}.')
+    whole = next((
+        address for address, device in devices.items()
+        if part in _regions(device)
+        or any(part == handle.address for handle in device.all_handles)), None)
+    if whole:
+        raise exception.DeviceUnavailable(
+            f'{name} is a part of the device {whole}, and only whole devices '
+            f'can be named here: name {whole}.')
+    what = ('is a pool of devices' if naming.is_pool(part)
+            else 'is not a device that nova-compute knows on this host')
+    raise exception.DeviceUnavailable(
+        f'{name} {what}: name one of '
+        f'{", ".join(sorted(devices)) or "none, as it has found none"}.')
+
+
+def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
+    """Return the device or the region that an operator means, as part()
+    takes it.
+
+    :param name: as of named(), or the name of the provider of a region.
+    :raises DeviceUnavailable: as named().
+    """
+    short = name.rpartition('_accel_')[2]
+    return (short if any(short in _regions(d) for d in devices.values())
+            else named(name, devices))
+
+
+def part(name: str, devices: Mapping[str, model.Device],
+         ) -> tuple[model.Device, model.Region | None]:
+    """Return a device, and its region where the name is of one.
+
+    :param name: address of a device, or with the region: as 0000:5e:00.0 and
+        0000:5e:00.0_region1.
+    :raises DeviceUnavailable: the host does not have it.
+    """
+    for device in devices.values():
+        if name == device.address:
+            return device, None
+        if name in _regions(device):
+            return device, _regions(device)[name]
+    raise exception.DeviceUnavailable(
+        f'{name} is not a device of this host, nor a region of one: name one '
+        f'that nova-accel discover shows.')
+
+
+def _regions(device: model.Device) -> dict[str, model.Region]:
+    return {f'{device.address}_{r.name}': r for r in device.regions}

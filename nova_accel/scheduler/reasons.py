@@ -33,6 +33,8 @@ class Provider:
     #: consumer -> class -> amount
     allocations: Mapping[str, Mapping[str, int]] = dataclasses.field(
         default_factory=dict)
+    #: UUID of the provider that it is below; None for that of a host
+    parent: str | None = None
 
     def used(self, name: str) -> int:
         return sum(given.get(name, 0) for given in self.allocations.values())

@@ -19,6 +19,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
 
 from nova_accel.attach import accelerators
+from nova_accel.attach import maintenance
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
@@ -56,6 +57,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.accelerators = found
         self.reconciler = reconcile.Reconciler(found, self.cloud)
         self.runtime = runtime.RuntimeProgramming(found, self.cloud)
+        maintenance.Maintenance(found, self.cloud)
 
     # The service
 

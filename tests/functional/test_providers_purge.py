@@ -27,8 +27,8 @@ class PurgeTest(base.AcceleratorTestBase):
                  self.placement_fixture.endpoint),
                 ('COMPUTE_ENDPOINT_OVERRIDE', self.admin_api.base_url)):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
-        service = commands_cloud.Cloud().adapter
-        self.adapter, self.compute = service('placement'), service('compute')
+        self.service = commands_cloud.Cloud()
+        self.compute = self.service.adapter('compute')
         # in Nova's test harness they stand for a token
         self.compute.additional_headers.update({
             'X-Auth-User': 'admin', 'X-Auth-Project-Id': 'openstack',
@@ -60,7 +60,7 @@ class PurgeTest(base.AcceleratorTestBase):
         self.assertIn('Host compute1 gets no servers with accelerators',
                       '\n'.join(text for _, text in self.logs()))
         self.assertTrue(providers.is_running(self.compute, 'compute1'))
-        providers.purge(self.adapter, 'compute1')
+        providers.purge(self.service, 'compute1')
         self.assertEqual(set(), self.names('compute1'))
         self.assertEqual(3, len(self.names('compute2')))
         self.report()
@@ -73,16 +73,16 @@ class PurgeTest(base.AcceleratorTestBase):
             server['id'])['OS-EXT-SRV-ATTR:host']
         before = self.names(host)
         error = self.assertRaises(exception.DeviceUnavailable,
-                                  providers.purge, self.adapter, host)
+                                  providers.purge, self.service, host)
         self.assertIn(f'{server["id"]} from {host}_accel_0000:5e:00.0_region',
                       str(error))
         self.assertEqual(before, self.names(host))
         self._delete_server(server)
         self.claims()
-        found = providers.purge(self.adapter, host, dry_run=True)
-        self.assertEqual(before, {p['name'] for p in found})
+        found = providers.purge(self.service, host, dry_run=True)
+        self.assertEqual(before, {p.name for p in found})
         # regions before their card
-        self.assertEqual(f'{host}_accel_0000:5e:00.0', found[-1]['name'])
+        self.assertEqual(f'{host}_accel_0000:5e:00.0', found[-1].name)
         self.assertEqual(before, self.names(host))
 
     @cloud.fresh
@@ -91,7 +91,7 @@ class PurgeTest(base.AcceleratorTestBase):
         for name in ('compute1_accel_mine', 'compute1_numa0'):
             self.placement.post('/resource_providers', {
                 'name': name, 'parent_provider_uuid': root}, version='1.14')
-        providers.purge(self.adapter, 'compute1')
+        providers.purge(self.service, 'compute1')
         self.assertEqual({'compute1_accel_mine'}, self.names('compute1'))
         self.assertTrue(self.provider('compute1_numa0'))
         self.assertTrue(self.provider('compute1'))
@@ -100,11 +100,12 @@ class PurgeTest(base.AcceleratorTestBase):
     def test_tree_that_changes_meanwhile(self):
         """nova-compute adds a region between the look and the removal."""
         card = self.provider('compute1_accel_0000:5e:00.0')['uuid']
-        look, added = self.adapter.get, []
+        adapter = self.service.adapter('placement')
+        look, added = adapter.get, []
 
         def add_after(url, **kwargs):
             response = look(url, **kwargs)
-            if url.endswith('/allocations') and not added:
+            if url.endswith(f'{card}/allocations') and not added:
                 added.append(url)
                 made = self.placement.post('/resource_providers', {
                     'name': 'compute1_accel_0000:5e:00.0_region2',
@@ -115,13 +116,14 @@ class PurgeTest(base.AcceleratorTestBase):
                         'resource_provider_generation': made['generation']},
                     version='1.14')
             return response
-        self.adapter.get = add_after
-        self.assertEqual(4, len(providers.purge(self.adapter, 'compute1')))
+        adapter.get = add_after
+        self.assertEqual(4, len(providers.purge(self.service, 'compute1')))
         self.assertEqual(set(), self.names('compute1'))
 
     def test_unknown_host(self):
         for host in ('compute9', 'compute1_accel_0000:5e:00.0'):
-            error = self.assertRaises(exception.ConfigurationError,
-                                      providers.purge, self.adapter, host)
-            self.assertIn(f'no compute node {host!r}', str(error))
+            error = self.assertRaises(exception.NotThere,
+                                      providers.purge, self.service, host)
+            self.assertIn(f'compute node {host!r}, and has none with this '
+                          f'name', str(error))
         self.assertFalse(providers.is_running(self.compute, 'compute9'))

@@ -389,7 +389,7 @@ class MistakesTest(WhyTestCase):
                 ('asks for no accelerator', ('tried',), {}),
                 ("Glance has no image with the name or id 'nope'",
                  ('tried', '--image', 'nope'), gpus(1)),
-                ('Placement has no compute host nope',
+                ("compute node 'nope', and has none with this name",
                  ('tried', '--host', 'nope'), gpus(1))):
             with self.subTest(text):
                 status, stdout, stderr = self.call(specs, *arguments)

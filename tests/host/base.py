@@ -16,6 +16,7 @@ import testtools
 
 from nova_accel.attach import accelerators
 from nova_accel.attach import claims
+from nova_accel.attach import maintenance
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
@@ -56,6 +57,8 @@ class Host:
         self.holdings = self.accelerators.holdings
         self.reconciler = reconcile.Reconciler(self.accelerators, self.cloud)
         self.runtime = runtime.RuntimeProgramming(
+            self.accelerators, self.cloud)
+        self.maintenance = maintenance.Maintenance(
             self.accelerators, self.cloud)
         self.report(starting=True)
         return self
@@ -207,6 +210,12 @@ class Host:
         with self.cloud.state() as state:
             state['servers'][uuid_]['metadata'] = {
                 'accel1:bitstream_id': image}
+
+    def clean(self, name):
+        self.maintenance.clean(name)
+
+    def order_program(self, name, wanted):
+        self.maintenance.program(f'{name} {wanted}')
 
     def run_runtime(self):
         self.runtime.run()

@@ -123,7 +123,7 @@ class ReleaseTest(base.HostTestCase):
     def test_cannot_be_cleaned(self):
         self.goes()
         self.simulated.kernel.set_fault(DISK, format='refused')
-        self.refused('belongs to no server any more, and cannot be offered')
+        self.refused('belongs to no server, and cannot be offered')
         self.assertEqual([model.ClaimState.DELETING],
                          self.host.states(self.server))
         self.simulated.kernel.set_fault(DISK, format=None)

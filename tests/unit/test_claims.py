@@ -19,6 +19,7 @@ import fixtures
 import testtools
 
 from nova_accel.attach import claims
+from nova_accel.attach import schema
 from nova_accel import exception
 from nova_accel import model
 
@@ -303,7 +304,7 @@ class ClaimStoreTest(StoreTestCase):
         self.store.add([holder])
         program = textwrap.dedent('''
             import sys, os
-            from nova_accel.attach import claims
+            from nova_accel.attach import claims, schema
             store = claims.ClaimStore(sys.argv[1])
             with store._transaction() as db:
                 db.execute('DELETE FROM claims')
@@ -621,16 +622,16 @@ class OtherReleasesTest(StoreTestCase):
         os.remove(self.path)
         claims.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
-        self.assertEqual((claims.VERSION,), migrated[1])
+        self.assertEqual((schema.VERSION,), migrated[1])
 
     def test_a_migration_that_fails_changes_nothing(self):
         self.release_0_1()
         before = self.schema()
 
         def broken(db):
-            claims._from_release_0_1(db)
+            schema._from_release_0_1(db)
             db.execute('SELECT * FROM missing')
-        with mock.patch.object(claims, '_MIGRATIONS', (broken,)):
+        with mock.patch.object(schema, 'MIGRATIONS', (broken,)):
             self.assertUnavailable('no such table: missing',
                                    claims.ClaimStore, self.path)
         self.assertEqual(before, self.schema())
@@ -640,12 +641,12 @@ class OtherReleasesTest(StoreTestCase):
         self.release_0_1()
         program = textwrap.dedent('''
             import os, signal, sys
-            from nova_accel.attach import claims
-            migrate = claims._from_release_0_1
+            from nova_accel.attach import claims, schema
+            migrate = schema._from_release_0_1
             def killed(db):
                 migrate(db)
                 os.kill(os.getpid(), signal.SIGKILL)
-            claims._MIGRATIONS = (killed,)
+            schema.MIGRATIONS = (killed,)
             claims.ClaimStore(sys.argv[1])
         ''')
         self.assertEqual(-signal.SIGKILL, subprocess.call(
@@ -683,12 +684,12 @@ class OtherReleasesTest(StoreTestCase):
     def test_store_of_a_later_release(self):
         with self.file() as db:
             db.execute('CREATE TABLE claims (colour TEXT)')
-            db.execute(f'PRAGMA user_version = {claims.VERSION + 1}')
+            db.execute(f'PRAGMA user_version = {schema.VERSION + 1}')
         with open(self.path, 'rb') as file:
             before = file.read()
         self.assertUnavailable(
-            f'has version {claims.VERSION + 1}, and this release of '
-            f'nova_accel knows no later one than {claims.VERSION}: install',
+            f'has version {schema.VERSION + 1}, and this release of '
+            f'nova_accel knows no later one than {schema.VERSION}: install',
             claims.ClaimStore, self.path)
         with open(self.path, 'rb') as file:
             self.assertEqual(before, file.read())
@@ -846,8 +847,8 @@ class DisabledTest(StoreTestCase):
         self.assertEqual(1, len(self.store.claims()))
 
     def test_stores_that_a_command_does_not_write(self):
-        for version, words in ((claims.VERSION - 1, 'start nova-compute'),
-                               (claims.VERSION + 1, 'start nova-compute')):
+        for version, words in ((schema.VERSION - 1, 'start nova-compute'),
+                               (schema.VERSION + 1, 'start nova-compute')):
             with self.file() as db:
                 db.execute(f'PRAGMA user_version = {version}')
             error = self.assertRaises(

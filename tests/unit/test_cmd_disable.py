@@ -13,6 +13,7 @@ import textwrap
 import fixtures
 
 from nova_accel.attach import claims
+from nova_accel.attach import schema
 from nova_accel.cmd import disable
 from nova_accel.cmd import main
 from nova_accel import model
@@ -235,9 +236,9 @@ class StoresTest(DisableTestCase):
         db.close()
         self.assertIn('it has version 3', self.refused('disable', A))
         with sqlite3.connect(self.path) as db:
-            db.execute(f'PRAGMA user_version = {claims.VERSION + 1}')
+            db.execute(f'PRAGMA user_version = {schema.VERSION + 1}')
         db.close()
-        self.assertIn(f'it has version {claims.VERSION + 1}',
+        self.assertIn(f'it has version {schema.VERSION + 1}',
                       self.refused('disable', A))
 
     def test_no_permission(self):

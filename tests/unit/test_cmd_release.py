@@ -70,7 +70,7 @@ class ReleaseTest(commands.StoreCommandTestCase):
 
     def test_nova_compute_does_not_run(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.release._TAKEN_ON', 0.3))
+            'nova_accel.cmd.orders._TAKEN_ON', 0.3))
         result = self.call(HANDLE.address)
         self.assertEqual(1, result.returncode)
         self.assertIn('has not taken the order on', result.stderr)

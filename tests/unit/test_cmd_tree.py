@@ -172,6 +172,15 @@ class TreeTest(testtools.TestCase):
         self.assertEqual('[]\n', self.call('-f', 'json', 'compute2'))
         self.assertEqual(2 * 2, len(self.services.asked))
 
+    def test_name_of_a_provider_below_the_node(self):
+        """It means the node, which is shown once."""
+        self.add_region('0000:5e:00.0')
+        self.add_region('0000:81:00.0')
+        card = 'compute1_accel_0000:5e:00.0'
+        for names in ((card,), (f'{card}_region0', 'compute1', card)):
+            self.assertEqual(self.call('-f', 'json', 'compute1'),
+                             self.call('-f', 'json', *names))
+
     def test_provider_that_is_removed_meanwhile(self):
         provider = self.add_region()
         self.services.answer(f'/resource_providers/{provider}/traits', 404)
@@ -183,12 +192,12 @@ class TreeTest(testtools.TestCase):
             said = self.call(*arguments, status=1)
             self.assertIn(text, said)
             self.assertEqual(1, said.count('\n'), said)
-        fails("compute node 'nowhere', and has no such", 'nowhere')
+        fails("compute node 'nowhere', and has none with this name",
+              'nowhere')
         self.services.answer('/resource_providers', {'of': 'a proxy'})
         fails('there was no answer')
         self.services.answer('/resource_providers', None)
-        fails('Placement was asked for the providers of accelerators, and it '
-              'refused')
+        fails('Placement was asked for /resource_providers, and it refused')
         self.useFixture(fixtures.MonkeyPatch(
             'time.sleep', lambda seconds: None))
         self.useFixture(fixtures.EnvironmentVariable(

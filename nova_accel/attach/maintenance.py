@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the operator has done with devices that no server has.
+
+``nova-accel clean`` writes a claim of no server for each handle of the device,
+DELETING from its begin: the device is then as after a server. The release that
+follows does the work, a build waits for it or goes elsewhere, and after a crash
+or a failure the next comparison goes on. ``nova-accel program`` is a
+programming ahead whose image the operator chose.
+"""
+
+from oslo_utils import uuidutils
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel.drivers import handover
+from nova_accel import exception
+from nova_accel.inventory import providers
+from nova_accel import model
+from nova_accel import naming
+
+
+class Maintenance:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud):
+        self._accelerators = accelerators
+        self._inventory = accelerators.inventory
+        self._holdings = accelerators.holdings
+        self._cloud = cloud
+        accelerators.words.learn('clean', self.clean)
+        accelerators.words.learn('program', self.program)
+
+    def clean(self, name: str) -> str:
+        """Clean a device, or a region of one, as after a server.
+
+        :param name: see inventory.identity.part().
+        :returns: what was done, in one sentence.
+        :raises DeviceUnavailable: a server has it, it is not sound, [accel]
+            handover leaves it to the operator, or it stays unclean.
+        """
+        device, region = self._inventory.find_free(name)
+        self._check_in_no_guest(name, device, region)
+        # the host may use it since the last scan
+        self._inventory.scan(addresses=[device.address])
+        with self._inventory.claiming:
+            device, region = self._inventory.find_free(name)
+            claims = self._claims(name, device, region)
+            held = {c.handle: c for c in self._holdings.being_released()}
+            self._holdings.settle(
+                claims=[c for c in claims if c.handle not in held])
+        try:
+            # one that had begun ends first
+            self._accelerators.programming.await_ahead(claims)
+        except exception.DeviceUnavailable as error:
+            raise exception.DeviceUnavailable(
+                f'{name} is to be cleaned, and it is being programmed, which '
+                f'does not end: no server gets it before it is clean, which '
+                f'is tried each minute.') from error
+        claims = [held.get(c.handle, c) for c in claims]
+        self._accelerators.publisher.show_devices(
+            self._cloud.admin_context(), claims)
+        self._accelerators.release_to_the_end(claims)
+        return self._told(name, claims)
+
+    def _check_in_no_guest(self, name, device, region):
+        """A guest may have it without a claim, since the last comparison.
+
+        :raises DeviceUnavailable: one has.
+        """
+        parts = {a for handle in (region or device).handles
+                 for a in (handle.address, *handle.companions)}
+        if region is None:
+            parts |= device.functions()
+        for guest, there in sorted(self._cloud.guest_devices().items()):
+            for address in sorted(there & parts):
+                raise exception.DeviceUnavailable(
+                    f'{name} was to be worked on, and the guest of server '
+                    f'{guest} has {address}: see virsh dumpxml {guest}.')
+
+    def _claims(self, name, device, region):
+        """A claim of no server for each handle.
+
+        :raises DeviceUnavailable: nova_accel does not clean it.
+        """
+        if not device.regions and not self._inventory.prepares_every_handle(
+                device):
+            raise exception.DeviceUnavailable(
+                f'{name} was to be cleaned, and the driver {device.driver} '
+                f'cleans nothing between two servers: nothing has to be done.')
+        shown = providers.by_part(self._inventory.providers())
+        claims = []
+        for part in [region] if region else device.regions or [device]:
+            index = part.index if device.regions else None
+            for handle in part.handles:
+                policy = handover.policy(
+                    device.driver, handle.address, device.address)
+                if policy in (handover.Policy.NONE, handover.Policy.OPERATOR):
+                    raise exception.DeviceUnavailable(
+                        f'{handle.address} was to be cleaned, and '
+                        f'{policy.value} is its policy in {handover.OPTION}, '
+                        f'with which nova_accel does not clean: do it '
+                        f'yourself, or change the policy.')
+                if (device.address, index) not in shown:
+                    raise exception.DeviceUnavailable(
+                        f'{name} was to be cleaned, and nova-compute has not '
+                        f'reported it to Placement yet: see its log, or wait '
+                        f'a minute.')
+                claims.append(model.Claim(
+                    uuid=uuidutils.generate_uuid(), instance_uuid='',
+                    consumer_uuid='', role=model.Role.CURRENT, group='',
+                    provider_uuid=shown[device.address, index],
+                    resource_class=naming.resource_class(device.type),
+                    device_address=device.address, region_index=index,
+                    serial=self._inventory.serial_for_claim(device.address),
+                    handle=handle, state=model.ClaimState.DELETING,
+                    prepared=True, **_content(part)))
+        if not claims:
+            raise exception.DeviceUnavailable(
+                f'{name} was to be cleaned, and it has nothing that a server '
+                f'could get: see nova-accel discover.')
+        return claims
+
+    def _told(self, name, claims):
+        """What the record says of the release of handles, in a sentence.
+
+        :raises DeviceUnavailable: it ended without cleaning one.
+        """
+        newest = {h.handle: h for h in self._accelerators.store.handovers()}
+        done = [newest[claim.handle.address] for claim in claims
+                if claim.handle.address in newest]
+        for one in done:
+            if one.result != 'clean':
+                raise exception.DeviceUnavailable(
+                    f'{one.handle} was to be cleaned, and its release ended '
+                    f'otherwise ({one.result}): see nova-accel handovers.')
+        how = ', '.join(dict.fromkeys(one.method for one in done))
+        return f'{name} is clean ({how or "see the log of nova-compute"}).'
+
+    def program(self, order: str) -> str:
+        """Program an idle region with an image of the operator.
+
+        :param order: name of the region (inventory.identity.part()), a blank,
+            and what glance.find_ordered() takes.
+        :returns: what was done, in one sentence.
+        :raises AcceleratorError: of many kinds, each in one sentence.
+        """
+        name, _, wanted = order.partition(' ')
+        device, region = self._region(name)
+        self._check_in_no_guest(name, device, region)
+
+        def see_that_it_is_idle():
+            if (device.address, region) != self._idle(name):
+                raise exception.DeviceUnavailable(
+                    f'{name} was to be programmed, and it has changed '
+                    f'meanwhile: see nova-accel discover, and give the '
+                    f'command again.')
+        see_that_it_is_idle()
+        programming = self._accelerators.programming
+        try:
+            image = programming.ordered(
+                device, region, wanted, see_that_it_is_idle)
+        except (exception.ProgrammingFailed, exception.DeviceError) as error:
+            programming.record(device, region, 'none', str(error))
+            raise
+        programming.record(
+            device, region, f'programmed with image {image}', 'ordered')
+        shown = providers.by_part(self._inventory.providers())
+        self._accelerators.publisher.show(
+            self._cloud.admin_context(),
+            {shown[key] for key in [(device.address, region.index)]
+             if key in shown})
+        return (f'{device.address} {region.name} is programmed with image '
+                f'{image}; it is given to no server before nova-accel enable '
+                f'{device.address}.')
+
+    def _region(self, name):
+        """A device and its region, which need not be named where it is the
+        only one.
+
+        :raises DeviceUnavailable: it is not there, or cannot be programmed.
+        """
+        device, region = self._inventory.find_free(name)
+        if region is None and len(device.regions) == 1:
+            region = device.regions[0]
+        if region is None:
+            what = (
+                'has several regions: name one of '
+                + ', '.join(f'{name}_{r.name}' for r in device.regions)
+                if device.regions else
+                f'is a {device.type}, which has no region: name an FPGA')
+            raise exception.DeviceUnavailable(
+                f'{name} was to be programmed, and it {what}.')
+        if not region.programmable:
+            raise exception.DeviceUnavailable(
+                f'{name} was to be programmed, and [accel] fixed_devices '
+                f'forbids it: remove it there, and restart nova-compute.')
+        return device, region
+
+    def _idle(self, name):
+        """Address and region, from memory.
+
+        :raises DeviceUnavailable: a build may take it, or a server left it.
+        """
+        device, region = self._region(name)
+        if device.address not in self._inventory.disabled():
+            raise exception.DeviceUnavailable(
+                f'{name} was to be programmed, and a server may get it '
+                f'meanwhile: nova-accel disable {device.address} first.')
+        for claim in self._holdings.being_released():
+            if (claim.device_address, claim.region_index) == (
+                    device.address, region.index):
+                raise exception.DeviceUnavailable(
+                    f'{name} was to be programmed, and it is being cleaned '
+                    f'after server {claim.holder} ({claim.error or "no error"}'
+                    f'): wait for that, see nova-accel claims.')
+        return device.address, region
+
+
+def _content(part):
+    """What a region carries, as a server that got it now would find it."""
+    if isinstance(part, model.Device):
+        return {}
+    return {'restore_function': part.function_uuid,
+            'restore_bitstream': part.bitstream_id,
+            'restore_origin': part.origin}

@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel clean and program: the maintenance of a free device.
+
+Orders that nova-compute carries out (nova_accel/attach/maintenance.py).
+"""
+
+from cliff import command
+
+from nova_accel.cmd import orders
+from nova_accel.cmd import store
+from nova_accel.inventory import identity
+
+
+class _OfDevice(command.Command):
+
+    VERB = ''
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        store.add_arguments(parser)
+        orders.add_arguments(parser)
+        parser.add_argument(
+            'device', metavar='DEVICE',
+            help='address, serial number, or the name of its resource '
+                 'provider; for one region of an FPGA the name of that')
+        return parser
+
+    def _order(self, parsed_args, *words):
+        known = store.to_write(parsed_args)
+        part = identity.named_part(parsed_args.device, known.devices())
+        self.app.stdout.write(orders.carry_out(
+            known, self.VERB, ' '.join((part, *words)),
+            parsed_args.timeout) + '\n')
+
+
+class Clean(_OfDevice):
+    """Clean a device that no server has, as after a server.
+
+    nova-compute, which has to run, does what [accel] handover says: it resets
+    the device and takes away what a server may have left. Meanwhile no server
+    gets the device, and where it cannot be cleaned none gets it until it is.
+    A device that a server has is refused, with exit status 1.
+    """
+
+    VERB = 'clean'
+
+    def take_action(self, parsed_args):
+        self._order(parsed_args)
+
+
+class Program(_OfDevice):
+    """Program a free region of an FPGA with an image of the operator.
+
+    nova-compute, which has to run, takes the image from Glance: one that is
+    public or belongs to a project of [accel] bitstream_owners. The device has
+    to be disabled before (nova-accel disable), so that no server gets it
+    meanwhile. Else the command is refused, with exit status 1.
+    """
+
+    VERB = 'program'
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'wanted', metavar='FUNCTION-OR-IMAGE',
+            help='id of the image, or id or name of the function that is in '
+                 'it (accel:function_id, accel:function_name)')
+        return parser
+
+    def take_action(self, parsed_args):
+        self._order(parsed_args, parsed_args.wanted)

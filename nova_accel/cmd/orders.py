@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Orders: what commands have nova-compute do.
+
+nova-compute carries them out (nova_accel/attach/words.py): it alone judges
+claims and touches devices, and where it does not run the command is refused.
+"""
+
+import time
+
+from nova_accel.attach import claims
+from nova_accel import exception
+from nova_accel import model
+
+_State = model.OrderState
+#: seconds between two looks at the answer
+_PAUSE = 0.2
+#: seconds after which nova-compute takes an order on no more
+_TAKEN_ON = claims.ORDER_SECONDS + 1
+
+
+def add_arguments(parser) -> None:
+    """Give a command the argument --timeout."""
+    parser.add_argument(
+        '--timeout', metavar='SECONDS', type=int, default=600,
+        help='how long to wait for the answer (default: %(default)s); '
+             'nova-compute goes on after it')
+
+
+def carry_out(known: claims.ClaimStore, verb: str, argument: str,
+              seconds: int) -> str:
+    """Have nova-compute do something; returns its answer.
+
+    :param seconds: to wait for its end.
+    :raises DeviceUnavailable: nova-compute refuses, or does not answer.
+    """
+    began = time.monotonic()
+    number = known.give_order(verb, argument)
+    ended = (_State.DONE, _State.REFUSED)
+    try:
+        while True:
+            known.look()
+            order = next((o for o in known.orders() if o.number == number),
+                         None)
+            waited = time.monotonic() - began
+            if order is None or order.state is _State.NEW and (
+                    waited > _TAKEN_ON):
+                raise exception.DeviceUnavailable(
+                    f'nova-compute of this host has not taken the order on '
+                    f'within {_TAKEN_ON} s, and it is withdrawn: see that '
+                    f'nova-compute runs, and is of the release of this '
+                    f'command.')
+            if order.state in ended:
+                break
+            if waited > seconds:
+                raise exception.DeviceUnavailable(
+                    f'nova-compute has not answered within {seconds} s, and '
+                    f'goes on: see nova-accel claims and its log.')
+            time.sleep(_PAUSE)
+    finally:
+        # also where the operator interrupts the command
+        known.withdraw_order(number, (_State.NEW, *ended))
+    if order.state is _State.REFUSED:
+        raise exception.DeviceUnavailable(order.answer)
+    return order.answer

@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What commands read of the providers of hosts, from Placement itself."""
+
+import logging
+import threading
+
+import testtools
+
+from nova_accel.cmd import cloud
+from nova_accel.cmd import providers
+from nova_accel import exception
+from tests.unit import placement
+
+GPU = 'CUSTOM_ACCELERATOR_GPU'
+OWNER = 'OWNER_CYBORG'
+SERVER = '5e5e5e5e-1111-4222-8333-444444444444'
+CARD = 'compute1_accel_0000:3b:00.0'
+
+
+class ProvidersTestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        # of Placement
+        logging.disable(logging.WARNING)
+        self.addCleanup(logging.disable, logging.NOTSET)
+        self.services = self.useFixture(placement.Services())
+        # a name that comes before that of the node itself
+        self.other = self.services.provider('compute2')
+        self.root = self.services.provider('compute1', inventory={'VCPU': 8})
+        self.services.provider('a', self.other)
+        self.card = self.services.provider(
+            CARD, self.root, {GPU: 2}, {OWNER, 'CUSTOM_RACK_7'})
+        self.cloud = cloud.Cloud()
+
+
+class TreesTest(ProvidersTestCase):
+
+    def names(self, *args, **kwargs):
+        return [[p.name for p in tree]
+                for tree in self.cloud.trees(*args, **kwargs)]
+
+    def test_all(self):
+        self.assertEqual([['compute1', CARD], ['compute2', 'a']],
+                         self.names())
+        self.assertEqual(1, len(self.services.asked))
+        (root, card), _ = self.cloud.trees()
+        self.assertEqual(
+            (self.card, self.root, self.root, None),
+            (card.uuid, card.root, card.parent, root.parent))
+
+    def test_by_name(self):
+        self.assertEqual([['compute2', 'a']], self.names(['compute2']))
+        self.assertEqual(2, len(self.services.asked))
+        self.assertEqual([['compute1', CARD], ['compute2', 'a']],
+                         self.names(['compute2', 'compute1', 'compute2']))
+
+    def test_nested(self):
+        self.assertEqual([['compute1', CARD]], self.names([CARD], nested=True))
+        self.assertEqual([['compute1', CARD]],
+                         self.names([CARD, 'compute1'], nested=True))
+
+    def test_unknown(self):
+        for name, nested in (('compute9', False), ('compute9', True),
+                             (CARD, False)):
+            error = self.assertRaises(exception.NotThere, self.cloud.trees,
+                                      ['compute1', name], nested)
+            self.assertEqual(
+                f'Placement was asked for the compute node {name!r}, and has '
+                f'none with this name: give the name that openstack '
+                f'hypervisor list shows.', str(error))
+
+    def test_errors(self):
+        for body, expected in ((None, exception.ConfigurationError),
+                               ({'of': 'a proxy'},
+                                exception.ServiceUnavailable)):
+            self.services.answer('/resource_providers', body)
+            error = self.assertRaises(expected, self.cloud.trees)
+            self.assertIn('Placement was asked for /resource_providers, and',
+                          str(error))
+
+
+class ReadTest(ProvidersTestCase):
+
+    def listed(self):
+        return [p for tree in self.cloud.trees() for p in tree]
+
+    def test_content(self):
+        self.services.allocate(SERVER, self.card, **{GPU: 1})
+        read = {p.name: p for p in self.cloud.read(self.listed())}
+        card = read[CARD]
+        self.assertEqual(
+            (2, {OWNER, 'CUSTOM_RACK_7'}, {SERVER: {GPU: 1}}, self.root),
+            (card.inventories[GPU]['total'], card.traits, card.allocations,
+             card.parent))
+        self.assertEqual(({}, frozenset(), {}), (
+            read['a'].inventories, read['a'].traits, read['a'].allocations))
+        self.assertEqual(['compute1', CARD, 'compute2', 'a'], [*read])
+
+    def test_parts(self):
+        """No request for what is not wanted."""
+        card = self.listed()[1]
+        self.services.asked.clear()
+        read, = self.cloud.read([card], ['traits'])
+        self.assertEqual(({}, {OWNER, 'CUSTOM_RACK_7'}),
+                         (read.inventories, read.traits))
+        self.assertEqual(
+            [('placement', f'/resource_providers/{self.card}/traits')],
+            self.services.asked)
+
+    def test_removed_meanwhile(self):
+        card = self.listed()[1]
+        for part in cloud.PARTS:
+            self.services.answer(
+                f'/resource_providers/{self.card}/{part}', 404)
+            self.assertEqual([card], self.cloud.read([card]))
+
+    def test_errors(self):
+        path = f'/resource_providers/{self.card}/allocations'
+        for body, expected in ((None, exception.ConfigurationError),
+                               ({'of': 'a proxy'},
+                                exception.ServiceUnavailable)):
+            self.services.answer(path, body)
+            error = self.assertRaises(expected, self.cloud.read,
+                                      self.listed())
+            self.assertIn(f'Placement was asked for {path}, and', str(error))
+
+    def test_several_at_a_time(self):
+        """Each waits for the other."""
+        both = threading.Barrier(2)
+        answer = self.services._answer
+
+        def waits(name, environ, *args):
+            if environ['PATH_INFO'].endswith('/traits'):
+                both.wait(600)
+            return answer(name, environ, *args)
+        self.services._answer = waits
+        self.assertEqual(2, len(self.cloud.read(
+            self.listed()[:2], ['traits'])))
+
+
+class PurgeTest(ProvidersTestCase):
+
+    def test_what_would_be_removed(self):
+        """Providers by name and by the owner's trait, children first."""
+        self.services.provider(f'{CARD}_region0', self.card, traits={OWNER})
+        self.services.provider('compute1_accel_mine', self.root)
+        self.services.provider('compute1_numa0', self.root, traits={OWNER})
+        self.assertEqual([f'{CARD}_region0', CARD], [
+            p.name for p in providers.purge(self.cloud, 'compute1', True)])
+        self.assertEqual([], providers.purge(self.cloud, 'compute2', True))
+
+    def test_in_use(self):
+        self.services.allocate(SERVER, self.card, **{GPU: 1})
+        error = self.assertRaises(
+            exception.DeviceUnavailable, providers.purge, self.cloud,
+            'compute1', True)
+        self.assertIn(f'({SERVER} from {CARD})', str(error))
+
+    def test_provider_of_another_one(self):
+        """It would remove the rest of the host with it."""
+        self.assertRaises(exception.NotThere, providers.purge, self.cloud,
+                          CARD, True)

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel clean and program, as an operator starts them."""
+
+import dataclasses
+import threading
+import time
+
+import fixtures
+
+from nova_accel.attach import schema
+from nova_accel.cmd import main
+from nova_accel.cmd import maintenance
+from nova_accel import model
+from tests.unit import commands
+from tests.unit.test_claims import DEVICE, handle
+
+State = model.OrderState
+A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'
+
+
+class App(main.NovaAccel):
+    """With the commands of this module, installed or not."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ('clean', 'program'):
+            self.command_manager.add_command(
+                name, getattr(maintenance, name.title()))
+
+
+class MaintenanceTest(commands.StoreCommandTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.main.NovaAccel', App))
+        # no order is void because the machine is slow
+        for name in ('attach.claims.ORDER_SECONDS', 'cmd.orders._TAKEN_ON'):
+            self.useFixture(fixtures.MonkeyPatch(f'nova_accel.{name}', 600))
+        self.open_store().set_devices({A: dataclasses.replace(
+            DEVICE, regions=(dataclasses.replace(
+                DEVICE.regions[0], handles=(dataclasses.replace(
+                    handle(0), address=VF),)),))})
+
+    def answered(self, *arguments, state=State.DONE, answer='It is done.'):
+        """(what nova-compute was ordered, the result of the command)."""
+        taken, ends = [], threading.Event()
+
+        def carry_out():
+            while not (taken or ends.is_set()):
+                self.store.look()
+                for order in self.store.orders():
+                    taken.append((order.verb, order.argument))
+                    self.store.begin_order(order.number)
+                    self.store.answer_order(order.number, state, answer)
+                time.sleep(0.01)
+        thread = threading.Thread(target=carry_out)
+        thread.start()
+        try:
+            self.COMMAND, *arguments = arguments
+            return taken, self.call(*arguments)
+        finally:
+            ends.set()
+            thread.join()
+
+    def test_entry_points(self):
+        with open('setup.cfg') as file:
+            text = file.read()
+        for name in ('clean', 'program'):
+            self.assertRegex(text, f'\n    {name} = nova_accel.cmd.'
+                                   f'maintenance:{name.title()}\n')
+
+    def test_clean(self):
+        for name, argument in (
+                (A, A), (f'compute1_accel_{A}', A),
+                (f'{A}_region0', f'{A}_region0'),
+                (f'compute1_accel_{A}_region0', f'{A}_region0')):
+            taken, result = self.answered('clean', name)
+            self.assertEqual([('clean', argument)], taken)
+            self.assertEqual((0, 'It is done.\n', ''), (
+                result.returncode, result.stdout, result.stderr))
+
+    def test_program(self):
+        for wanted in ('crypto', 'two words'):
+            taken, result = self.answered('program', A, wanted)
+            self.assertEqual([('program', f'{A} {wanted}')], taken)
+            self.assertEqual((0, 'It is done.\n'), (
+                result.returncode, result.stdout), result.stderr)
+
+    def test_refused(self):
+        _, result = self.answered('program', A, 'crypto',
+                                  state=State.REFUSED, answer='It is not.')
+        self.assertEqual((1, '', 'It is not.\n'), (
+            result.returncode, result.stdout, result.stderr))
+
+    def test_no_such_device(self):
+        """nova-compute is not asked."""
+        for self.COMMAND, *wanted in ('clean',), ('program', 'crypto'):
+            for name, text in (
+                    ('0000:99:00.0', f'name one of {A}.'),
+                    (f'{A}_region7', f'name one of {A}.'),
+                    (VF, f'name {A}.')):
+                result = self.call(name, *wanted)
+                self.assertEqual((1, ''), (result.returncode, result.stdout))
+                self.assertIn(text, result.stderr)
+        self.store.look()
+        self.assertEqual((), self.store.orders())
+
+    def test_nova_compute_does_not_run(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.orders._TAKEN_ON', 0.3))
+        self.COMMAND = 'clean'
+        result = self.call(A)
+        self.assertEqual(1, result.returncode)
+        self.assertIn('has not taken the order on', result.stderr)
+        self.assertIn('see that nova-compute runs', result.stderr)
+        self.store.look()
+        self.assertEqual((), self.store.orders())
+
+    def test_store_of_an_earlier_release(self):
+        """Its nova-compute would not know the order."""
+        with self.store._transaction() as db:
+            db.execute(f'PRAGMA user_version = {schema.VERSION - 1}')
+        self.COMMAND = 'clean'
+        result = self.call(A)
+        self.assertEqual(1, result.returncode)
+        self.assertIn('start nova-compute of the same release', result.stderr)
