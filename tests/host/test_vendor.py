@@ -4,6 +4,7 @@
 The package is that of docs/source/drivers.rst.
 """
 
+import json
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from nova_accel import model
 from tests import acme
 from tests.host import base
 from tests.host import test_killed
-from tests.unit.host import A, B
+from tests.unit.host import A, B, FUNCTION, OTHER, plain
 
 AI = 'CUSTOM_ACCELERATOR_AI'
 LIMITED = {f'resources1:{AI}': '1', 'accel1:driver_power_limit': '100'}
@@ -197,6 +198,29 @@ class VendorTest(base.HostTestCase):
         self.assertHas(server, A)
         self.host.delete(server)
         self.assertEqual('250', self.attribute('power_limit'))
+
+
+class RequestTest(base.HostTestCase):
+    """What of a request drivers are told."""
+
+    def asked(self):
+        claim, = self.host.holdings.all()
+        return json.loads(claim.asked)
+
+    def test_image_of_a_rebuild(self):
+        """It is the server's wish until the next rebuild."""
+        self.start_host({'address': A})
+        self.host.upload(FUNCTION)
+        other = self.host.upload(OTHER)
+        server = self.host.boot(
+            base.asks(FUNCTION, runtime_programming='true'),
+            self.host.allocation(A))
+        self.assertEqual({'keys': {}, 'functions': [plain(FUNCTION)],
+                          'bitstream_id': None}, self.asked())
+        self.host.rebuild(server, {'accel1:bitstream_id': other})
+        self.host.reboot(server)
+        self.assertEqual({'keys': {}, 'functions': [], 'bitstream_id': other},
+                         self.asked())
 
 
 class KilledTest(test_killed.KilledTestCase):
