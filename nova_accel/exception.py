@@ -100,6 +100,10 @@ class ConfigurationError(AcceleratorError):
     """nova.conf has a value that cannot be used on this host."""
 
 
+class UnusableDriver(ConfigurationError):
+    """A driver that is installed and cannot be loaded: the others can."""
+
+
 class IllegalTransition(AcceleratorError):
     """A change of state that the table of transitions does not have.
 

@@ -380,6 +380,11 @@ class Claim:
     #: so that its release() is called. Written before prepare() for a handle
     #: with created_type, and after it for drivers that prepare every handle
     prepared: bool = False
+    #: JSON of what of the request is for the driver, '' where that is not
+    #: known; written and read by attach.handles
+    asked: str = ''
+    #: JSON of what the driver remembered by Use.remember(), '' for nothing
+    remembered: str = ''
 
     @property
     def holder(self) -> str:

@@ -5,10 +5,13 @@ They run as root, which owns every sysfs attribute and device node that they
 write. One process therefore keeps a single capability, to read a bitstream in
 nova's own directory. The other starts only to erase disks, for which the
 kernel demands CAP_SYS_ADMIN. The entry points are in
-nova_accel.host.privileged.
+nova_accel.host.privileged. Drivers of other packages have contexts of their
+own.
 """
 
+from collections.abc import Iterable
 import errno
+import functools
 
 from oslo_privsep import capabilities
 from oslo_privsep import daemon
@@ -16,8 +19,25 @@ from oslo_privsep import priv_context
 
 
 class Context(priv_context.PrivContext):
-    """One of the processes, which says itself that it cannot be started: the
-    missing file would be sudo, and not one of the device."""
+    """A privileged process, of ours or of another package's driver. It says
+    itself that it cannot be started: the missing file would be sudo, and not
+    one of the device."""
+
+    def __init__(self, prefix: str, cfg_section: str, pypath: str,
+                 capabilities: Iterable[int]):
+        """
+        :param prefix: of the modules whose functions run in it.
+        :param cfg_section: section of nova.conf with its options.
+        :param pypath: of this object, for the other process.
+        :param capabilities: that it keeps.
+        """
+        self.needs = tuple(capabilities)
+        super().__init__(prefix, cfg_section=cfg_section, pypath=pypath,
+                         capabilities=self.needs)
+
+    def entrypoint(self, func):
+        """See the base class; what it returns has the function's name."""
+        return functools.update_wrapper(super().entrypoint(func), func)
 
     def start(self, method=priv_context.Method.ROOTWRAP):
         """:raises OSError: ENOEXEC, with the reason."""

@@ -43,6 +43,8 @@ _FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
 #: whether the owner of the server may choose what its region carries
 RUNTIME = 'runtime_programming'
 _ACCEL_KEYS = (*_FUNCTION_KEYS, RUNTIME)
+#: what only the driver of the device knows
+_DRIVER_KEY = re.compile('driver_([a-z0-9_]{1,64})')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,10 @@ class AcceleratorRequest:
     #: whether the owner of the server chose the bitstream, in the properties
     #: of its image or in its metadata, and not the flavor
     chosen_by_owner: bool = False
+    #: what is for the driver of the device: accel<g>:driver_<name> -> value.
+    #: Of the flavor or profile alone, never of an image
+    driver_keys: Mapping[str, str] = dataclasses.field(
+        default_factory=dict, hash=False)
     #: class -> MiB of the region's memory that goes with it
     memory: Mapping[str, int] = dataclasses.field(
         default_factory=dict, hash=False)
@@ -383,11 +389,11 @@ class Server:
 def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
     classes = sorted(filter(naming.is_accelerator_class, resources))
     for key in accel:
-        if key not in _ACCEL_KEYS:
+        if key not in _ACCEL_KEYS and not _DRIVER_KEY.fullmatch(key):
             raise exception.InvalidRequest(
                 f'The extra spec accel{group}:{key} is unknown: the keys are '
-                f'{", ".join(_ACCEL_KEYS)}, and without group device_profile, '
-                f'numa_affinity and same.')
+                f'{", ".join(_ACCEL_KEYS)} and driver_<name>, and without '
+                f'group device_profile, numa_affinity and same.')
     if not classes:
         if accel:
             raise exception.InvalidRequest(
@@ -430,7 +436,9 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
                 t for t, v in trait.items() if v == 'required'),
             forbidden=frozenset(
                 t for t, v in trait.items() if v == 'forbidden'),
-            memory=memory, runtime_programming=runtime)
+            memory=memory, runtime_programming=runtime,
+            driver_keys={found[1]: str(value) for key, value in accel.items()
+                         if (found := _DRIVER_KEY.fullmatch(key))})
         first, *others = [dataclasses.replace(plain, **choice)
                           for choice in wanted]
         requests.append(dataclasses.replace(

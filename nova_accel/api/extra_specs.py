@@ -59,6 +59,14 @@ VALIDATORS = [
         value={'type': bool, 'description': 'true or false.'},
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
+        name='accel{group}:driver_{key}',
+        description='For the driver of the accelerator, whose documentation '
+                    'says what it knows.',
+        value={'type': str, 'description': 'As the driver says.'},
+        parameters=[_GROUP, {
+            'name': 'key', 'pattern': '[a-z0-9_]{1,64}',
+            'description': 'A name that the driver knows.'}]),
+    base.ExtraSpecValidator(
         name='accel:numa_affinity',
         description='Whether all accelerators of the server have to be on one '
                     'NUMA node, or on as many as hw:numa_nodes says.',

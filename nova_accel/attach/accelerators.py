@@ -65,7 +65,13 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
     :raises AcceleratorsUnavailable: the claim store cannot be used.
     :raises ConfigurationError: [accel] names what is not there.
     """
-    loaded = drivers.load(CONF.accel.enabled_drivers, kernel)
+    loaded = {}
+    for name in CONF.accel.enabled_drivers:
+        try:
+            loaded.update(drivers.load([name], kernel))
+        except exception.UnusableDriver as error:
+            # of another package, as a rule, which costs its devices only
+            LOG.error('%s', error)
     store = _open_store(
         os.path.join(state_path, claim_store.file_name(host)))
     accelerators = Accelerators(
@@ -514,6 +520,8 @@ class Accelerators:
 
     def _new_claims(self, server, take, chosen):
         wanted = take.wanted
+        for device, _ in chosen:
+            self._check_keys(wanted, device)
         created_type = self._handles.type_for(wanted, chosen[0][0])
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
@@ -525,8 +533,18 @@ class Accelerators:
             device_address=device.address,
             region_index=self.inventory.providers()[
                 take.provider_uuid].region_index,
-            handle=handle, created_type=created_type)
+            handle=handle, created_type=created_type,
+            asked=handles.asked(wanted))
             for device, handle in chosen]
+
+    def _check_keys(self, wanted, device):
+        known = self.inventory.driver_of(device).KEYS
+        for name in sorted(set(wanted.driver_keys) - known):
+            raise exception.InvalidRequest(
+                f'The extra spec accel{wanted.group}:driver_{name} is for a '
+                f'driver that knows it, and the driver {device.driver} of '
+                f'{device.address} knows {", ".join(sorted(known)) or "none"}: '
+                f'correct it, or remove it from the flavor or profile.')
 
     def _parts(self, provider):
         """The devices behind a provider, each with what has the handles:

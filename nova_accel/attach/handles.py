@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 import dataclasses
 import datetime
+import json
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
@@ -18,6 +19,7 @@ from nova_accel.attach import cleaning
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import programming
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import limited
@@ -29,6 +31,9 @@ from nova_accel import request
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+
+#: characters of JSON that a driver may remember of a handle
+_MOST_REMEMBERED = 4096
 
 
 class Handles:
@@ -91,7 +96,8 @@ class Handles:
                           f'Making {claim.handle.address} a '
                           f'{claim.created_type} of {device.address}')
         except exception.DeviceUnavailable:
-            if not claim.prepared:
+            if not claim.prepared and not any(
+                    now.remembered for now in self._holdings.now([claim])):
                 # nothing was made: what is on the handle is not this server's
                 self._holdings.mark_prepared(claim, False)
             raise
@@ -312,6 +318,22 @@ class Handles:
         return next((region for region in (device.regions if device else ())
                      if region.index == claim.region_index), None)
 
+    def _use(self, claim):
+        """The use of a handle by its server, as the driver sees it."""
+        def remember(value):
+            text = json.dumps(value)
+            if len(text) > _MOST_REMEMBERED:
+                raise ValueError(
+                    f'{len(text)} characters are too many to be remembered, '
+                    f'{_MOST_REMEMBERED} are the most')
+            self._holdings.remember(claim, text)
+        found = json.loads(claim.asked or '{}')
+        return base.Use(
+            keys=found.get('keys', {}),
+            functions=tuple(found.get('functions', ())),
+            bitstream_id=found.get('bitstream_id'),
+            memory=json.loads(claim.remembered or 'null'), remember=remember)
+
     def _on_handle(self, device, claim, what, method, *args, late=None):
         """Call a method of the driver for the handle of a claim, unless the
         claim has ended.
@@ -322,8 +344,9 @@ class Handles:
         def run():
             try:
                 # a caller that waited may come when another server has it
-                if self._holdings.now([claim]):
-                    method(device, claim.handle, claim.created_type, *args)
+                for now in self._holdings.now([claim]):
+                    method(device, claim.handle, claim.created_type, *args,
+                           self._use(now))
             finally:
                 self._inventory.invalidate_scan(device.address)
         key = claim.handle.key if claim.created_type else device.address
@@ -336,6 +359,15 @@ class Handles:
             raise exception.DeviceError(
                 f'{what} failed ({type(error).__name__}: {error}): look at '
                 f'the device and the kernel log.') from error
+
+
+def asked(wanted: request.AcceleratorRequest) -> str:
+    """What a request has for the driver, as Claim.asked."""
+    return json.dumps({
+        'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,
+        'functions': [choice.function_id or choice.function_name
+                      for choice in wanted.choices if choice.function_id
+                      or choice.function_name]})
 
 
 def _function(region: model.Region | None) -> str:

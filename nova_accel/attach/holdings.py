@@ -157,6 +157,27 @@ class Holdings:
             LOG.info('%s, which server %s had, is free', _device(claim),
                      claim.holder)
 
+    def ask(self, claims: Iterable[model.Claim], asked: str) -> None:
+        """Write down what the request has for the driver (Claim.asked)."""
+        self._store.update([c for c in claims if c.asked != asked],
+                           asked=asked)
+
+    def remember(self, claim: model.Claim, remembered: str) -> None:
+        """Write down what a driver has to know at the end of the claim, which
+        it will be told: from now on its release() is called.
+
+        :raises DeviceUnavailable: the claim is ending already, without that.
+        """
+        with self._lock:
+            now = self.now([claim])
+            if not now or (now[0].state is _State.DELETING
+                           and not now[0].prepared):
+                raise exception.DeviceUnavailable(
+                    f'{claim.handle.address} was to be made ready for server '
+                    f'{claim.instance_uuid}, which has lost it meanwhile: see '
+                    f'why that took so long.')
+            self._store.update(now, remembered=remembered, prepared=True)
+
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
         """Record whether the driver may have left something in a handle."""
         self._store.update([claim], prepared=prepared)

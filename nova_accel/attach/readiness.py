@@ -59,6 +59,9 @@ class Readiness:
                     context, server.project_id, claims,
                     {keep.wanted.group: keep.wanted})
             else:
+                if keep.wanted in server.wanted:
+                    self._holdings.ask(
+                        claims, attach_handles.asked(keep.wanted))
                 self._programming.provision(
                     context, server.project_id, keep.wanted, claims)
             self._handles.prepare(claims, fresh=False)

@@ -117,6 +117,8 @@ CREATE TABLE claims (
     restore_origin TEXT,
     project_id TEXT,
     serial TEXT NOT NULL DEFAULT '',
+    asked TEXT NOT NULL DEFAULT '',
+    remembered TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
@@ -193,9 +195,16 @@ def _from_version_3(db: sqlite3.Connection) -> None:
     db.execute(_ORDERS)
 
 
+def _from_version_4(db: sqlite3.Connection) -> None:
+    """Version 4 keeps neither what a request has for the driver nor what a
+    driver remembers."""
+    for name in ('asked', 'remembered'):
+        _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
+
+
 #: number n makes version n + 1 of version n
 MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
-              _from_version_3)
+              _from_version_3, _from_version_4)
 #: the newest, which this release reads and writes (PRAGMA user_version)
 VERSION = len(MIGRATIONS)
 

@@ -31,6 +31,7 @@ from nova_accel.host import privileged
 from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel import model
+from nova_accel import privsep
 from nova_accel import profiles
 
 CONF = conf.CONF
@@ -230,11 +231,12 @@ def _vfio(host) -> Iterator[Line]:
 def _privileges(host) -> Iterator[Line]:
     if host.simulated:
         return
-    for call, section, capability in (
-            (privileged.credentials, 'nova_accel_privileged',
-             capabilities.CAP_DAC_READ_SEARCH),
-            (privileged.credentials_for_disks, 'nova_accel_privileged_disks',
-             capabilities.CAP_SYS_ADMIN)):
+    processes = {privsep.ctx: privileged.credentials,
+                 privsep.disks: privileged.credentials_for_disks}
+    for driver in host.drivers.values():
+        processes.update(driver.PROCESSES)
+    for context, call in processes.items():
+        section = context.cfg_section
         remedy = (f'let the user of nova-compute run it by sudo or '
                   f'nova-rootwrap, or set [{section}] helper_command; run '
                   f'check as that user')
@@ -249,10 +251,13 @@ def _privileges(host) -> Iterator[Line]:
             yield Line(FAILURE, f'the privileged process of [{section}] runs '
                                 f'as user {user}, and root owns what it '
                                 f'writes', f'remove [{section}] user')
-        elif not effective >> int(capability) & 1:
+            continue
+        missing = [capabilities.CAPS_BYVALUE[int(needed)]
+                   for needed in context.needs
+                   if not effective >> int(needed) & 1]
+        if missing:
             yield Line(FAILURE, f'the privileged process of [{section}] does '
-                                f'not have '
-                                f'{capabilities.CAPS_BYVALUE[capability]}',
+                                f'not have {", ".join(missing)}',
                        f'remove [{section}] capabilities; in a container, '
                        f'give it the capability')
 

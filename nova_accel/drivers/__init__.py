@@ -5,18 +5,20 @@ import importlib.metadata
 
 from stevedore import named
 
+from nova_accel.drivers import base
 from nova_accel import exception
 
 NAMESPACE = 'nova_accel.drivers'
 
 
-def load(names, kernel) -> dict:
+def load(names, kernel) -> dict[str, base.AcceleratorDriver]:
     """The drivers of these names, made for this kernel, by name.
 
     :param names: entry point names in NAMESPACE.
     :param kernel: a nova_accel.host.kernel.Kernel, or a simulated one.
-    :raises ConfigurationError: when a name is not installed, is installed
-        twice, or its module cannot be imported.
+    :raises UnusableDriver: the module of one cannot be imported, or it is for
+        another contract.
+    :raises ConfigurationError: a name is not installed, or installed twice.
     """
     return {name: _load(name, kernel) for name in names}
 
@@ -25,15 +27,38 @@ def _load(name, kernel):
     # DriverManager of stevedore 5.4 has no callback for a missing one, and
     # logs a line beside ours
     found = named.NamedExtensionManager(
-        NAMESPACE, [name], invoke_on_load=True, invoke_args=(kernel,),
-        on_load_failure_callback=_failed,
+        NAMESPACE, [name], on_load_failure_callback=_failed,
         on_missing_entrypoints_callback=_missing).extensions
     if len(found) > 1:
         raise exception.ConfigurationError(
             f'The driver {name!r} of [accel] enabled_drivers is installed '
             f'twice, as {" and ".join(e.entry_point.value for e in found)}: '
             f'uninstall one of the packages.')
-    return found[0].obj
+    extension, = found
+    _check_contract(name, extension)
+    try:
+        return extension.plugin(kernel)
+    except Exception as error:
+        _failed(None, extension.entry_point, error)
+
+
+def _check_contract(name, extension):
+    # an inherited number is of the class that the driver was made from
+    version = vars(extension.plugin).get('CONTRACT', 1)
+    if (type(version) is int
+            and base.OLDEST_CONTRACT <= version <= base.CONTRACT):
+        return
+    package = extension.entry_point.value.split(':')[0].split('.')[0]
+    has = (f'version {base.CONTRACT}' if base.OLDEST_CONTRACT == base.CONTRACT
+           else f'versions {base.OLDEST_CONTRACT} to {base.CONTRACT}')
+    newer = type(version) is int and version > base.CONTRACT
+    raise exception.UnusableDriver(
+        f'The driver {name!r} of [accel] enabled_drivers is for version '
+        f'{version!r} of the contract for drivers, and this nova_accel has '
+        f'{has}: install a '
+        + (f'later release of nova_accel, or an earlier one of {package}.'
+           if newer else
+           f'later release of {package}, or an earlier one of nova_accel.'))
 
 
 def _missing(names):
@@ -46,7 +71,7 @@ def _missing(names):
 
 
 def _failed(manager, point, error):
-    raise exception.ConfigurationError(
+    raise exception.UnusableDriver(
         f'The driver {point.name!r} of [accel] enabled_drivers cannot be '
         f'loaded from {point.value} ({type(error).__name__}: {error}): repair '
         f'its package or disable it.') from error

@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import functools
 import time
+import typing
 
 from nova_accel import conf
 from nova_accel.drivers import handover
@@ -24,14 +25,53 @@ from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import model
+from nova_accel import privsep
 
 CONF = conf.CONF
+
+#: version of the contract: of AcceleratorDriver, PciDriver, host.kernel.Kernel,
+#: host.privileged and sim.card.Card, as far as drivers of other packages use
+#: them. Another number when such a driver has to be changed
+CONTRACT = 2
+#: the oldest version whose drivers work with this one
+OLDEST_CONTRACT = 2
 
 VFIO = 'vfio-pci'
 WHOLE_CARDS = '[accel] whole_cards'
 
 
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """What a server has a handle for, as far as its driver is concerned.
+
+    It is stored with the server's claim on the handle, so that it is known
+    after a crash and a boot of the host as well; what is remembered is lost
+    with a claim store that is lost.
+    """
+
+    #: the extra specs accel<g>:driver_<name> of the flavor or device profile:
+    #: name -> value, as the operator wrote it
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: ids (32 hex digits) or names of the functions that will do, the
+    #: preferred one first
+    functions: tuple[str, ...] = ()
+    #: the image with the bitstream, where the flavor or the owner names one
+    bitstream_id: str | None = None
+    #: what remember() was called with last for this server; None for nothing
+    memory: typing.Any = None
+    #: writes a JSON value of at most 4096 characters to the disk before it
+    #: returns: call it before the device is changed. From then on release()
+    #: is called. Raises ValueError or TypeError for what is no such value,
+    #: and AcceleratorError where the server has lost the handle meanwhile or
+    #: the store cannot be written
+    remember: Callable[[typing.Any], None] = lambda value: None
+
+
 class AcceleratorDriver(abc.ABC):
+
+    #: version of the contract that the driver is written for, as a number that
+    #: the class itself has; without it the driver is not loaded
+    CONTRACT: int
 
     #: True: call prepare() and release() for every handle. False: only for
     #: those that are made on demand
@@ -47,6 +87,12 @@ class AcceleratorDriver(abc.ABC):
     #: one request of a flavor can be for many of them: they have neither
     #: regions nor creatable types, and no server minds which one it gets
     POOLED = False
+    #: names of the extra specs accel<g>:driver_<name> that prepare() knows; a
+    #: server with others is refused
+    KEYS: frozenset[str] = frozenset()
+    #: its own privileged processes, for nova-accel check -> a privileged
+    #: function of each that returns host.privileged.credentials_here()
+    PROCESSES: Mapping[privsep.Context, Callable[[], tuple[int, int]]] = {}
 
     def __init__(self, kernel: host_kernel.Kernel):
         """:param kernel: the machine's, or a simulated one."""
@@ -142,7 +188,7 @@ class AcceleratorDriver(abc.ABC):
         return True
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
-                created_type: str | None, fresh: bool) -> None:
+                created_type: str | None, fresh: bool, use: Use) -> None:
         """Make a handle of a device with creatable types into that type.
 
         Called for a handle that a server was given, also again before its
@@ -154,6 +200,8 @@ class AcceleratorDriver(abc.ABC):
             where it has none and the driver PREPARES_EVERY_HANDLE.
         :param fresh: the server has just been given it, so that whatever is
             there is not this server's.
+        :param use: what the server asked for, and what is remembered of it.
+            When it raises after use.remember(), release() is called.
         :raises DeviceUnavailable: the device does not offer it any more, or
             somebody else has made something of the handle; all is as it was.
         :raises DeviceError: the kernel refused.
@@ -171,7 +219,7 @@ class AcceleratorDriver(abc.ABC):
         return None
 
     def release(self, device: model.Device, handle: model.AttachHandle,
-                created_type: str | None) -> str | None:
+                created_type: str | None, use: Use) -> str | None:
         """Undo prepare(), so that the next server finds nothing of this one.
 
         What it has to do the operator says: handover.policy(). Does nothing
@@ -180,7 +228,11 @@ class AcceleratorDriver(abc.ABC):
         else keeps it open. What takes longer than [accel] device_timeout goes
         on, and the handle is free when it has ended.
 
+        Not called for handles of regions, which reset_region() and program()
+        clean.
+
         :param created_type: as given to prepare().
+        :param use: as given to prepare(), with what was remembered last.
         :returns: what was done, in a few words for the record of hand-overs,
             for example 'reset flr'; None when nothing was.
         :raises DeviceError: the kernel refused, or is still at it; it is
@@ -525,12 +577,12 @@ class PciDriver(AcceleratorDriver):
             self.NAME, handle.address, device.address) in (
                 handover.Policy.RESET, handover.Policy.CLEAR)
 
-    def prepare(self, device, handle, created_type, fresh):
+    def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; makes nothing of a whole function."""
         if created_type:
-            super().prepare(device, handle, created_type, fresh)
+            super().prepare(device, handle, created_type, fresh, use)
 
-    def release(self, device, handle, created_type):
+    def release(self, device, handle, created_type, use):
         """See the base class; resets the function where the driver RESETS.
 
         :raises DeviceError: it could not be reset.

@@ -78,6 +78,7 @@ class DflDriver(base.PciDriver):
 
     #: with a card that it has whole, whose flash it can write
     SERVER_CAN_CHANGE_SERIAL = True
+    CONTRACT = base.CONTRACT
     NAME = 'dfl'
 
     # Configuration

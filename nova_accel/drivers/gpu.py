@@ -83,6 +83,7 @@ _PRODUCTS = {
 
 class GpuDriver(base.PciDriver):
 
+    CONTRACT = base.CONTRACT
     NAME = 'gpu'
     POOLED = True
     NEEDS_RULE = True
@@ -170,7 +171,7 @@ class GpuDriver(base.PciDriver):
 
     # What servers get
 
-    def prepare(self, device, handle, created_type, fresh):
+    def prepare(self, device, handle, created_type, fresh, use):
         """Bind what goes with the card to VFIO.
 
         A guest that starts gets all functions of an IOMMU group at once. One
@@ -199,7 +200,7 @@ class GpuDriver(base.PciDriver):
                     f'({error.strerror}): see whether that module is loaded, '
                     f'and the kernel log.') from error
 
-    def release(self, device, handle, created_type):
+    def release(self, device, handle, created_type, use):
         """Reset the card and what goes with it.
 
         :raises DeviceError: the card could not be reset.

@@ -66,6 +66,7 @@ Policy = handover.Policy
 
 class NvmeDriver(base.PciDriver):
 
+    CONTRACT = base.CONTRACT
     NAME = 'nvme'
     POOLED = True
     NEEDS_RULE = True
@@ -306,11 +307,11 @@ class NvmeDriver(base.PciDriver):
 
     PREPARES_EVERY_HANDLE = True
 
-    def prepare(self, device, handle, created_type, fresh):
+    def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; nothing is made."""
         self.check_unused(handle)
 
-    def release(self, device, handle, created_type):
+    def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.
 
         Each step can be repeated: a call that ended in the middle, or was

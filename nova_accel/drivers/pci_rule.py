@@ -44,6 +44,7 @@ class PciRuleDriver(base.PciDriver):
 
     #: some have flash that their function can write
     SERVER_CAN_CHANGE_SERIAL = True
+    CONTRACT = base.CONTRACT
     NAME = 'pci'
     POOLED = True
     PREPARES_EVERY_HANDLE = True
@@ -141,7 +142,7 @@ class PciRuleDriver(base.PciDriver):
 
     # What servers get
 
-    def prepare(self, device, handle, created_type, fresh):
+    def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; nothing is made."""
         self.check_unused(handle)
 

@@ -70,6 +70,7 @@ class QatDriver(base.PciDriver):
     respond costs more. That it does not the kernel sees at the third look.
     """
 
+    CONTRACT = base.CONTRACT
     NAME = 'qat'
     POOLED = True
     POLLED = True

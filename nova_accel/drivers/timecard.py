@@ -68,6 +68,7 @@ class TimecardDriver(base.PciDriver):
     """A card is looked at each [accel] discovery_interval, because nothing in
     sysfs' directories tells that it lost its source: four attributes."""
 
+    CONTRACT = base.CONTRACT
     NAME = 'timecard'
     SERVER_CAN_CHANGE_SERIAL = True
     POLLED = True
@@ -231,7 +232,7 @@ class TimecardDriver(base.PciDriver):
 
     # What servers get
 
-    def release(self, device, handle, created_type):
+    def release(self, device, handle, created_type, use):
         """Reset the card, compare it with what it was, restore its settings.
 
         Only what the host saw of the card before can be compared.
@@ -239,7 +240,7 @@ class TimecardDriver(base.PciDriver):
         :raises DeviceError: the card could not be reset, is another one or
             has other firmware than before, or refuses its settings.
         """
-        done = super().release(device, handle, created_type)
+        done = super().release(device, handle, created_type, use)
         if done is None or not device.record:
             return done
         address = device.address

@@ -87,6 +87,7 @@ class _Offer:
 
 class VgpuDriver(base.PciDriver):
 
+    CONTRACT = base.CONTRACT
     NAME = 'vgpu'
 
     # Configuration
@@ -393,7 +394,7 @@ class VgpuDriver(base.PciDriver):
 
     # Making and taking back
 
-    def prepare(self, device, handle, created_type, fresh):
+    def prepare(self, device, handle, created_type, fresh, use):
         what = f'{handle.address} was to become a {created_type}'
         if handle.type is model.HandleType.MDEV:
             self._make_mdev(what, device, handle, created_type, fresh)
@@ -411,7 +412,7 @@ class VgpuDriver(base.PciDriver):
         number = self._current(handle.address)
         return f'nvidia-{number}' if number != '0' else None
 
-    def release(self, device, handle, created_type):
+    def release(self, device, handle, created_type, use):
         if handle.type is model.HandleType.MDEV:
             parent = handle.parent or device.address
             if not self.kernel.exists(

@@ -87,6 +87,7 @@ _REFUSALS = {
 
 class XrtDriver(base.PciDriver):
 
+    CONTRACT = base.CONTRACT
     NAME = 'xrt'
     PREPARES_EVERY_HANDLE = True
 
@@ -270,7 +271,7 @@ class XrtDriver(base.PciDriver):
 
     # What servers get
 
-    def prepare(self, device, handle, created_type, fresh):
+    def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; closes the mailbox, also after xclmgmt was
         bound since the last look."""
         problem = self._close_mailbox(device.address)

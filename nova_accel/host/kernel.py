@@ -6,7 +6,7 @@ host (nova_accel.sim) replace it. Reads run in this process, operations in the
 privileged one. Both raise OSError as the kernel does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import errno
 import os
@@ -218,9 +218,25 @@ class Kernel:
         """
         privileged.program_xclbin(function, path, size)
 
-    def rebind(self, function: str, driver: str) -> None:
-        """Bind a function to driver; unbind it from its driver before."""
-        privileged.rebind(function, driver)
+    def call(self, operation: Callable, function: str, *args):
+        """Call an operation of a driver's own package.
+
+        :param operation: a privileged function of that package; its first
+            parameter is the PCI address of a function. A simulated host has
+            the device play it (sim.card.Card.OPERATIONS).
+        :returns: what it returns.
+        :raises OSError: as the operation does.
+        """
+        return operation(function, *args)
+
+    def rebind(self, function: str, driver: str,
+               by: Callable[[str, str], None] = privileged.rebind) -> None:
+        """Bind a function to driver; unbind it from its driver before.
+
+        :param by: the privileged function that does it: ours knows
+            privileged.DRIVERS, that of a driver's own package others.
+        """
+        by(function, driver)
 
     def unbind(self, function: str) -> None:
         """Take a function from its driver, if it has one."""
@@ -281,9 +297,14 @@ class Kernel:
         privileged.set_numvfs(pf, count)
 
     def write_attribute(self, function: str, attribute: str, value: str,
-                        ) -> None:
-        """Write an attribute of a PCI function, see privileged.WRITABLE."""
-        privileged.write_attribute(function, attribute, value)
+                        by: Callable[[str, str, str], None]
+                        = privileged.write_attribute) -> None:
+        """Write an attribute of a PCI function.
+
+        :param by: the privileged function that does it: ours knows
+            privileged.WRITABLE, that of a driver's own package others.
+        """
+        by(function, attribute, value)
 
     def close_mailbox(self, function: str, requests: int) -> None:
         """Have the mailbox of a card under XRT refuse requests of a guest.

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""All functions that run with privileges.
+"""All functions of ours that run with privileges, and what the privileged
+functions of other packages are made of.
 
 Each function checks its arguments again, because the calling process may be
 compromised. A caller names hardware by PCI address and number only; the
@@ -8,7 +9,7 @@ raised as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h of
 Linux, mgmt-ioctl.h of XRT.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import ctypes
 import dataclasses
@@ -76,15 +77,15 @@ _ICAP_DOWNLOAD_AXLF = 0x40085806
 
 @privsep.ctx.entrypoint
 def credentials() -> tuple:
-    return _credentials()
+    return credentials_here()
 
 
 @privsep.disks.entrypoint
 def credentials_for_disks() -> tuple:
-    return _credentials()
+    return credentials_here()
 
 
-def _credentials():
+def credentials_here() -> tuple[int, int]:
     """(effective user id, effective capabilities as a bit mask) of what calls
     run as; capabilities are those of a thread. Source: proc(5)."""
     with open('/proc/thread-self/status', encoding='ascii') as file:
@@ -96,11 +97,11 @@ def _credentials():
 @privsep.ctx.entrypoint
 def program_dfl_port(pf: str, port: int, path: str, offset: int,
                      size: int) -> None:
-    _check_function(pf)
-    _check_number('port', port, MAX_PORTS - 1)
+    check_function(pf)
+    check_number('port', port, MAX_PORTS - 1)
     limit = CONF.accel.bitstream_max_size << 20
-    _check_number('offset', offset, limit)
-    _check_number('size', size, min(limit, 0xffffffff))
+    check_number('offset', offset, limit)
+    check_number('size', size, min(limit, 0xffffffff))
     if not isinstance(path, str) or not os.path.isabs(path):
         raise _invalid('path', path)
     with _mapped(path, offset, size) as start, _fme(pf) as fme:
@@ -120,20 +121,20 @@ def assign_dfl_port(pf: str, port: int) -> None:
 
 
 def _move_port(request, pf, port):
-    _check_function(pf)
-    _check_number('port', port, MAX_PORTS - 1)
+    check_function(pf)
+    check_number('port', port, MAX_PORTS - 1)
     with _fme(pf) as fme:
         fcntl.ioctl(fme, request, struct.pack('=i', port))
 
 
 @privsep.ctx.entrypoint
 def reset_dfl_port(function: str, port: int) -> None:
-    _check_function(function)
-    _check_number('port', port, MAX_PORTS - 1)
+    check_function(function)
+    check_number('port', port, MAX_PORTS - 1)
     for found in glob.glob(f'{SYS}/bus/pci/devices/{function}/fpga_region/'
                            f'region*/dfl-port.*'):
         if _read(f'{found}/id') == str(port):
-            with _node(found, _PORT, function) as node:
+            with device_node(found, _PORT, function) as node:
                 fcntl.ioctl(node, _PORT_RESET)
             return
     raise OSError(errno.ENODEV, f'{function} shows no port {port}')
@@ -141,8 +142,8 @@ def reset_dfl_port(function: str, port: int) -> None:
 
 @privsep.ctx.entrypoint
 def clear_dfl_port_errors(function: str, port: int) -> None:
-    _check_function(function)
-    _check_number('port', port, MAX_PORTS - 1)
+    check_function(function)
+    check_number('port', port, MAX_PORTS - 1)
     for found in glob.glob(f'{SYS}/bus/pci/devices/{function}/fpga_region/'
                            f'region*/dfl-port.*'):
         errors = f'{found}/errors/errors'
@@ -153,8 +154,8 @@ def clear_dfl_port_errors(function: str, port: int) -> None:
 
 @privsep.ctx.entrypoint
 def program_xclbin(function: str, path: str, size: int) -> None:
-    _check_function(function)
-    _check_number('size', size, CONF.accel.bitstream_max_size << 20)
+    check_function(function)
+    check_number('size', size, CONF.accel.bitstream_max_size << 20)
     if not isinstance(path, str) or not os.path.isabs(path):
         raise _invalid('path', path)
     with _mapped(path, 0, size) as start:
@@ -162,15 +163,26 @@ def program_xclbin(function: str, path: str, size: int) -> None:
         if size < 312 or (ctypes.string_at(start + 304, 8)
                           != struct.pack('<Q', size)):
             raise _invalid('xclbin', path)
-        with _node(f'{SYS}/bus/pci/devices/{function}/xrt_mgmt/xclmgmt*',
-                   _XCLMGMT, function) as node:
+        with device_node(
+                f'{SYS}/bus/pci/devices/{function}/xrt_mgmt/xclmgmt*',
+                _XCLMGMT, function) as node:
             fcntl.ioctl(node, _ICAP_DOWNLOAD_AXLF, struct.pack('=Q', start))
 
 
 @privsep.ctx.entrypoint
 def rebind(function: str, driver: str) -> None:
-    _check_function(function)
-    if driver not in DRIVERS:
+    bind(function, driver, DRIVERS)
+
+
+def bind(function: str, driver: str, drivers: Collection[str]) -> None:
+    """Bind a PCI function to a driver, and unbind it from its driver before.
+
+    :param drivers: those that the caller allows.
+    :raises OSError: EINVAL for what the caller does not allow, otherwise as
+        the kernel does.
+    """
+    check_function(function)
+    if driver not in drivers:
         raise _invalid('driver', driver)
     device = f'{SYS}/bus/pci/devices/{function}'
     if os.path.exists(f'{device}/driver'):
@@ -183,24 +195,36 @@ def rebind(function: str, driver: str) -> None:
 
 @privsep.ctx.entrypoint
 def set_numvfs(pf: str, count: int) -> None:
-    _check_function(pf)
-    _check_number('count', count, MAX_VFS)
+    check_function(pf)
+    check_number('count', count, MAX_VFS)
     _write(f'{SYS}/bus/pci/devices/{pf}/sriov_numvfs', str(count))
 
 
 @privsep.ctx.entrypoint
 def write_attribute(function: str, attribute: str, value: str) -> None:
-    _check_function(function)
-    if (attribute not in WRITABLE or not isinstance(value, str)
-            or not re.fullmatch(WRITABLE[attribute], value)):
+    write(function, attribute, value, WRITABLE)
+
+
+def write(function: str, attribute: str, value: str,
+          writable: Mapping[str, str]) -> None:
+    """Write an attribute of a PCI function.
+
+    :param writable: attributes that the caller allows -> pattern of their
+        values.
+    :raises OSError: EINVAL for what the caller does not allow, otherwise as
+        the kernel does.
+    """
+    check_function(function)
+    if (attribute not in writable or not isinstance(value, str)
+            or not re.fullmatch(writable[attribute], value)):
         raise _invalid(f'a value for {attribute!r}', value)
     _write(f'{SYS}/bus/pci/devices/{function}/{attribute}', value)
 
 
 @privsep.ctx.entrypoint
 def close_mailbox(function: str, requests: int) -> None:
-    _check_function(function)
-    _check_number('set of requests', requests, (1 << 64) - 1)
+    check_function(function)
+    check_number('set of requests', requests, (1 << 64) - 1)
     path = f'{SYS}/bus/pci/devices/{function}/config_mailbox_channel_disable'
     # opens none that is closed
     _write(path, f'{int(_read(path), 0) | requests:#x}')
@@ -208,7 +232,7 @@ def close_mailbox(function: str, requests: int) -> None:
 
 @privsep.ctx.entrypoint
 def read_qat_heartbeat(pf: str) -> int:
-    _check_function(pf)
+    check_function(pf)
     # qat_<class of device>_<address>; source: adf_dbgfs.c of Linux
     found = glob.glob(f'{SYS}/kernel/debug/qat_*_{pf}/heartbeat/status')
     if len(found) != 1:
@@ -219,29 +243,29 @@ def read_qat_heartbeat(pf: str) -> int:
 
 @privsep.ctx.entrypoint
 def create_mdev(parent: str, type_name: str, uuid: str) -> None:
-    _check_text('parent', parent, _PARENT)
-    _check_text('type of mediated device', type_name, _MDEV_TYPE)
-    _check_text('UUID', uuid, _UUID)
+    check_text('parent', parent, _PARENT)
+    check_text('type of mediated device', type_name, _MDEV_TYPE)
+    check_text('UUID', uuid, _UUID)
     _write(f'{SYS}/class/mdev_bus/{parent}/mdev_supported_types/{type_name}'
            f'/create', uuid)
 
 
 @privsep.ctx.entrypoint
 def remove_mdev(uuid: str) -> None:
-    _check_text('UUID', uuid, _UUID)
+    check_text('UUID', uuid, _UUID)
     _write(f'{SYS}/bus/mdev/devices/{uuid}/remove', '1')
 
 
 @privsep.ctx.entrypoint
 def check_disks(function: str) -> None:
-    _check_function(function)
+    check_function(function)
     with contextlib.ExitStack() as stack:
         _hold_disks(function, stack)
 
 
 @privsep.ctx.entrypoint
 def read_signatures(function: str) -> list:
-    _check_function(function)
+    check_function(function)
     with contextlib.ExitStack() as stack:
         return [(name, kind) for name, fd in
                 _open_disks(function, stack, os.O_RDONLY).items()
@@ -269,7 +293,7 @@ def _signatures(fd) -> list[str]:
 
 @privsep.ctx.entrypoint
 def reset_nvme(function: str) -> None:
-    _check_function(function)
+    check_function(function)
     found = _controllers(function)
     if len(found) != 1:
         raise OSError(errno.ENODEV, f'{function} shows no such device')
@@ -280,7 +304,7 @@ def reset_nvme(function: str) -> None:
 def read_device_serial(function: str) -> str:
     # beyond its first 64 bytes the kernel shows it to CAP_SYS_ADMIN only
     # (pci_read_config() of Linux)
-    _check_function(function)
+    check_function(function)
     with open(f'{SYS}/bus/pci/devices/{function}/config', 'rb') as file:
         config = file.read(_CONFIG_SPACE)
     at = _EXTENDED
@@ -311,7 +335,7 @@ def read_nvme_sanitize(function: str) -> tuple:
 
 @privsep.disks.entrypoint
 def start_nvme_sanitize(function: str, method: str) -> None:
-    _check_text('method of Sanitize', method, _METHOD)
+    check_text('method of Sanitize', method, _METHOD)
     with _controller(function, hold=True) as fd:
         nvme_admin.start_sanitize(fd, method)
 
@@ -345,7 +369,7 @@ def read_nvme_vfs(pf: str) -> list:
 
 @privsep.disks.entrypoint
 def format_nvme_vf(pf: str, vf: int) -> int:
-    _check_number('VF', vf, MAX_VFS)
+    check_number('VF', vf, MAX_VFS)
     with _controller(pf) as fd, contextlib.ExitStack() as stack:
         controller = _secondary(fd, pf, vf)
         namespaces = nvme_admin.private_namespaces(fd, pf, controller)
@@ -358,7 +382,7 @@ def format_nvme_vf(pf: str, vf: int) -> int:
 
 @privsep.disks.entrypoint
 def reset_nvme_vf(pf: str, vf: int) -> None:
-    _check_number('VF', vf, MAX_VFS)
+    check_number('VF', vf, MAX_VFS)
     with _controller(pf) as fd:
         controller = _secondary(fd, pf, vf)
         nvme_admin.set_offline(fd, controller)
@@ -385,13 +409,13 @@ def _controller(function, hold=False):
 
     :param hold: open its disks exclusively as well: meanwhile no other
         process can begin to use them.
-    :raises OSError: EBUSY when one of them is used, and as _node().
+    :raises OSError: EBUSY when one of them is used, and as device_node().
     """
-    _check_function(function)
+    check_function(function)
     with contextlib.ExitStack() as stack:
         if hold:
             _hold_disks(function, stack)
-        yield stack.enter_context(_node(
+        yield stack.enter_context(device_node(
             f'{SYS}/bus/pci/devices/{function}/nvme/nvme*', _NVME, function))
 
 
@@ -399,7 +423,7 @@ def _check_namespaces(texts) -> list[nvme_admin.Namespace]:
     if not isinstance(texts, (list, tuple)) or len(texts) > _MAX_NAMESPACES:
         raise _invalid('list of namespaces', texts)
     for text in texts:
-        _check_text('namespace', text, _NAMESPACE)
+        check_text('namespace', text, _NAMESPACE)
     return [nvme_admin.Namespace.parse(text) for text in texts]
 
 
@@ -428,7 +452,7 @@ def _open_disks(function, stack, flags, namespaces=None) -> dict[str, int]:
                 namespaces is not None
                 and _read(f'{block}/{name}/nsid') not in namespaces):
             continue
-        opened[name] = stack.enter_context(_node(
+        opened[name] = stack.enter_context(device_node(
             f'{block}/{name}', re.compile('[A-Za-z0-9_-]+'), function,
             stat.S_ISBLK, flags))
     return opened
@@ -438,17 +462,20 @@ def _invalid(name, value) -> OSError:
     return OSError(errno.EINVAL, f'{name} {value!r} is not acceptable')
 
 
-def _check_function(address):
+def check_function(address: str) -> None:
+    """:raises OSError: EINVAL: it is not a PCI address."""
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
         raise _invalid('PCI address', address)
 
 
-def _check_text(name, text, pattern):
+def check_text(name: str, text: str, pattern: re.Pattern) -> None:
+    """:raises OSError: EINVAL: the text does not match the pattern."""
     if not isinstance(text, str) or not pattern.fullmatch(text):
         raise _invalid(name, text)
 
 
-def _check_number(name, value, highest):
+def check_number(name: str, value: int, highest: int) -> None:
+    """:raises OSError: EINVAL: it is not a number from 0 to highest."""
     # bool is an int
     if type(value) is not int or not 0 <= value <= highest:
         raise _invalid(name, value)
@@ -470,16 +497,19 @@ def _write(path, text):
 
 def _fme(pf):
     """Return the file descriptor of the FME of a function."""
-    return _node(f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/dfl-fme.*',
-                 _FME, pf)
+    return device_node(
+        f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/dfl-fme.*', _FME, pf)
 
 
 @contextlib.contextmanager
-def _node(pattern, name, of, kind=stat.S_ISCHR, flags=os.O_RDWR):
+def device_node(pattern: str, name: re.Pattern, of: str,
+                kind: Callable[[int], bool] = stat.S_ISCHR,
+                flags: int = os.O_RDWR) -> Iterator[int]:
     """Open the device node of the only such device of a function.
 
-    The numbers in names change each time the driver is bound. Hence the node
-    must have the device number that sysfs shows.
+    Yields its file descriptor. The numbers in names change each time the
+    driver is bound. Hence the node must have the device number that sysfs
+    shows.
 
     :param pattern: path of the device in sysfs, with wildcards.
     :param name: regular expression for the name of the device.
@@ -547,13 +577,13 @@ TIMECARD_WRITABLE = {
 
 @privsep.ctx.entrypoint
 def reset_function(function: str) -> None:
-    _check_function(function)
+    check_function(function)
     _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
 
 
 @privsep.ctx.entrypoint
 def unbind(function: str) -> None:
-    _check_function(function)
+    check_function(function)
     driver = f'{SYS}/bus/pci/devices/{function}/driver'
     if os.path.exists(driver):
         _write(f'{driver}/unbind', function)
@@ -561,7 +591,7 @@ def unbind(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def probe(function: str) -> None:
-    _check_function(function)
+    check_function(function)
     device = f'{SYS}/bus/pci/devices/{function}'
     if os.path.exists(f'{device}/driver'):
         _write(f'{device}/driver/unbind', function)
@@ -572,7 +602,7 @@ def probe(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def write_timecard(function: str, attribute: str, value: str) -> None:
-    _check_function(function)
+    check_function(function)
     if (attribute not in TIMECARD_WRITABLE or not isinstance(value, str)
             or not re.fullmatch(TIMECARD_WRITABLE[attribute], value)):
         raise _invalid(f'a value for {attribute!r}', value)

@@ -3,7 +3,8 @@
 
 A card is frozen and holds what the description says. The state of the card and
 of the kernel is a dictionary, called mine. A kind of devices is a subclass in
-a module of its own and an entry in description.KINDS.
+a module of its own and an entry in description.KINDS; one of another package
+is behind an entry point (description.NAMESPACE).
 """
 
 import dataclasses
@@ -60,6 +61,10 @@ class Card:
         'reset': reader.one_of('EIO', 'ENOTTY', 'ETIMEDOUT', 'dead', 'hang'),
         'vanish': reader.boolean,
     }
+
+    #: name of an operation of the driver's own package (Kernel.call()) ->
+    #: method (self, mine, vf, further arguments) that plays it
+    OPERATIONS: ClassVar[dict[str, typing.Callable]] = {}
 
     # Description
 
@@ -236,6 +241,18 @@ class Card:
         :raises OSError: as the kernel does.
         """
         raise sysfs.error(errno.ENOENT, f'{self.address}/{attribute}')
+
+    def operate(self, mine, vf, name, *args):
+        """Play an operation of the driver's own package.
+
+        :param vf: number of the VF, None for the physical function.
+        :raises OSError: as the operation does; ENOTTY for one that this kind
+            of devices does not have. BlockingIOError: it has not ended yet,
+            and is called again.
+        """
+        if name not in self.OPERATIONS:
+            raise sysfs.error(errno.ENOTTY, f'{self.address} {name}')
+        return self.OPERATIONS[name](self, mine, vf, *args)
 
     # Sysfs
 

@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The YAML file that describes a simulated host; see the sample in etc."""
 
+import importlib.metadata
+
+from nova_accel import exception
 from nova_accel.sim import card
 from nova_accel.sim import dfl
 from nova_accel.sim import gpu
@@ -29,6 +32,28 @@ KINDS: dict[str, type[card.Card]] = {
 }
 
 
+#: entry points of kinds of other packages: list in the file -> class
+NAMESPACE = 'nova_accel.simulated_devices'
+
+
+def _of_other_packages(names) -> dict[str, type[card.Card]]:
+    """The kinds of these names, as far as packages have them.
+
+    :raises InvalidSimulation: one cannot be imported.
+    """
+    found = {}
+    for point in importlib.metadata.entry_points(group=NAMESPACE):
+        if point.name in names:
+            try:
+                found[point.name] = point.load()
+            except Exception as error:
+                raise exception.InvalidSimulation(
+                    f'The simulated devices {point.name!r} cannot be loaded '
+                    f'from {point.value} ({type(error).__name__}: {error}): '
+                    f'repair their package.') from error
+    return found
+
+
 def load(path: str) -> operations.Host:
     """Read a description.
 
@@ -41,7 +66,9 @@ def load(path: str) -> operations.Host:
         disable_denylist=top.take('disable_denylist', reader.boolean, False))
     used: set[str] = set()
     bridges: dict[str, reader.Mapping] = {}
-    for key, kind in KINDS.items():
+    others = set(top.items).difference(KINDS)
+    for key, kind in (KINDS | _of_other_packages(others) if others
+                      else KINDS).items():
         for item in top.sequence(key):
             found = kind(**kind.describe(item))
             item.done()

@@ -126,7 +126,17 @@ class SimulatedKernel(sysfs.Reads,
 
     # Operations, see Kernel
 
-    def rebind(self, function, driver):
+    def call(self, operation, function, *args):
+        while True:
+            with self._update() as (host, state):
+                card, vf = self._owner(host, state, function)
+                with contextlib.suppress(BlockingIOError):
+                    return card.operate(
+                        state['cards'][card.address], vf, operation.__name__,
+                        *args)
+            time.sleep(_TICK)
+
+    def rebind(self, function, driver, by=None):
         while True:
             with self._update() as (host, state):
                 if self._rebind(host, state, function, driver):
@@ -179,7 +189,7 @@ class SimulatedKernel(sysfs.Reads,
             # the kernel waits until no guest has a VF
             time.sleep(_TICK)
 
-    def write_attribute(self, function, attribute, value):
+    def write_attribute(self, function, attribute, value, by=None):
         while True:
             with self._update() as (host, state):
                 card, vf = self._owner(host, state, function)

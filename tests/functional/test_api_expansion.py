@@ -229,6 +229,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel:function_name', 'nlb 0'),
                 ('accel2:function_name', 'nlb 0,nlb-1'),
                 ('accel:device_profile', 'nlb'), ('accel:profile', 'nlb'),
+                ('accel1:driver_power_limit', '100'),
                 *((key, value) for key, values in request.PLACE_KEYS.items()
                   for value in values), ('accelerate:foo', 'not ours'),
                 (f'function:CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
@@ -246,6 +247,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel:functoin_id', FUNCTION), ('accel:same', 'rack'),
                 ('accel:numa_affinity', 'yes'), ('accel1:same', 'numa'),
                 ('accel_A:device_profile', 'nlb'),
+                ('accel1:driver_', '1'), ('accel1:driver_a.b', '1'),
                 ('function:nlb', 'required'),
                 ('function_name:nlb', 'forbidden'),
                 ('bitstream:latest', 'required')):

@@ -9,12 +9,13 @@ import subprocess
 import sys
 
 import fixtures
-from stevedore import _cache
 
 from nova_accel.cmd import main
+from nova_accel.host import pci
+from tests import acme
 from tests.functional import base
 
-ACME = pathlib.Path(__file__).parent.parent.parent / 'docs/source/acme'
+CARD, OTHER = '0000:3b:00.0', '0000:5e:00.0'
 
 
 class DriverPageTest(base.AcceleratorTestBase):
@@ -27,22 +28,12 @@ class DriverPageTest(base.AcceleratorTestBase):
     def build(self):
         directory = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
         self.source = directory / 'source'
-        shutil.copytree(ACME, self.source)
+        shutil.copytree(acme.SOURCE, self.source)
         installed = str(directory / 'installed')
         self.run_python('-m', 'pip', 'install', '-q', '--no-deps',
                         '--no-build-isolation', '--disable-pip-version-check',
                         '--target', installed, str(self.source))
-        self.useFixture(fixtures.EnvironmentVariable(
-            'PYTHONPATH', os.pathsep.join([installed, str(ACME.parents[2])])))
-        self.useFixture(fixtures.MonkeyPatch(
-            'sys.path', [installed, *sys.path]))
-        # which drivers there are is looked up once in a process
-        self.useFixture(fixtures.MonkeyPatch(
-            'stevedore._cache._c', _cache.Cache()))
-        self.useFixture(fixtures.MonkeyPatch(
-            'stevedore.extension.ExtensionManager.ENTRY_POINT_CACHE', {}))
-        self.addCleanup(sys.modules.pop, 'acme_accel.driver', None)
-        self.addCleanup(sys.modules.pop, 'acme_accel', None)
+        self.useFixture(acme.OnPath(installed))
         super().build()
 
     def run_python(self, *args):
@@ -62,13 +53,21 @@ class DriverPageTest(base.AcceleratorTestBase):
         found = json.loads(self.run_python(
             '-m', main.__name__, 'discover', '--driver', 'acme',
             '--simulated-host', 'host.yaml', '--long', '-f', 'json'))
-        self.assertEqual({'0000:3b:00.0', '0000:5e:00.0'}, set(found))
+        self.assertEqual({CARD, OTHER}, set(found))
         specs = {'resources1:CUSTOM_ACCELERATOR_AI': '1',
-                 'trait1:CUSTOM_ACME_FIRMWARE_7': 'required'}
-        servers = [self.boot(specs), self.boot(specs)]
-        self.assertEqual(
-            [['0000:5e:00.1'], ['0000:5e:00.2']],
-            sorted(self.hostdevs(server) for server in servers))
-        for server in servers:
-            self._delete_server(server)
+                 'trait1:CUSTOM_ACME_FIRMWARE_12': 'required',
+                 'accel1:driver_power_limit': '100'}
+        server = self.boot(specs)
+        self.assertEqual([CARD], self.hostdevs(server))
+        self._delete_server(server)
         self.assertEqual([], self.claims())
+        kernel = self.kernel('compute1')
+        for name, value in ('power_limit', '250'), ('scrubs', '1'):
+            self.assertEqual(value, kernel.read(
+                pci.path(CARD, f'acme/{name}')))
+        # the vendor's operation fails, and no other server gets the card
+        kernel.set_fault(CARD, scrub='EIO')
+        server = self.boot(specs)
+        self._delete_server(server)
+        claim, = self.claims()
+        self.assertIn('to be scrubbed after its server', claim.error)

@@ -22,6 +22,7 @@ import time
 
 from oslo_config import cfg
 
+from nova_accel.drivers import base
 from nova_accel.drivers import nvme
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
@@ -122,11 +123,11 @@ def main(address):
             check(f'{use.__name__}: format_nvme',
                   number(privileged.format_nvme, address), 'EBUSY')
             try:
-                driver.prepare(device, handle, None, True)
+                driver.prepare(device, handle, None, True, base.Use())
                 check(f'{use.__name__}: prepare', 'given', 'refused')
             except exception.DeviceUnavailable as error:
                 print('     ', error)
-        driver.prepare(device, handle, None, True)
+        driver.prepare(device, handle, None, True, base.Use())
     check('signatures', [kind for _, kind in kernel.read_signatures(address)],
           ['ext4'])
     check('a new disk with ext4', 'it has ext4 on nvme' in
@@ -142,7 +143,7 @@ def main(address):
         if bound != 'nvme':
             kernel.rebind(address, bound)
         begun = time.monotonic()
-        driver.release(device, handle, None)
+        driver.release(device, handle, None, base.Use())
         print(f'      erased in {time.monotonic() - begun:.1f} s')
         check('driver afterwards', pci.driver(kernel, address), bound)
         kernel.rebind(address, 'nvme')
@@ -227,7 +228,7 @@ def virtual_functions(kernel, driver, address):
     device = driver.discover()[address]
     vf = pci.virtual_functions(kernel, address)[0]
     check('VFs that are online', [h.address for h in device.handles], [vf])
-    driver.release(device, device.handles[0], None)
+    driver.release(device, device.handles[0], None, base.Use())
     check('secondary controllers', [
         (found.vf, found.online) for found in kernel.read_nvme_vfs(address)
         if found.vf in (1, 2)], [(1, True), (2, False)])

@@ -96,7 +96,7 @@ class ClaimStoreTest(StoreTestCase):
             companions=('0000:86:00.1',), parent='0000:86:00.2'),
             created_type='nvidia-558', error='e', prepared=True,
             restore_function='a' * 32, restore_bitstream=str(uuid.uuid4()),
-            serial='S1')
+            serial='S1', asked='{"keys": {}}', remembered='[1]')
         self.store.add([one])
         found, = self.store.claims()
         self.assertEqual(one, found)
@@ -665,6 +665,8 @@ class OtherReleasesTest(StoreTestCase):
                              'ALTER TABLE claims DROP COLUMN restore_origin; '
                              'ALTER TABLE claims DROP COLUMN project_id; '
                              'ALTER TABLE claims DROP COLUMN serial; '
+                             'ALTER TABLE claims DROP COLUMN asked; '
+                             'ALTER TABLE claims DROP COLUMN remembered; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '
@@ -763,8 +765,9 @@ class OtherReleasesTest(StoreTestCase):
             db.executescript(file.read())
         store = claims.ClaimStore(self.path)
         one, = store.claims()
-        self.assertEqual((BOUND, 'S1', 'p'),
-                         (one.state, one.serial, one.project_id))
+        self.assertEqual((BOUND, 'S1', 'p', '', ''),
+                         (one.state, one.serial, one.project_id, one.asked,
+                          one.remembered))
         self.assertEqual(
             ({('0000:5e:00.0', 0): None}, {'p': model.Reserved(1, 2, 3)},
              {model.Unsettled(serial='S2')}, ('0000:af:00.1',)),

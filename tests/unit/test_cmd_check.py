@@ -19,6 +19,7 @@ from nova_accel.attach import claims
 from nova_accel.cmd import check
 from nova_accel import conf
 from nova_accel import privsep
+from tests import acme
 from tests.unit import commands
 from tests.unit.host import A, SimulatedHost
 from tests.unit.test_profiles import FPGA
@@ -340,6 +341,18 @@ class ComputeTest(CheckTestCase):
             f'{HELPER} --config-file {self.config}'), user='nobody')
         os.chmod(self.directory, 0o755)
         self.assertFails('privileges', 'as user', 'root')
+
+    def test_privileged_process_of_another_package(self):
+        """Its driver says which process it has."""
+        self.useFixture(acme.Installed())
+        self.set('accel', enabled_drivers='acme', include_devices=None)
+        self.set('acme_accel_privileged', helper_command='/bin/false')
+        self.check(2)
+        line, = [line for line in self.lines if line['Check'] == 'privileges']
+        self.assertEqual('failure', line['Result'])
+        self.assertIn('[acme_accel_privileged] does not start', line['Found'])
+        self.assertIn('[acme_accel_privileged] helper_command',
+                      line['What to do'])
 
     def test_store_of_a_later_release(self):
         path = os.path.join(self.directory, claims.file_name('compute1'))

@@ -12,6 +12,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import gpu
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
@@ -282,7 +283,7 @@ class Companions(TestCase):
         return [pci.driver(self.kernel, a) for a in (A, SOUND, USB)]
 
     def prepare(self, device):
-        self.driver.prepare(device, device.handles[0], None, True)
+        self.driver.prepare(device, device.handles[0], None, True, base.Use())
 
     def test_are_bound_when_a_server_gets_the_card(self):
         device = self.start(*COMPANY)
@@ -342,13 +343,15 @@ class Release(TestCase):
     def use(self):
         """A server has the card, and its guest has ended."""
         functions = (A, *self.device.handles[0].companions)
-        self.driver.prepare(self.device, self.device.handles[0], None, True)
+        self.driver.prepare(
+            self.device, self.device.handles[0], None, True, base.Use())
         self.kernel.guest_takes(*functions)
         for function in functions:
             self.kernel.guest_returns(function)
 
     def release(self):
-        return self.driver.release(self.device, self.device.handles[0], None)
+        return self.driver.release(
+            self.device, self.device.handles[0], None, base.Use())
 
     def refused(self, *said):
         error = str(self.assertRaises(exception.DeviceError, self.release))

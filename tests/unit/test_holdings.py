@@ -67,6 +67,25 @@ class HoldingsTest(testtools.TestCase):
                 self.assertEqual([one], self.store.claims())
             self.store.remove([one])
 
+    def test_what_a_driver_remembers(self):
+        """Its release() is called from then on; a claim that ends without a
+        release takes nothing."""
+        for state, prepared in itertools.product(State, (False, True)):
+            one = claim(state=state, prepared=prepared)
+            self.store.add([one])
+            if state is State.DELETING and not prepared:
+                error = self.assertRaises(exception.DeviceUnavailable,
+                                          self.holdings.remember, one, '1')
+                self.assertIn('has lost it meanwhile', str(error))
+                self.assertEqual([one], self.store.claims())
+            else:
+                self.holdings.remember(one, '1')
+                now, = self.store.claims()
+                self.assertEqual(('1', True), (now.remembered, now.prepared))
+            self.store.remove([one])
+            self.assertRaises(exception.DeviceUnavailable,
+                              self.holdings.remember, one, '1')
+
     def test_state_is_that_of_now(self):
         """What a caller read before does not count."""
         one = claim(state=State.BOUND)

@@ -11,6 +11,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import nvme
 from nova_accel import exception
 from nova_accel.host import pci
@@ -102,11 +103,12 @@ class Discovery(TestCase):
                           used[B].health))
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, known[A],
-            known[A].handles[0], None, True)
+            known[A].handles[0], None, True, base.Use())
         self.assertIn(A, str(error))
         self.kernel.use_disk(A, None)
         self.assertEqual(known, self.driver.discover(used))
-        self.driver.prepare(known[A], known[A].handles[0], None, True)
+        self.driver.prepare(
+            known[A], known[A].handles[0], None, True, base.Use())
 
     def test_attributes_that_cannot_be_read(self):
         found = self.start({'address': A, 'faults': {
@@ -257,7 +259,7 @@ class VirtualFunctions(TestCase):
         self.start({'address': A, 'total_vfs': 2, 'vfs': 2})
         self.assertIsNone(pci.driver(self.kernel, vf(0)))
         device = self.driver.discover()[A]
-        self.driver.prepare(device, device.handles[0], None, True)
+        self.driver.prepare(device, device.handles[0], None, True, base.Use())
 
     def test_that_cannot_be_had(self):
         self.config.config(group='accel', virtual_functions=[
@@ -312,7 +314,7 @@ class ReleaseTestCase(TestCase):
         return calls
 
     def release(self):
-        self.driver.release(self.device, self.handle, None)
+        self.driver.release(self.device, self.handle, None, base.Use())
 
     def look(self):
         return self.driver.examine(A, self.device)
@@ -432,7 +434,7 @@ class Scrub(ReleaseTestCase):
         self.assertEqual(OK, self.driver.discover()[A].health)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, self.device,
-            self.handle, None, True)
+            self.handle, None, True, base.Use())
         self.assertIn('ZFS', str(error))
 
 

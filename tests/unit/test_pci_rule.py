@@ -7,6 +7,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import pci_rule
 from nova_accel import exception
 from nova_accel.host import pci
@@ -163,7 +164,7 @@ class Devices(TestCase):
         self.kernel.use_disk(B, 'dm-0')
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, found[B],
-            found[B].handles[0], None, True)
+            found[B].handles[0], None, True, base.Use())
         self.assertIn('dm-0', str(error))
 
     def test_network_of_the_host(self):
@@ -207,7 +208,7 @@ class Release(TestCase):
 
     def release(self, number=0):
         return self.driver.release(
-            self.device, self.device.handles[number], None)
+            self.device, self.device.handles[number], None, base.Use())
 
     def test_whole_function(self):
         self.start()
@@ -230,7 +231,8 @@ class Release(TestCase):
         self.config.config(group='accel', handover=['pci=none'])
         self.assertEqual(OK, self.driver.discover()[A].health)
         self.assertIsNone(self.driver.release(
-            device, model.AttachHandle(model.HandleType.PCI, A), None))
+            device, model.AttachHandle(model.HandleType.PCI, A), None,
+            base.Use()))
 
     def test_policy_of_one_virtual_function(self):
         missing = {'attributes': {'reset_method': ''}}
@@ -246,7 +248,7 @@ class Release(TestCase):
             nvmes=[{'address': A}])[A]
         self.kernel.use_disk(A, 'mounted at /srv')
         error = self.assertRaises(exception.DeviceError, self.driver.release,
-                                  device, device.handles[0], None)
+                                  device, device.handles[0], None, base.Use())
         self.assertIn('mounted at /srv', str(error))
         self.assertEqual([], self.kernel.resets(A))
 

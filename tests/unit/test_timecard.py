@@ -11,6 +11,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import timecard
 from nova_accel import exception
 from nova_accel.host import pci
@@ -252,7 +253,8 @@ class Release(TestCase):
         self.kernel.guest_returns(A)
 
     def release(self):
-        return self.driver.release(self.known, self.known.handles[0], None)
+        return self.driver.release(
+            self.known, self.known.handles[0], None, base.Use())
 
     def refused(self, *said):
         error = str(self.assertRaises(exception.DeviceError, self.release))
@@ -354,7 +356,7 @@ class Release(TestCase):
             self, clocks=[CLOCK], ptp_devices=[B])[B]
         self.assertEqual((), device.record)
         self.assertEqual('reset flr', self.driver.release(
-            device, device.handles[0], None))
+            device, device.handles[0], None, base.Use()))
 
 
 class Named(TestCase):

@@ -12,6 +12,7 @@ import testscenarios
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import vgpu
 from nova_accel import exception
 from nova_accel import model
@@ -67,11 +68,11 @@ class VgpuTestCase(testtools.TestCase):
         """The handle that was made into a type, the nth of those offered."""
         device = self.device(address)
         handle = device.handles[number]
-        self.driver.prepare(device, handle, type_, fresh)
+        self.driver.prepare(device, handle, type_, fresh, base.Use())
         return handle
 
     def release(self, handle, type_, address=GPU):
-        self.driver.release(self.device(address), handle, type_)
+        self.driver.release(self.device(address), handle, type_, base.Use())
 
 
 class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
@@ -106,14 +107,14 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         self.assertEqual(0, self.available()['nvidia-557'])
         self.assertLess(0, self.available()['nvidia-558'])
         free = [h for h in device.handles if h != first]
-        self.driver.prepare(device, free[0], 'nvidia-558', True)
+        self.driver.prepare(device, free[0], 'nvidia-558', True, base.Use())
         self.assertEqual({0}, set(self.available().values()))
         self.assertEqual((), self.device().traits)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, device,
             free[1] if len(free) > 1 else model.AttachHandle(
                 model.HandleType.MDEV, list(vgpu._slots(GPU))[9]),
-            'nvidia-558', True)
+            'nvidia-558', True, base.Use())
         self.assertIn('to become a nvidia-558', str(error))
         self.release(first, 'nvidia-558')
         self.release(free[0], 'nvidia-558')
@@ -131,7 +132,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         handle = self.make('nvidia-558')
         device = self.device()
         before = self.available()
-        self.driver.prepare(device, handle, 'nvidia-558', False)
+        self.driver.prepare(device, handle, 'nvidia-558', False, base.Use())
         self.assertEqual(before, self.available())
         self.release(handle, 'nvidia-558')
         self.release(handle, 'nvidia-558')
@@ -142,7 +143,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         device = self.device()
         self.kernel.reboot()
         self.assertNotIn(0, self.available().values())
-        self.driver.prepare(device, handle, 'nvidia-558', False)
+        self.driver.prepare(device, handle, 'nvidia-558', False, base.Use())
         self.assertEqual(0, self.available()['nvidia-557'])
         self.kernel.guest_opens(handle.address)
 
@@ -152,7 +153,8 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
 
         def prepare(handle):
             try:
-                self.driver.prepare(device, handle, 'nvidia-558', True)
+                self.driver.prepare(
+                    device, handle, 'nvidia-558', True, base.Use())
             except exception.DeviceUnavailable as error:
                 errors.append(error)
             except exception.DeviceError as error:
@@ -236,7 +238,8 @@ class MediatedDevices(VgpuTestCase):
         self.assertEqual({model.HandleType.MDEV}, {h.type for h in handles})
         self.assertEqual(handles, self.device().handles)
         third = handles[2]
-        self.driver.prepare(self.device(), third, 'nvidia-557', True)
+        self.driver.prepare(
+            self.device(), third, 'nvidia-557', True, base.Use())
         self.assertEqual(
             {*handles}, {*self.device().handles})
         self.kernel.reboot()
@@ -277,7 +280,8 @@ class MediatedDevices(VgpuTestCase):
         handle = self.make('nvidia-558')
         self.known = {}
         self.assertIn(handle, self.device().handles)
-        self.driver.prepare(self.device(), handle, 'nvidia-1560', True)
+        self.driver.prepare(
+            self.device(), handle, 'nvidia-1560', True, base.Use())
         self.assertEqual(0, self.available()['nvidia-558'])
 
     def test_busy(self):
@@ -287,7 +291,7 @@ class MediatedDevices(VgpuTestCase):
         device = self.device()
         self.kernel.guest_opens(handle.address)
         first = threading.Thread(target=self.driver.release, args=(
-            device, handle, 'nvidia-558'))
+            device, handle, 'nvidia-558', base.Use()))
         first.start()
         while self.kernel.exists(f'bus/mdev/devices/{handle.address}'):
             time.sleep(0.01)
@@ -295,18 +299,18 @@ class MediatedDevices(VgpuTestCase):
         # gone, and it is not
         error = self.assertRaises(
             exception.DeviceError, self.driver.release, device, handle,
-            'nvidia-558')
+            'nvidia-558', base.Use())
         self.assertIn('is being removed', str(error))
         self.assertRaises(
             exception.DeviceError, self.driver.prepare, device, handle,
-            'nvidia-558', False)
+            'nvidia-558', False, base.Use())
         # it takes its room, and is there for nobody
         self.assertEqual(1, self.available()['nvidia-558'])
         self.assertNotIn(handle, self.device().handles)
         self.assertTrue(first.is_alive())
         self.kernel.guest_closes(handle.address)
         first.join()
-        self.driver.release(device, handle, 'nvidia-558')
+        self.driver.release(device, handle, 'nvidia-558', base.Use())
         self.assertIn(handle, self.device().handles)
 
     def test_refused(self):
@@ -414,11 +418,11 @@ class VendorVfs(VgpuTestCase):
         for type_ in ('nvidia-558', 'nvidia-557'):
             error = self.assertRaises(
                 exception.DeviceUnavailable, self.driver.prepare, device,
-                device.handles[0], type_, True)
+                device.handles[0], type_, True, base.Use())
             self.assertIn('somebody else has made it a nvidia-558',
                           str(error))
         # nor is it cleared by who had the VF before
-        self.driver.release(device, device.handles[0], 'nvidia-557')
+        self.driver.release(device, device.handles[0], 'nvidia-557', base.Use())
         self.assertEqual('558', self.current(VF[0]))
         self.assertIn('of somebody else now', self.log.output)
 
@@ -435,7 +439,7 @@ class VendorVfs(VgpuTestCase):
         self.known = {}
         self.assertEqual(((), ()), (self.device().handles,
                                     self.device().creatable))
-        self.driver.release(device, handle, 'nvidia-1560')
+        self.driver.release(device, handle, 'nvidia-1560', base.Use())
         self.assertEqual({'nvidia-557': 4}, self.available())
 
     def test_open(self):
@@ -455,9 +459,9 @@ class VendorVfs(VgpuTestCase):
         handle = self.make('nvidia-558')
         device = self.device()
         self.kernel.set_numvfs(GPU, 0)
-        self.driver.release(device, handle, 'nvidia-558')
+        self.driver.release(device, handle, 'nvidia-558', base.Use())
         self.assertRaises(exception.DeviceError, self.driver.prepare, device,
-                          handle, 'nvidia-558', False)
+                          handle, 'nvidia-558', False, base.Use())
         # without VFs and wishes it is a GPU as any other
         self.assertEqual({}, self.driver.discover(self.known))
 

@@ -11,6 +11,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import xrt
 from nova_accel import exception
 from nova_accel import model
@@ -257,10 +258,10 @@ class Discovery(TestCase):
         self.assertEqual(OK, known[B].health)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, device,
-            region.handles[0], None, True)
+            region.handles[0], None, True, base.Use())
         self.assertIn('retried on another host', str(error))
         # a server that has it may start
-        self.driver.prepare(device, region.handles[0], None, False)
+        self.driver.prepare(device, region.handles[0], None, False, base.Use())
         self.config.config(group='accel', whole_cards=[A])
         self.assertEqual(OK, self.driver.discover()[A].health)
 

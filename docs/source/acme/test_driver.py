@@ -1,13 +1,20 @@
+import errno
 import shutil
 import tempfile
 import unittest
 
 from acme_accel import driver
+from acme_accel import privileged
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import sim
 
+CARD = '0000:3b:00.0'
 
-class AcmeDriverTest(unittest.TestCase):
+
+class AcmeTestCase(unittest.TestCase):
 
     def setUp(self):
         directory = tempfile.mkdtemp()
@@ -16,41 +23,89 @@ class AcmeDriverTest(unittest.TestCase):
             shutil.copy('host.yaml', directory))
         self.driver = driver.AcmeDriver(self.kernel)
 
-    def addresses(self, device):
-        return [handle.address for handle in device.handles]
+    def attribute(self, name):
+        return self.kernel.read(pci.path(CARD, f'acme/{name}'))
+
+
+class DiscoveryTest(AcmeTestCase):
 
     def test_cards(self):
-        whole, shared = self.driver.discover().values()
-        self.assertEqual(('CUSTOM_ACME_FIRMWARE_12',), whole.traits)
-        self.assertEqual(['0000:3b:00.0'], self.addresses(whole))
-        self.assertEqual(['0000:5e:00.1', '0000:5e:00.2'],
-                         self.addresses(shared))
+        one, other = self.driver.discover().values()
+        self.assertEqual(('CUSTOM_ACME_FIRMWARE_12',), one.traits)
+        self.assertEqual(('CUSTOM_ACME_FIRMWARE_7',), other.traits)
+        self.assertEqual([CARD], [handle.address for handle in one.handles])
 
     def test_card_of_a_guest_is_as_known(self):
         before = self.driver.discover()
-        self.kernel.guest_takes('0000:3b:00.0')
+        self.kernel.guest_takes(CARD)
         self.assertEqual(before, self.driver.discover(before))
 
-    def test_reset_between_two_servers(self):
-        device = self.driver.discover()['0000:3b:00.0']
-        self.kernel.guest_takes('0000:3b:00.0')
-        self.kernel.guest_returns('0000:3b:00.0')
-        self.assertEqual('reset flr', self.driver.release(
-            device, device.handles[0], None))
-        # the function, and the driver that it had meanwhile
-        self.assertEqual([['0000:3b:00.0', None]],
-                         self.kernel.resets('0000:3b:00.0'))
-
     def test_firmware_that_makes_no_sense(self):
-        self.kernel.set_fault('0000:3b:00.0', attributes={'firmware': '?'})
-        device = self.driver.discover()['0000:3b:00.0']
+        self.kernel.set_fault(CARD, attributes={'firmware': '?'})
+        device = self.driver.discover()[CARD]
         self.assertEqual(model.Health.QUARANTINED, device.health)
         self.assertIn('acme-flash', device.reason)
 
     def test_attribute_that_cannot_be_read(self):
-        self.kernel.set_fault('0000:3b:00.0', attributes={'firmware': 'EIO'})
-        device = self.driver.discover()['0000:3b:00.0']
+        self.kernel.set_fault(CARD, attributes={'firmware': 'EIO'})
+        device = self.driver.discover()[CARD]
         self.assertIn('Input/output error', device.reason)
+
+    def test_another_function(self):
+        with self.assertRaises(OSError) as caught:
+            self.kernel.call(privileged.scrub, '0000:00:01.0')
+        self.assertEqual(errno.ENODEV, caught.exception.errno)
+
+
+class BetweenServersTest(AcmeTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.device = self.driver.discover()[CARD]
+        self.memory = None
+
+    def remember(self, value):
+        self.memory = value
+
+    def use(self, **keys):
+        return base.Use(keys=keys, memory=self.memory, remember=self.remember)
+
+    def prepare(self, **keys):
+        self.driver.prepare(self.device, self.device.handles[0], None, True,
+                            self.use(**keys))
+
+    def release(self):
+        return self.driver.release(self.device, self.device.handles[0], None,
+                                   self.use())
+
+    def test_power_limit(self):
+        self.prepare(power_limit='100')
+        self.assertEqual('100', self.attribute('power_limit'))
+        # the server starts again
+        self.prepare(power_limit='100')
+        self.release()
+        self.assertEqual('250', self.attribute('power_limit'))
+
+    def test_power_limit_that_is_none(self):
+        with self.assertRaises(exception.InvalidRequest):
+            self.prepare(power_limit='../x')
+        with self.assertRaises(OSError):
+            self.prepare(power_limit='999')
+        self.assertEqual('250', self.attribute('power_limit'))
+
+    def test_scrub(self):
+        self.assertEqual('reset flr, scrubbed', self.release())
+        self.assertEqual('1', self.attribute('scrubs'))
+
+    def test_scrub_of_a_card_that_the_operator_keeps_for_guests(self):
+        self.kernel.rebind(CARD, base.VFIO)
+        self.release()
+        self.assertEqual(base.VFIO, pci.driver(self.kernel, CARD))
+
+    def test_scrub_that_fails(self):
+        self.kernel.set_fault(CARD, scrub='EIO')
+        with self.assertRaisesRegex(exception.DeviceError, 'Input/output'):
+            self.release()
 
 
 if __name__ == '__main__':

@@ -1,0 +1,48 @@
+"""What of ACME's cards needs privileges, in a process of its own as root.
+
+The caller may be compromised: each function checks its arguments.
+"""
+
+import fcntl
+import re
+
+from nova_accel.host import privileged
+from nova_accel import privsep
+
+# root owns what is written here: no capability is needed
+ctx = privsep.Context(
+    'acme_accel', cfg_section='acme_accel_privileged',
+    pypath='acme_accel.privileged.ctx', capabilities=[])
+
+#: attributes that may be written -> pattern of their values
+WRITABLE = {'acme/power_limit': '[0-9]{2,3}'}
+#: kernel drivers that a card may be bound to
+DRIVERS = {'acme'}
+#: ACME_IOC_SCRUB of acme.h
+_SCRUB = 0xac01
+_NODE = re.compile('acme[0-9]+')
+
+
+@ctx.entrypoint
+def credentials() -> tuple:
+    return privileged.credentials_here()
+
+
+@ctx.entrypoint
+def write_attribute(function: str, attribute: str, value: str) -> None:
+    privileged.write(function, attribute, value, WRITABLE)
+
+
+@ctx.entrypoint
+def rebind(function: str, driver: str) -> None:
+    privileged.bind(function, driver, DRIVERS)
+
+
+@ctx.entrypoint
+def scrub(function: str) -> None:
+    """Overwrite the memory of a card; block until done."""
+    privileged.check_function(function)
+    with privileged.device_node(
+            f'{privileged.SYS}/bus/pci/devices/{function}/acme/acme*',
+            _NODE, function) as node:
+        fcntl.ioctl(node, _SCRUB)

@@ -1,0 +1,57 @@
+"""ACME's cards on a simulated host."""
+
+import dataclasses
+import errno
+
+from nova_accel.sim import card
+from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
+
+
+@dataclasses.dataclass(frozen=True)
+class AcmeCard(card.Card):
+
+    ids: tuple = ('1ac1', '0001', '1ac1', '0000')
+    class_code: str = '0x120000'
+    driver: str | None = 'acme'
+    firmware: str = '12'
+
+    FAULTS = {
+        **card.Card.FAULTS,
+        # how a scrub fails, or that it does not end
+        'scrub': reader.one_of('EIO', 'hang'),
+    }
+
+    @classmethod
+    def describe(cls, item):
+        return dict(cls.describe_any(item),
+                    firmware=item.take('firmware', reader.text, '12'))
+
+    def fresh(self, state):
+        return {**super().fresh(state), 'power_limit': '250', 'scrubs': 0}
+
+    def add_physical(self, tree, mine, function):
+        # the attributes are those of its kernel driver
+        if mine['driver'] == self.driver:
+            function['acme'] = {
+                'firmware': self.firmware, 'power_limit': mine['power_limit'],
+                'scrubs': str(mine['scrubs'])}
+
+    def write(self, mine, vf, attribute, value):
+        if mine['driver'] != self.driver or attribute != 'acme/power_limit':
+            super().write(mine, vf, attribute, value)
+        if not 75 <= int(value) <= 300:
+            raise sysfs.error(errno.EINVAL, attribute)
+        mine['power_limit'] = value
+
+    def scrub(self, mine, vf):
+        fault = self.faulty(mine).get('scrub')
+        if mine['driver'] != self.driver:
+            raise sysfs.error(errno.ENODEV, self.address)
+        if fault == 'hang':
+            raise BlockingIOError
+        if fault:
+            raise sysfs.error(getattr(errno, fault), self.address)
+        mine['scrubs'] += 1
+
+    OPERATIONS = {'scrub': scrub}
