@@ -50,7 +50,13 @@ BASES = {'nova.virt.libvirt.driver.LibvirtDriver':
 BY_POSITION = ('_weigh_object',)
 #: parameters that we read by name
 READ = {'nova.compute.manager.ComputeManager._do_build_and_run_instance':
-        ('instance', 'host_list')}
+        ('instance', 'host_list'),
+        'nova.compute.resource_tracker.ResourceTracker.instance_claim':
+        ('allocations',),
+        'nova.compute.resource_tracker.ResourceTracker._move_claim':
+        ('allocations',),
+        'nova.compute.claims.Claim._test_numa_topology':
+        ('self', 'compute_node', 'limit')}
 #: modules of Nova whose names come to be while it runs
 DYNAMIC = ('nova.objects',)
 
