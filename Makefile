@@ -73,6 +73,7 @@ nova-tests-part: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot
+	$(BIN)/python -m tests.bench.burst
 	$(BIN)/python -m tests.bench.candidates
 	$(BIN)/python -m tests.bench.closeness
 	$(BIN)/python -m tests.bench.commands

@@ -464,14 +464,39 @@ class Accelerators:
         if left:
             self._clean(context, left, patient=True)
 
-    def _chosen(self, server, takes, kept):
+    def can_have(self, server: request.Server,
+                 allocations: plan.Allocations) -> bool:
+        """Whether plug() would find what the flavor of a server demands.
+
+        A look in memory and in the store, which claims nothing: Nova calls it
+        under the lock that each build needs. What is being cleaned after
+        another server counts as free, because plug() waits for it.
+
+        :param server: numa_nodes are those on which its guest may be.
+        :param allocations: as for plug().
+        """
+        try:
+            held = self._located(self.holdings.of(server.uuid), allocations)
+            steps = plan.to_plug(server.uuid, server.wanted, allocations,
+                                 self._ours(allocations, held), held)
+            self._chosen(
+                server, steps.take,
+                [claim for keep in steps.keep for claim in keep.claims],
+                [*steps.surplus, *self.holdings.being_released()])
+        except exception.AcceleratorError:
+            return False
+        return True
+
+    def _chosen(self, server, takes, kept, soon=()):
         """Free handles of the allocated providers, all of them chosen
         together.
 
         :param kept: claims that the server keeps.
+        :param soon: claims that end soon; their handles count as free.
         :returns: provider uuid -> [(device, handle)], as many as are taken.
         """
         held = {claim.handle for claim in self.holdings.all()}
+        held -= {claim.handle for claim in soon}
         held |= self.holdings.waiting()
         amounts: dict = collections.Counter()
         for take in takes:

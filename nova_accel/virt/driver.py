@@ -31,6 +31,7 @@ from nova_accel import request
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
 from nova_accel.virt import errors
+from nova_accel.virt import guest_nodes
 
 CONF = conf.CONF
 _REBUILDS = (task_states.REBUILDING, task_states.REBUILD_SPAWNING,
@@ -79,6 +80,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
             self.builds.watch(manager)
+            guest_nodes.GuestNodes(self.accelerators).watch(manager)
             self._watch_first_report(manager)
             manager.add_periodic_task(self._runtime_programming())
 

@@ -55,9 +55,8 @@ from tests.functional import random_steps
 #: allocations of a server that comes back with its migration, the other, in
 #: nova-api, answers 500
 NOVAS_OWN = ('_revert_allocation', '_allow_resize_to_same_host')
-#: Nova's fault where Placement did not take an allocation back. Placement tries
-#: ten times while others write to the provider, and on SQLite sees the provider
-#: as it was at the first of them
+#: Nova's fault where Placement did not take an allocation back: its ten tries
+#: are in one transaction, see docs/source/contributor/testing.rst
 LEAKED = re.compile('Failed to delete allocations for consumer ([0-9a-f-]+)')
 #: sequences of a series, and the number of the series of each day
 SEQUENCES = 5

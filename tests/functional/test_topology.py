@@ -135,6 +135,24 @@ class GuestNodesTest(test_pools.PoolsTestBase):
         for server in (one, failed):
             self._delete_server(server)
 
+    def test_guest_is_where_its_devices_are(self):
+        """Also where Nova would take another node, by itself the first."""
+        self.flags(allow_resize_to_same_host=True)
+        required = {'accel:numa_affinity': 'required', 'hw:numa_nodes': '1'}
+        other = self.boot(groups(4))
+        self.assertEqual(GPUS[:4], self.assertServer(other, 4))
+        one = self.boot(groups(1) | required)
+        self.assertEqual(GPUS[4:5], self.assertServer(one, 1))
+        self.assertEqual({'9a': 1}, self.nodes())
+        two = self.boot({'hw:numa_nodes': '1'})
+        self._resize_server(two, self._create_flavor(
+            extra_spec=groups(2) | required))
+        self._confirm_resize(two)
+        self.assertLess({*self.assertServer(two, 2)}, {*GPUS[5:]})
+        self.assertEqual({1}, {*self.nodes().values()})
+        for server in (other, one, two):
+            self._delete_server(server)
+
 
 class SetsTest(test_pools.PoolsTestBase):
 

@@ -47,6 +47,38 @@ class TopologyTestCase(base.HostTestCase):
         return server
 
 
+class PlannedTest(TopologyTestCase):
+    """What is told before Nova chooses the NUMA nodes of a guest."""
+
+    def nodes(self, amount):
+        """The nodes on which a guest may be that demands so many GPUs."""
+        server = self.host.cloud.add_server({
+            f'resources1:{GPU}': str(amount),
+            'accel:numa_affinity': 'required'})
+        found = []
+        for node in (0, 1, 2):
+            self.host.cloud.set_server(server, numa_nodes=[node])
+            if self.host.accelerators.can_have(
+                    self.host.cloud.server(server),
+                    self.host.allocation(A, GPU, amount)):
+                found.append(node)
+        self.assertEqual(
+            [], self.host.accelerators.holdings.of(server))
+        return found
+
+    def test_what_is_free_there(self):
+        self.start()
+        self.assertEqual(([0, 1], []), (self.nodes(4), self.nodes(5)))
+        self.boot(3)
+        self.assertEqual(([0, 1], [1]), (self.nodes(1), self.nodes(2)))
+
+    def test_nothing_allocated(self):
+        self.start()
+        server = self.host.cloud.add_server({f'resources1:{GPU}': '1'})
+        self.assertFalse(self.host.accelerators.can_have(
+            self.host.cloud.server(server), {}))
+
+
 class ClosestTest(TopologyTestCase):
 
     def test_switch_root_node(self):

@@ -40,7 +40,10 @@ RECORDED = {
         'API: create resize live_migrate _validate_and_build_base_options'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
     'nova.compute.provider_tree': ['ProviderTree'],
-    'nova.compute.resource_tracker': ['COMPUTE_RESOURCE_SEMAPHORE'],
+    'nova.compute.claims': ['Claim: _test_numa_topology', 'MoveClaim'],
+    'nova.compute.resource_tracker': [
+        'COMPUTE_RESOURCE_SEMAPHORE',
+        'ResourceTracker: instance_claim _move_claim'],
     'nova.compute.task_states': [
         'SPAWNING', 'DELETING', 'REBUILDING', 'REBUILD_SPAWNING',
         'REBUILD_BLOCK_DEVICE_MAPPING', 'RESIZE_MIGRATING'],

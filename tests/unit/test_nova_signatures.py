@@ -56,6 +56,13 @@ READ = {'nova.compute.manager.ComputeManager._do_build_and_run_instance':
         ('context', 'spec_obj', 'instance_uuids'),
         # called without arguments
         'nova.scheduler.utils.ResourceRequest.to_querystring': ('self',)}
+=======
+        'nova.compute.resource_tracker.ResourceTracker.instance_claim':
+        ('allocations',),
+        'nova.compute.resource_tracker.ResourceTracker._move_claim':
+        ('allocations',),
+        'nova.compute.claims.Claim._test_numa_topology':
+        ('self', 'compute_node', 'limit')}
 #: modules of Nova whose names come to be while it runs
 DYNAMIC = ('nova.objects',)
 

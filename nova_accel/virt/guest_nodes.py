@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Nova places a guest on the NUMA nodes where its accelerators are.
+
+For flavors with accel:numa_affinity=required. Nova chooses the nodes of a
+guest when it claims resources (nova.compute.claims.Claim), by free memory and
+processors, before the driver is asked for anything. Where all devices that a
+server can have are on the other node, the build would be refused here, and on
+each other host of that kind.
+
+Two places of Nova (31 to 34) are wrapped: the resource tracker's claims, which
+have the allocations, and Claim._test_numa_topology, which fits the guest into
+the record of the host. It is called with a record in which only the nodes where
+the devices are have processors. Where the guest does not fit there, Nova
+chooses as before, and the build is refused as before.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+import inspect
+import itertools
+import math
+import threading
+
+from nova.compute import claims
+from nova import objects
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+
+from nova_accel.attach import accelerators
+from nova_accel.virt import cloud
+
+LOG = logging.getLogger(__name__)
+
+_METHOD = '_test_numa_topology'
+_PARAMETERS = ['self', 'compute_node', 'limit']
+#: of the resource tracker
+_CLAIMS = ('instance_claim', '_move_claim')
+_MARK = '_nova_accel_guest_nodes'
+#: sets of nodes that are looked at, under the lock that each build needs
+_SETS = 32
+
+
+class GuestNodes:
+    """Which nodes suit the guests that one nova-compute makes."""
+
+    def __init__(self, found: accelerators.Accelerators):
+        self._accelerators = found
+        #: allocations of the server that this thread claims for
+        self._claiming = threading.local()
+
+    def watch(self, manager) -> None:
+        """Listen to the claims of a nova.compute.manager.ComputeManager."""
+        tracker = getattr(manager, 'rt', None)
+        watched = [getattr(tracker, name, None) for name in _CLAIMS]
+        if None in watched or not _wrapped():
+            LOG.warning('This release of Nova does not tell when it places a '
+                        'guest: with accel:numa_affinity=required a build is '
+                        'refused where the guest is on another NUMA node than '
+                        'its accelerators')
+            return
+        for name, claim in zip(_CLAIMS, watched):
+            setattr(tracker, name, self._told(claim))
+        setattr(tracker, _MARK, self)
+
+    def _told(self, claim):
+        parameters = inspect.signature(claim)
+
+        @functools.wraps(claim)
+        def told(*args, **kwargs):
+            try:
+                given = parameters.bind(*args, **kwargs).arguments
+            except TypeError:
+                # of a release that we do not know; it raises what it must
+                given = {}
+            self._claiming.allocations = given.get('allocations')
+            try:
+                return claim(*args, **kwargs)
+            finally:
+                self._claiming.allocations = None
+        return told
+
+    def suitable(self, claim, compute_node) -> list[tuple[int, ...]]:
+        """Return sets of nodes to which a guest may be limited, to be tried
+        in turn; none where it may be anywhere, or nowhere.
+
+        :param claim: nova.compute.claims.Claim of this thread.
+        :param compute_node: nova.objects.ComputeNode
+        """
+        allocations = getattr(self._claiming, 'allocations', None)
+        wanted = claim.numa_topology
+        if not (allocations and wanted and 'numa_topology' in compute_node
+                and compute_node.numa_topology):
+            return []
+        server = cloud.server_of(claim.instance)
+        if isinstance(claim, claims.MoveClaim):
+            server = dataclasses.replace(
+                server, extra_specs=claim.flavor.extra_specs)
+        if not (server.requests and server.affinity.with_guest):
+            return []
+        nodes = [cell.id for cell in objects.NUMATopology.obj_from_db_obj(
+            compute_node.numa_topology).cells]
+        count = len(wanted)
+        sets = list(itertools.islice(
+            itertools.combinations(nodes, count), _SETS))
+        found = [chosen for chosen in sets
+                 if self._accelerators.can_have(dataclasses.replace(
+                     server, numa_nodes=frozenset(chosen)), allocations)]
+        if len(found) == math.comb(len(nodes), count):
+            return []
+        # of single nodes Nova takes the one that it likes best
+        return [tuple(itertools.chain(*found))] if count == 1 and found \
+            else found
+
+
+def _wrapped() -> bool:
+    """Whether this Nova has the method as we know it; wrapped, once."""
+    original = getattr(claims.Claim, _METHOD, None)
+    if hasattr(original, _MARK):
+        return True
+    if original is None or list(
+            inspect.signature(original).parameters) != _PARAMETERS:
+        return False
+
+    @functools.wraps(original)
+    def test(self, compute_node, limit):
+        for nodes in _suitable(self, compute_node):
+            # a try writes into it what it finds on the host
+            requested = self.instance.numa_topology
+            self.instance.numa_topology = requested and requested.obj_clone()
+            if original(self, _only(compute_node, nodes), limit) is None:
+                return None
+            self.instance.numa_topology = requested
+        return original(self, compute_node, limit)
+
+    setattr(test, _MARK, True)
+    setattr(claims.Claim, _METHOD, test)
+    return True
+
+
+def _suitable(claim, compute_node):
+    guests = getattr(claim.tracker, _MARK, None)
+    try:
+        return guests.suitable(claim, compute_node) if guests else []
+    except Exception:
+        LOG.exception('Server %s is placed without regard to its '
+                      'accelerators', claim.instance.uuid)
+        return []
+
+
+def _only(compute_node, nodes: Iterable[int]):
+    """A record of the host in which guests fit on some of its NUMA nodes only.
+
+    The others have no processors. They are not left out: Nova looks through
+    all nodes for the one that a physical network is on.
+    """
+    limited = compute_node.obj_clone()
+    topology = objects.NUMATopology.obj_from_db_obj(limited.numa_topology)
+    for cell in topology.cells:
+        if cell.id not in nodes:
+            cell.cpuset, cell.pcpuset = set(), set()
+    limited.numa_topology = jsonutils.dumps(topology.obj_to_primitive())
+    return limited

@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Where the servers of a burst land: all are scheduled, none is built yet.
+
+Placement knows what each of them was allocated, and of no region what it is
+about to carry: a region shows its function when it has been programmed. A
+region with one handle is not offered again before that. One with several
+handles is: to a server that wants the same function, and to one that wants
+another function and whose build fails there.
+
+Nova's HostState and weighers with our filter and weigher schedule the burst,
+on summaries as Placement has them. "told" adds to the summaries what the
+scheduler process has given away in this burst, as it would know it from one
+more wrapped method of Nova; each of the processes (workers of nova-scheduler
+on all controllers) is told of its own servers only.
+
+"loaded" is the share of servers whose region carries their function, or is
+going to for an earlier server; "refused" is the share of those whose region an
+earlier server has programmed to another function. "possible" is the most that
+could be loaded by a scheduler that knows the whole burst. No times are
+measured, so that any machine gives the same figures.
+
+Run with ``python -m tests.bench.burst [seeds]``.
+"""
+
+import collections
+import itertools
+import math
+import random
+import statistics
+import sys
+
+from tests.bench import weigh
+
+from nova import objects
+from nova.scheduler import filters as nova_filters
+from nova.scheduler import weights as nova_weights
+
+from nova_accel import naming
+from nova_accel.scheduler import filters
+from nova_accel.scheduler import scheduling
+from nova_accel.scheduler import weights
+
+HOSTS, SERVERS = 8, 16
+#: (what is asked for, weights of the functions)
+KINDS = (('one function', [1]),
+         ('20 functions, Zipf', [1 / (1 + n) for n in range(20)]))
+HANDLES = (1, 2, 4)
+#: None: not told
+PROCESSES = (None, 1, 4, 16)
+
+
+class Fleet:
+    """Hosts whose regions are all idle; a quarter carries nothing."""
+
+    def __init__(self, handles, chance):
+        carried = [1 / (1 + n) for n in range(len(weigh.FUNCTIONS))]
+        self.handles = handles
+        self.hosts = [(root, [(region, chance.choice([0, 1, 1, 1]) and
+                               chance.choices(weigh.FUNCTIONS, carried)[0])
+                              for region, _ in regions])
+                      for root, regions in weigh.fleet(HOSTS)]
+        #: region -> servers, and the function that it is going to carry
+        self.used, self.future = {}, {}
+
+    def answer(self, wanted):
+        """As weigh.answer(), of regions with room."""
+        offered = [(root, [(region, function) for region, function in regions
+                           if self.used.get(region, 0) < self.handles])
+                   for root, regions in self.hosts]
+        requests, _ = weigh.answer(offered, weigh.REGIONS * HOSTS, wanted)
+        summaries = {rp: summary for root, regions in self.hosts
+                     for rp, summary in weigh.tree(root, regions)}
+        for region, summary in summaries.items():
+            if weigh.FPGA in summary['resources']:
+                summary['resources'][weigh.FPGA] = {
+                    'capacity': self.handles,
+                    'used': self.used.get(region, 0)}
+        return requests, summaries
+
+    def carries(self, region):
+        return self.future.get(region) or next(
+            function for _, regions in self.hosts
+            for name, function in regions if name == region)
+
+
+def tell(summaries, given):
+    """Add what regions are going to carry: region -> function."""
+    for region, function in given.items():
+        summary = summaries[region]
+        summaries[region] = {**summary, 'traits': [
+            naming.function_trait(function), *itertools.filterfalse(
+                naming.is_content, summary['traits'])]}
+
+
+def possible(fleet, asked):
+    """The share that can be loaded, if there are regions enough."""
+    copies = collections.Counter(
+        function for _, regions in fleet.hosts for _, function in regions)
+    return sum(servers - max(0, math.ceil(
+        servers / fleet.handles - copies[function]))
+        for function, servers in collections.Counter(asked).items()) / SERVERS
+
+
+def play(handles, kind, processes, seed):
+    """(share that is loaded, share that is refused, share that could be
+    loaded)."""
+    chance = random.Random(seed)
+    fleet = Fleet(handles, chance)
+    filters.SCHEDULINGS = scheduling.Schedulings(get=None)
+    told = [{} for _ in range(processes or 1)]
+    ours = [*(c() for c in nova_weights.all_weighers()),
+            weights.AcceleratorWeigher()]
+    loaded = refused = 0
+    asked = chance.choices(weigh.FUNCTIONS[:len(kind)], kind, k=SERVERS)
+    for function in asked:
+        requests, summaries = fleet.answer(function)
+        given = chance.choice(told)
+        if processes:
+            tell(summaries, given)
+        spec = weigh.spec(function)
+        state = weigh.states(fleet.hosts)
+        chance.shuffle(state)
+        weigh.by_host(state, requests)
+        state = [host for host in state if host.allocation_candidates]
+        filters.SCHEDULINGS.begin(spec, summaries)
+        state = nova_filters.HostFilterHandler().get_filtered_objects(
+            [filters.AcceleratorFilter()], state, spec)
+        best = nova_weights.HostWeightHandler().get_weighed_objects(
+            ours, state, spec)[0].obj
+        region, = best.allocation_candidates[0]['mappings']['_ACCEL0']
+        found = fleet.carries(region)
+        if found == function:
+            loaded += 1
+        elif fleet.used.get(region):
+            refused += 1
+        else:
+            fleet.future[region] = given[region] = function
+        fleet.future.setdefault(region, found)
+        fleet.used[region] = fleet.used.get(region, 0) + 1
+    return loaded / SERVERS, refused / SERVERS, possible(fleet, asked)
+
+
+def main():
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    objects.register_all()
+    print(f'{HOSTS} hosts with {weigh.REGIONS} regions, a burst of {SERVERS} '
+          f'servers; mean of {seeds} seeds: loaded, refused')
+    print(f'{"handles of a region":20} {"asked for":20}' + ''.join(
+        f'{f"told, {count} processes" if count else "not told":>20}'
+        for count in PROCESSES) + f'{"possible":>12}')
+    for handles, (name, kind) in itertools.product(HANDLES, KINDS):
+        print(f'{handles:<20} {name:20}', end='')
+        for processes in PROCESSES:
+            played = [play(handles, kind, processes, seed)
+                      for seed in range(seeds)]
+            means = [statistics.mean(column) for column in zip(*played)]
+            print(f'{f"{means[0]:.2f} {means[1]:.2f}":>20}', end='',
+                  flush=True)
+        print(f'{means[2]:12.2f}')
+
+
+if __name__ == '__main__':
+    main()
