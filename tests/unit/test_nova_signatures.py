@@ -55,8 +55,7 @@ READ = {'nova.compute.manager.ComputeManager._do_build_and_run_instance':
         'nova.scheduler.manager.SchedulerManager.select_destinations':
         ('context', 'spec_obj', 'instance_uuids'),
         # called without arguments
-        'nova.scheduler.utils.ResourceRequest.to_querystring': ('self',)}
-=======
+        'nova.scheduler.utils.ResourceRequest.to_querystring': ('self',),
         'nova.compute.resource_tracker.ResourceTracker.instance_claim':
         ('allocations',),
         'nova.compute.resource_tracker.ResourceTracker._move_claim':
