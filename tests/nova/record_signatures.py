@@ -59,6 +59,8 @@ RECORDED = {
     'nova.scheduler.utils': [
         'get_weight_multiplier', 'request_is_rebuild',
         'resources_from_request_spec', 'ResourceRequest: to_querystring'],
+    'nova.pci.devspec': ['PciDeviceSpec'],
+    'nova.pci.request': ['get_alias_from_config'],
     'nova.pci.whitelist': ['Whitelist'],
     'nova.image.glance': ['GlanceClientWrapper', 'generate_glance_url'],
     'nova.context': ['RequestContext: elevated', 'get_admin_context'],
