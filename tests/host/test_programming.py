@@ -199,8 +199,11 @@ class KnownTest(Base):
 
     def test_unknown_while_it_is_programmed(self):
         self.host.kernel.set_fault(A, hang='program')
+        # the card gives up when it does not hang any more
         booting = threading.Thread(
-            target=self.boot, args=(base.asks(FUNCTION), A))
+            target=self.assertRaises, args=(
+                exception.ProgrammingFailed, self.boot, base.asks(FUNCTION),
+                A))
         booting.start()
         while not self.host.accelerators.store.loaded():
             time.sleep(0.01)
