@@ -12,10 +12,10 @@ of unknown origin        as the operator's, where Glance  reset
                          says that the image is his;
                          else as a project's
 a project's, or what the programmed with the clearing     reset
-guest could load itself  image of the region's type, else
-                         with the operator's image that
-                         the server was given, else
-                         fenced
+guest could load itself, image of the region's type, else
+or what a programming    with the operator's image that
+with a project's image   the server was given, else
+has left that failed     fenced
 ======================== ================================ ==================
 
 Programming initializes registers and block RAM. The memory of the card is
