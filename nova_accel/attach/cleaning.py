@@ -38,6 +38,8 @@ from nova_accel import model
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 Policy = handover.Policy
+#: the operator has no such image, or nova-compute cannot look for it
+_NO_IMAGE = (exception.ImageNotFound, exception.NoCredentials)
 #: an image is not to be had
 _UNAVAILABLE = (exception.BitstreamError, exception.GlanceUnavailable)
 
@@ -123,14 +125,19 @@ class Regions:
             return []
         try:
             return [self._programming.clear(device, region, ('memory',))]
-        except (exception.ImageNotFound, exception.NoCredentials):
+        except _NO_IMAGE:
             return []
 
     def _replace(self, device, region, claims):
-        """Replace a project's content."""
+        """Replace a project's content.
+
+        The operator's image that the server was given leaves the memory of
+        the card as it is: it is taken only where the operator has no clearing
+        image, not while Glance does not answer or its file cannot be used.
+        """
         try:
             return self._programming.clear(device, region)
-        except _UNAVAILABLE:
+        except _NO_IMAGE:
             image = _had(claims)
             if not image:
                 raise

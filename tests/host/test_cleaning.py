@@ -463,6 +463,50 @@ class WholeCardTest(base.HostTestCase):
         self.boot(FUNCTION)
         self.assertEqual({}, self.kernel.guest_reads(A))
 
+    def clearing_image(self):
+        return self.host.upload(BLANK, clears_memory=True, image={
+            'accel:clears': 'memory', 'accel:region_type_id': INTERFACE})
+
+    def assertMemoryIsCleared(self, hinder, mend):
+        """Also where the server was given an image of the operator.
+
+        :param hinder: what keeps the clearing image from being programmed.
+        :param mend: ends that.
+        """
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.kernel.guest_writes(A, registers=SECRET, memory=SECRET)
+        hinder()
+        self.host.delete(server)
+        claim, = self.host.holdings.being_released()
+        self.assertTrue(claim.error)
+        self.assertRaises(exception.DeviceUnavailable, self.boot, FUNCTION)
+        mend()
+        self.assertEqual(1, self.host.reconciler.run())
+        self.boot(FUNCTION)
+        self.assertEqual(CLEAN, self.kernel.guest_reads(A))
+
+    def test_clearing_image_when_glance_does_not_answer_once(self):
+        self.clearing_image()
+        cloud = self.host.cloud
+        service_images = cloud.service_images
+
+        def fails_once():
+            cloud.service_images = service_images
+            raise exception.GlanceUnavailable('Glance does not answer.')
+        self.assertMemoryIsCleared(
+            lambda: setattr(cloud, 'service_images', fails_once),
+            lambda: None)
+
+    def test_clearing_image_with_a_wrong_hash(self):
+        image = self.clearing_image()
+        self.host.cloud.change_image(image, os_hash_value='0' * 128)
+
+        def mend():
+            self.host.cloud.delete_image(image)
+            self.clearing_image()
+        self.assertMemoryIsCleared(lambda: None, mend)
+
     def test_neither_image_nor_clearing_image(self):
         self.host.delete(self.boot())
         claim, = self.host.holdings.being_released()
