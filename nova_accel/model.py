@@ -16,6 +16,8 @@ import uuid
 #: origin of what a region carries, where the operator put it there; every
 #: other origin is the id of a project
 OPERATOR = 'operator'
+#: as that id, where it is not known which project
+SOME_PROJECT = ''
 #: functions (32 hex digits) that many bitstreams have, so that they do not
 #: identify any. All bitstreams of the OpenCL BSP have this one (OpenCLUUID of
 #: intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go)
@@ -156,8 +158,8 @@ class Region:
     #: the name of the function, where the image had one
     function_name: str | None = None
     #: who put there what it carries: OPERATOR, a project, or None where that
-    #: is not known. What a driver finds is the operator's until
-    #: inventory.devices knows better
+    #: is not known and no project is known to have programmed it. What a
+    #: driver finds is the operator's until inventory.devices knows better
     origin: str | None = OPERATOR
     programmable: bool = True
     #: whether the guest that has it can load another function, which the host
@@ -401,9 +403,11 @@ class Loaded:
     #: None where no image of Glance was programmed
     bitstream_id: str | None
     function_name: str | None
-    #: '<algorithm>-<hex digest>' of the file; '' where it is not known
-    content: str
-    #: who put it there: OPERATOR, a project, or None where that is not known
+    #: '<algorithm>-<hex digest>' of the file; '' where it is not known; None:
+    #: nothing is known but the origin, whatever the driver reads, as while the
+    #: region is being programmed
+    content: str | None
+    #: as Region.origin
     origin: str | None = None
 
 

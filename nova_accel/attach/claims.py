@@ -364,13 +364,11 @@ class ClaimStore:
 
     # What was programmed
 
-    def loaded(self) -> dict[tuple[str, int], model.Loaded | None]:
+    def loaded(self) -> dict[tuple[str, int], model.Loaded]:
         """By device address and region index.
 
-        :returns: None for a region whose content is not known whatever its
-            driver reads: a programming began, and its end was not seen. A
-            region that is not in it carries what its driver reads, which is
-            the operator's.
+        A region that is not in it carries what its driver reads, which is the
+        operator's.
         """
         with self._transaction(write=False) as db:
             rows = db.execute(f'SELECT {", ".join(_LOADED_COLUMNS)} '
@@ -379,16 +377,13 @@ class ClaimStore:
                 for row in rows}
 
     def set_loaded(self, address: str, index: int,
-                   loaded: model.Loaded | None) -> None:
-        """:param loaded: None: what the region carries is not known, whatever
-            its driver reads."""
+                   loaded: model.Loaded) -> None:
         names = ', '.join(f':{name}' for name in _LOADED_COLUMNS)
-        unknown = dict.fromkeys(_LOADED_COLUMNS)
         with self._transaction() as db:
             db.execute(
                 f'INSERT OR REPLACE INTO loaded '
                 f'({", ".join(_LOADED_COLUMNS)}) VALUES ({names})',
-                {**(dataclasses.asdict(loaded) if loaded else unknown),
+                {**dataclasses.asdict(loaded),
                  'device_address': address, 'region_index': index})
 
     def drop_loaded(self, address: str, index: int) -> None:
@@ -740,10 +735,10 @@ def _claim(row: sqlite3.Row) -> model.Claim:
                           'role': role, 'prepared': bool(row['prepared'])})
 
 
-def _loaded(row: sqlite3.Row) -> model.Loaded | None:
+def _loaded(row: sqlite3.Row) -> model.Loaded:
     if row['function_uuid'] is None and (
             row['content'] is None or row['bitstream_id'] is not None):
-        return None
+        return model.Loaded(None, None, None, None, row['origin'])
     return model.Loaded(
         function_uuid=row['function_uuid'], bitstream_id=row['bitstream_id'],
         function_name=row['function_name'], content=row['content'],

@@ -12,10 +12,10 @@ of unknown origin        as the operator's, where Glance  reset
                          says that the image is his;
                          else as a project's
 a project's, or what the programmed with the clearing     reset
-guest could load itself  image of the region's type, else
-                         with the operator's image that
-                         the server was given, else
-                         fenced
+guest could load itself, image of the region's type, else
+or what a programming    with the operator's image that
+with a project's image   the server was given, else
+has left that failed     fenced
 ======================== ================================ ==================
 
 Programming initializes registers and block RAM. The memory of the card is
@@ -38,6 +38,8 @@ from nova_accel import model
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 Policy = handover.Policy
+#: the operator has no such image, or nova-compute cannot look for it
+_NO_IMAGE = (exception.ImageNotFound, exception.NoCredentials)
 #: an image is not to be had
 _UNAVAILABLE = (exception.BitstreamError, exception.GlanceUnavailable)
 
@@ -123,14 +125,19 @@ class Regions:
             return []
         try:
             return [self._programming.clear(device, region, ('memory',))]
-        except (exception.ImageNotFound, exception.NoCredentials):
+        except _NO_IMAGE:
             return []
 
     def _replace(self, device, region, claims):
-        """Replace a project's content."""
+        """Replace a project's content.
+
+        The operator's image that the server was given leaves the memory of
+        the card as it is: it is taken only where the operator has no clearing
+        image, not while Glance does not answer or its file cannot be used.
+        """
         try:
             return self._programming.clear(device, region)
-        except _UNAVAILABLE:
+        except _NO_IMAGE:
             image = _had(claims)
             if not image:
                 raise

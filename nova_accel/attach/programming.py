@@ -4,8 +4,9 @@
 From Glance or the cache to the card: one region of a card at a time, never one
 that a guest has, each call of a driver with a time limit. What a region
 carries is recorded as unknown before its programming begins, and as known,
-with its origin, after it was read back. Content of a project is for the server
-that had it loaded, and for no other.
+with its origin, after it was read back. A region into which a project's image
+may have come has that project's content, however the programming ended. Content
+of a project is for the server that had it loaded, and for no other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -489,7 +490,8 @@ class Programming:
             with lock:
                 if gone:
                     return None
-                self._inventory.begin_programming(address, index)
+                self._inventory.begin_programming(
+                    address, index, loaded.origin)
                 begun.append(True)
             return driver.program(device, region, bitstream)
 

@@ -8,6 +8,8 @@ one of it.
 
 import sqlite3
 
+from nova_accel import model
+
 _LOADED = """
 CREATE TABLE loaded (
     device_address TEXT NOT NULL,
@@ -197,9 +199,12 @@ def _from_version_3(db: sqlite3.Connection) -> None:
 
 def _from_version_4(db: sqlite3.Connection) -> None:
     """Version 4 keeps neither what a request has for the driver nor what a
-    driver remembers."""
+    driver remembers, nor whose image it was whose programming was broken off:
+    it may have been a project's."""
     for name in ('asked', 'remembered'):
         _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
+    db.execute('UPDATE loaded SET origin = ? WHERE origin IS NULL '
+               'AND function_uuid IS NULL', (model.SOME_PROJECT,))
 
 
 #: number n makes version n + 1 of version n

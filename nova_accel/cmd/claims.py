@@ -79,8 +79,8 @@ def _content(loaded, address, index):
     if (address, index) not in loaded:
         return '', '', model.OPERATOR
     content = loaded[address, index]
-    if content is None:
-        return 'unknown', '', 'unknown'
+    if content.content is None:
+        return 'unknown', '', content.origin or 'unknown'
     function = content.function_name or content.function_uuid
     if function and not content.function_name:
         function = str(uuid.UUID(function))

@@ -302,18 +302,22 @@ class Inventory:
 
     # What regions carry
 
-    def begin_programming(self, address: str, index: int) -> None:
+    def begin_programming(self, address: str, index: int,
+                          origin: str | None) -> None:
         """Note durably that nobody knows what the region carries.
 
-        Call it before the hardware is touched. Until programmed() or
+        Call it before the hardware is touched. Where what the region has or
+        what it gets is a project's, that is the origin of what it carries
+        until another programming has come to its end. Until programmed() or
         programming_failed() what scans say of the card is discarded.
 
+        :param origin: of the image; None: Glance does not say whose it is.
         :raises IllegalTransition: the region is being programmed already.
         :raises DeviceUnavailable: there is no such region.
         :raises AcceleratorsUnavailable: the store cannot be written; nothing
             has changed.
         """
-        self._table.begin(address, index)
+        self._table.begin(address, index, origin)
 
     def programmed(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
@@ -330,8 +334,9 @@ class Inventory:
         """End a programming that did not succeed.
 
         :param report: True when the call of the driver has ended: the card is
-            scanned, and the driver says what is left in the region; from
-            where that is stays unknown until the next programming. False
+            scanned, and the driver says what is left in the region; it is
+            the project's that begin_programming() noted, or of unknown
+            origin, until the next programming. False
             when it may still run (DeviceTimeout): the content stays unknown
             until the region is programmed again. The card is fenced by itself
             as long as the call runs.

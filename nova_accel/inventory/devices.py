@@ -26,16 +26,21 @@ that is so.
 content of a region  comes by                      goes by
 ===================  ============================  ===========================
 as the driver reads  forget(), ended(report)       begin(), set_loaded()
-being programmed     begin(); durably unknown      programmed(), ended()
+being programmed     begin(); durably unknown,     programmed(), ended()
+                     with its origin
 known                programmed(), set_loaded()    begin(), forget()
 unknown              ended(report=False), or the   begin(), forget(),
                      process was killed meanwhile  set_loaded()
 ===================  ============================  ===========================
 
 Each content has an origin (model.Region.origin). As the driver reads: the
-operator's from the start, then what forget() was told, and not known after
-ended(). Known: that of the image; where the driver reads another function, as
-after a power cut, the origin is not known.
+operator's from the start, then what forget() was told. Known: that of the
+image; where the driver reads another function, as after a power cut, the
+project's, because its function can answer as any other; the operator's is not
+known then. Being programmed, unknown, and as the driver reads after ended(): a
+project's where the image is, or where the region had a project's content
+before, and not known where both are the operator's: the card may have taken
+all of the image, a part or nothing of it.
 
 Any other way raises IllegalTransition. While a region is being programmed, or
 where a change came in between, what a scan saw of the device is discarded:
@@ -97,7 +102,7 @@ class DeviceTable:
         # held while the store is written, always taken before _lock
         self._writing = threading.RLock()
         self._told: dict[str, model.Device] = dict(store.devices())
-        self._loaded: dict[Key, model.Loaded | None] = dict(store.loaded())
+        self._loaded: dict[Key, model.Loaded] = dict(store.loaded())
         self._saved = dict(self._told)
         self._unsaved_since_error = False
         self._fences: dict[str, dict[Fence, str]] = {}
@@ -206,8 +211,9 @@ class DeviceTable:
         origin: str | None = model.OPERATOR
         if key in self._loaded:
             loaded = self._loaded[key]
-            origin = None
-            if loaded is None:
+            origin = (None if loaded.origin == model.OPERATOR
+                      else loaded.origin)
+            if loaded.content is None:
                 function = None
             elif loaded.function_uuid == function:
                 image, name = loaded.bitstream_id, loaded.function_name
@@ -421,27 +427,31 @@ class DeviceTable:
 
     # What regions carry
 
-    def _region(self, address: str, index: int) -> None:
+    def _region(self, address: str, index: int) -> model.Region:
         device = self._told.get(address)
-        if device is None or all(r.index != index for r in device.regions):
-            raise exception.DeviceUnavailable(
-                f'{address} region{index} was to be programmed, and it is not '
-                f'on this host any more: build the server elsewhere.')
+        for region in device.regions if device else ():
+            if region.index == index:
+                return self._with_content(address, region)
+        raise exception.DeviceUnavailable(
+            f'{address} region{index} was to be programmed, and it is not '
+            f'on this host any more: build the server elsewhere.')
 
-    def begin(self, address: str, index: int) -> None:
+    def begin(self, address: str, index: int, origin: str | None) -> None:
         """See Inventory.begin_programming()."""
         key = (address, index)
         with self._writing:
             with self._lock:
-                self._region(address, index)
+                before = self._region(address, index).origin
                 if key in self._programming:
                     raise exception.IllegalTransition(
                         f'{address} region{index} was to be programmed while '
                         f'it is being programmed.')
-            self._store.set_loaded(address, index, None)
+            unknown = model.Loaded(
+                None, None, None, None, _of_either(before, origin))
+            self._store.set_loaded(address, index, unknown)
             with self._lock:
                 self._programming.add(key)
-                self._know(key, None)
+                self._know(key, unknown)
         self.save()
 
     def programmed(self, address: str, index: int,
@@ -457,11 +467,13 @@ class DeviceTable:
 
     def ended(self, address: str, index: int, report: bool) -> None:
         """See Inventory.programming_failed()."""
-        self._ends((address, index))
+        origin = self._ends((address, index))
         if report:
-            self.forget(address, index, None)
+            self.forget(address, index, origin)
 
-    def _ends(self, key: Key) -> None:
+    def _ends(self, key: Key) -> str | None:
+        """Return the origin of what the region carries until more is known.
+        """
         with self._lock:
             if key not in self._programming:
                 raise exception.IllegalTransition(
@@ -469,6 +481,7 @@ class DeviceTable:
                     f'and none had begun.')
             self._programming.discard(key)
             self._since[key[0]] = next(self._clock)
+            return self._loaded[key].origin
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
@@ -510,9 +523,9 @@ class DeviceTable:
                 self._since[address] = next(self._clock)
         self.save()
 
-    def _know(self, key: Key, loaded: model.Loaded | None) -> None:
+    def _know(self, key: Key, loaded: model.Loaded) -> None:
         self._loaded[key] = loaded
-        self._function(key, loaded.function_uuid if loaded else None)
+        self._function(key, loaded.function_uuid)
         self._generation += 1
 
     def _function(self, key: Key, function: str | None) -> None:
@@ -541,6 +554,18 @@ class DeviceTable:
                 self._unsaved_since_error = True
                 return
             self._saved, self._unsaved_since_error = told, False
+
+
+def _of_either(before: str | None, image: str | None) -> str | None:
+    """The origin of what a region carries after a programming whose end was
+    not seen.
+
+    :param before: of what it had; as Region.origin.
+    :param image: of what it was to get; None is not the operator's.
+    """
+    if image != model.OPERATOR:
+        return image or model.SOME_PROJECT
+    return None if before == model.OPERATOR else before
 
 
 def _is_other_card(before: model.Device, now: model.Device) -> bool:

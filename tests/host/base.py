@@ -21,6 +21,7 @@ from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import request
@@ -348,6 +349,17 @@ class HostTestCase(testtools.TestCase):
         self.assertEqual(sorted(addresses), self.host.devices_of(server))
         self.assertEqual(sorted(addresses), sorted(
             h.address for h in self.host.accelerators.handles(server)))
+
+
+def function_on_card(kernel, vf):
+    """What the region behind a VF answers that no guest has."""
+    top = pci.path(vf, 'fpga_region')
+    function, = [
+        model.uuid_hex(kernel.read(f'{top}/{region}/{port}/afu_id'))
+        for region in kernel.listdir(top)
+        for port in kernel.listdir(f'{top}/{region}')
+        if port.startswith('dfl-port')]
+    return function
 
 
 def asks(function=None, **more):

@@ -13,6 +13,8 @@ from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain, vf
 
 #: of the clearing image
 BLANK = 'cccccccc-0000-4000-8000-000000000000'
+#: in the file of a tenant that says otherwise
+TROJAN = 'dddddddd-0000-4000-8000-000000000001'
 SECRET = 'the key of the tenant'
 CLEAN: dict[str, str] = {}
 
@@ -296,6 +298,97 @@ class CleaningTest(base.HostTestCase):
                          self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(BLANK), self.host.carries(A))
 
+    # A project's whose programming does not come to its end
+
+    def lying_image(self):
+        """Its header names one function, and it holds another."""
+        return self.host.upload(
+            OTHER, payload_function=TROJAN, image={
+                'visibility': 'private', 'owner': clouds.PROJECT})
+
+    def build_fails(self, error, image, **more):
+        self.assertRaises(
+            error, self.host.boot, base.asks(**more), self.host.allocation(A),
+            {'accel:bitstream_id': image} if image else None)
+        self.host.inventory.scan()
+
+    def assertTrojanIsFenced(self):
+        """And the next server has what clears it."""
+        self.assertEqual(plain(TROJAN), self.host.carries(A))
+        self.assertEqual(
+            clouds.PROJECT, self.host.inventory.devices[A].region(0).origin)
+        self.assertFenced('accel:clears')
+        self.clearing_image()
+        self.assertEqual(1, self.host.reconciler.run())
+        done = self.host.accelerators.store.handovers()[-1]
+        self.assertEqual((clouds.PROJECT, plain(TROJAN), 'clean'),
+                         (done.origin, done.before, done.result))
+        self.assertIn('cleared with image', done.method)
+        self.assertNextReads(CLEAN, BLANK)
+
+    def test_image_that_is_refused_by_the_read_back(self):
+        self.build_fails(exception.ProgrammingFailed, self.lying_image(),
+                         runtime_programming='true')
+        self.assertTrojanIsFenced()
+
+    def test_image_that_is_refused_where_it_can_be_cleared(self):
+        self.clearing_image()
+        self.build_fails(exception.ProgrammingFailed, self.lying_image(),
+                         runtime_programming='true')
+        self.assertNextReads(CLEAN, BLANK)
+
+    def test_image_for_a_function_that_the_flavor_names(self):
+        """The flavor does not permit programming at run time."""
+        self.lying_image()
+        self.build_fails(exception.ProgrammingFailed, None, function=OTHER)
+        self.assertTrojanIsFenced()
+
+    def test_image_that_is_refused_at_run_time(self):
+        self.clearing_image()
+        server = self.boot(runtime_programming='true')
+        self.host.ask(server, self.lying_image())
+        self.assertEqual(0, self.host.runtime.run())
+        self.assertEqual(plain(TROJAN), self.host.carries(A))
+        self.delete(server)
+        self.assertNextReads(CLEAN, BLANK)
+
+    def test_image_whose_end_is_not_written_down(self):
+        """The store fails when the card has taken the image."""
+        self.clearing_image()
+        store = self.host.accelerators.store
+        set_loaded = store.set_loaded
+
+        def fails(address, index, loaded):
+            if loaded.bitstream_id:
+                raise exception.AcceleratorsUnavailable('The disk is full.')
+            set_loaded(address, index, loaded)
+        store.set_loaded = fails
+        image = self.private_image()
+        self.build_fails(exception.AcceleratorsUnavailable, image,
+                         runtime_programming='true')
+        self.assertEqual([image], [
+            c.error and image for c in self.host.holdings.being_released()])
+        store.set_loaded = set_loaded
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads(CLEAN, BLANK)
+
+    def test_refused_image_in_a_region_that_is_free(self):
+        """As where the card was gone while its server was released."""
+        self.build_fails(exception.ProgrammingFailed, self.lying_image(),
+                         runtime_programming='true')
+        claim, = self.host.holdings.being_released()
+        self.host.holdings.released([claim])
+        self.restart()
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.assertFenced('accel:clears')
+
+    def test_image_of_the_operator_that_fails(self):
+        """All that may be in the region is the operator's: it is free."""
+        self.host.upload(FUNCTION)
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.build_fails(exception.ProgrammingFailed, None, function=FUNCTION)
+        self.assertNextReads(CLEAN)
+
     # Policies
 
     def test_none(self):
@@ -369,6 +462,50 @@ class WholeCardTest(base.HostTestCase):
         self.assertIn('programmed again', record.method)
         self.boot(FUNCTION)
         self.assertEqual({}, self.kernel.guest_reads(A))
+
+    def clearing_image(self):
+        return self.host.upload(BLANK, clears_memory=True, image={
+            'accel:clears': 'memory', 'accel:region_type_id': INTERFACE})
+
+    def assertMemoryIsCleared(self, hinder, mend):
+        """Also where the server was given an image of the operator.
+
+        :param hinder: what keeps the clearing image from being programmed.
+        :param mend: ends that.
+        """
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.kernel.guest_writes(A, registers=SECRET, memory=SECRET)
+        hinder()
+        self.host.delete(server)
+        claim, = self.host.holdings.being_released()
+        self.assertTrue(claim.error)
+        self.assertRaises(exception.DeviceUnavailable, self.boot, FUNCTION)
+        mend()
+        self.assertEqual(1, self.host.reconciler.run())
+        self.boot(FUNCTION)
+        self.assertEqual(CLEAN, self.kernel.guest_reads(A))
+
+    def test_clearing_image_when_glance_does_not_answer_once(self):
+        self.clearing_image()
+        cloud = self.host.cloud
+        service_images = cloud.service_images
+
+        def fails_once():
+            cloud.service_images = service_images
+            raise exception.GlanceUnavailable('Glance does not answer.')
+        self.assertMemoryIsCleared(
+            lambda: setattr(cloud, 'service_images', fails_once),
+            lambda: None)
+
+    def test_clearing_image_with_a_wrong_hash(self):
+        image = self.clearing_image()
+        self.host.cloud.change_image(image, os_hash_value='0' * 128)
+
+        def mend():
+            self.host.cloud.delete_image(image)
+            self.clearing_image()
+        self.assertMemoryIsCleared(lambda: None, mend)
 
     def test_neither_image_nor_clearing_image(self):
         self.host.delete(self.boot())

@@ -18,7 +18,7 @@ from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import killed
 from tests.unit import test_vgpu
-from tests.unit.host import A, B, FUNCTION, OTHER, plain
+from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain, vf
 
 DISK = '0000:02:00.0'
 SSD, VGPU, GPU, CLOCK = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
@@ -204,6 +204,35 @@ class FpgaTest(KilledTestCase, OperationsMixin):
         self.assertIn('nova-compute stops', said[0])
         self.compute.run([['heal', A], ['reconcile'], ['delete', SERVER]])
         self.assertNothingLeft()
+
+
+class TenantsImageTest(KilledTestCase):
+    """What a server has in its region is its project's image."""
+
+    DEVICES = {'cards': [{'address': A}]}
+    SPECS = base.asks(runtime_programming='true')
+    BLANK = 'cccccccc-0000-4000-8000-000000000000'
+
+    def setUp(self):
+        super().setUp()
+        self.tenants = self.host.upload(
+            OTHER, {'visibility': 'private', 'owner': clouds.PROJECT})
+        self.host.upload(self.BLANK, {
+            'accel:clears': 'registers', 'accel:region_type_id': INTERFACE})
+
+    def assertNothingLeft(self):
+        self.assertEqual([[], {}], self.compute.run(
+            [['reconcile'], ['seen']])[0])
+        # what the card answers; nova-compute may not know
+        self.assertNotEqual(plain(OTHER), base.function_on_card(
+            self.simulated.kernel, vf(A)))
+
+    def test_plug(self):
+        points = self.at_each_point(lambda: None, lambda: [
+            ['boot', self.SPECS, self.allocation,
+             {'accel:bitstream_id': self.tenants}, SERVER]], self.delete)
+        # before, between and after program_dfl_port and set_loaded
+        self.assertGreater(points, 8)
 
 
 class DiskTest(KilledTestCase, OperationsMixin):

@@ -213,7 +213,8 @@ class KnownTest(Base):
 
     def test_killed_while_it_is_programmed(self):
         """What the store says then; the next process does not ask the card."""
-        self.host.accelerators.store.set_loaded(A, 0, None)
+        self.host.accelerators.store.set_loaded(
+            A, 0, model.Loaded(None, None, None, None, None))
         self.restart()
         self.assertUnknown(A)
         self.assertEqual(set(), self.traits(A))

@@ -31,8 +31,8 @@ VERSION_1 = os.path.join(os.path.dirname(__file__), 'data',
 VERSION_3 = os.path.join(os.path.dirname(__file__), 'data',
                          'claims-3.sql')
 BOUND = model.ClaimState.BOUND
-LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0',
-                      'a project')
+PROJECT = 'a project'
+LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0', PROJECT)
 DEVICE = model.Device(
     address='0000:5e:00.0', type='FPGA', vendor='INTEL',
     product='PAC_ARRIA10', vendor_id='8086', product_id='09c4',
@@ -44,6 +44,11 @@ DEVICE = model.Device(
 
 DISABLED = model.Disabled('0000:5e:00.0', 'S1', 'it is hot',
                           '2026-11-22T02:17:43+00:00')
+
+
+def unknown(origin):
+    """What a region carries whose programming has not come to its end."""
+    return model.Loaded(None, None, None, None, origin)
 
 
 def claim(instance=None, handle=HANDLE, **more):
@@ -266,8 +271,8 @@ class ClaimStoreTest(StoreTestCase):
         self.assertEqual({(DEVICE.address, 0): LOADED,
                           (DEVICE.address, 1): LOADED}, again.loaded())
         # a programming begins
-        again.set_loaded(DEVICE.address, 0, None)
-        self.assertEqual({(DEVICE.address, 0): None,
+        again.set_loaded(DEVICE.address, 0, unknown(PROJECT))
+        self.assertEqual({(DEVICE.address, 0): unknown(PROJECT),
                           (DEVICE.address, 1): LOADED}, self.store.loaded())
         again.drop_loaded(DEVICE.address, 0)
         again.drop_loaded(DEVICE.address, 2)
@@ -275,8 +280,9 @@ class ClaimStoreTest(StoreTestCase):
 
     def test_origins(self):
         """What the driver reads has one too; unknown is another thing."""
-        for origin in (model.OPERATOR, 'a project', None):
-            for loaded in (dataclasses.replace(LOADED, origin=origin),
+        for origin in (model.OPERATOR, PROJECT, model.SOME_PROJECT, None):
+            for loaded in (unknown(origin),
+                           dataclasses.replace(LOADED, origin=origin),
                            model.Loaded(None, None, None, '', origin)):
                 self.store.set_loaded(DEVICE.address, 0, loaded)
                 self.assertEqual({(DEVICE.address, 0): loaded},
@@ -284,7 +290,8 @@ class ClaimStoreTest(StoreTestCase):
         # nothing was read back after the programming
         self.store.set_loaded(DEVICE.address, 0, dataclasses.replace(
             LOADED, function_uuid=None))
-        self.assertEqual({(DEVICE.address, 0): None}, self.store.loaded())
+        self.assertEqual({(DEVICE.address, 0): unknown(LOADED.origin)},
+                         self.store.loaded())
 
     def test_reserved(self):
         self.assertEqual({}, self.store.reserved())
@@ -579,8 +586,8 @@ class OtherReleasesTest(StoreTestCase):
         self.assertTrue(card.region(0).guest_can_reprogram)
         self.assertEqual(('CUSTOM_VGPU_NVIDIA_558',), gpus.state_traits)
         # all that this release writes finds its place
-        store.set_loaded('0000:5e:00.0', 0, None)
-        self.assertIsNone(store.loaded()['0000:5e:00.0', 0])
+        store.set_loaded('0000:5e:00.0', 0, unknown(None))
+        self.assertEqual(unknown(None), store.loaded()['0000:5e:00.0', 0])
         store.add([claim(handle=handle(3))])
         store.update([fpga], error='x')
         store.set_reserved('p', 'VGPU', 1)
@@ -596,7 +603,9 @@ class OtherReleasesTest(StoreTestCase):
             {('0000:5e:00.0', 0): model.Loaded(
                 'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), 'nlb',
                 'sha512-0', None),
-             ('0000:af:00.0', 1): None}, store.loaded())
+             # a programming was broken off, maybe with a tenant's image
+             ('0000:af:00.0', 1): unknown(model.SOME_PROJECT)},
+            store.loaded())
         self.assertEqual({('p', 'VGPU'): 1}, store.reserved())
         one, = store.claims()
         self.assertEqual(
@@ -657,7 +666,7 @@ class OtherReleasesTest(StoreTestCase):
         """As docs/source/operators.rst says."""
         self.release_0_1()
         store = claims.ClaimStore(self.path)
-        store.set_loaded('0000:5e:00.0', 0, None)
+        store.set_loaded('0000:5e:00.0', 0, unknown(None))
         with self.file() as db:
             db.executescript('DELETE FROM devices; '
                              'DELETE FROM loaded WHERE function_uuid IS NULL; '
@@ -769,7 +778,8 @@ class OtherReleasesTest(StoreTestCase):
                          (one.state, one.serial, one.project_id, one.asked,
                           one.remembered))
         self.assertEqual(
-            ({('0000:5e:00.0', 0): None}, {'p': model.Reserved(1, 2, 3)},
+            ({('0000:5e:00.0', 0): unknown(model.SOME_PROJECT)},
+             {'p': model.Reserved(1, 2, 3)},
              {model.Unsettled(serial='S2')}, ('0000:af:00.1',)),
             (store.loaded(), store.pools(), store.unsettled(),
              tuple(w.handle.address for w in store.waiting())))

@@ -54,12 +54,14 @@ class ClaimsTest(commands.StoreCommandTestCase):
                   state=model.ClaimState.BOUND)])
         for index, content in ((2, loaded(origin='a project')),
                                (3, loaded(None, None, origin=None)),
-                               (4, None), (5, loaded())):
+                               (4, model.Loaded(*[None] * 5)), (5, loaded()),
+                               (6, model.Loaded(*[None] * 4, 'a project'))):
             store.set_loaded(ADDRESS, index, content)
         self.assertEqual([
             ('', '3', 'free', '', '', 'unknown'),
             ('', '4', 'free', 'unknown', '', 'unknown'),
             ('', '5', 'free', str(FUNCTION), IMAGE, 'operator'),
+            ('', '6', 'free', 'unknown', '', 'a project'),
             # as its driver reads it
             ('s1', '1', 'Initial', '', '', 'operator'),
             ('s2', '2', 'Bound', str(FUNCTION), IMAGE, 'a project'),

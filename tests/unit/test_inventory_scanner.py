@@ -18,6 +18,7 @@ from tests.unit.inventory_host import (
     A, B, C, fpga, handle, InventoryTestBase, loaded)
 
 OK, QUARANTINED, GONE = model.Health
+PROJECT = 'a project'
 
 
 class ScannerTestBase(InventoryTestBase):
@@ -217,7 +218,7 @@ class HangingTest(ScannerTestBase):
         self.inventory.scan()
         hangs = threading.Event()
         self.addCleanup(hangs.set)
-        self.inventory.begin_programming(A, 0)
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
         self.assertRaises(
             exception.DeviceTimeout, self.inventory.cards.call, A,
             'Programming', hangs.wait, seconds=0.05)
@@ -440,7 +441,7 @@ class ContentTest(ScannerTestBase):
         self.inventory.scan()
 
     def program(self):
-        self.inventory.begin_programming(A, 0)
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
         self.driver.devices = (dataclasses.replace(
             fpga(A)).with_region(0, function_uuid='c' * 32),)
         self.inventory.programmed(A, 0, loaded())
@@ -455,7 +456,7 @@ class ContentTest(ScannerTestBase):
 
     def test_killed_while_it_is_programmed(self):
         self.program()
-        self.inventory.begin_programming(A, 0)
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
         self.assertEqual(self.UNKNOWN, self.content())
         again = self.make()
         again.scan()
@@ -464,7 +465,7 @@ class ContentTest(ScannerTestBase):
 
     def test_failed(self):
         for report, content in ((False, self.UNKNOWN), (True, self.READ)):
-            self.inventory.begin_programming(A, 0)
+            self.inventory.begin_programming(A, 0, model.OPERATOR)
             self.inventory.programming_failed(A, 0, report=report)
             self.inventory.scan()
             self.assertEqual(content, self.content())
@@ -482,41 +483,64 @@ class ContentTest(ScannerTestBase):
         self.inventory.scan(addresses=[A])
         self.assertEqual(('c' * 32, None, False), self.content())
 
+    def program_from(self, origin):
+        self.inventory.begin_programming(A, 0, origin)
+        self.driver.devices = (fpga(A).with_region(
+            0, function_uuid='c' * 32),)
+        self.inventory.programmed(A, 0, dataclasses.replace(
+            loaded(), origin=origin))
+
     def test_origin(self):
         """Who put there what it carries, also for the next nova-compute."""
-        inventory = self.inventory
-
-        def program(origin):
-            inventory.begin_programming(A, 0)
-            self.assertOrigin(None)
-            self.driver.devices = (fpga(A).with_region(
-                0, function_uuid='c' * 32),)
-            inventory.programmed(A, 0, dataclasses.replace(
-                loaded(), origin=origin))
         self.assertOrigin(model.OPERATOR)
-        for origin in ('a project', model.OPERATOR, None):
-            program(origin)
+        for origin in (PROJECT, model.OPERATOR, None):
+            self.program_from(origin)
             self.assertOrigin(origin)
         # a guest could change it
-        for origin in ('a project', None, model.OPERATOR):
-            program(model.OPERATOR)
-            inventory.forget(A, 0, origin)
+        for origin in (PROJECT, None, model.OPERATOR):
+            self.program_from(model.OPERATOR)
+            self.inventory.forget(A, 0, origin)
             self.assertOrigin(origin)
-            inventory.scan(addresses=[A])
+            self.inventory.scan(addresses=[A])
             self.assertEqual('c' * 32, self.content()[0])
             self.assertOrigin(origin)
-        # whatever is left by a programming that failed
-        for report in (False, True):
-            program(model.OPERATOR)
-            inventory.begin_programming(A, 0)
-            inventory.programming_failed(A, 0, report=report)
-            inventory.scan()
-            self.assertOrigin(None)
-        # it is not what was programmed: a power cut, or another program
-        program(model.OPERATOR)
-        self.driver.devices = (fpga(A),)
-        inventory.scan()
-        self.assertOrigin(None)
+
+    def test_origin_after_a_programming_that_was_broken_off(self):
+        """A project's, where what was there or what was to come is one's."""
+        for before, image, expected in (
+                (model.OPERATOR, model.OPERATOR, None),
+                (model.OPERATOR, PROJECT, PROJECT),
+                (PROJECT, model.OPERATOR, PROJECT),
+                (PROJECT, 'another', 'another'),
+                (None, model.OPERATOR, None),
+                (None, PROJECT, PROJECT),
+                # Glance does not say whose the image is
+                (model.OPERATOR, None, model.SOME_PROJECT)):
+            for report in (False, True):
+                self.program_from(model.OPERATOR)
+                self.inventory.forget(A, 0, before)
+                self.inventory.begin_programming(A, 0, image)
+                # and where nova-compute is killed now
+                self.assertOrigin(expected)
+                self.inventory.programming_failed(A, 0, report=report)
+                self.inventory.scan()
+                self.assertOrigin(expected)
+                # the next one begins as the last one ended
+                self.inventory.begin_programming(A, 0, model.OPERATOR)
+                self.assertOrigin(expected)
+                self.inventory.programmed(A, 0, dataclasses.replace(
+                    loaded(), origin=model.OPERATOR))
+                self.assertOrigin(model.OPERATOR)
+
+    def test_origin_of_another_function_than_was_programmed(self):
+        """A power cut, or a function that answers as it likes."""
+        for origin, expected in ((model.OPERATOR, None), (PROJECT, PROJECT),
+                                 (None, None)):
+            self.program_from(origin)
+            self.driver.devices = (fpga(A),)
+            self.inventory.scan()
+            self.assertEqual(self.READ, self.content())
+            self.assertOrigin(expected)
 
     def assertOrigin(self, origin):
         again = self.make()
@@ -533,22 +557,22 @@ class ContentTest(ScannerTestBase):
                  (self.inventory.programming_failed, A, 0, True))
         for call in ended:
             self.assertRaises(exception.IllegalTransition, *call)
-        self.inventory.begin_programming(A, 0)
-        for call in ((self.inventory.begin_programming, A, 0),
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
+        for call in ((self.inventory.begin_programming, A, 0, None),
                      (self.inventory.forget, A, 0, None),
                      (self.inventory.set_loaded, A, 0, loaded())):
             self.assertRaises(exception.IllegalTransition, *call)
         self.assertRaises(exception.DeviceUnavailable,
-                          self.inventory.begin_programming, A, 7)
+                          self.inventory.begin_programming, A, 7, None)
 
     def test_store_that_cannot_be_written(self):
         error = exception.AcceleratorsUnavailable('The disk is full.')
         self.store.error = 'set_loaded', error
         self.assertRaises(exception.AcceleratorsUnavailable,
-                          self.inventory.begin_programming, A, 0)
+                          self.inventory.begin_programming, A, 0, None)
         self.assertEqual(self.READ, self.content())
         self.store.error = None
-        self.inventory.begin_programming(A, 0)
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
         self.store.error = 'set_loaded', error
         self.assertRaises(exception.AcceleratorsUnavailable,
                           self.inventory.programmed, A, 0, loaded())
@@ -573,7 +597,7 @@ class ContentTest(ScannerTestBase):
         scan = threading.Thread(target=self.inventory.scan)
         scan.start()
         self.wait_for(lambda: self.driver.count('examine', A) == 2)
-        self.inventory.begin_programming(A, 0)
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
         self.inventory.programmed(A, 0, loaded())
         hangs.set()
         scan.join(30)
@@ -581,7 +605,7 @@ class ContentTest(ScannerTestBase):
 
     def test_card_is_looked_at_after_its_programming(self):
         """What a scan left out meanwhile."""
-        self.inventory.begin_programming(A, 0)
+        self.inventory.begin_programming(A, 0, model.OPERATOR)
         self.driver.devices = (fpga(A, regions=2),)
         self.inventory.scan()
         self.inventory.programmed(A, 0, loaded('b' * 32))
