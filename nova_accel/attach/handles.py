@@ -192,6 +192,11 @@ class Handles:
         """Return True once the handle is clean. Otherwise the claim stays, and
         the handle is not given to another server."""
         where, device = self._inventory.whereabouts(claim)
+        if (device and not device.serial
+                and claim.handle.address == device.address):
+            # a guest had it when it was first seen, and has returned it
+            self._inventory.scan(addresses=[device.address])
+            where, device = self._inventory.whereabouts(claim)
         if device is None or claim.created_type and (
                 where is not identity.Where.HERE
                 or device.health is model.Health.GONE):

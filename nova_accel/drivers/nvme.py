@@ -14,9 +14,9 @@ comes back as ``before`` and survives a restart in the claim store. It never
 follows the disk while the policy is ``clear``: the driver does not know
 whether what it sees was made by the operator or by the last server, and a
 record of a claim could only be made after a server got the disk. A disk that
-the host's driver never had, for example because the operator binds it to
-vfio-pci, has no record. Its namespaces are restored by rule then: one of the
-full capacity.
+the host's driver never had has no record, is not offered, and is not erased:
+only that driver tells which disk it is, and what is on it. Where the operator
+keeps a disk on vfio-pci, the driver gets it for a moment before a server does.
 """
 
 import contextlib
@@ -53,6 +53,8 @@ _SECTOR = 512
 _SERIAL, _FIRMWARE, _NAMESPACE = 'serial number', 'firmware', 'namespace'
 _ACCEPT = ('to accept it, set [accel] handover to none for this disk for one '
            'start of nova-compute')
+_BIND = (f'bind it to the driver {_DRIVER} until nova-compute has seen it '
+         f'there')
 #: others go by their id
 _VENDORS = {
     '025e': 'SOLIDIGM', '1179': 'TOSHIBA', '1344': 'MICRON',
@@ -86,6 +88,7 @@ class NvmeDriver(base.PciDriver):
             return (*found, self._identity(address), self._alone(address),
                     () if usage.usage(self.kernel, address)
                     else self._writes(address),
+                    self._is_open(address),
                     self._usable_vfs(address)
                     if pci.virtual_functions(self.kernel, address) else ())
         except (OSError, ValueError, base.Defect) as error:
@@ -137,8 +140,18 @@ class NvmeDriver(base.PciDriver):
         now = self._identity(address)
         if now is None:
             # the host's driver does not have it
+            if ((is_new or _SERIAL not in dict(device.record))
+                    and not self._is_open(address)):
+                raise base.Defect(
+                    f'neither its serial number nor what is on it can be '
+                    f'read, because the driver {_DRIVER} does not have it: '
+                    f'{_BIND}')
             return device
         serial, firmware, layout = now
+        if not serial:
+            raise base.Defect(
+                'its controller reports no serial number, so that it could '
+                'not be told from another disk: exclude it, or replace it')
         begins = (not device.record
                   or _policy(address, address) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
@@ -207,6 +220,15 @@ class NvmeDriver(base.PciDriver):
         return (self.kernel.read(f'{top}/serial').strip(),
                 self.kernel.read(f'{top}/firmware_rev').strip(),
                 self._layout(address))
+
+    def _is_open(self, address) -> bool:
+        """Whether a guest has the disk from VFIO.
+
+        vfio-pci enables a function while somebody has it open
+        (vfio_pci_core_enable() and enable_show() of Linux).
+        """
+        return (pci.driver(self.kernel, address) == base.VFIO
+                and self.kernel.read(pci.path(address, 'enable')) != '0')
 
     def serial(self, address):
         """See the base class; as the host's driver shows it."""
@@ -308,8 +330,43 @@ class NvmeDriver(base.PciDriver):
     PREPARES_EVERY_HANDLE = True
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; nothing is made."""
+        """See the base class; nothing is made, and another disk than the
+        recorded one is refused."""
         self.check_unused(handle)
+        if handle.address != device.address:
+            return
+        try:
+            self._check_disk(device, fresh)
+        except base.Defect as defect:
+            raise exception.DeviceUnavailable(
+                f'{handle.address} was to be given to a server, and '
+                f'{defect}.') from defect
+        except (OSError, ValueError) as error:
+            raise exception.DeviceUnavailable(
+                f'{handle.address} was to be given to a server, and which '
+                f'disk it is cannot be read '
+                f'({getattr(error, "strerror", error)}): see the kernel '
+                f'log.') from error
+
+    def _check_disk(self, device, fresh):
+        """:raises Defect: a server is not to get the disk.
+        :raises OSError: it cannot be read.
+        """
+        address = device.address
+        if self._is_open(address):
+            if fresh:
+                raise base.Defect('a guest has it: see which one')
+            # of this server, as before an unrescue: compared as it started
+            return
+        with self._bound(address):
+            now = self.serial(address)
+            before = _known_serial(device)
+            if not before and fresh:
+                raise base.Defect(f'its serial number is not known: {_BIND}')
+            if before not in ('', now):
+                raise base.Defect(
+                    f'its serial number is {str(now)[:20]!r}, and was '
+                    f'{before[:20]!r}: put that disk back, or {_BIND}')
 
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.
@@ -358,8 +415,8 @@ class NvmeDriver(base.PciDriver):
     def _clear(self, device):
         address = device.address
         found = self.kernel.read_nvme(address)
-        if dict(device.record).get(_SERIAL, found.serial) != found.serial:
-            # nothing is erased that is another disk
+        if not found.serial or _known_serial(device) != found.serial:
+            # nothing is erased that is, or may be, another disk
             self._refuse(device, found)
         if found.sanitize:
             self._sanitize(address, found.sanitize)
@@ -489,11 +546,24 @@ def _policy(*addresses) -> handover.Policy:
     return handover.policy(NvmeDriver.NAME, *addresses)
 
 
+def _known_serial(device) -> str:
+    """Return the serial number by which a disk is known, '' for none.
+
+    A disk that a guest had when it was first seen has no record while there
+    is a claim on it; the inventory has read its number when it came back.
+    """
+    return dict(device.record).get(_SERIAL) or device.serial
+
+
 def _identity_difference(device, serial, firmware) -> str:
     """Return in which way a disk is another one than recorded, or ''."""
-    record = dict(device.record)
-    for what, now in ((_SERIAL, serial), (_FIRMWARE, firmware)):
-        before = record.get(what, now)
+    known = _known_serial(device)
+    if not known:
+        return f'its serial number is not known from before: {_BIND}'
+    for what, before, now in (
+            (_SERIAL, known, serial),
+            (_FIRMWARE, dict(device.record).get(_FIRMWARE, firmware),
+             firmware)):
         if before != now:
             return (f'its {what} is {now[:20]!r}, and was {before[:20]!r}: '
                     f'{_ACCEPT}')

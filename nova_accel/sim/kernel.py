@@ -493,7 +493,7 @@ def _add_bridges(tree, host):
 
 
 def _build(host, state):
-    tree = {'bus': {'pci': {'devices': {}, 'drivers': {
+    tree: sysfs.Directory = {'bus': {'pci': {'devices': {}, 'drivers': {
                 'dfl-pci': {}, 'vfio-pci': {}}}},
             'class': {'fpga_region': {}, 'fpga_manager': {}},
             'devices': {}, 'kernel': {'iommu_groups': {}},
@@ -504,4 +504,8 @@ def _build(host, state):
     for address, card in host.cards.items():
         group += 100
         card.add(tree, state['cards'][address], group if host.iommu else None)
+    for name in state['guests']:
+        # mediated devices are not there
+        if name in tree['bus']['pci']['devices']:
+            sysfs.find(tree, f'{_PCI}/{name}')[0]['enable'] = '1'
     return tree

@@ -118,6 +118,8 @@ def add_function(tree, place, ids, class_code, driver, group):
         'subsystem_device': f'0x{subsystem}',
         'class': class_code, 'revision': '0x00', 'numa_node': '-1',
         'driver_override': 'vfio-pci' if driver == 'vfio-pci' else '(null)',
+        # vfio-pci enables a function when a guest opens it
+        'enable': '0' if driver in (None, 'vfio-pci') else '1',
         'config': config.ljust(64, b'\0')}
     *above, address = place.split('/')
     directory = tree

@@ -203,8 +203,80 @@ class DiskTest(IdentityTestCase):
         self.exchange((ONE, TWO))
         self.empty(TWO)
         self.restart()
-        self.host.start_guest(self.server)
-        self.assertHas(self.server, ONE)
+        # another server's disk it may be, and is
+        self.refused(self.server, 'which disk it is cannot be read')
+
+
+class VfioDiskTest(IdentityTestCase):
+    """The operator keeps disks on vfio-pci, where they cannot be read."""
+
+    def start_disks(self, **disk):
+        self.start_host(nvmes=[{'address': a, **disk} for a in (ONE, TWO)],
+                        drivers=('nvme',))
+
+    def bind(self, driver):
+        for address in (ONE, TWO):
+            self.simulated.kernel.rebind(address, driver)
+        self.host.inventory.scan()
+
+    def data(self):
+        return [self.simulated.kernel.data_of_disk(a) for a in (ONE, TWO)]
+
+    def test_never_seen(self):
+        self.start_disks(driver='vfio-pci')
+        self.assertEqual([ONE, TWO], self.fenced())
+        self.bind('nvme')
+        self.assertEqual([], self.fenced())
+        self.boot(ONE)
+
+    def test_swapped(self):
+        """As cards are while the host is off, after which the disks are on
+        vfio-pci before nova-compute starts."""
+        self.start_disks()
+        self.bind('vfio-pci')
+        servers = [self.boot(a) for a in (ONE, TWO)]
+        kernel = self.simulated.kernel
+        for number, address in enumerate((ONE, TWO)):
+            kernel.write_disk(address, f'secret of {number}')
+            self.assertEqual('vfio-pci', pci.driver(kernel, address))
+        self.host.accelerators.close()
+        self.host.cloud.lose_power()
+        kernel.exchange_cards(ONE, TWO)
+        for address in (ONE, TWO):
+            kernel.rebind(address, 'vfio-pci')
+        self.restart()
+        for server in servers:
+            self.refused(server, 'its serial number is')
+        # what is of the other server is not erased
+        self.host.delete(servers[0])
+        claim, = self.host.accelerators.store.claims(servers[0])
+        self.assertIn('its serial number is', claim.error)
+        self.assertEqual(['secret of 1', 'secret of 0'], self.data())
+        self.assertRaises(exception.DeviceUnavailable, self.boot, ONE)
+        # where it can be told which is which, each is cleaned where it is
+        self.bind('nvme')
+        self.host.reconciler.run()
+        self.assertEqual(['secret of 1', ''], self.data())
+        self.host.delete(servers[1])
+        self.assertEqual(['', ''], self.data())
+        self.assertEqual(([], []), (self.host.holdings.all(), self.fenced()))
+
+    def test_starts_again(self):
+        self.start_disks()
+        self.bind('vfio-pci')
+        server = self.boot(ONE)
+        self.simulated.kernel.write_disk(ONE, 'a secret')
+        self.host.reboot(server)
+        self.restart()
+        # as before the guest of a rescue ends
+        self.host.accelerators.resume(
+            self.host.cloud.admin_context(), self.host.cloud.server(server))
+        self.assertHas(server, ONE)
+        self.assertEqual(['a secret', ''], self.data())
+        self.host.delete(server)
+        self.assertEqual((['', ''], 'vfio-pci'), (
+            self.data(), pci.driver(self.host.kernel, ONE)))
+        self.boot(ONE)
 
 
 @ddt.ddt

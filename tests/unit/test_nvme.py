@@ -63,10 +63,41 @@ class Discovery(TestCase):
         self.assertLessEqual({'CUSTOM_SSD_1234', 'CUSTOM_SSD_1234_0001'},
                              naming.device_traits(two))
 
-    @ddt.data('nvme', 'vfio-pci', None)
-    def test_whatever_driver_it_has(self, bound):
-        device = self.start({'address': A, 'driver': bound})[A]
-        self.assertEqual((OK, [A]), (device.health, self.handles(device)))
+    @ddt.data('vfio-pci', None)
+    def test_driver_of_the_host_does_not_have_it(self, bound):
+        """Nothing of a new disk can be read then."""
+        found = self.start({'address': A, 'driver': bound,
+                            'signatures': ['ceph_bluestore']})
+        self.assertEqual((QUARANTINED, []),
+                         (found[A].health, self.handles(found[A])))
+        self.assertIn('bind it to the driver nvme', found[A].reason)
+        # which says more then
+        before = self.driver.state(A)
+        self.kernel.rebind(A, 'nvme')
+        self.assertNotEqual(before, self.driver.state(A))
+        found = self.driver.discover(found)
+        self.assertIn('ceph_bluestore', found[A].reason)
+        self.kernel.sign_disk(A)
+        known = self.driver.discover(found)
+        self.assertEqual((OK, [A]),
+                         (known[A].health, self.handles(known[A])))
+        # it may go back to that driver
+        self.kernel.rebind(A, bound)
+        self.assertEqual(known, self.driver.discover(known))
+
+    def test_guest_has_it_and_the_store_is_new(self):
+        self.start({'address': A})
+        self.kernel.guest_takes(A)
+        device = self.driver.discover()[A]
+        self.assertEqual((OK, [A], ()), (
+            device.health, self.handles(device), device.record))
+        # it is not compared before it comes back
+        self.driver.prepare(
+            device, device.handles[0], None, False, base.Use())
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
+        self.assertIn('a guest has it', str(self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            device.handles[0], None, True, base.Use())))
 
     def test_disk_of_a_guest_is_as_known(self):
         known = self.start({'address': A})
@@ -283,9 +314,15 @@ class ReleaseTestCase(TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.drivers.nvme._SETTLE_SECONDS', 0))
 
-    def start(self, serial=None, **disk):
-        """:param serial: of the disk that comes back."""
+    def start(self, serial=None, bound=None, **disk):
+        """
+        :param serial: of the disk that comes back.
+        :param bound: driver to which the operator binds the disk after
+            nova-compute has seen it.
+        """
         found = super().start({'address': A, **disk})
+        if bound:
+            self.kernel.rebind(A, bound)
         # as the claim store gives it back after a restart
         self.device = model.Device.from_dict(json.loads(json.dumps(
             dataclasses.asdict(found[A]), default=lambda v: v.value)))
@@ -377,7 +414,7 @@ class Scrub(ReleaseTestCase):
         self.assertEqual(['reset_nvme', 'format_nvme'], calls)
 
     def test_bound_to_vfio_by_the_operator(self):
-        self.start(driver='vfio-pci')
+        self.start(bound='vfio-pci')
         self.kernel.set_fault(A, format='refused')
         self.refused('Input/output')
         self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
@@ -388,7 +425,8 @@ class Scrub(ReleaseTestCase):
 
     def test_without_driver(self):
         # as a crash leaves it between two bindings
-        self.start(driver=None)
+        self.start()
+        self.kernel.unbind(A)
         self.release()
         self.assertEqual('', self.data())
 
@@ -580,10 +618,11 @@ class Namespaces(ReleaseTestCase):
                           'restore_nvme_namespaces'], calls)
 
     @ddt.data(*LEFT)
-    def test_without_record(self, left):
-        # the host's driver never had it: one of the full capacity
-        self.start(driver='vfio-pci')
-        self.assertEqual((), self.device.record)
+    def test_of_a_disk_that_had_none(self, left):
+        # then it has one of the full capacity
+        self.start()
+        self.device = dataclasses.replace(
+            self.device, record=self.device.record[:2])
         self.kernel.change_disk(A, namespaces=left)
         self.release()
         (blocks, size, _, attached), = self.found()
@@ -599,9 +638,10 @@ class Namespaces(ReleaseTestCase):
         self.release()
         self.assertEqual(([WHOLE], ''), (self.found(), self.data()))
 
-    def test_without_management_and_record(self):
-        self.start(namespace_management=False, driver='vfio-pci',
-                   namespaces=2)
+    def test_without_management_of_a_disk_that_had_none(self):
+        self.start(namespace_management=False, namespaces=2)
+        self.device = dataclasses.replace(
+            self.device, record=self.device.record[:2])
         self.release()
         self.assertEqual(([WHOLE] * 2, ''), (self.found(), self.data()))
 
@@ -636,10 +676,33 @@ class Record(ReleaseTestCase):
             (('serial number', 'S00005e000'), ('firmware', 'SIM1'),
              *(('namespace', '1073741824x512+0'),) * 2), self.device.record)
 
+    @ddt.data((), (('firmware', 'SIM1'),))
+    def test_disk_without_serial_number_is_not_erased(self, record):
+        """Nobody knows whether it is the one that the server had."""
+        self.start(bound='vfio-pci')
+        self.device = dataclasses.replace(self.device, record=record)
+        self.refused('serial number is not known')
+        looked = self.look()
+        self.assertEqual((QUARANTINED, [A]),
+                         (looked.health, self.handles(looked)))
+        self.assertIn('bind it to the driver nvme', looked.reason)
+
+    def test_disk_that_reports_no_serial_number(self):
+        self.start()
+        self.kernel.change_disk(A, serial='')
+        for before in (None, self.device):
+            looked = self.driver.examine(A, before)
+            self.assertEqual(QUARANTINED, looked.health)
+            self.assertIn('no serial number', looked.reason)
+
     def test_begins_when_the_host_has_the_disk(self):
-        self.start(driver='vfio-pci')
-        self.kernel.rebind(A, 'nvme')
-        self.assertIn(('serial number', 'S00005e000'), self.look().record)
+        self.start()
+        self.device = dataclasses.replace(self.device, record=())
+        self.refused('bind it to the driver nvme')
+        self.device = self.look()
+        self.assertIn(('serial number', 'S00005e000'), self.device.record)
+        self.release()
+        self.assertEqual('', self.data())
 
     def test_namespaces_that_the_kernel_finds_later(self):
         self.useFixture(fixtures.MonkeyPatch(
