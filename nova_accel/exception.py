@@ -10,6 +10,18 @@ class AcceleratorError(Exception):
     elsewhere = True
 
 
+def told(error: Exception) -> str:
+    """Return what the owner of a server may read of an error.
+
+    Our sentences name what is the owner's. Texts of libvirt, of the kernel and
+    of Python may name other servers and paths of the host: the caller writes
+    them to the log.
+    """
+    if isinstance(error, AcceleratorError):
+        return str(error)
+    return 'the reason is in the log of nova-compute, ask the operator.'
+
+
 class InvalidRequest(AcceleratorError):
     """A flavor, profile or extra spec that no host can serve."""
 

@@ -104,7 +104,18 @@ class Handles:
 
     def _prepare(self, device, claim, fresh, what):
         driver = self._inventory.driver_of(device)
-        self._on_handle(device, claim, what, driver.prepare, fresh)
+
+        def prepare(*args):
+            try:
+                driver.prepare(*args)
+            except exception.AcceleratorError:
+                raise
+            except Exception as error:
+                # the owner of the server reads it
+                LOG.exception('%s failed', what)
+                raise exception.DeviceError(
+                    f'{what} failed: {exception.told(error)}') from error
+        self._on_handle(device, claim, what, prepare, fresh)
 
     def release(self, claims: Iterable[model.Claim],
                 freed: Callable[[model.Claim], None], seconds: float,

@@ -159,7 +159,7 @@ class RuntimeProgramming:
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):
                 LOG.exception('Programming at run time failed')
-            say('failed', error)
+            say('failed', exception.told(error))
         else:
             say('programmed')
             return 1
@@ -234,7 +234,10 @@ class RuntimeProgramming:
 
     def _detached(self, claims, error):
         self._accelerators.holdings.doubt(claims, str(error))
-        raise exception.DeviceDetached(str(error)) from error
+        if not isinstance(error, exception.AcceleratorError):
+            LOG.error('%s could not go back into its guest: %s',
+                      ', '.join(c.handle.address for c in claims), error)
+        raise exception.DeviceDetached(exception.told(error)) from error
 
 
 def _shown(image):

@@ -61,13 +61,23 @@ def _check_contract(name, extension):
            f'later release of {package}, or an earlier one of nova_accel.'))
 
 
-def _missing(names):
+def check_installed(option: str, names) -> None:
+    """Check that an option names no driver that is not installed.
+
+    :raises ConfigurationError: it does.
+    """
     installed = sorted({point.name for point in
                         importlib.metadata.entry_points(group=NAMESPACE)})
-    raise exception.ConfigurationError(
-        f'[accel] enabled_drivers names {", ".join(map(repr, names))}, and '
-        f'installed are {", ".join(installed) or "none"}: correct the name or '
-        f'install the package that has it.')
+    missing = [name for name in names if name not in installed]
+    if missing:
+        raise exception.ConfigurationError(
+            f'{option} names {", ".join(map(repr, missing))}, and installed '
+            f'are {", ".join(installed) or "none"}: correct the name or '
+            f'install the package that has it.')
+
+
+def _missing(names):
+    check_installed('[accel] enabled_drivers', names)
 
 
 def _failed(manager, point, error):

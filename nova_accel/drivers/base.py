@@ -16,6 +16,8 @@ import functools
 import time
 import typing
 
+from oslo_log import log as logging
+
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
@@ -28,6 +30,7 @@ from nova_accel import model
 from nova_accel import privsep
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 
 #: version of the contract: of AcceleratorDriver, PciDriver, host.kernel.Kernel,
 #: host.privileged and sim.card.Card, as far as drivers of other packages use
@@ -668,6 +671,9 @@ class PciDriver(AcceleratorDriver):
             else:
                 used = f'it cannot be told whether it is used ({error})'
         if used:
+            # a mount point is not for the owner of the server
+            LOG.warning('%s was allocated to a server, and %s',
+                        handle.address, used)
             raise exception.DeviceUnavailable(
-                f'{handle.address} was allocated, and {used}: the build has '
-                f'to go elsewhere.')
+                f'{handle.address} was allocated, and the host uses it: the '
+                f'build has to go elsewhere.')

@@ -392,7 +392,7 @@ class DflDriver(base.PciDriver):
         """
         address, index = device.address, region.index
         what = (f'{region.name} of {address} was to be programmed with '
-                f'{bitstream.function_uuid or bitstream.path}')
+                f'{bitstream.function_uuid or "a file without function id"}')
         if base.is_fixed(address):
             raise exception.ProgrammingFailed(
                 f'{what}, and [accel] fixed_devices has the card: request the '
@@ -507,7 +507,7 @@ class DflDriver(base.PciDriver):
         if error.errno in _UNTOUCHED:
             raise exception.ProgrammingFailed(
                 f'{what}, and the kernel refused it before it touched the '
-                f'card ({error}): correct that and try again.')
+                f'card ({error.strerror}): correct that and try again.')
         # rebinding clears the status, so it has to be read first
         cause = ', '.join(self._manager(fme, 'status').split('\n')).strip(', ')
         cause = (f'{errno.errorcode.get(error.errno or 0, error.errno)}'

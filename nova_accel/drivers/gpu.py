@@ -11,6 +11,8 @@ of an NVSwitch system a guest can use.
 
 import dataclasses
 
+from oslo_log import log as logging
+
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
@@ -20,6 +22,8 @@ from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import model
 from nova_accel import naming
+
+LOG = logging.getLogger(__name__)
 
 #: VGA, 3D, and other display controllers
 _DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
@@ -188,10 +192,12 @@ class GpuDriver(base.PciDriver):
                     continue
                 used = usage.usage(self.kernel, function)
                 if used:
+                    LOG.warning('%s, which goes with %s, cannot be given to '
+                                'a server: %s', function, handle.address, used)
                     raise exception.DeviceUnavailable(
                         f'{handle.address} was allocated, and {function}, '
-                        f'which goes with it, is used by the host ({used}): '
-                        f'the build is retried on another host.')
+                        f'which goes with it, is used by the host: the build '
+                        f'is retried on another host.')
                 self.kernel.rebind(function, base.VFIO)
             except OSError as error:
                 raise exception.DeviceError(

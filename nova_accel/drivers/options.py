@@ -6,6 +6,7 @@ from collections.abc import Callable
 from oslo_config import cfg
 
 from nova_accel import conf
+from nova_accel import drivers
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel.drivers import pci_rule
@@ -20,10 +21,18 @@ from nova_accel import naming
 
 CONF = conf.CONF
 
+
+def _handover():
+    """A policy for a driver that does not exist would be without effect, and
+    a device be given on as another policy says."""
+    drivers.check_installed(handover.OPTION, [
+        about for about in handover.policies() if about and ':' not in about])
+
+
 #: each raises ConfigurationError, which names the option
 _READERS: tuple[Callable[[], object], ...] = (
     rules.DeviceRules, base.fixed_devices, base.whole_cards, sriov.wanted,
-    sets.wanted, handover.policies, naming.class_traits, pci_rule.wanted,
+    sets.wanted, _handover, naming.class_traits, pci_rule.wanted,
     qat.wanted_services, timecard.named, vgpu.wanted_types)
 
 

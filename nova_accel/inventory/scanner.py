@@ -367,13 +367,13 @@ class Scanner:
                     f'{conflict} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
         self._check_sets()
-        # an option that cannot be read is said before the first release
-        handover.policies()
         for text in self.rules.unused() + [
                 f'{option} names {address}, which no driver of [accel] '
                 f'enabled_drivers finds: correct the address, or enable its '
                 f'driver.' for option, addresses in (
                     (sriov.OPTION, sriov.wanted()),
+                    (handover.OPTION, [about for about in handover.policies()
+                                       if ':' in about]),
                     (base.WHOLE_CARDS, sorted(base.whole_cards())))
                 for address in addresses if address not in seen]:
             LOG.warning('%s', text)

@@ -6,7 +6,6 @@ import functools
 import inspect
 import logging as python_logging
 import os
-import textwrap
 
 from nova.compute import task_states
 from nova import exception as nova_exception
@@ -136,16 +135,18 @@ class Builds:
             if not (instance.uuid in self._last_hosts
                     and _is_of_libvirt(error) and has_accelerators()):
                 raise
-            said = textwrap.shorten(str(error), 100, placeholder=' ...')
+            # libvirt names the other domains of the host, and paths
+            LOG.error('libvirt refuses to start server %s with its '
+                      'accelerators: %s', instance.uuid, error)
+            said = exception.told(error)
             if CONF.accel.simulated_host:
                 raise BuildRefused(instance_uuid=instance.uuid, reason=(
                     f'Server {instance.uuid} was to start with devices of a '
-                    f'simulated host, which libvirt refuses ({said}): remove '
+                    f'simulated host, which libvirt refuses: remove '
                     f'[accel] simulated_host on that host.')) from error
             raise BuildRefused(instance_uuid=instance.uuid, reason=(
                 f'Server {instance.uuid} was to start with its accelerators, '
-                f'and libvirt refuses ({said}): see the logs of nova-compute '
-                f'and libvirt.')) from error
+                f'and libvirt refuses: {said}')) from error
 
 
 def _is_of_libvirt(error) -> bool:

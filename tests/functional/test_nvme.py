@@ -128,7 +128,7 @@ class NvmeTest(base.AcceleratorTestBase):
         self.disk.write_disk(DISK, 'of the operator')
         self.disk.use_disk(DISK, 'zfs')
         server = self.boot(FLAVOR, expected_state='ERROR')
-        self.assertIn(f'{DISK} was allocated, and somebody holds a disk',
+        self.assertIn(f'{DISK} was allocated, and the host uses it',
                       self.fault(server))
         # what it was not given is not its to erase, then or later
         self.assertEqual([], self.claims())

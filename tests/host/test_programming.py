@@ -2,9 +2,13 @@
 """No region is programmed under a guest, and nothing is said of what one
 carries that was not read back."""
 
+import errno
 import threading
 import time
+from unittest import mock
 import uuid
+
+import ddt
 
 from nova_accel import exception
 from nova_accel import model
@@ -41,6 +45,7 @@ class Base(base.HostTestCase):
         return self.host.boot(specs, self.host.allocation(address))
 
 
+@ddt.ddt
 class RuntimeTest(Base):
 
     # what waited for a card that hangs would wait as long
@@ -82,6 +87,29 @@ class RuntimeTest(Base):
         self.assertEqual([State.BOUND], self.host.states(self.server))
         self.assertEqual(
             1, self.programmed.count(A))
+
+    @ddt.data('detach_error', 'attach_error')
+    def test_libvirt_names_what_is_of_others(self, where):
+        """The owner reads the status of its server; libvirt names domains of
+        others, and the kernel paths."""
+        self.assertNotIn('instance-0000002a', self.log.output)
+        setattr(self.host.cloud, where, RuntimeError(
+            'PCI device 0000:5e:00.1 is in use by driver QEMU, domain '
+            'instance-0000002a (server of eve)'))
+        _, status = self.ask(self.other)
+        word = 'failed' if where == 'detach_error' else 'detached'
+        self.assertEqual(f'{word} {self.other}: the reason is in the log of '
+                         f'nova-compute, ask the operator.', status)
+        self.assertIn('instance-0000002a', self.log.output)
+
+    def test_cache_is_lost(self):
+        """The status of its server shows the owner no path of the host."""
+        path = '/var/lib/nova/accel_bitstreams/x'
+        self.host.kernel.program_dfl_port = mock.Mock(
+            side_effect=OSError(errno.ENOENT, 'No such file', path))
+        _, status = self.ask(self.other)
+        self.assertIn('No such file', status)
+        self.assertNotIn('/', status)
 
     def test_card_refuses(self):
         self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What is said of a simulated host, which libvirt does not know."""
+"""What the owner of a server reads where libvirt refuses to start it."""
 
 import types
 
@@ -15,7 +15,7 @@ class Refused(Exception):
     """As libvirt.libvirtError."""
 
 
-class SimulatedHostTest(testtools.TestCase):
+class RefusedTest(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -23,6 +23,7 @@ class SimulatedHostTest(testtools.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.virt.libvirt.driver.libvirt',
             types.SimpleNamespace(libvirtError=Refused)))
+        self.log = self.useFixture(fixtures.FakeLogger())
 
     def fault(self):
         """Of a server whose last host this is."""
@@ -31,8 +32,10 @@ class SimulatedHostTest(testtools.TestCase):
 
         def build(instance, host_list):
             with builds.translated(instance, lambda: True):
-                raise Refused("unsupported configuration: host doesn't "
-                              'support passthrough of host PCI devices')
+                raise Refused(
+                    'Requested operation is not valid: PCI device '
+                    '0000:5e:00.1 is in use by driver QEMU, domain '
+                    'instance-0000002a; see /var/lib/nova/instances/x')
         manager = types.SimpleNamespace(_do_build_and_run_instance=build)
         builds.watch(manager)
         return str(self.assertRaises(
@@ -40,17 +43,20 @@ class SimulatedHostTest(testtools.TestCase):
             server, []))
 
     def test_fault(self):
-        self.assertNotIn('simulated', self.fault())
+        fault = self.fault()
+        for word in ('simulated', 'instance-0000002a', '/var/lib'):
+            self.assertNotIn(word, fault)
+        self.assertIn('the reason is in the log of nova-compute', fault)
+        self.assertIn('instance-0000002a', self.log.output)
         self.config.config(group='accel', simulated_host='/a/host.yaml')
         fault = self.fault()
-        for word in ('simulated host', 'passthrough',
-                     'remove [accel] simulated_host'):
+        for word in ('simulated host', 'remove [accel] simulated_host'):
             self.assertIn(word, fault)
         # Nova cuts faults off
         self.assertLess(len(fault) + 35, 256)
 
     def test_log(self):
-        log = self.useFixture(fixtures.FakeLogger())
+        log = self.log
         errors.warn_of_simulation()
         self.assertEqual('', log.output)
         self.config.config(group='accel', simulated_host='/a/host.yaml')

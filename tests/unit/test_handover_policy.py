@@ -6,6 +6,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import handover
+from nova_accel.drivers import options
 from nova_accel import exception
 
 Policy = handover.Policy
@@ -39,3 +40,19 @@ class PolicyTest(testtools.TestCase):
         error = self.assertRaises(exception.ConfigurationError,
                                   handover.policy, 'gpu')
         self.assertIn('[accel] handover has', str(error))
+
+    def test_driver_that_does_not_exist(self):
+        """The devices that it means would be given on as if it were not
+        there."""
+        # the default names an option of Nova
+        self.config.config(bitstream_cache='/a', group='accel')
+        self.config.config(handover=['nvme=operator', 'gpu=reset'],
+                           group='accel')
+        self.assertEqual([], options.malformed())
+        self.config.config(handover=['nvem=operator', 'gpu=reset'],
+                           group='accel')
+        sentence, = options.malformed()
+        self.assertIn("[accel] handover names 'nvem', and installed are",
+                      sentence)
+        self.assertIn('nvme', sentence)
+        self.assertRaises(exception.ConfigurationError, options.check)

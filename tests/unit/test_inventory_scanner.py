@@ -394,6 +394,15 @@ class OwnershipTest(ScannerTestBase):
         self.assertIn('names 0000:99:00.0, which no driver', logged)
         self.assertNotIn(f'names {A}', logged)
 
+    def test_handover_of_no_device(self):
+        self.conf.config(group='accel', handover=[
+            'reset', f'{A}=none', '0000:99:00.0=operator'])
+        self.inventory.scan()
+        logged = self.warnings()
+        self.assertIn('[accel] handover names 0000:99:00.0, which no driver',
+                      logged)
+        self.assertNotIn(f'names {A}', logged)
+
     def test_option_of_nova_has_it_too(self):
         self.conflicts[A] = f'{A} is matched by [pci] device_spec'
         self.inventory.scan()

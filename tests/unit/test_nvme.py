@@ -468,12 +468,25 @@ class Scrub(ReleaseTestCase):
     def test_zfs_is_found_when_the_disk_is_given(self):
         self.start()
         self.kernel.use_disk(A, 'zfs')
+        log = self.useFixture(fixtures.FakeLogger())
         # no attribute shows it
         self.assertEqual(OK, self.driver.discover()[A].health)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, self.device,
             self.handle, None, True, base.Use())
-        self.assertIn('ZFS', str(error))
+        self.assertIn('the host uses it', str(error))
+        self.assertIn('ZFS', log.output)
+
+    def test_mounted_when_it_is_given(self):
+        """The owner of the server reads no path of the host."""
+        self.start()
+        log = self.useFixture(fixtures.FakeLogger())
+        self.kernel.use_disk(A, 'mounted at /srv/of-eve')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, self.device,
+            self.handle, None, True, base.Use())
+        self.assertNotIn('/srv', str(error))
+        self.assertIn('mounted at /srv/of-eve', log.output)
 
 
 @ddt.ddt

@@ -161,11 +161,13 @@ class Devices(TestCase):
         self.assertIn('mounted at /', found[A].reason)
         self.assertEqual((OK, [B]), (found[B].health,
                                      self.handles(found[B])))
+        log = self.useFixture(fixtures.FakeLogger())
         self.kernel.use_disk(B, 'dm-0')
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, found[B],
             found[B].handles[0], None, True, base.Use())
-        self.assertIn('dm-0', str(error))
+        self.assertIn('the host uses it', str(error))
+        self.assertIn('dm-0', log.output)
 
     def test_network_of_the_host(self):
         found = self.start('class=02* type=NIC', others=[], nics=[
