@@ -26,6 +26,8 @@ PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
 #: on a provider whose whole inventory we reserved; tells our reservation,
 #: which we remove later, from one of the operator
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
+#: on a region that is being cleaned after a server; a build waits for it
+CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
 #: in the statistics of a compute node's record, which nova-compute writes at
 #: its start and periodically: only our driver adds it, and Nova drops what its
 #: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
@@ -59,7 +61,8 @@ _CONTENT = re.compile(
 #: traits stay, because somebody else may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
-    f'|{ONE_TIME_USE}|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
+    f'|{CLEANING}|{ONE_TIME_USE}'
+    f'|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 
 def normalize(text: str, of: str) -> str:

@@ -748,6 +748,7 @@ class Accelerators:
         claims = self.holdings.now(claims)
         self._handles.release(
             claims, lambda claim: self._freed(context, claim),
+            lambda kept: self.publisher.show_devices(context, kept),
             # an error of the last moment is to be written
             CONF.accel.device_timeout + 1 if wait else 0,
             CONF.accel.programming_timeout + 1 if patient else 0)

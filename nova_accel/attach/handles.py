@@ -118,12 +118,15 @@ class Handles:
         self._on_handle(device, claim, what, prepare, fresh)
 
     def release(self, claims: Iterable[model.Claim],
-                freed: Callable[[model.Claim], None], seconds: float,
+                freed: Callable[[model.Claim], None],
+                kept: Callable[[list[model.Claim]], None], seconds: float,
                 region_seconds: float = 0) -> None:
         """Clean handles, all side by side.
 
         :param freed: called for each handle once it is clean, at once or long
             after this call has ended.
+        :param kept: called with the claims of a region that is not clean, in
+            the same way.
         :param seconds: how long to wait for them; none waits for another.
         :param region_seconds: how long to wait for those of FPGA regions.
         """
@@ -135,11 +138,12 @@ class Handles:
                             for claim in mine]
             else:
                 of_regions.append(
-                    limited.start(self._release_region, mine, freed))
+                    limited.start(
+                        self._release_region, mine, freed, kept))
         futures.wait(started, seconds)
         futures.wait(of_regions, region_seconds)
 
-    def _release_region(self, claims, freed):
+    def _release_region(self, claims, freed, kept):
         address, index = claims[0].device_address, claims[0].region_index
         try:
             # of several that release it the next one finds it clean
@@ -148,6 +152,8 @@ class Handles:
                 if self._clean_region(address, index, claims):
                     for claim in claims:
                         freed(claim)
+                else:
+                    kept(claims)
         except Exception:
             LOG.exception('%s region%s, which server %s had, could not be '
                           'released; the next comparison tries again',
@@ -175,7 +181,8 @@ class Handles:
             self._regions.look_after(claims)
             device = self._inventory.devices.get(
                 claims[0].device_address) or device
-            done = self._regions.clean(claims)
+            with self._inventory.returning(claims[0].device_address, index):
+                done = self._regions.clean(claims)
             for claim in claims if device else ():
                 self._judge(claim, device, done)
             return True

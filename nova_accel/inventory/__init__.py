@@ -16,6 +16,7 @@ Nothing here imports Nova. The store of claims is handed in.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import contextlib
 import threading
 
 from oslo_log import log as logging
@@ -350,6 +351,17 @@ class Inventory:
         if report:
             self._scanner.scan(addresses=[address])
 
+    def returning(self, address: str, index: int,
+                  ) -> contextlib.AbstractContextManager[None]:
+        """While a region is cleaned after a server.
+
+        What the operator put there is programmed again or stays, and providers
+        show it all the while: a server that asks for it is sent there, and
+        waits. Content of another origin is not shown. It is not written down;
+        after a crash the region is shown as it is.
+        """
+        return self._table.returning(address, index)
+
     def forget(self, address: str, index: int, origin: str | None) -> None:
         """A guest may have changed the region: drop what is known of it.
 
@@ -508,7 +520,7 @@ class Inventory:
             self._unnamable, self._store.waiting(),
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
-             for found in sets.wanted()})
+             for found in sets.wanted()}, self._table.all_returning())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """The name of the provider that a device shares, None for one with

@@ -47,7 +47,7 @@ where a change came in between, what a scan saw of the device is discarded:
 every look takes a ticket() before it begins.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
 import enum
@@ -107,6 +107,8 @@ class DeviceTable:
         self._unsaved_since_error = False
         self._fences: dict[str, dict[Fence, str]] = {}
         self._programming: set[Key] = set()
+        #: regions that are being cleaned, as they were before
+        self._returning: dict[Key, model.Region] = {}
         #: address -> the two drivers that find it
         self._shared: dict[str, tuple[str, str]] = {}
         self._clock = itertools.count(1)
@@ -482,6 +484,29 @@ class DeviceTable:
             self._programming.discard(key)
             self._since[key[0]] = next(self._clock)
             return self._loaded[key].origin
+
+    @contextlib.contextmanager
+    def returning(self, address: str, index: int) -> Iterator[None]:
+        """See Inventory.returning()."""
+        key = (address, index)
+        device = self.snapshot().get(address)
+        mine = {r.index: r for r in device.regions} if device else {}
+        if index not in mine or mine[index].origin != model.OPERATOR:
+            yield
+            return
+        with self._lock:
+            self._returning[key] = mine[index]
+            self._generation += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._returning[key]
+                self._generation += 1
+
+    def all_returning(self) -> dict[Key, model.Region]:
+        with self._lock:
+            return dict(self._returning)
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:

@@ -260,7 +260,9 @@ def providers(devices: Iterable[model.Device],
               waiting: Iterable[model.Waiting] = (),
               pool_of: Callable[[model.Device], str | None]
               = lambda device: None,
-              sets: Mapping[str, int] | None = None) -> dict[str, Provider]:
+              sets: Mapping[str, int] | None = None,
+              returning: Mapping[tuple[str, int], model.Region] | None = None,
+              ) -> dict[str, Provider]:
     """The providers of a node by uuid, parents before children.
 
     :param devices: with their computed health.
@@ -274,8 +276,10 @@ def providers(devices: Iterable[model.Device],
         for one with providers of its own.
     :param sets: of pools that are given as a whole, how many devices they
         have.
+    :param returning: regions that are being cleaned, by device address and
+        region index, as they are going to be.
     """
-    use = _Use(claims, held_back, waiting)
+    use = _Use(claims, held_back, waiting, returning or {})
     result = {}
     pools: dict[str, list[model.Device]] = {}
     for device in devices:
@@ -315,10 +319,15 @@ class _Use:
 
     def __init__(self, claims: Iterable[model.Claim],
                  held_back: Collection[model.AttachHandle],
-                 waiting: Iterable[model.Waiting]):
+                 waiting: Iterable[model.Waiting],
+                 returning: Mapping[tuple[str, int], model.Region]):
+        self._returning = returning
         self._waiting = tuple(waiting)
-        #: (device address, region index)
+        #: (device address, region index) of what servers have, or what could
+        #: not be cleaned after one
         self.used: set[tuple[str, int | None]] = set()
+        #: the same of regions that servers have just lost
+        self._lost: set[tuple[str, int | None]] = set()
         #: device address -> handles that were made on demand; a driver tells
         #: only what could be made now
         self.made: dict[str, set] = collections.defaultdict(set)
@@ -327,16 +336,31 @@ class _Use:
         #: provider uuid -> handles that servers have from it
         self.given: dict[str, set] = collections.defaultdict(set)
         for claim in claims:
-            self.used.add((claim.device_address, claim.region_index))
+            key = claim.device_address, claim.region_index
+            ends = claim.state is model.ClaimState.DELETING
+            # who gets a region waits until it is clean
+            waits = (ends and claim.region_index is not None
+                     and not claim.error)
+            (self._lost if waits else self.used).add(key)
             if (claim.handle in held_back
-                    or claim.state is model.ClaimState.DELETING
-                    # who gets a region waits until it is clean
-                    and (claim.region_index is None or claim.error)):
+                    or ends and not waits):
                 self.held_up.add(claim.handle)
                 continue
             self.given[claim.provider_uuid].add(claim.handle)
             if claim.created_type:
                 self.made[claim.device_address].add(claim.handle)
+
+    def region(self, address: str, region: model.Region) -> model.Region:
+        """A region as it is shown: one that is being cleaned as what it is
+        going to be."""
+        if self.is_cleaned(address, region.index):
+            return self._returning.get((address, region.index), region)
+        return region
+
+    def is_cleaned(self, address: str, index: int) -> bool:
+        """Whether a region is being cleaned after its last server."""
+        key = (address, index)
+        return key in self._lost and key not in self.used
 
     def waiting(self, provider_uuid: str, address: str, index: int | None,
                 handles: Collection[model.AttachHandle],
@@ -458,10 +482,13 @@ def _providers_of(device, node, root_uuid, use):
         fenced=fenced, waiting=use.waiting(uuid, device.address, None, left),
         retired_traits=frozenset(device.state_traits) - device_traits)
     for region in device.regions:
-        traits = naming.region_traits(device, region) | place
+        traits = naming.region_traits(
+            device, use.region(device.address, region)) | place
         key = (device.address, region.index)
         if region.programmable and key not in use.used:
             traits.add(naming.PROGRAMMABLE)
+        if use.is_cleaned(*key):
+            traits.add(naming.CLEANING)
         name = naming.region_provider_name(node, device.address, region.index)
         region_uuid = naming.provider_uuid(root_uuid, node, name)
         left = [h for h in region.handles if h not in use.held_up]

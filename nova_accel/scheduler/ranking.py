@@ -48,8 +48,8 @@ def rank(scheduling: schedulings.Scheduling,
     nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
         scheduling.is_taken(candidate), sum(r.stuck for r in found),
-        sum(r.programmings for r in found), len(nodes), len(roots),
-        sum(r.loss for r in found))
+        sum(r.programmings for r in found), sum(r.cleanings for r in found),
+        len(nodes), len(roots), sum(r.loss for r in found))
 
 
 def places(scheduling: schedulings.Scheduling,

@@ -68,6 +68,8 @@ class Rank(typing.NamedTuple):
     stuck: int
     #: groups whose region has to be programmed
     programmings: int
+    #: groups whose region is being cleaned, for which a build waits
+    cleanings: int = 0
     #: NUMA nodes, and PCI root complexes, that the devices are known to be
     #: on; 0 where the server does not care, or has one group
     nodes: int = 0
@@ -265,11 +267,12 @@ class Scheduling:
     @staticmethod
     def _rank(wish, kind, loss):
         *traits, _, used = kind
+        cleanings = int(naming.CLEANING in traits)
         if not wish.traits.isdisjoint(traits):
-            return Rank(False, 0, 0)
+            return Rank(False, 0, 0, cleanings)
         # a server uses it, or is about to
         stuck = used or naming.PROGRAMMABLE not in traits
-        return Rank(False, int(bool(stuck)), 1, loss=loss)
+        return Rank(False, int(bool(stuck)), 1, cleanings, loss=loss)
 
     def _losses(self, kinds):
         """0 to 1 for each kind: 0 for those that carry nothing or are full."""

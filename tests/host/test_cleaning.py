@@ -3,10 +3,13 @@
 
 import dataclasses
 import os
+import threading
+import time
 import uuid
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel import naming
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain, vf
@@ -19,7 +22,7 @@ SECRET = 'the key of the tenant'
 CLEAN: dict[str, str] = {}
 
 
-class CleaningTest(base.HostTestCase):
+class CleaningTestCase(base.HostTestCase):
 
     CARDS = ({'address': A},)
 
@@ -84,6 +87,9 @@ class CleaningTest(base.HostTestCase):
         if function:
             self.assertEqual(plain(function), self.host.carries(A))
         return server
+
+
+class CleaningTest(CleaningTestCase):
 
     # The operator's function
 
@@ -432,6 +438,113 @@ class BesideTest(CleaningTest):
                          self.host.kernel.guest_reads(vf(A)))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
         self.assertEqual(2, len(self.programmed))
+
+
+class ShownTest(CleaningTestCase):
+    """What Placement has of a region while it is being cleaned."""
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(programming_timeout=600, group='accel')
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.addCleanup(self.goes_on.set)
+
+    def programmings_stop(self):
+        program = self.host.kernel.program_dfl_port
+
+        def programs(*args):
+            self.began.set()
+            self.goes_on.wait()
+            return program(*args)
+        self.host.kernel.program_dfl_port = programs
+
+    def lose(self, server):
+        """The server is gone, and the programming of its region has begun.
+        """
+        self.programmings_stop()
+        self.host.delete(server, wait=False)
+        self.began.wait()
+        self.host.report()
+
+    def shown(self, function=FUNCTION):
+        """Which of the function and of these traits the region has."""
+        traits, = [p['traits'] for p in
+                   self.host.cloud.read()['providers'].values()
+                   if p['name'].endswith('_region0')]
+        return {'function': naming.function_trait(plain(function)) in traits,
+                'programmable': naming.PROGRAMMABLE in traits,
+                'cleaning': naming.CLEANING in traits}
+
+    def wait_until_shown(self, **expected):
+        """Without a report."""
+        ends = time.monotonic() + base.PATIENCE
+        while self.shown() != expected and time.monotonic() < ends:
+            time.sleep(0.01)
+        self.assertEqual(expected, self.shown())
+
+    def test_function_of_the_operator(self):
+        """A server that asks for it is sent there."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        self.assertEqual({'function': True, 'programmable': False,
+                          'cleaning': False}, self.shown())
+        self.lose(server)
+        self.assertEqual({'function': True, 'programmable': True,
+                          'cleaning': True}, self.shown())
+        self.assertIsNone(
+            self.host.inventory.devices[A].region(0).function_uuid)
+        self.goes_on.set()
+        self.host.settle()
+        self.wait_until_shown(function=True, programmable=True,
+                              cleaning=False)
+
+    def test_memory_that_is_cleared_first(self):
+        self.host.upload(FUNCTION)
+        self.clearing_image('memory')
+        self.lose(self.boot(FUNCTION))
+        self.assertEqual({'function': True, 'programmable': True,
+                          'cleaning': True}, self.shown())
+        self.assertFalse(self.shown(BLANK)['function'])
+
+    def test_function_that_a_project_loaded(self):
+        """It names the operator's as its own."""
+        self.clearing_image()
+        self.lose(self.tenant_loads(self.private_image(FUNCTION)))
+        self.assertEqual({'function': False, 'programmable': True,
+                          'cleaning': True}, self.shown())
+
+    def test_cleaning_that_fails(self):
+        """Placement hears of it at once."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.host.kernel.set_fault(A, pr_error='crc')
+        self.lose(server)
+        self.goes_on.set()
+        self.host.settle()
+        self.wait_until_shown(function=False, programmable=False,
+                              cleaning=False)
+        self.assertEqual(['host_accel_' + A + '_region0'], self.host.fenced())
+
+    def test_killed_meanwhile(self):
+        """What the region carries is not known, and a server that comes
+        then waits until it is."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.write()
+        claims = self.host.holdings.of(server)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.allocate(server, None)
+        self.host.holdings.releasing(claims)
+        self.host.inventory.begin_programming(A, 0)
+        self.restart()
+        self.host.report()
+        self.assertEqual({'function': False, 'programmable': True,
+                          'cleaning': True}, self.shown())
+        self.boot(FUNCTION)
+        self.assertEqual({'memory': SECRET},
+                         self.host.kernel.guest_reads(vf(A)))
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
 
 class WholeCardTest(base.HostTestCase):

@@ -28,18 +28,19 @@ def card(handles=2, **more):
 TYPES = (model.CreatableType('a', 'CUSTOM_A', 2),)
 
 
-def claim(number=1, index=None, state=BOUND, created=None):
+def claim(number=1, index=None, state=BOUND, created=None, error=''):
     return model.Claim(
         uuid=str(uuid.uuid4()), instance_uuid='i', consumer_uuid='i',
         role=model.Role.CURRENT, provider_uuid='p', resource_class=CLASS,
         group='1', device_address=A, region_index=index, state=state,
-        handle=handle(f'{A[:-1]}{number}'), created_type=created)
+        handle=handle(f'{A[:-1]}{number}'), created_type=created,
+        error=error)
 
 
-def made(*devices, claims=(), held_back=()):
+def made(*devices, claims=(), held_back=(), returning=None):
     return {p.name.removeprefix('host_accel_'): p for p in
             providers.providers(devices, claims, 'host', ROOT,
-                                held_back).values()}
+                                held_back, returning=returning).values()}
 
 
 @ddt.ddt
@@ -100,6 +101,38 @@ class ProvidersTest(testtools.TestCase):
         # its sibling does not depend on it, the card has no inventory
         self.assertEqual(health is not OK, found[f'{A}_region1'].fenced)
         self.assertEqual({}, found[A].inventory)
+
+    @ddt.data(
+        # claims, whether it is known what the region is going to be
+        #   -> whether a function is shown, programmable, being cleaned
+        ([], False, False, True, False),
+        # what is programmed by others than those who clean is not shown
+        ([], True, False, True, False),
+        ([BOUND], True, False, False, False),
+        ([DELETING], False, False, True, True),
+        ([DELETING], True, True, True, True),
+        ([DELETING, DELETING], True, True, True, True),
+        ([DELETING, BOUND], True, False, False, False),
+        # that failed, or hangs
+        (['error'], True, False, False, False),
+        ([DELETING, 'error'], True, False, False, False),
+    )
+    @ddt.unpack
+    def test_region_that_is_being_cleaned(self, states, known, function,
+                                          programmable, cleaned):
+        device = fpga(A, regions=2).with_region(
+            0, function_uuid=None, origin=None)
+        claims = [
+            claim(n, 0, DELETING, error='no') if state == 'error'
+            else claim(n, 0, state) for n, state in enumerate(states)]
+        before = fpga(A, regions=2).region(0)
+        shown = made(device, claims=claims, returning={
+            (A, 0): before} if known else {})
+        traits = shown[f'{A}_region0'].traits
+        self.assertEqual((function, programmable, cleaned), (
+            naming.function_trait(before.function_uuid) in traits,
+            naming.PROGRAMMABLE in traits, naming.CLEANING in traits))
+        self.assertNotIn(naming.CLEANING, shown[f'{A}_region1'].traits)
 
     def test_place(self):
         """Of the card and of its regions."""

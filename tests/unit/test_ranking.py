@@ -141,9 +141,10 @@ class PlacesTest(Base):
         # what its host will choose may be as close
         self.assertEqual(
             [(1, 1), (1, 1), (0, 0), (2, 2)], [
-                ranking.rank(self.placed(), candidate(*pair))[3:5]
+                (rank.nodes, rank.roots)
                 for pair in (('a1', 'any'), ('a1', 'pool'), ('any', 'any'),
-                             ('a1', 'b1'))])
+                             ('a1', 'b1'))
+                for rank in [ranking.rank(self.placed(), candidate(*pair))]])
 
     def test_server_that_does_not_care(self):
         scheduling = self.placed(accel__numa_affinity='none')
@@ -193,6 +194,17 @@ class RankingTest(Base):
         self.assertEqual(
             [candidate('used'), candidate('empty')],
             self.order(scheduling, candidate('empty'), candidate('used')))
+
+    def test_region_that_is_being_cleaned(self):
+        """A build waits for it: longer than for one that is clean, not as
+        long as for a programming."""
+        regions = {'has': region(WANTED), 'soon': region(WANTED),
+                   'empty': region(), 'o': region(OTHER),
+                   'other': region(OTHER), 'used': region(OTHER, False, 1, 2)}
+        for name in 'soon', 'other':
+            regions[name]['traits'].append(naming.CLEANING)
+        self.assertBestFirst(self.look(regions, **ONE), *map(candidate, (
+            'has', 'soon', 'empty', 'o', 'other', 'used')))
 
     def test_demand_for_each_idle_copy(self):
         regions = {'empty': region(), 'o1': region(OTHER),
