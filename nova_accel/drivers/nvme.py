@@ -2,8 +2,9 @@
 """NVMe disks: whole controllers, or their VFs.
 
 A controller that the host uses itself is shown, and no server gets it. So is
-one that has something on it when it is first seen: what it had as it was
-offered first, it may have from a server since. Sources: the PCI code of the
+one that has something on it when it is first seen: what it has later, it may
+have from a server. Where disks are erased after each server it is looked at
+once more before the next one gets it. Sources: the PCI code of the
 NVM Express interface (010802), drivers/nvme/host of Linux for what is below a
 controller in sysfs, the NVM Express Base Specification 2.0 for what a server
 can change of a disk, the PCI ID repository for vendors.
@@ -330,8 +331,9 @@ class NvmeDriver(base.PciDriver):
     PREPARES_EVERY_HANDLE = True
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; nothing is made, and another disk than the
-        recorded one is refused."""
+        """See the base class; nothing is made. Another disk than the
+        recorded one is refused, and one with something on it that no server
+        left there."""
         self.check_unused(handle)
         if handle.address != device.address:
             return
@@ -367,6 +369,9 @@ class NvmeDriver(base.PciDriver):
                 raise base.Defect(
                     f'its serial number is {str(now)[:20]!r}, and was '
                     f'{before[:20]!r}: put that disk back, or {_BIND}')
+            if fresh and _policy(address, address) is Policy.CLEAR:
+                # it was erased after its last server, if it had one
+                self._check_content(address)
 
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.

@@ -215,6 +215,28 @@ class RecordTest(HandoverTestCase):
         self.assertEqual((A, 'clean'), (handle, result))
         self.assertNotEqual('none', method)
 
+    def test_disk_that_the_operator_needs_since(self):
+        """No server reads what he has on it, and it is not erased."""
+        self.CLASS = SSD
+        self.start_host(nvmes=[{'address': A}], drivers=('nvme',))
+        kernel = self.simulated.kernel
+        kernel.sign_disk(A, 'LVM2_member')
+        kernel.write_disk(A, 'data of the operator')
+        self.restart()
+        error = self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.assertIn('LVM2_member', str(error))
+        self.assertEqual(('data of the operator', [], []), (
+            kernel.data_of_disk(A), self.host.holdings.all(),
+            self.results()))
+        # what a server leaves there is erased, and the next one gets the disk
+        kernel.sign_disk(A)
+        server = self.boot()
+        kernel.sign_disk(A, 'LVM2_member')
+        self.host.reboot(server)
+        self.host.delete(server)
+        self.assertEqual('', kernel.data_of_disk(A))
+        self.boot()
+
 
 class TimecardTest(HandoverTestCase):
 

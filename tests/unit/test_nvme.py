@@ -213,6 +213,30 @@ class Content(TestCase):
         self.kernel.sign_disk(A, 'ext4')
         self.assertEqual(known, self.driver.discover(known))
 
+    def prepare(self, device, fresh):
+        self.driver.prepare(
+            device, device.handles[0], None, fresh, base.Use())
+
+    @ddt.data('nvme', 'vfio-pci')
+    def test_somebody_put_it_there_since(self, bound):
+        """No server had it, or it was erased after the last one."""
+        known = self.start({'address': A})[A]
+        self.kernel.sign_disk(A, 'LVM2_member')
+        self.kernel.rebind(A, bound)
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.prepare, known, True)
+        for text in (A, 'LVM2_member', 'wipefs --all'):
+            self.assertIn(text, str(error))
+        self.assertEqual(bound, pci.driver(self.kernel, A))
+        # a server that has it may have written that itself
+        self.prepare(known, False)
+        self.config.config(group='accel', handover=['nvme=none'])
+        self.prepare(known, True)
+        self.config.config(group='accel', handover=[])
+        self.kernel.rebind(A, 'nvme')
+        self.kernel.sign_disk(A)
+        self.prepare(known, True)
+
     def test_disk_of_a_server_of_release_0_1(self):
         """It has no record, and was offered."""
         known = self.start({'address': A})
