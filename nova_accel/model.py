@@ -173,6 +173,18 @@ class Region:
     def name(self) -> str:
         return f'region{self.index}'
 
+    def is_held_otherwise(self, card: str, held: Iterable[AttachHandle],
+                          ) -> bool:
+        """Whether none of its handles is free because a server has the whole
+        card, which has VFs since, or VFs of a card that is given whole now.
+
+        :param card: address of its device.
+        :param held: what servers have of it.
+        """
+        held = set(held)
+        return not held <= set(self.handles) and any(
+            handle.address == card for handle in (*held, *self.handles))
+
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'Region':
         """See AttachHandle.from_dict(); takes every health."""

@@ -495,18 +495,15 @@ class Accelerators:
         :param soon: claims that end soon; their handles count as free.
         :returns: provider uuid -> [(device, handle)], as many as are taken.
         """
-        held = {claim.handle for claim in self.holdings.all()}
-        held -= {claim.handle for claim in soon}
-        held |= self.holdings.waiting()
+        ends = {claim.uuid for claim in soon}
+        held = [c for c in self.holdings.all() if c.uuid not in ends]
         amounts: dict = collections.Counter()
         for take in takes:
             amounts[take.provider_uuid] += take.wanted.amount
         free = {}
         for uuid, amount in amounts.items():
             provider = self.inventory.providers()[uuid]
-            free[uuid] = [
-                (device, handle) for device, part in self._parts(provider)
-                for handle in part.handles if handle not in held]
+            free[uuid] = self._free(provider, held)
             if len(free[uuid]) < amount:
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
@@ -537,6 +534,21 @@ class Accelerators:
                 f'has free {there}: the build is retried on another host.')
         return {uuid: [free[uuid][number] for number in numbers]
                 for uuid, numbers in zip(amounts, chosen)}
+
+    def _free(self, provider, held):
+        """(device, handle) of a provider that no server has.
+
+        :param held: claims of servers.
+        """
+        taken = {claim.handle for claim in held} | self.holdings.waiting()
+        return [
+            (device, handle) for device, part in self._parts(provider)
+            if provider.region_index is None or not part.is_held_otherwise(
+                device.address, [
+                    c.handle for c in held
+                    if (c.device_address, c.region_index)
+                    == (device.address, part.index)])
+            for handle in part.handles if handle not in taken]
 
     def _place(self, address):
         """As model.Device.place, of a PCI function that is Nova's own."""

@@ -328,6 +328,9 @@ class _Use:
         self.used: set[tuple[str, int | None]] = set()
         #: the same of regions that servers have just lost
         self._lost: set[tuple[str, int | None]] = set()
+        #: the handles of those that are used
+        self.held: dict[tuple[str, int | None], set] = (
+            collections.defaultdict(set))
         #: device address -> handles that were made on demand; a driver tells
         #: only what could be made now
         self.made: dict[str, set] = collections.defaultdict(set)
@@ -342,6 +345,8 @@ class _Use:
             waits = (ends and claim.region_index is not None
                      and not claim.error)
             (self._lost if waits else self.used).add(key)
+            if not waits:
+                self.held[key].add(claim.handle)
             if (claim.handle in held_back
                     or ends and not waits):
                 self.held_up.add(claim.handle)
@@ -491,7 +496,9 @@ def _providers_of(device, node, root_uuid, use):
             traits.add(naming.CLEANING)
         name = naming.region_provider_name(node, device.address, region.index)
         region_uuid = naming.provider_uuid(root_uuid, node, name)
-        left = [h for h in region.handles if h not in use.held_up]
+        left = [h for h in region.handles if h not in use.held_up
+                and not region.is_held_otherwise(
+                    device.address, use.held.get(key, ()))]
         fenced = (not device_ok or region.health is not model.Health.OK
                   or not left and bool(region.handles))
         if fenced:

@@ -653,6 +653,28 @@ class WholeCardTest(base.HostTestCase):
         claim, = self.host.holdings.being_released()
         self.assertIn('accel:clears', claim.error)
 
+    def test_region_of_a_stopped_server_is_not_given_by_its_vfs(self):
+        """Until the server has lost the whole card and that is clean."""
+        server = self.boot()
+        self.kernel.guest_loads(A, OTHER)
+        self.kernel.guest_writes(A, registers=SECRET)
+        self.host.cloud.stop_guest(server)
+        self.config.config(whole_cards=[], virtual_functions=[f'{A}=1'],
+                           group='accel')
+        self.restart()
+        self.host.report()
+        self.assertEqual([f'host_accel_{A}_region0'], self.host.fenced())
+        error = self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.assertIn('0 of it are free', str(error))
+        self.host.upload(BLANK, image={
+            'accel:clears': 'registers', 'accel:region_type_id': INTERFACE})
+        self.host.delete(server)
+        self.host.report()
+        self.assertEqual([], self.host.fenced())
+        self.assertHas(self.boot(), vf(A))
+        self.assertEqual({}, self.kernel.guest_reads(vf(A)))
+        self.assertEqual(plain(BLANK), self.host.carries(A))
+
     def test_card_that_is_not_named_any_more(self):
         """Its server keeps it; no other one gets it."""
         self.host.upload(FUNCTION)
