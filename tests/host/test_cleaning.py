@@ -536,7 +536,7 @@ class ShownTest(CleaningTestCase):
         self.host.cloud.stop_guest(server, undefine=True)
         self.host.cloud.allocate(server, None)
         self.host.holdings.releasing(claims)
-        self.host.inventory.begin_programming(A, 0)
+        self.host.inventory.begin_programming(A, 0, model.OPERATOR)
         self.restart()
         self.host.report()
         self.assertEqual({'function': False, 'programmable': True,
