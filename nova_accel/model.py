@@ -423,6 +423,12 @@ class Loaded:
     origin: str | None = None
 
 
+#: results of a hand-over after which the device is released
+EXCHANGED = 'another card is in its place'
+ENDS = ('clean', 'reset only', 'not cleaned', 'waits for the operator',
+        EXCHANGED)
+
+
 @dataclasses.dataclass(frozen=True)
 class Handover:
     """The record of one hand-over: what was done with a device after a server,
@@ -446,8 +452,13 @@ class Handover:
     #: what the device carried before and after
     before: str = ''
     after: str = ''
-    #: 'clean', another of Holdings' results, or why it failed
+    #: one of ENDS, 'ahead', 'ordered', or why it failed
     result: str = ''
+
+    @property
+    def failed(self) -> bool:
+        """Whether the release of a server's device is tried again."""
+        return bool(self.server) and self.result not in ENDS
 
 
 @dataclasses.dataclass(frozen=True)

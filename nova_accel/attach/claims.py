@@ -598,14 +598,27 @@ class ClaimStore:
     # The record of hand-overs
 
     def add_handover(self, handover: model.Handover) -> None:
-        """Write one; the oldest beyond MOST_HANDOVERS go."""
+        """Write one; the oldest beyond MOST_HANDOVERS go.
+
+        One that failed takes the place of the failed one before it of the
+        same server and handle: errors that alternate while a release is tried
+        again drive no other record out.
+        """
         columns = ', '.join(_HANDOVER_COLUMNS)
         names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)
         with self._transaction() as db:
+            if handover.failed:
+                ends = ', '.join('?' * len(model.ENDS))
+                db.execute(
+                    f'DELETE FROM handovers WHERE number = (SELECT '
+                    f'max(number) FROM handovers WHERE handle = ? AND server '
+                    f'= ?) AND result NOT IN ({ends})',
+                    (handover.handle, handover.server, *model.ENDS))
             db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
                        dataclasses.asdict(handover))
-            db.execute('DELETE FROM handovers WHERE number <= '
-                       '(SELECT max(number) FROM handovers) - ?',
+            # not by number: rows that were replaced left gaps
+            db.execute('DELETE FROM handovers WHERE number NOT IN (SELECT '
+                       'number FROM handovers ORDER BY number DESC LIMIT ?)',
                        (MOST_HANDOVERS,))
 
     def handovers(self) -> list[model.Handover]:

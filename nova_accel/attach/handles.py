@@ -288,7 +288,7 @@ class Handles:
                     'the card with the serial number %s is not found, and '
                     'another one is there', claim.handle.address,
                     claim.holder, claim.serial)
-        self._record(claim, other, 'none', 'another card is in its place',
+        self._record(claim, other, 'none', model.EXCHANGED,
                      claim.serial)
 
     def _release_by(self, driver, claim, device, *args):
@@ -310,9 +310,16 @@ class Handles:
             handle back cannot be written down.
         """
         result = 'clean' if done else 'not cleaned'
-        if not claim.created_type and handover.policy(
-                device.driver, claim.handle.address,
-                device.address) is handover.Policy.OPERATOR:
+        policy = handover.policy(
+            device.driver, claim.handle.address, device.address)
+        left = self._region(
+            self._inventory.devices.get(device.address), claim)
+        if (done and claim.prepared and left
+                and policy is handover.Policy.RESET
+                and left.origin != model.OPERATOR):
+            # a reset leaves what a project has loaded
+            result = 'reset only'
+        if not claim.created_type and policy is handover.Policy.OPERATOR:
             self._holdings.await_operator(claim)
             LOG.warning('%s, which server %s had, is given to another server '
                         'when the operator has cleaned it and has lowered '

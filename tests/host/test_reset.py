@@ -11,6 +11,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from tests.host import base
+from tests.host import cloud as clouds
 from tests.unit.host import A, B, FUNCTION, plain
 
 GPU, AI, CLOCK, SSD = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
@@ -197,6 +198,21 @@ class RecordTest(HandoverTestCase):
                  model.OPERATOR),
                 (found.method, found.result, found.before, found.after,
                  found.origin))
+
+    def test_reset_leaves_what_a_project_loaded(self):
+        """Where the record says clean, nothing of the server is left."""
+        self.CLASS = base.FPGA
+        self.start_host({'address': A})
+        self.config.config(handover=['reset'], group='accel')
+        image = self.host.upload(FUNCTION, {
+            'owner': clouds.PROJECT, 'visibility': 'private'})
+        self.host.delete(self.host.boot(
+            base.asks(runtime_programming='true'), self.host.allocation(A),
+            {'accel:bitstream_id': image}))
+        found = self.handovers()[-1]
+        self.assertEqual(
+            ('port reset', 'reset only', plain(FUNCTION), clouds.PROJECT),
+            (found.method, found.result, found.after, found.origin))
 
     def test_what_no_server_had(self):
         self.start_host(gpus=[{'address': A, 'iommu_group': 7}], others=[{

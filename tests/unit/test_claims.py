@@ -452,6 +452,22 @@ class HandoversTest(StoreTestCase):
                          [h.server for h in self.store.handovers()])
         self.assertEqual(1000, claims.MOST_HANDOVERS)
 
+    def test_errors_that_alternate_drive_nothing_out(self):
+        """A device that is not clean is tried again each minute."""
+        with mock.patch.object(claims, 'MOST_HANDOVERS', 4):
+            self.store.add_handover(self.handover(1, result='clean'))
+            # the same server had the same handle before
+            self.store.add_handover(self.handover(2, result='not cleaned'))
+            for _ in range(3):
+                for error in ('It is busy.', 'It is gone.'):
+                    self.store.add_handover(self.handover(2, result=error))
+            results = [h.result for h in self.store.handovers()]
+            self.assertEqual(['clean', 'not cleaned', 'It is gone.'], results)
+            # the end of it does not hide that it failed
+            self.store.add_handover(self.handover(2, result='clean'))
+            self.assertEqual([*results, 'clean'], [
+                h.result for h in self.store.handovers()])
+
 
 class PoolsTest(StoreTestCase):
 
