@@ -14,7 +14,6 @@ import logging
 import re
 import typing
 
-from cliff import command
 # registers Nova's options, with Nova's defaults
 import nova.conf  # noqa: F401
 from nova import exception as nova_exception
@@ -57,7 +56,7 @@ _LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
 _OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
 
 
-class ImportNova(command.Command):
+class ImportNova(imports.ImportCommand):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
     Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
@@ -67,15 +66,6 @@ class ImportNova(command.Command):
     translated is named on stderr and stays as it is, and the exit status is
     1.
     """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
-        return parser
-
-    def run(self, parsed_args):
-        self._left_out = False
-        return super().run(parsed_args) or int(self._left_out)
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)

@@ -27,7 +27,20 @@ CONF = conf.CONF
 _NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
-class ImportProfiles(command.Command):
+class ImportCommand(command.Command):
+    """A command whose exit status is 1 where something is not translated."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser)
+        return parser
+
+    def run(self, parsed_args):
+        self._left_out = False
+        return super().run(parsed_args) or int(self._left_out)
+
+
+class ImportProfiles(ImportCommand):
     """Translate Cyborg's device profiles into files of [accel] device_profiles.
 
     Reads the answer of Cyborg's API (GET /v2/device_profiles), as JSON or YAML,
@@ -37,16 +50,11 @@ class ImportProfiles(command.Command):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
         parser.add_argument('file', metavar='FILE',
                             help='file with the answer, - for standard input')
         parser.add_argument('--write', action='store_true',
                             help='write the files of the diff')
         return parser
-
-    def run(self, parsed_args):
-        self._left_out = False
-        return super().run(parsed_args) or int(self._left_out)
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)

@@ -64,7 +64,7 @@ class Use:
     memory: typing.Any = None
     #: writes a JSON value of at most 4096 characters to the disk before it
     #: returns: call it before the device is changed. From then on release()
-    #: is called. Raises ValueError or TypeError for what is no such value,
+    #: is called. Raises ValueError or TypeError for any other value,
     #: and AcceleratorError where the server has lost the handle meanwhile or
     #: the store cannot be written
     remember: Callable[[typing.Any], None] = lambda value: None
