@@ -2,8 +2,8 @@
 """No region is programmed under a guest, and nothing is said of what one
 carries that was not read back."""
 
+from concurrent import futures
 import errno
-import threading
 import time
 from unittest import mock
 import uuid
@@ -21,8 +21,8 @@ State = model.ClaimState
 class Base(base.HostTestCase):
 
     CARDS = ({'address': A}, {'address': B})
-    #: seconds; tests of calls that hang wait as long
-    TIMEOUT = 2
+    #: seconds; what waits for a call that hangs waits as long
+    TIMEOUT = 120
 
     def setUp(self):
         super().setUp()
@@ -47,9 +47,6 @@ class Base(base.HostTestCase):
 
 @ddt.ddt
 class RuntimeTest(Base):
-
-    # what waited for a card that hangs would wait as long
-    TIMEOUT = 120
 
     def setUp(self):
         super().setUp()
@@ -177,7 +174,7 @@ class GuardTest(Base):
         self.assertEqual([], self.host.holdings.all())
 
 
-class KnownTest(Base):
+class Known(Base):
 
     def assertUnknown(self, address):
         region = self.host.inventory.devices[address].region(0)
@@ -189,6 +186,46 @@ class KnownTest(Base):
         provider, = [p for p in self.host.inventory.providers().values()
                      if address in p.addresses and p.region_index == 0]
         return {t for t in provider.traits if 'FUNCTION' in t}
+
+
+class KnownTest(Known):
+
+    def test_failure_is_read_back(self):
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.assertRaises(
+            exception.ProgrammingFailed, self.boot, base.asks(FUNCTION), A)
+        _, state = self.simulated.kernel._look()
+        self.assertEqual(state['cards'][A]['functions'][0],
+                         self.host.carries(A))
+
+    def test_killed_while_it_is_programmed(self):
+        """What the store says then; the next process does not ask the card."""
+        self.host.accelerators.store.set_loaded(
+            A, 0, model.Loaded(None, None, None, None, None))
+        self.restart()
+        self.assertUnknown(A)
+        self.assertEqual(set(), self.traits(A))
+        server = self.boot(base.asks(FUNCTION), A)
+        self.assertHas(server, vf(A))
+        self.assertEqual([A], self.programmed)
+        self.assertNotEqual(set(), self.traits(A))
+
+    def test_unknown_while_it_is_programmed(self):
+        self.host.kernel.set_fault(A, hang='program')
+        with futures.ThreadPoolExecutor(1) as pool:
+            booting = pool.submit(self.boot, base.asks(FUNCTION), A)
+            while not self.simulated.kernel._look()[1]['cards'][A]['program']:
+                time.sleep(0.01)
+            self.assertUnknown(A)
+            # the card gives up when it does not hang any more
+            self.host.kernel.set_fault(A, hang=None)
+            self.assertIsInstance(
+                booting.exception(), exception.ProgrammingFailed)
+
+
+class HangingTest(Known):
+
+    TIMEOUT = 2
 
     def test_timeout(self):
         self.host.kernel.set_fault(A, hang='program')
@@ -217,40 +254,6 @@ class KnownTest(Base):
         self.assertHas(self.boot(base.asks(FUNCTION), B), vf(B))
         self.host.kernel.set_fault(A, hang=None)
 
-    def test_failure_is_read_back(self):
-        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
-        self.assertRaises(
-            exception.ProgrammingFailed, self.boot, base.asks(FUNCTION), A)
-        _, state = self.simulated.kernel._look()
-        self.assertEqual(state['cards'][A]['functions'][0],
-                         self.host.carries(A))
-
-    def test_unknown_while_it_is_programmed(self):
-        self.host.kernel.set_fault(A, hang='program')
-        # the card gives up when it does not hang any more
-        booting = threading.Thread(
-            target=self.assertRaises, args=(
-                exception.ProgrammingFailed, self.boot, base.asks(FUNCTION),
-                A))
-        booting.start()
-        while not self.host.accelerators.store.loaded():
-            time.sleep(0.01)
-        self.assertUnknown(A)
-        self.host.kernel.set_fault(A, hang=None)
-        booting.join()
-
-    def test_killed_while_it_is_programmed(self):
-        """What the store says then; the next process does not ask the card."""
-        self.host.accelerators.store.set_loaded(
-            A, 0, model.Loaded(None, None, None, None, None))
-        self.restart()
-        self.assertUnknown(A)
-        self.assertEqual(set(), self.traits(A))
-        server = self.boot(base.asks(FUNCTION), A)
-        self.assertHas(server, vf(A))
-        self.assertEqual([A], self.programmed)
-        self.assertNotEqual(set(), self.traits(A))
-
 
 class ForgottenFilterTest(Base):
     """nova-scheduler chose a region that does not carry the function."""
@@ -260,8 +263,6 @@ class ForgottenFilterTest(Base):
     SPECS = base.asks(FIRST)
     CARDS = ({'address': A, 'product': 'PAC_ARRIA10'},
              {'address': B, 'product': 'PAC_D5005'})
-    # nothing hangs here
-    TIMEOUT = 60
 
     def setUp(self):
         super().setUp()
