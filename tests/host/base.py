@@ -242,8 +242,7 @@ class Host:
                 said.append(str(error))
         building = threading.Thread(target=build)
         building.start()
-        while not self.accelerators.store.loaded():
-            time.sleep(0.01)
+        wait_until_programmed(self.kernel, address)
         signal.signal(signal.SIGTERM,
                       lambda number, frame: self.accelerators.close())
         began = time.monotonic()
@@ -349,6 +348,12 @@ class HostTestCase(testtools.TestCase):
         self.assertEqual(sorted(addresses), self.host.devices_of(server))
         self.assertEqual(sorted(addresses), sorted(
             h.address for h in self.host.accelerators.handles(server)))
+
+
+def wait_until_programmed(kernel, address):
+    """Wait for a programming that hangs: the card has begun with it."""
+    while not kernel._look()[1]['cards'][address]['program']:
+        time.sleep(0.01)
 
 
 def function_on_card(kernel, vf):

@@ -56,6 +56,8 @@ class Processes:
         :param path: description of the simulated host.
         :param options: of [accel].
         """
+        #: of [accel], for the processes from now on
+        self.options = options
         self._job = {'directory': directory, 'path': path,
                      'options': options}
         self._forker = subprocess.Popen(

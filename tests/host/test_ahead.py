@@ -25,7 +25,7 @@ class Base(base.HostTestCase):
     def setUp(self):
         super().setUp()
         self.config.config(
-            programming_timeout=5, device_timeout=5, discovery_timeout=5,
+            programming_timeout=120, device_timeout=120, discovery_timeout=120,
             program_ahead=NO_PAUSE, group='accel')
         self.start_host(*self.CARDS)
         self.image = self.host.upload(FUNCTION)
@@ -449,7 +449,7 @@ class SlowTest(Base):
             os.unlink(os.path.join(self.directory, 'cache', name))
         self.host.cloud.service_images = lambda: slow
         self.host.accelerators.ahead.run_if_due()
-        self.assertTrue(fetching.wait(5))
+        fetching.wait()
         self.host.cloud.service_images = images
         server = self.boot(OTHER, B)
         self.assertHas(server, vf(B))

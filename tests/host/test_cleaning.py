@@ -28,8 +28,8 @@ class CleaningTestCase(base.HostTestCase):
 
     def setUp(self):
         super().setUp()
-        self.config.config(programming_timeout=5, device_timeout=5,
-                           discovery_timeout=5, group='accel')
+        self.config.config(programming_timeout=120, device_timeout=120,
+                           discovery_timeout=120, group='accel')
         self.start_host(*self.CARDS)
         #: the function in each file that is programmed
         self.programmed = []

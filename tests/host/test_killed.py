@@ -268,7 +268,6 @@ class SanitizeTest(DiskTest):
 
 class HangingSanitizeTest(SanitizeTest):
 
-    OPTIONS = {'device_timeout': 1}
     test_plug = test_unplug = test_resume = None
 
     def test_sanitize_that_runs_when_it_is_killed(self):
@@ -276,8 +275,10 @@ class HangingSanitizeTest(SanitizeTest):
         self.booted()
         self.simulated.kernel.set_fault(DISK, hang='sanitize')
         # it ends while the driver waits, as each process here does
+        self.compute.options['device_timeout'] = 1
         self.compute.run([['delete', SERVER]])
         self.compute.run([['reconcile']])
+        del self.compute.options['device_timeout']
         self.assertIn('secret', self.simulated.kernel.data_of_disk(DISK))
         self.assertEqual([[SERVER, DISK]],
                          self.compute.run([['seen']])[0][0])

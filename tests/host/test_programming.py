@@ -214,8 +214,7 @@ class KnownTest(Known):
         self.host.kernel.set_fault(A, hang='program')
         with futures.ThreadPoolExecutor(1) as pool:
             booting = pool.submit(self.boot, base.asks(FUNCTION), A)
-            while not self.simulated.kernel._look()[1]['cards'][A]['program']:
-                time.sleep(0.01)
+            base.wait_until_programmed(self.host.kernel, A)
             self.assertUnknown(A)
             # the card gives up when it does not hang any more
             self.host.kernel.set_fault(A, hang=None)
