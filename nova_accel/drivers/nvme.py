@@ -134,8 +134,8 @@ class NvmeDriver(base.PciDriver):
         """Return the device with its record, which begins now if it has none.
 
         :param is_new: it was never offered.
-        :raises Defect: the disk is not as recorded, or it is new and has
-            something on it.
+        :raises Defect: the disk is not as recorded, cannot be erased, or is
+            new and has something on it.
         """
         address = device.address
         now = self._identity(address)
@@ -160,10 +160,28 @@ class NvmeDriver(base.PciDriver):
             raise base.Defect(difference)
         if is_new or dict(device.record).get(_SERIAL, serial) != serial:
             self._check_content(address)
+        self._check_erasable(address)
         if begins or not _recorded_layout(device):
             return _with_record(device, serial, firmware, layout)
         self._check_layout(device, _recorded_layout(device))
         return device
+
+    def _check_erasable(self, address):
+        """:raises Defect: the disk is to be erased after each server, and its
+        controller cannot."""
+        if _policy(address, address) is not Policy.CLEAR:
+            return
+        try:
+            found = self.kernel.read_nvme(address)
+        except OSError as error:
+            raise base.Defect(
+                f'whether its controller can erase it cannot be told '
+                f'({error.strerror}): see the kernel log') from error
+        if not found.sanitize and not found.has_format:
+            raise base.Defect(
+                'its controller has neither Sanitize nor Format NVM to erase '
+                'it after a server: set [accel] handover to none or operator '
+                'for it if servers are to have it all the same')
 
     def _check_content(self, address):
         """:raises Defect: there is something on the disks of a controller."""
@@ -372,6 +390,8 @@ class NvmeDriver(base.PciDriver):
             if fresh and _policy(address, address) is Policy.CLEAR:
                 # it was erased after its last server, if it had one
                 self._check_content(address)
+                # it may have been on vfio-pci since the policy became this
+                self._check_erasable(address)
 
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.

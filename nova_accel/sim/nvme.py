@@ -81,6 +81,8 @@ class NvmeCard(card.Card):
         #: result of Format NVM
         'format': reader.one_of('refused', 'unsupported'),
         'hang': reader.one_of('read', 'format', 'sanitize'),
+        #: the controller refuses to tell what it can do
+        'identify': reader.one_of('refused'),
         #: Namespace Management is refused, or has no effect; or VFs share
         #: their namespaces
         'namespaces': reader.one_of('refused', 'ignored', 'shared'),
@@ -316,7 +318,9 @@ class NvmeOperations(operations.Operations):
                 vf['online'] = False
 
     def read_nvme(self, function):
-        found, mine, _ = self._nvme(*self._look(), function)
+        found, mine, faults = self._nvme(*self._look(), function)
+        if faults.get('identify'):
+            raise sysfs.error(errno.EIO, function)
         return found.report(mine)
 
     def read_nvme_sanitize(self, function):

@@ -158,6 +158,41 @@ class Discovery(TestCase):
             self.assertEqual([QUARANTINED, OK],
                              [again[a].health for a in (A, B)])
 
+    def test_controller_that_cannot_erase(self):
+        """Known before a server has it, not with its data on it."""
+        found = self.start({'address': A, 'faults': {'format': 'unsupported'}},
+                           {'address': B, 'sanitize': ['block'],
+                            'faults': {'format': 'unsupported'}})
+        self.assertEqual((QUARANTINED, (), OK), (
+            found[A].health, found[A].handles, found[B].health))
+        self.assertIn('neither Sanitize nor Format NVM', found[A].reason)
+        self.config.config(group='accel', handover=['nvme=operator'])
+        found = self.driver.discover(found)
+        self.assertEqual((OK, [A]), (found[A].health, self.handles(found[A])))
+        # also where the policy changes later
+        self.config.config(group='accel', handover=[])
+        self.assertEqual(QUARANTINED, self.driver.discover(found)[A].health)
+
+    def test_controller_that_cannot_erase_on_vfio_pci(self):
+        """It was seen under a policy that does not erase."""
+        self.config.config(group='accel', handover=['nvme=operator'])
+        self.start({'address': A, 'faults': {'format': 'unsupported'}})
+        found = self.driver.discover()
+        self.kernel.rebind(A, 'vfio-pci')
+        self.config.config(group='accel', handover=[])
+        device = self.driver.discover(found)[A]
+        self.assertIn('neither Sanitize nor Format NVM', str(self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            device.handles[0], None, True, base.Use())))
+        # the server that has it starts again all the same
+        self.driver.prepare(device, device.handles[0], None, False, base.Use())
+
+    def test_controller_that_does_not_tell_whether_it_can_erase(self):
+        found = self.start({'address': A, 'faults': {'identify': 'refused'}})
+        self.assertEqual((QUARANTINED, ()), (found[A].health,
+                                             found[A].handles))
+        self.assertIn('can erase it cannot be told (', found[A].reason)
+
     def test_company_in_the_iommu_group(self):
         device = self.start(
             {'address': A, 'iommu_group': 7},
