@@ -227,6 +227,9 @@ class Device:
     traits: tuple[str, ...] = ()
     #: traits that come and go: those that are not in traits now are taken away
     state_traits: tuple[str, ...] = ()
+    #: vendor and device id of the subsystem, '10de:1533'; '' where it is not
+    #: known
+    subsystem: str = ''
     #: serial number, '' where it is not known: AcceleratorDriver.serial(), as
     #: it was when the device came
     serial: str = ''
@@ -249,6 +252,12 @@ class Device:
         return dataclasses.replace(self, regions=tuple(
             dataclasses.replace(region, **changes)
             if region.index == index else region for region in self.regions))
+
+    @property
+    def ids(self) -> str:
+        """Which product it is: '10de:20b0 10de:1533', without the second part
+        where the subsystem is not known."""
+        return f'{self.vendor_id}:{self.product_id} {self.subsystem}'.strip()
 
     @property
     def place(self) -> tuple[Hashable, ...]:
@@ -388,6 +397,9 @@ class Claim:
     #: serial number of the device when the server got it; '' where it was not
     #: known, or other devices of the host had the same one
     serial: str = ''
+    #: Device.ids of the device when the server got it; '' where an earlier
+    #: release wrote the claim
+    ids: str = ''
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
     #: whether the driver may have left something of the server in the handle,
@@ -471,10 +483,15 @@ class Unsettled:
 
     address: str = ''
     serial: str = ''
+    #: with an address: only the product with these is meant (Device.ids),
+    #: which was there and has no serial number
+    ids: str = ''
 
     def means(self, device: Device) -> bool:
-        return (device.serial == self.serial if self.serial
-                else self.address in ('', device.address))
+        if self.serial:
+            return device.serial == self.serial
+        return (self.address in ('', device.address)
+                and self.ids in ('', device.ids))
 
 
 #: while it is not known which devices are meant

@@ -564,7 +564,7 @@ class Accelerators:
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=server.uuid, role=model.Role.CURRENT,
             project_id=server.project_id,
-            serial=self.inventory.serial_for_claim(device.address),
+            **self.inventory.identity_for_claim(device.address),
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,

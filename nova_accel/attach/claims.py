@@ -141,8 +141,9 @@ class ClaimStore:
             with self._reading('waiting'):
                 waiting = tuple(map(_waiting, rows))
             self._changed = _Known(claims, waiting, frozenset(
-                model.Unsettled(row['address'], row['serial']) for row
-                in db.execute('SELECT address, serial FROM unsettled')),
+                model.Unsettled(row['address'], row['serial'], row['ids'])
+                for row in db.execute(
+                    'SELECT address, serial, ids FROM unsettled')),
                 _disabled(db), _orders(db))
 
     def _version(self) -> int:
@@ -171,7 +172,8 @@ class ClaimStore:
             after = schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file
-                db.execute("INSERT INTO unsettled VALUES ('', '')")
+                db.execute('INSERT INTO unsettled (address, serial) '
+                           "VALUES ('', '')")
         return after
 
     @contextlib.contextmanager
@@ -496,8 +498,8 @@ class ClaimStore:
             now = self._known.unsettled - done | todo
             db.execute('DELETE FROM unsettled')
             db.executemany(
-                'INSERT INTO unsettled (address, serial) VALUES (?, ?)',
-                [(u.address, u.serial) for u in now])
+                'INSERT INTO unsettled (address, serial, ids) '
+                'VALUES (?, ?, ?)', map(dataclasses.astuple, now))
             if claims:
                 self._add(db, claims)
             self._change(unsettled=now)

@@ -281,13 +281,18 @@ class Handles:
         """
         if claim.prepared:
             # when it comes back it is cleaned first
-            self._holdings.settle(todo=[model.Unsettled(serial=claim.serial)])
-        if self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL:
+            self._holdings.settle(todo=[
+                model.Unsettled(serial=claim.serial) if claim.serial
+                else model.Unsettled(claim.device_address, ids=claim.ids)])
+        if (not (claim.serial and other.serial)
+                or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
+            # it may be the same one, which its guest made look like another
             self._holdings.await_operator(claim)
         LOG.warning('%s, which server %s had, is released without cleaning: '
-                    'the card with the serial number %s is not found, and '
-                    'another one is there', claim.handle.address,
-                    claim.holder, claim.serial)
+                    'the card with the %s is not found, and another one is '
+                    'there', claim.handle.address, claim.holder,
+                    f'serial number {claim.serial}' if claim.serial
+                    else f'product {claim.ids}')
         self._record(claim, other, 'none', model.EXCHANGED,
                      claim.serial)
 

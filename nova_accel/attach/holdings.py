@@ -197,9 +197,12 @@ class Holdings:
         """See ClaimStore.settle(); claims are BOUND or DELETING."""
         self._store.settle(done, todo, claims)
 
-    def remember_serial(self, claim: model.Claim, serial: str) -> None:
-        """For a claim that was made without one, as by an earlier release."""
-        self._store.update([claim], serial=serial)
+    def remember_card(self, claim: model.Claim, **identity: str) -> None:
+        """For a claim that was made without that, as by an earlier release.
+
+        :param identity: serial, ids or both.
+        """
+        self._store.update([claim], **identity)
 
     def relocated(self, claim: model.Claim, provider_uuid: str) -> None:
         """Placement has its allocation with another provider now."""

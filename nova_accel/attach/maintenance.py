@@ -111,7 +111,7 @@ class Maintenance:
                     provider_uuid=shown[device.address, index],
                     resource_class=naming.resource_class(device.type),
                     device_address=device.address, region_index=index,
-                    serial=self._inventory.serial_for_claim(device.address),
+                    **self._inventory.identity_for_claim(device.address),
                     handle=handle, state=model.ClaimState.DELETING,
                     prepared=True, **_content(part)))
         if not claims:

@@ -82,7 +82,7 @@ class Reconciler:
         claims = self._holdings.all()
         running = self._cloud.running()
         self._fence_what_has_no_claim(claims, running)
-        self._remember_serials(claims, running)
+        self._remember_cards(claims, running)
         if claims:
             self._reattach_all(claims, running, first)
             for server_uuid, judged in _by_server(
@@ -91,19 +91,20 @@ class Reconciler:
         self._hold_back(first or settled)
         return released
 
-    def _remember_serials(self, claims, running):
+    def _remember_cards(self, claims, running):
         """Claims of an earlier release do not name the card. While a guest has
         it, the card in the slot is the one."""
         inventory = self._accelerators.inventory
         for claim in claims:
             device = inventory.devices.get(claim.device_address)
-            if (not claim.serial and device and device.serial
-                    and device.health is not model.Health.GONE
+            if (device and device.health is not model.Health.GONE
                     and claim.handle.address in running.get(
                         claim.instance_uuid, ())):
-                serial = inventory.serial_for_claim(device.address)
-                if serial:
-                    self._holdings.remember_serial(claim, serial)
+                new = {name: value for name, value in
+                       inventory.identity_for_claim(device.address).items()
+                       if value and not getattr(claim, name)}
+                if new:
+                    self._holdings.remember_card(claim, **new)
 
     # Claims without a server, and servers without an allocation
 

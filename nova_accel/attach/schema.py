@@ -55,9 +55,10 @@ CREATE TABLE IF NOT EXISTS handovers (
 _UNSETTLED = """
 CREATE TABLE IF NOT EXISTS unsettled (
     address TEXT NOT NULL,
-    serial TEXT NOT NULL,
-    PRIMARY KEY (address, serial)
+    serial TEXT NOT NULL,{ids}
+    PRIMARY KEY (address, serial{key})
 )"""
+_WITH_IDS = {'ids': "\n    ids TEXT NOT NULL DEFAULT '',", 'key': ', ids'}
 
 _RECORDS = """
 CREATE TABLE IF NOT EXISTS records (
@@ -121,6 +122,7 @@ CREATE TABLE claims (
     serial TEXT NOT NULL DEFAULT '',
     asked TEXT NOT NULL DEFAULT '',
     remembered TEXT NOT NULL DEFAULT '',
+    ids TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
@@ -128,7 +130,8 @@ CREATE TABLE devices (
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
-           _UNSETTLED, _RECORDS, _POOLS, _DISABLED, _ORDERS)
+           _UNSETTLED.format(**_WITH_IDS), _RECORDS, _POOLS, _DISABLED,
+           _ORDERS)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -180,8 +183,8 @@ def _from_version_1(db: sqlite3.Connection) -> None:
             ('claims', 'project_id', 'TEXT'),
             ('claims', 'serial', "TEXT NOT NULL DEFAULT ''")):
         _add_column(db, table, name, kind)
-    for statement in (_HANDOVERS, _WAITING.format(provider=''), _UNSETTLED,
-                      _RECORDS):
+    for statement in (_HANDOVERS, _WAITING.format(provider=''),
+                      _UNSETTLED.format(ids='', key=''), _RECORDS):
         db.execute(statement)
 
 
@@ -199,10 +202,16 @@ def _from_version_3(db: sqlite3.Connection) -> None:
 
 def _from_version_4(db: sqlite3.Connection) -> None:
     """Version 4 keeps neither what a request has for the driver nor what a
-    driver remembers, nor whose image it was whose programming was broken off:
-    it may have been a project's."""
-    for name in ('asked', 'remembered'):
+    driver remembers, nor which product a server has, nor whose image it was
+    whose programming was broken off: it may have been a project's."""
+    for name in ('asked', 'remembered', 'ids'):
         _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
+    if 'ids' not in _columns(db, 'unsettled'):
+        db.execute('ALTER TABLE unsettled RENAME TO unsettled_4')
+        db.execute(_UNSETTLED.format(**_WITH_IDS))
+        db.execute('INSERT INTO unsettled (address, serial) '
+                   'SELECT address, serial FROM unsettled_4')
+        db.execute('DROP TABLE unsettled_4')
     db.execute('UPDATE loaded SET origin = ? WHERE origin IS NULL '
                'AND function_uuid IS NULL', (model.SOME_PROJECT,))
 

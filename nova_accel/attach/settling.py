@@ -202,7 +202,8 @@ class Settling:
                            f'({device.reason or "no handle"})')
         held = {c.handle for c in self._holdings.all()
                 if c.device_address == device.address}
-        by_address = any(row.address for row in rows)
+        # a card that came back is known by more
+        by_address = any(row.address and not row.ids for row in rows)
         if held and not by_address:
             raise _Unknown('servers have claims on another card at its '
                            'address; shelve or delete them')
@@ -389,7 +390,7 @@ class Settling:
             'resource_class': naming.resource_class(part.device.type),
             'device_address': part.device.address,
             'region_index': part.region and part.region.index,
-            'serial': self._inventory.serial_for_claim(part.device.address),
+            **self._inventory.identity_for_claim(part.device.address),
             'handle': handle, 'state': state, 'prepared': True, **fields})
 
 

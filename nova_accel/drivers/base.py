@@ -400,6 +400,15 @@ class PciDriver(AcceleratorDriver):
             device = (None if pci.physical_function(self.kernel, address)
                       else self.recognize(address, before))
             lost = pci.reads_as_ones(self.kernel, address)
+            if lost and before:
+                # they are not the ids of another product
+                device = None
+            elif device and before and (
+                    (device.vendor_id, device.product_id)
+                    != (before.vendor_id, before.product_id)):
+                # what was known is of another card
+                before = None
+                device = self.recognize(address, None)
         except (OSError, ValueError):
             device, lost = None, True
         if device is None:
@@ -407,6 +416,7 @@ class PciDriver(AcceleratorDriver):
         return dataclasses.replace(
             self._looked_at(device, before, functools.partial(
                 self._check_answers, address)),
+            subsystem=pci.subsystem(self.kernel, address),
             numa_node=pci.numa_node(self.kernel, address),
             bridges=pci.bridges(self.kernel, address))
 

@@ -27,6 +27,8 @@ import os
 import re
 import time
 
+from oslo_log import log as logging
+
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -37,6 +39,7 @@ from nova_accel.host import usage
 from nova_accel import model
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 
 _NVM_EXPRESS = 0x010802
 _DRIVER = 'nvme'
@@ -90,8 +93,7 @@ class NvmeDriver(base.PciDriver):
                     () if usage.usage(self.kernel, address)
                     else self._writes(address),
                     self._is_open(address),
-                    self._usable_vfs(address)
-                    if pci.virtual_functions(self.kernel, address) else ())
+                    tuple(self._vf_obstacles(address).items()))
         except (OSError, ValueError, base.Defect) as error:
             return *found, str(error)
 
@@ -125,7 +127,7 @@ class NvmeDriver(base.PciDriver):
             device = self._recorded(
                 device, is_new=before is None or not before.handles)
         else:
-            handles = self._cleanable(address, handles)
+            handles = self._cleanable(address, handles, before)
         return dataclasses.replace(device, handles=handles)
 
     # The record
@@ -134,8 +136,8 @@ class NvmeDriver(base.PciDriver):
         """Return the device with its record, which begins now if it has none.
 
         :param is_new: it was never offered.
-        :raises Defect: the disk is not as recorded, or it is new and has
-            something on it.
+        :raises Defect: the disk is not as recorded, cannot be erased, or is
+            new and has something on it.
         """
         address = device.address
         now = self._identity(address)
@@ -160,10 +162,28 @@ class NvmeDriver(base.PciDriver):
             raise base.Defect(difference)
         if is_new or dict(device.record).get(_SERIAL, serial) != serial:
             self._check_content(address)
+        self._check_erasable(address)
         if begins or not _recorded_layout(device):
             return _with_record(device, serial, firmware, layout)
         self._check_layout(device, _recorded_layout(device))
         return device
+
+    def _check_erasable(self, address):
+        """:raises Defect: the disk is to be erased after each server, and its
+        controller cannot."""
+        if _policy(address, address) is not Policy.CLEAR:
+            return
+        try:
+            found = self.kernel.read_nvme(address)
+        except OSError as error:
+            raise base.Defect(
+                f'whether its controller can erase it cannot be told '
+                f'({error.strerror}): see the kernel log') from error
+        if not found.sanitize and not found.has_format:
+            raise base.Defect(
+                'its controller has neither Sanitize nor Format NVM to erase '
+                'it after a server: set [accel] handover to none or operator '
+                'for it if servers are to have it all the same')
 
     def _check_content(self, address):
         """:raises Defect: there is something on the disks of a controller."""
@@ -280,51 +300,60 @@ class NvmeDriver(base.PciDriver):
 
     # VFs
 
-    def _cleanable(self, address, handles):
-        """Return those VFs that can be cleaned after a server, and those for
-        which nothing is to be done.
+    def _cleanable(self, address, handles, before):
+        """Return those VFs that can be cleaned after a server and are its own
+        only, and those for which nothing is to be done.
 
         :raises Defect: there are VFs, and none of them can be given away.
         """
         free = {h.address for h in handles if _policy(h.address, address)
                 in (Policy.NONE, Policy.OPERATOR)}
+        obstacles: dict = {}
         try:
-            free |= self._usable_vfs(address)
+            obstacles = self._vf_obstacles(address)
         except base.Defect:
             if not free:
                 raise
+        free |= {vf for vf, why in obstacles.items() if not why}
+        if not free and any(obstacles.values()):
+            raise base.Defect('none of its VFs can be given to a server: '
+                              + next(filter(None, obstacles.values())))
+        offered = {h.address for h in before.handles} if before else None
+        for vf in sorted(obstacles.keys() - free):
+            if offered is None or vf in offered:
+                LOG.warning('%s is not offered to servers: %s', vf,
+                            obstacles[vf])
         return tuple(h for h in handles if h.address in free)
 
-    def _usable_vfs(self, address) -> frozenset[str]:
-        """Return the VFs whose secondary controller is online.
+    def _vf_obstacles(self, address) -> dict[str, str]:
+        """Why a server cannot get a VF, '' where it can.
 
-        :raises Defect: none is, or the PF does not tell.
+        :returns: none where the operator answers for all VFs.
+        :raises Defect: none can be cleaned, or the PF does not tell.
         """
         vfs = pci.virtual_functions(self.kernel, address)
         policies = {_policy(vf, address) for vf in vfs}
         if not policies & {Policy.RESET, Policy.CLEAR}:
-            return frozenset()
+            return {}
         try:
-            online = {found.vf for found in self.kernel.read_nvme_vfs(address)
-                      if found.online}
             about = self.kernel.read_nvme(address)
-            if Policy.CLEAR in policies and not (
-                    about.has_format and about.has_management):
-                raise OSError(errno.EOPNOTSUPP, 'it has no Format NVM or no '
-                                                'Namespace Management')
+            if not about.has_management:
+                raise OSError(errno.EOPNOTSUPP,
+                              'it has no Namespace Management, which tells '
+                              'whose a namespace is')
+            if Policy.CLEAR in policies and not about.has_format:
+                raise OSError(errno.EOPNOTSUPP, 'it has no Format NVM')
+            if Policy.CLEAR in policies and about.formats_all:
+                raise OSError(errno.EOPNOTSUPP,
+                              'its Format NVM of one namespace erases all')
+            found = {s.vf: s for s in self.kernel.read_nvme_vfs(address)}
         except OSError as error:
             raise base.Defect(
                 f'its VFs cannot be cleaned after a server '
                 f'({error.strerror}): set [accel] handover to none or '
                 f'operator for it, or use the disk whole') from error
-        usable = frozenset(vf for number, vf in enumerate(vfs, 1)
-                           if number in online)
-        if not usable:
-            raise base.Defect(
-                'none of its VFs has a secondary controller that is online: '
-                'give them resources and bring them online with nvme '
-                'virt-mgmt')
-        return usable
+        return {vf: _vf_obstacle(vf, found.get(number))
+                for number, vf in enumerate(vfs, 1)}
 
     # What servers get
 
@@ -335,10 +364,12 @@ class NvmeDriver(base.PciDriver):
         recorded one is refused, and one with something on it that no server
         left there."""
         self.check_unused(handle)
-        if handle.address != device.address:
-            return
         try:
-            self._check_disk(device, fresh)
+            if handle.address == device.address:
+                self._check_disk(device, fresh)
+            elif fresh and _policy(handle.address, device.address) in (
+                    Policy.RESET, Policy.CLEAR):
+                self._check_vf(device, handle.address)
         except base.Defect as defect:
             raise exception.DeviceUnavailable(
                 f'{handle.address} was to be given to a server, and '
@@ -372,6 +403,15 @@ class NvmeDriver(base.PciDriver):
             if fresh and _policy(address, address) is Policy.CLEAR:
                 # it was erased after its last server, if it had one
                 self._check_content(address)
+                # it may have been on vfio-pci since the policy became this
+                self._check_erasable(address)
+
+    def _check_vf(self, device, vf):
+        """:raises Defect: a server is not to get the VF."""
+        obstacle = self._vf_obstacles(device.address).get(
+            vf, 'the PF does not have it now')
+        if obstacle:
+            raise base.Defect(obstacle)
 
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.
@@ -549,6 +589,26 @@ def _policy(*addresses) -> handover.Policy:
             {*addresses, NvmeDriver.NAME} & set(handover.policies())):
         return Policy.NONE
     return handover.policy(NvmeDriver.NAME, *addresses)
+
+
+def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
+    """Why a server cannot get a VF, '' where it can; one clause.
+
+    :param found: its controller, None where the PF does not tell of one.
+    """
+    if found is None or not found.online:
+        return (f'the secondary controller of {vf} is not online: give it '
+                f'resources and bring it online with nvme virt-mgmt')
+    controller = f'the controller {found.id:#x} of {vf}'
+    if not found.namespaces:
+        return (f'{controller} has no namespace: attach one with nvme '
+                f'attach-ns')
+    if found.others:
+        return (f'a namespace of {controller} is attached to the controller '
+                f'{found.others[0]:#x} as well, which reads and writes what a '
+                f'server has there: detach it from one of them with nvme '
+                f'detach-ns')
+    return ''
 
 
 def _known_serial(device) -> str:

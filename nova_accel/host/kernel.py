@@ -429,7 +429,7 @@ class Kernel:
         :raises OSError: EOPNOTSUPP when the controller has no Virtualization
             Management, otherwise as read_nvme().
         """
-        return [nvme_admin.Secondary(*found)
+        return [nvme_admin.Secondary.from_tuple(found)
                 for found in privileged.read_nvme_vfs(pf)]
 
     def format_nvme_vf(self, pf: str, vf: int) -> int:
@@ -439,7 +439,8 @@ class Kernel:
         :returns: how many namespaces it has.
         :raises OSError: EBUSY when another VF has one of them as well,
             EOPNOTSUPP when the PF has no Format NVM, Namespace Management or
-            Virtualization Management, otherwise as read_nvme().
+            Virtualization Management, or formats all namespaces at once,
+            otherwise as read_nvme().
         """
         return privileged.format_nvme_vf(pf, vf)
 

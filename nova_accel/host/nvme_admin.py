@@ -31,8 +31,9 @@ _CNS_ALLOCATED, _CNS_ALLOCATED_NAMESPACE = 0x10, 0x11
 _CNS_ATTACHED, _CNS_SECONDARY = 0x12, 0x15
 #: Optional Admin Command Support
 _OACS_FORMAT, _OACS_NAMESPACES, _OACS_VIRTUALIZATION = 1 << 1, 1 << 3, 1 << 7
-#: Format NVM Attributes: cryptographic erase
-_FNA_CRYPTOGRAPHIC = 1 << 2
+#: Format NVM Attributes: a format, or the erase of one, is of all namespaces of
+#: the NVM subsystem; cryptographic erase
+_FNA_ALL, _FNA_CRYPTOGRAPHIC = 1 << 0 | 1 << 1, 1 << 2
 #: Secure Erase Settings of Format NVM
 _USER_DATA_ERASE, _CRYPTOGRAPHIC_ERASE = 1, 2
 _SANITIZE_LOG = 0x81
@@ -109,15 +110,16 @@ class Controller:
     detached: int
     #: bytes that belong to no namespace; 0 without Namespace Management
     unallocated: int
+    #: whether Format NVM of one namespace erases those of others
+    formats_all: bool = False
 
     @classmethod
     def from_tuple(cls, fields) -> 'Controller':
         """Make one of what dataclasses.astuple() returned."""
         serial, firmware, sanitize, has_format, has_management, *more = fields
-        namespaces, detached, unallocated = more
+        namespaces, *more = more
         return cls(serial, firmware, sanitize, has_format, has_management,
-                   tuple(Namespace(*n) for n in namespaces), detached,
-                   unallocated)
+                   tuple(Namespace(*n) for n in namespaces), *more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +144,20 @@ class Secondary:
     #: controller identifier
     id: int
     online: bool
+    #: identifiers of its namespaces; None where the primary controller does
+    #: not tell them, because it has no Namespace Management
+    namespaces: tuple[int, ...] | None = None
+    #: identifiers of the controllers that have one of them as well, the
+    #: primary one included
+    others: tuple[int, ...] = ()
+
+    @classmethod
+    def from_tuple(cls, fields) -> 'Secondary':
+        """Make one of what dataclasses.astuple() returned."""
+        vf, id_, online, namespaces, others = (*fields, None, ())[:5]
+        return cls(vf, id_, online,
+                   None if namespaces is None else tuple(namespaces),
+                   tuple(others))
 
 
 def read_controller(fd: int) -> Controller:
@@ -162,7 +178,8 @@ def read_controller(fd: int) -> Controller:
         tuple(_namespace(_identify(fd, _CNS_NAMESPACE, n)) for n in active),
         len(set(_namespaces(fd, _CNS_ALLOCATED)) - set(active))
         if managed else 0,
-        int.from_bytes(about[296:312], 'little') if managed else 0)
+        int.from_bytes(about[296:312], 'little') if managed else 0,
+        bool(about[524] & _FNA_ALL))
 
 
 def read_sanitize_status(fd: int) -> SanitizeStatus:
@@ -282,6 +299,9 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
     if not supported & _OACS_VIRTUALIZATION:
         raise OSError(errno.EOPNOTSUPP,
                       f'{of} has no Virtualization Management')
+    attached = ({number: _attached(fd, number)
+                 for number in _namespaces(fd, _CNS_ALLOCATED)}
+                if supported & _OACS_NAMESPACES else None)
     found: list[Secondary] = []
     begin = 0
     while True:
@@ -292,9 +312,26 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
             id_, _, state, vf = struct.unpack_from('<HHB3xH', page, at)
             begin = id_ + 1
             if vf:
-                found.append(Secondary(vf, id_, bool(state & 1)))
+                found.append(Secondary(vf, id_, bool(state & 1),
+                                       *_namespaces_of(id_, attached)))
         if count < 127:
             return found
+
+
+def _namespaces_of(controller, attached):
+    """Return the namespaces of a controller, and the other controllers that
+    have one of them.
+
+    :param attached: number of a namespace -> its controllers, None where that
+        is not known.
+    """
+    if attached is None:
+        return None, ()
+    mine = {number: controllers for number, controllers in attached.items()
+            if controller in controllers}
+    return (tuple(sorted(mine)),
+            tuple(sorted({c for controllers in mine.values()
+                          for c in controllers} - {controller})))
 
 
 def set_offline(fd: int, controller: int) -> None:
@@ -348,10 +385,13 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
     killed leaves it where it was.
 
     :param of: the PCI function, for errors.
-    :raises OSError: EOPNOTSUPP when the controller has no Format NVM, EIO
-        when it refuses.
+    :raises OSError: EOPNOTSUPP when the controller has no Format NVM or would
+        erase other namespaces as well, EIO when it refuses.
     """
     about = _formatter(fd, of)
+    if about[524] & _FNA_ALL:
+        raise OSError(errno.EOPNOTSUPP,
+                      f'{of} formats all namespaces at once')
     own, = struct.unpack_from('<H', about, 78)
     for number in namespaces:
         page = _identify(fd, _CNS_ALLOCATED_NAMESPACE, number)

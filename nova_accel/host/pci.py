@@ -92,6 +92,16 @@ def identifier(kernel, function: str, attribute: str) -> str:
     return f'{int(kernel.read(path(function, attribute)), 16):04x}'
 
 
+def subsystem(kernel, function: str) -> str:
+    """Return vendor and device id of the subsystem, '10de:1533'; '' where the
+    kernel has none, as it does for bridges."""
+    try:
+        return ':'.join(identifier(kernel, function, f'subsystem_{what}')
+                        for what in ('vendor', 'device'))
+    except (OSError, ValueError):
+        return ''
+
+
 def class_code(kernel, function: str) -> int:
     """Return 24 bits: class, subclass, programming interface."""
     return int(kernel.read(path(function, 'class')), 16)

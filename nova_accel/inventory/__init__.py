@@ -18,6 +18,7 @@ Nothing here imports Nova. The store of claims is handed in.
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
 import threading
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -222,9 +223,10 @@ class Inventory:
         """See identity.whereabouts()."""
         return identity.whereabouts(claim, self.devices)
 
-    def serial_for_claim(self, address: str) -> str:
-        """See identity.serial_for_claim()."""
-        return identity.serial_for_claim(address, self.devices)
+    def identity_for_claim(self, address: str) -> dict[str, Any]:
+        """Return the fields of a claim that say which card it is about."""
+        return {'serial': identity.serial_for_claim(address, self.devices),
+                'ids': self.devices[address].ids}
 
     def _answers(self, device: model.Device) -> bool:
         try:

@@ -268,7 +268,7 @@ class DeviceTable:
                     return False
             self._since[address] = ticket
             device = self._with_record(device, before)
-            if before and not _is_other_card(before, device):
+            if before and not identity.is_other_card(before, device):
                 device = self._with_past(device, before)
             if before != device:
                 self._told[address] = device
@@ -279,7 +279,7 @@ class DeviceTable:
     def _with_record(self, device, before):
         """The device with its record from before, where what the driver reads
         now may be the work of a server."""
-        same = before and not _is_other_card(before, device)
+        same = before and not identity.is_other_card(before, device)
         kept = before.record if same else self._records.get(device.serial)
         if (kept not in (None, device.record) and self._may_be_changed(device)
                 # the operator takes it as it is
@@ -319,13 +319,14 @@ class DeviceTable:
         with self._writing:
             with self._lock:
                 before = self._told.get(device.address)
-                if not device.serial or (
-                        before and before.serial == device.serial):
+                is_other = bool(
+                    before and identity.is_other_card(before, device))
+                is_new_here = bool(device.serial) and not (
+                    before and before.serial == device.serial)
+                if not (is_other
+                        or is_new_here and device.serial in self._records):
                     return
-                if not (before and _is_other_card(before, device)
-                        or device.serial in self._records):
-                    return
-            if before and before.record and _is_other_card(before, device):
+            if before and is_other and before.record and before.serial:
                 self._store.keep_record(before.serial, before.record)
             unknown = model.Loaded(None, None, None, '', None)
             for region in device.regions:
@@ -591,10 +592,6 @@ def _of_either(before: str | None, image: str | None) -> str | None:
     if image != model.OPERATOR:
         return image or model.SOME_PROJECT
     return None if before == model.OPERATOR else before
-
-
-def _is_other_card(before: model.Device, now: model.Device) -> bool:
-    return bool(before.serial and now.serial and before.serial != now.serial)
 
 
 def clause(error: BaseException) -> str:

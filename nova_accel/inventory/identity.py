@@ -15,12 +15,18 @@ another one, none known, at one place      MOVED
 or nothing
 another one              not found, or at  EXCHANGED
                          several places
-none known, or nothing   the same          HERE: nothing can be compared
+none known               the same          EXCHANGED where the product is
+                                           another one, otherwise HERE:
+                                           nothing else can be compared
+nothing                  the same          HERE
 ======================== ================= =================================
 
-A claim without a serial number is HERE. The operator's word about a device
-(model.Disabled) goes by the same table; where that is EXCHANGED, the word is
-about every device that has the serial number. Pure: no I/O, no state.
+A claim without a serial number is as where none is known at its address and the
+card is not found elsewhere. Products are compared by the ids of vendor and
+device, and those of the subsystem where both are known. The operator's word
+about a device (model.Disabled), which has no product, goes by the same table;
+where that is EXCHANGED, the word is about every device that has the serial
+number. Pure: no I/O, no state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,14 +66,31 @@ def whereabouts(claim: model.Claim | model.Disabled,
     """
     here = devices.get(claim.device_address)
     present = here if here and here.health is not model.Health.GONE else None
-    if not claim.serial or present and present.serial == claim.serial:
-        return Where.HERE, here
-    found = _others(claim.device_address, claim.serial, devices)
-    if len(found) == 1:
-        return Where.MOVED, found[0]
-    if present and present.serial:
+    if claim.serial:
+        if present and present.serial == claim.serial:
+            return Where.HERE, here
+        found = _others(claim.device_address, claim.serial, devices)
+        if len(found) == 1:
+            return Where.MOVED, found[0]
+        if present and present.serial:
+            return Where.EXCHANGED, present
+    ids = claim.ids if isinstance(claim, model.Claim) else ''
+    if present and _are_other_products(ids, present.ids):
         return Where.EXCHANGED, present
     return Where.HERE, here
+
+
+def is_other_card(before: model.Device, now: model.Device) -> bool:
+    """Whether there is another card at an address than before."""
+    if before.serial and now.serial:
+        return before.serial != now.serial
+    return _are_other_products(before.ids, now.ids)
+
+
+def _are_other_products(one: str, other: str) -> bool:
+    """Compare two Device.ids, as far as both are known."""
+    return any(a != b for a, b in zip(one.split(), other.split(),
+                                      strict=False))
 
 
 def _others(address, serial, devices):
@@ -103,9 +126,12 @@ def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:
                 f'server')
     if where is Where.EXCHANGED:
         assert device
-        return (f'another card is there (serial number {device.serial[:20]} '
-                f'in place of {claim.serial[:20]}): put the first one back, '
-                f'or shelve or delete the server')
+        compared = (
+            f'serial number {device.serial[:20]} in place of '
+            f'{claim.serial[:20]}' if device.serial and claim.serial
+            else f'product {device.ids} in place of {claim.ids}')
+        return (f'another card is there ({compared}): put the first one '
+                f'back, or shelve or delete the server')
     return ''
 
 
@@ -121,9 +147,10 @@ def misplaced(devices: Mapping[str, model.Device],
         where, device = whereabouts(claim, devices)
         if where is Where.HERE:
             continue
+        card = (f'the card with the serial number {claim.serial[:20]}'
+                if claim.serial else f'a card of the product {claim.ids}')
         found[claim.device_address] = (
-            f'a server had the card with the serial number '
-            f'{claim.serial[:20]} there: put that one back, or shelve or '
+            f'a server had {card} there: put that one back, or shelve or '
             f'delete the server')
         if where is Where.MOVED:
             assert device

@@ -32,7 +32,7 @@ _FROM_PLAIN: dict[str, typing.Any] = {
     'read_nvme': nvme_admin.Controller.from_tuple,
     'read_nvme_sanitize': lambda fields: nvme_admin.SanitizeStatus(*fields),
     'read_nvme_vfs': lambda found: [
-        nvme_admin.Secondary(*fields) for fields in found],
+        nvme_admin.Secondary.from_tuple(fields) for fields in found],
     'read_signatures': lambda found: [tuple(pair) for pair in found],
 }
 

@@ -158,7 +158,7 @@ class Card:
         """
         return {'driver': self.driver, 'number': number(state), 'vfs': [],
                 'faults': {}, 'resets': [],
-                'device_serial': self.device_serial}
+                'device_serial': self.device_serial, 'ids': list(self.ids)}
 
     def at_first(self, state) -> dict:
         """Return fresh() plus the initial state of the description."""
@@ -169,7 +169,7 @@ class Card:
 
     def keeps(self) -> tuple[str, ...]:
         """Return the keys that survive a reboot of the host."""
-        return ('faults', 'device_serial')
+        return ('faults', 'device_serial', 'ids')
 
     def power_on(self, mine) -> None:
         """Apply a loss of power to the keys that survive a reboot."""
@@ -267,8 +267,8 @@ class Card:
             return
         own = group if self.iommu_group is None or group is None else (
             self.iommu_group)
-        pf = sysfs.add_function(tree, self.place(), self.ids, self.class_code,
-                                mine['driver'], own)
+        pf = sysfs.add_function(tree, self.place(), mine['ids'],
+                                self.class_code, mine['driver'], own)
         pf['numa_node'] = str(self.numa_node)
         _resettable(pf, self.reset_method)
         functions = [pf]
@@ -285,7 +285,7 @@ class Card:
         if self.total_vfs:
             pf.update(sriov_totalvfs=str(self.total_vfs),
                       sriov_numvfs=str(len(mine['vfs'])))
-        vendor, device, subsystem_vendor, _ = self.ids
+        vendor, device, subsystem_vendor, _ = mine['ids']
         for n, vf in enumerate(mine['vfs']):
             address = self.vf_address(n)
             made = sysfs.add_function(

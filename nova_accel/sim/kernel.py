@@ -223,7 +223,8 @@ class SimulatedKernel(sysfs.Reads,
         card, vf = cls._owner(host, state, function)
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
-        ids = (card.ids[0], vf is not None and card.vf_device or card.ids[1])
+        own = state['cards'][card.address]['ids']
+        ids = (own[0], vf is not None and card.vf_device or own[1])
         if (driver == 'vfio-pci' and ids in _DENYLIST
                 and not host.disable_denylist):
             raise sysfs.error(errno.EINVAL, function)

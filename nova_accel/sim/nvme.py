@@ -75,15 +75,18 @@ class NvmeCard(card.Card):
     secondary: str = 'online'
     #: private namespaces of each VF
     vf_namespaces: int = 1
+    #: whether Format NVM of one namespace erases all
+    formats_all: bool = False
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         #: result of Format NVM
         'format': reader.one_of('refused', 'unsupported'),
         'hang': reader.one_of('read', 'format', 'sanitize'),
-        #: Namespace Management is refused, or has no effect; or VFs share
-        #: their namespaces
-        'namespaces': reader.one_of('refused', 'ignored', 'shared'),
+        #: the controller refuses to tell what it can do
+        'identify': reader.one_of('refused'),
+        #: Namespace Management is refused, or has no effect
+        'namespaces': reader.one_of('refused', 'ignored'),
         'reset': reader.one_of('refused'),
         #: refused; ends in failure mode; and does not leave that mode
         'sanitize': reader.one_of('refused', 'fails', 'locked'),
@@ -115,7 +118,8 @@ class NvmeCard(card.Card):
             subsystem=item.take('subsystem', reader.text, None),
             secondary=item.take('secondary', reader.one_of(
                 'online', 'offline', 'none'), 'online'),
-            vf_namespaces=item.take('vf_namespaces', reader.natural, 1))
+            vf_namespaces=item.take('vf_namespaces', reader.natural, 1),
+            formats_all=item.take('formats_all', reader.boolean, False))
 
     def fresh(self, state):
         serial = self.address.replace(':', '').replace('.', '')
@@ -126,11 +130,14 @@ class NvmeCard(card.Card):
                 'namespaces': [[_BLOCKS, _BLOCK_SIZE, 0, True]
                                for _ in range(self.namespaces)],
                 'sanitize': {'state': 'never', 'method': None, 'until': 0},
-                'vf_data': {}}
+                'vf_data': {},
+                # VF -> numbers of the other VFs that have its namespaces as
+                # well, 0 for the PF
+                'shared': {}}
 
     def keeps(self):
         return (*super().keeps(), 'data', 'signatures', 'serial', 'firmware',
-                'namespaces', 'sanitize', 'vf_data')
+                'namespaces', 'sanitize', 'vf_data', 'shared')
 
     def settle(self, mine):
         operation = mine['sanitize']
@@ -170,7 +177,30 @@ class NvmeCard(card.Card):
             self.faulty(mine).get('format') != 'unsupported', managed,
             tuple(nvme_admin.Namespace(*n[:3]) for n in attached),
             len(mine['namespaces']) - len(attached) if managed else 0,
-            self.capacity() - self.allocated(mine) if managed else 0)
+            self.capacity() - self.allocated(mine) if managed else 0,
+            self.formats_all)
+
+    def secondaries(self, mine) -> list[nvme_admin.Secondary]:
+        # there is one for each VF that can be made
+        online = [vf['online'] for vf in mine['vfs']]
+        online += [False] * (self.total_vfs - len(online))
+        found = []
+        for vf, state in enumerate(online, 1):
+            spaces = others = None
+            if self.namespace_management:
+                # those of its own, and those of others
+                theirs = [int(n) for n, with_ in mine['shared'].items()
+                          if vf in with_]
+                spaces = tuple(100 * owner + number
+                               for owner in sorted((vf, *theirs))
+                               for number in range(self.vf_namespaces))
+                others = tuple(sorted({
+                    *theirs, *mine['shared'].get(str(vf), ()),
+                    *(other for n in theirs
+                      for other in mine['shared'][str(n)])} - {vf}))
+            found.append(nvme_admin.Secondary(vf, vf, state, spaces,
+                                              others or ()))
+        return found
 
     def drivers(self):
         return {*super().drivers(), 'nvme'}
@@ -316,7 +346,9 @@ class NvmeOperations(operations.Operations):
                 vf['online'] = False
 
     def read_nvme(self, function):
-        found, mine, _ = self._nvme(*self._look(), function)
+        found, mine, faults = self._nvme(*self._look(), function)
+        if faults.get('identify'):
+            raise sysfs.error(errno.EIO, function)
         return found.report(mine)
 
     def read_nvme_sanitize(self, function):
@@ -408,11 +440,7 @@ class NvmeOperations(operations.Operations):
         found, mine, _ = self._nvme(*self._look(), pf)
         if found.secondary == 'none':
             raise sysfs.error(errno.EOPNOTSUPP, pf)
-        # there is one for each VF that can be made
-        online = [vf['online'] for vf in mine['vfs']]
-        online += [False] * (found.total_vfs - len(online))
-        return [nvme_admin.Secondary(n, n, state)
-                for n, state in enumerate(online, 1)]
+        return found.secondaries(mine)
 
     def _secondary(self, host, state, pf, vf):
         found, mine, faults = self._nvme(host, state, pf)
@@ -426,12 +454,14 @@ class NvmeOperations(operations.Operations):
 
     def format_nvme_vf(self, pf, vf):
         with self._update() as (host, state):
-            found, _, faults, secondary = self._secondary(host, state, pf, vf)
+            found, mine, _, secondary = self._secondary(host, state, pf, vf)
             if not found.namespace_management:
                 raise sysfs.error(errno.EOPNOTSUPP, pf)
-            if faults.get('namespaces') == 'shared':
+            if {*found.secondaries(mine)[vf - 1].others} - {0}:
                 raise sysfs.error(errno.EBUSY, pf)
             secondary['online'] = False
+            if found.formats_all:
+                raise sysfs.error(errno.EOPNOTSUPP, pf)
         while True:
             with self._update() as (host, state):
                 _, mine, faults, _ = self._secondary(host, state, pf, vf)
@@ -442,6 +472,8 @@ class NvmeOperations(operations.Operations):
                 if faults.get('hang') != 'format':
                     if found.vf_namespaces:
                         mine['vf_data'].pop(str(vf), None)
+                        # it was attached to the PF for that
+                        mine['shared'].pop(str(vf), None)
                     return found.vf_namespaces
             time.sleep(_TICK)
 
@@ -476,6 +508,15 @@ class NvmeOperations(operations.Operations):
         """
         with self._update() as (_, state):
             state['cards'][pf]['vfs'][vf - 1]['online'] = online
+
+    def share_namespaces(self, pf: str, vf: int, *others: int) -> None:
+        """Attach the namespaces of a VF to other controllers as well.
+
+        :param vf: its number, from 1.
+        :param others: numbers of VFs, 0 for the PF; none to detach them.
+        """
+        with self._update() as (_, state):
+            state['cards'][pf]['shared'][str(vf)] = list(others)
 
     def change_disk(self, address: str, **changes) -> None:
         """Change serial, firmware or namespaces, as a guest or operator does.
@@ -519,7 +560,11 @@ class NvmeOperations(operations.Operations):
     def data_of_disk(self, address: str) -> str:
         """Return what a server with the disk or VF can read from it."""
         mine, vf = self._media(*self._look(), address)
-        return mine['data'] if vf is None else mine['vf_data'].get(vf, '')
+        own = mine['data'] if vf is None else mine['vf_data'].get(vf, '')
+        return own + ''.join(
+            mine['vf_data'].get(owner, '')
+            for owner, others in mine['shared'].items()
+            if int(vf or 0) in others)
 
     @staticmethod
     def _media(host, state, address):

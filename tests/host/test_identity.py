@@ -373,6 +373,66 @@ class OtherKindsTest(IdentityTestCase):
         self.assertHas(server, A)
         self.assertEqual('', self.host.holdings.all()[0].serial)
 
+    def start_products(self):
+        self.start_host(gpus=[
+            {'address': A}, {'address': B, 'vendor': '1002',
+                             'device': '74a1'}], drivers=('gpu',))
+
+    def test_another_product(self):
+        """Neither has a serial number."""
+        self.start_products()
+        server, other = self.boot(A), self.boot(B)
+        self.exchange((A, B))
+        self.refused(server, 'another card is there', '1002:74a1')
+        self.refused(other, 'another card is there', '10de:')
+        before = self.resets(A), self.resets(B)
+        self.host.delete(server)
+        # not its own, whose guest may have made it look so
+        self.assertEqual(before, (self.resets(A), self.resets(B)))
+        self.assertEqual([other], [c.instance_uuid
+                                   for c in self.host.holdings.all()])
+        self.assertEqual([(A, server, 'none', 'another card is in its place')],
+                         self.results())
+        for _ in range(3):
+            self.host.report()
+        self.assertRaises(exception.AcceleratorError, self.boot, A)
+        # when it comes back, it is cleaned first
+        self.exchange((A, B))
+        self.assertRaises(exception.AcceleratorError, self.boot, A)
+        self.host.start_guest(other)
+        self.assertHas(other, B)
+        before = self.resets(A), self.resets(B)
+        self.host.reconciler.run()
+        self.assertEqual((before[0] + 1, before[1]),
+                         (self.resets(A), self.resets(B)))
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.host.give_back()
+        self.assertHas(self.boot(A), A)
+
+    def test_another_product_that_the_operator_takes(self):
+        self.start_products()
+        server = self.boot(A)
+        self.exchange((A, B))
+        self.empty(B)
+        self.restart()
+        self.host.delete(server)
+        self.host.report()
+        self.assertRaises(exception.AcceleratorError, self.boot, A)
+        self.host.give_back()
+        self.assertHas(self.boot(A), A)
+
+    def test_product_is_filled_in(self):
+        """The claim is of an earlier release."""
+        self.start_products()
+        server = self.boot(A)
+        claim, = self.host.holdings.all()
+        self.host.accelerators.store.update([claim], ids='')
+        self.host.reconciler.run()
+        self.assertEqual(claim.ids, self.host.holdings.all()[0].ids)
+        self.assertTrue(claim.ids.startswith('10de:'))
+        self.exchange((A, B))
+        self.refused(server, 'another card is there')
+
     def test_same_serial_and_one_of_them_dies(self):
         """The other one is not cleaned while a server has it."""
         self.start_gpus('0011223344556677', '0011223344556677')

@@ -12,7 +12,7 @@ from nova_accel.host import pci
 from nova_accel import model
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, B, FUNCTION, plain
+from tests.unit.host import A, B, FUNCTION, plain, vf
 
 GPU, AI, CLOCK, SSD = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
     'GPU', 'AI', 'TIMECARD', 'SSD'))
@@ -252,6 +252,36 @@ class RecordTest(HandoverTestCase):
         self.host.delete(server)
         self.assertEqual('', kernel.data_of_disk(A))
         self.boot()
+
+    def test_vf_whose_namespace_another_guest_has(self):
+        """A guest attached it to its own controller, as some of them let
+        it."""
+        self.CLASS = SSD
+        self.start_host(nvmes=[{'address': A, 'total_vfs': 2, 'vfs': 2}],
+                        drivers=('nvme',))
+        eve = self.boot()
+        mine, = self.host.devices_of(eve)
+        number, = [n for n in (1, 2) if mine != vf(A, n - 1)]
+        kernel = self.simulated.kernel
+        kernel.share_namespaces(A, number, 3 - number)
+        # no look at the disk is between
+        error = str(self.assertRaises(exception.DeviceUnavailable, self.boot))
+        self.assertIn('is attached to the controller', error)
+        self.host.inventory.scan()
+        self.report()
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        # nor is erased what is not hers
+        kernel.write_disk(vf(A, number - 1), 'data of another')
+        self.host.delete(eve)
+        self.assertEqual('data of another',
+                         kernel.data_of_disk(vf(A, number - 1)))
+        self.assertEqual([eve], [c.instance_uuid
+                                 for c in self.host.holdings.all()])
+        kernel.share_namespaces(A, number)
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual('data of another',
+                         kernel.data_of_disk(vf(A, number - 1)))
 
 
 class TimecardTest(HandoverTestCase):

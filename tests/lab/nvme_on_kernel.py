@@ -228,6 +228,11 @@ def virtual_functions(kernel, driver, address):
     device = driver.discover()[address]
     vf = pci.virtual_functions(kernel, address)[0]
     check('VFs that are online', [h.address for h in device.handles], [vf])
+    # what a server writes there the host or another VF would read
+    for other in (None, two.id):
+        attach(address, 2, {one.id, other})
+        check('shared VF', driver.discover()[address].handles, ())
+    attach(address, 2, {one.id})
     driver.release(device, device.handles[0], None, base.Use())
     check('secondary controllers', [
         (found.vf, found.online) for found in kernel.read_nvme_vfs(address)

@@ -172,6 +172,14 @@ class ClaimStoreTest(StoreTestCase):
         for store in (self.store, claims.ClaimStore(self.path)):
             self.assertEqual({one, other}, store.unsettled())
 
+    def test_products_that_come_back(self):
+        """Several that were in one slot, without serial numbers."""
+        rows = {model.Unsettled('0000:5e:00.0', ids=ids)
+                for ids in ('', '10de:2330', '1002:74a1 1002:0c34')}
+        self.store.settle([model.EVERYTHING], rows)
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual(rows, store.unsettled())
+
     def test_update_of_a_claim_that_was_read_long_ago(self):
         one, gone = claim(), claim(handle=handle(1))
         self.store.add([one, gone])
@@ -692,6 +700,7 @@ class OtherReleasesTest(StoreTestCase):
                              'ALTER TABLE claims DROP COLUMN serial; '
                              'ALTER TABLE claims DROP COLUMN asked; '
                              'ALTER TABLE claims DROP COLUMN remembered; '
+                             'ALTER TABLE claims DROP COLUMN ids; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '

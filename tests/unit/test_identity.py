@@ -17,20 +17,22 @@ GONE = model.Health.GONE
 HERE, MOVED, EXCHANGED = identity.Where
 
 
-def device(address, serial, **more):
+def device(address, serial, ids='1234:5678', **more):
+    ids, _, subsystem = ids.partition(' ')
+    vendor, _, product = ids.partition(':')
     return model.Device(
         address=address, type='SSD', vendor='V', product='P',
-        vendor_id='1234', product_id='5678', driver='nvme', serial=serial,
-        **more)
+        vendor_id=vendor, product_id=product, subsystem=subsystem,
+        driver='nvme', serial=serial, **more)
 
 
-def claim(serial, address=A):
+def claim(serial, address=A, ids=''):
     return model.Claim(
         uuid=str(uuid.uuid4()), instance_uuid='', consumer_uuid='',
         role=model.Role.CURRENT, provider_uuid='', resource_class='',
         group='', device_address=address, region_index=None,
         handle=model.AttachHandle(model.HandleType.PCI, address),
-        serial=serial)
+        serial=serial, ids=ids)
 
 
 @ddt.ddt
@@ -59,6 +61,44 @@ class WhereaboutsTest(testtools.TestCase):
             claim(serial), {a: device(a, s) for a, s in there.items()})
         self.assertEqual((where, address), (
             found[0], found[1] and found[1].address))
+
+    @ddt.unpack
+    @ddt.data(
+        # serial and ids of the claim, the same of what is there, where
+        ('', '', '', '10de:2330', HERE),
+        ('', '10de:2330', '', '10de:2330', HERE),
+        ('', '10de:2330', '', '10de:2331', EXCHANGED),
+        ('', '10de:2330', 'b', '1002:2330', EXCHANGED),
+        ('a', '10de:2330', '', '1002:74a1', EXCHANGED),
+        ('a', '10de:2330', '', '10de:2330', HERE),
+        # the serial number says more
+        ('a', '10de:2330', 'a', '1002:74a1', HERE),
+        # the subsystem is compared where both are known
+        ('', '10de:2330 10de:1', '', '10de:2330', HERE),
+        ('', '10de:2330', '', '10de:2330 10de:1', HERE),
+        ('', '10de:2330 10de:1', '', '10de:2330 10de:1', HERE),
+        ('', '10de:2330 10de:1', '', '10de:2330 10de:2', EXCHANGED))
+    def test_products(self, serial, ids, serial_now, ids_now, where):
+        mine = claim(serial, ids=ids)
+        now = device(A, serial_now, ids_now)
+        self.assertEqual((where, now),
+                         identity.whereabouts(mine, {A: now}))
+        found = identity.trouble(mine, {A: now})
+        self.assertEqual(where is EXCHANGED, bool(found))
+        self.assertEqual({A} if found else set(),
+                         set(identity.misplaced({A: now}, [mine])))
+        if found:
+            self.assertIn(f'product {ids_now} in place of {ids}', found)
+        gone = dataclasses.replace(now, health=GONE)
+        self.assertEqual((HERE, gone), identity.whereabouts(mine, {A: gone}))
+
+    @ddt.unpack
+    @ddt.data(('', '', '10de:1', False), ('', '', '10de:2', True),
+              ('a', '', '10de:1', False), ('a', '', '10de:2', True),
+              ('a', 'b', '10de:1', True), ('a', 'a', '10de:2', False))
+    def test_other_card(self, before, now, ids, is_other):
+        self.assertEqual(is_other, identity.is_other_card(
+            device(A, before, '10de:1'), device(A, now, ids)))
 
     def test_gone(self):
         """What is gone is not there, whatever is known of it."""

@@ -158,6 +158,41 @@ class Discovery(TestCase):
             self.assertEqual([QUARANTINED, OK],
                              [again[a].health for a in (A, B)])
 
+    def test_controller_that_cannot_erase(self):
+        """Known before a server has it, not with its data on it."""
+        found = self.start({'address': A, 'faults': {'format': 'unsupported'}},
+                           {'address': B, 'sanitize': ['block'],
+                            'faults': {'format': 'unsupported'}})
+        self.assertEqual((QUARANTINED, (), OK), (
+            found[A].health, found[A].handles, found[B].health))
+        self.assertIn('neither Sanitize nor Format NVM', found[A].reason)
+        self.config.config(group='accel', handover=['nvme=operator'])
+        found = self.driver.discover(found)
+        self.assertEqual((OK, [A]), (found[A].health, self.handles(found[A])))
+        # also where the policy changes later
+        self.config.config(group='accel', handover=[])
+        self.assertEqual(QUARANTINED, self.driver.discover(found)[A].health)
+
+    def test_controller_that_cannot_erase_on_vfio_pci(self):
+        """It was seen under a policy that does not erase."""
+        self.config.config(group='accel', handover=['nvme=operator'])
+        self.start({'address': A, 'faults': {'format': 'unsupported'}})
+        found = self.driver.discover()
+        self.kernel.rebind(A, 'vfio-pci')
+        self.config.config(group='accel', handover=[])
+        device = self.driver.discover(found)[A]
+        self.assertIn('neither Sanitize nor Format NVM', str(self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            device.handles[0], None, True, base.Use())))
+        # the server that has it starts again all the same
+        self.driver.prepare(device, device.handles[0], None, False, base.Use())
+
+    def test_controller_that_does_not_tell_whether_it_can_erase(self):
+        found = self.start({'address': A, 'faults': {'identify': 'refused'}})
+        self.assertEqual((QUARANTINED, ()), (found[A].health,
+                                             found[A].handles))
+        self.assertIn('can erase it cannot be told (', found[A].reason)
+
     def test_company_in_the_iommu_group(self):
         device = self.start(
             {'address': A, 'iommu_group': 7},
@@ -871,7 +906,6 @@ class CleanVirtualFunctions(ReleaseTestCase):
 
     @ddt.data(({'format': 'refused'}, 'Input/output'),
               ({'format': 'unsupported'}, 'not supported'),
-              ({'namespaces': 'shared'}, 'busy'),
               ({'virtualization': 'refused'}, 'Input/output'))
     @ddt.unpack
     def test_that_cannot_be_erased(self, fault, said):
@@ -900,9 +934,69 @@ class CleanVirtualFunctions(ReleaseTestCase):
         self.release()
         self.assertEqual(self.device, self.look())
 
+    def test_shared_since_with_another_vf(self):
+        """What the other has there would be erased as well."""
+        self.start()
+        self.kernel.share_namespaces(A, 1, 2)
+        error = self.assertRaises(exception.DeviceError, self.release)
+        self.assertIn('busy', str(error))
+        self.assertEqual('a secret', self.data())
+        self.kernel.share_namespaces(A, 1)
+        self.release()
+        self.assertEqual('', self.data())
+        self.assertOthers()
+
     def test_without_namespace(self):
-        self.start(vf_namespaces=0)
+        """Neither of use to a server, nor to be erased after it."""
+        device = TestCase.start(self, {
+            'address': A, 'total_vfs': 2, 'vfs': 2, 'vf_namespaces': 0})[A]
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        self.assertIn(f'{vf(0)} has no namespace: attach one', device.reason)
+
+    def test_that_lost_its_namespace(self):
+        self.start()
+        self.kernel.format_nvme_vf = lambda pf, number: 0
         self.refused('it has no namespace')
+
+    @ddt.data('clear', 'reset')
+    def test_namespace_that_another_controller_has(self, policy):
+        """The host, or the guest of another VF, reads what a server writes."""
+        self.config.config(group='accel', handover=[policy])
+        self.start()
+        known = self.look()
+        self.assertEqual([vf(0), vf(1)], self.handles(known))
+        for others, left in (((0,), [vf(1)]), ((2,), []), ((0, 2), [])):
+            before = self.driver.state(A)
+            self.kernel.share_namespaces(A, 1, *others)
+            for other in others:
+                self.assertIn('a secret', self.kernel.data_of_disk(
+                    A if not other else vf(other - 1)))
+            self.assertNotEqual(before, self.driver.state(A))
+            found = self.driver.examine(A, known)
+            if left:
+                self.assertEqual(left, self.handles(found))
+            else:
+                self.assertEqual(QUARANTINED, found.health)
+                self.assertIn('nvme detach-ns', found.reason)
+            # in the moment between that look and the server
+            self.assertIn(f'of {vf(0)} is attached to the controller', str(
+                self.assertRaises(
+                    exception.DeviceUnavailable, self.driver.prepare, known,
+                    known.handles[0], None, True, base.Use())))
+            # the server that has it starts again
+            self.driver.prepare(known, known.handles[0], None, False,
+                                base.Use())
+            self.kernel.share_namespaces(A, 1)
+        self.assertEqual(known, self.driver.examine(A, known))
+        self.driver.prepare(known, known.handles[0], None, True, base.Use())
+
+    def test_namespace_that_the_operator_shares(self):
+        self.config.config(group='accel', handover=[f'{vf(0)}=none'])
+        self.start()
+        self.kernel.share_namespaces(A, 1, 0)
+        known = self.look()
+        self.assertEqual([vf(0), vf(1)], self.handles(known))
+        self.driver.prepare(known, known.handles[0], None, True, base.Use())
 
     def test_gone(self):
         self.start()
@@ -933,7 +1027,7 @@ class CleanVirtualFunctions(ReleaseTestCase):
             self.driver.examine(A, looked)))
 
     @ddt.data({'secondary': 'none'}, {'namespace_management': False},
-              {'faults': {'format': 'unsupported'}})
+              {'faults': {'format': 'unsupported'}}, {'formats_all': True})
     def test_of_a_controller_that_cannot_clean_them(self, less):
         device = TestCase.start(self, {
             'address': A, 'total_vfs': 2, 'vfs': 2, **less})[A]

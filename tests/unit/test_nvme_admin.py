@@ -196,6 +196,13 @@ class NvmeAdminTest(testtools.TestCase):
             found.has_format, found.has_management, found.detached,
             found.unallocated))
 
+    @ddt.data((0, False), (1, True), (2, True), (4, False), (7, True))
+    @ddt.unpack
+    def test_format_of_one_is_of_all(self, fna, found):
+        self.disk.fna = fna
+        self.assertEqual(found,
+                         nvme_admin.read_controller(FD).formats_all)
+
     def test_many_namespaces(self):
         for number in range(1, 1500):
             self.disk.add(number, number, 0)
@@ -319,9 +326,25 @@ class NvmeAdminTest(testtools.TestCase):
 
     def test_secondaries(self):
         self.disk.secondaries.append((0x40, 0, 1))
-        self.assertEqual([nvme_admin.Secondary(1, VF1, True),
-                          nvme_admin.Secondary(2, VF2, False)],
+        self.disk.add(2, 10, 0, (VF1, OWN))
+        self.disk.add(3, 10, 0, (VF1,))
+        self.assertEqual([nvme_admin.Secondary(1, VF1, True, (2, 3), (OWN,)),
+                          nvme_admin.Secondary(2, VF2, False, ())],
                          nvme_admin.read_secondaries(FD, PF))
+        self.disk.add(4, 10, 0, (VF1, VF2))
+        one, two = nvme_admin.read_secondaries(FD, PF)
+        self.assertEqual(((2, 3, 4), (OWN, VF2), (4,), (VF1,)), (
+            one.namespaces, one.others, two.namespaces, two.others))
+        # as they come from the privileged process, and from a capture
+        self.assertEqual(one, nvme_admin.Secondary.from_tuple(
+            [1, VF1, True, [2, 3, 4], [OWN, VF2]]))
+        self.assertEqual(nvme_admin.Secondary(1, VF1, True),
+                         nvme_admin.Secondary.from_tuple([1, VF1, True]))
+        self.disk.oacs = 1 << 7
+        self.assertEqual([None, None], [
+            found.namespaces for found
+            in nvme_admin.read_secondaries(FD, PF)])
+        self.disk.oacs = 0xff
         self.disk.secondaries = [(n, n, 1) for n in range(1, 300)]
         self.assertEqual(299, len(nvme_admin.read_secondaries(FD, PF)))
         self.disk.oacs = 0x7f
@@ -378,6 +401,14 @@ class NvmeAdminTest(testtools.TestCase):
         self.disk.oacs = 1 << 3
         self.refused(errno.EOPNOTSUPP, nvme_admin.format_of_secondary, PF,
                      [2])
+
+    @ddt.data(1, 2)
+    def test_format_for_a_vf_would_be_of_all(self, fna):
+        self.disk.add(2, 10, 0, (VF1,))
+        self.disk.fna, self.disk.formats_all = fna, True
+        self.assertIn('all namespaces', self.refused(
+            errno.EOPNOTSUPP, nvme_admin.format_of_secondary, PF, [2]))
+        self.assertEqual([], self.disk.log)
 
 
 @ddt.ddt

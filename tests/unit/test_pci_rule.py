@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices by the operator's rules, on simulated hosts."""
 
+import dataclasses
+
 import ddt
 import fixtures
 from oslo_config import fixture as config_fixture
@@ -48,6 +50,22 @@ class TestCase(testtools.TestCase):
 
 @ddt.ddt
 class Rules(TestCase):
+
+    def test_dead_card_is_no_other_product(self):
+        """A rule with an address matches all ones as well."""
+        known = self.start(f'address={A} type=AI')
+        self.kernel.set_fault(A, attributes={'vendor': '0xffff',
+                                             'device': '0xffff'})
+        now = self.driver.discover(known)[A]
+        self.assertEqual((model.Health.QUARANTINED, known[A].ids),
+                         (now.health, now.ids))
+        self.assertIn('a dead card', now.reason)
+
+    def test_another_product_has_nothing_of_the_first(self):
+        known = self.start(f'address={A} type=AI')
+        before = {A: dataclasses.replace(known[A], product_id='d802',
+                                         record=(('firmware', '1'),))}
+        self.assertEqual(known, self.driver.discover(before))
 
     def test_what_the_rule_says(self):
         found = self.start(
