@@ -5,8 +5,7 @@ A GPU goes to one guest by its PCI function, whatever driver the host has for
 it. GPUs that are shared out, by VFs or as mediated devices, are left to the
 driver vgpu. Sources: the PCI ID repository for names; the id tables of amdgpu,
 i915 and xe in Linux for classes; Documentation/ABI/testing/sysfs-bus-pci and
-pci-sysfs.c of Linux for boot_vga; NVIDIA's Fabric Manager user guide for what
-of an NVSwitch system a guest can use.
+pci-sysfs.c of Linux for boot_vga.
 """
 
 import dataclasses
@@ -14,8 +13,8 @@ import dataclasses
 from oslo_log import log as logging
 
 from nova_accel.drivers import base
+from nova_accel.drivers import nvswitch
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -25,19 +24,13 @@ from nova_accel import naming
 
 LOG = logging.getLogger(__name__)
 
-#: VGA, 3D, and other display controllers
-_DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
 #: what else a graphics card may have in its slot: sound, USB, and the USB
 #: type C controller
 _COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
-#: what NVSwitches of NVIDIA are: other bridges
-_NVSWITCH = 0x0680
-#: modules whose NVSwitches show no PCI function
-_UNDER_HIDDEN_SWITCHES = frozenset(('B200', 'B300'))
 _VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
 #: class is of its FPGAs
-_CLASSES = {'1002': _DISPLAYS | {0x1200}}
+_CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
 
 #: (vendor, device) -> product, family; others go by their id
 _PRODUCTS = {
@@ -103,7 +96,7 @@ class GpuDriver(base.PciDriver):
         vendor = pci.identifier(self.kernel, address, 'vendor')
         if (vendor not in _VENDORS
                 or pci.class_code(self.kernel, address) >> 8
-                not in _CLASSES.get(vendor, _DISPLAYS)
+                not in _CLASSES.get(vendor, pci.DISPLAYS)
                 or self._is_shared(address)):
             return None
         device = pci.identifier(self.kernel, address, 'device')
@@ -126,14 +119,10 @@ class GpuDriver(base.PciDriver):
         address = device.address
         if self._is_display(address):
             raise base.Defect('it is the display of this host (boot_vga)')
-        switch = self._switch(device)
-        if switch and not (sets.of(address)
-                           or rules.DeviceRules().names(device)):
-            raise base.Defect(
-                f'NVSwitches join it with other GPUs ({switch}), and a guest '
-                f'can only use what Fabric Manager has set up for it: do '
-                f'that, and name the GPUs of a partition in {sets.OPTION}, or '
-                f'this GPU by address={address} in [accel] include_devices')
+        joined = nvswitch.obstacle(self.kernel, device, rules.INCLUDE,
+                                   rules.DeviceRules().include)
+        if joined:
+            raise base.Defect(joined)
         companions = tuple(self._companions(address))
         device = dataclasses.replace(
             device, handles=self.function_handles(address, companions))
@@ -142,18 +131,6 @@ class GpuDriver(base.PciDriver):
             if used:
                 raise base.Defect(f'{companion} goes with it, and {used}')
         return device
-
-    def _switch(self, device) -> str:
-        """An NVSwitch that joins the GPU with others, '' where none does."""
-        if device.vendor != 'NVIDIA':
-            return ''
-        for function in self.kernel.listdir(pci.DEVICES):
-            if (pci.class_code(self.kernel, function) >> 8 == _NVSWITCH
-                    and pci.identifier(self.kernel, function, 'vendor')
-                    == device.vendor_id):
-                return function
-        return (f'all {device.product} have them'
-                if device.product in _UNDER_HIDDEN_SWITCHES else '')
 
     def _is_display(self, address):
         try:

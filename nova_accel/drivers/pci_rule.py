@@ -14,6 +14,7 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import nvswitch
 from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import pci
@@ -137,6 +138,9 @@ class PciRuleDriver(base.PciDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
+        joined = nvswitch.obstacle(self.kernel, device, OPTION, wanted())
+        if joined:
+            raise base.Defect(joined)
         return dataclasses.replace(
             device, handles=self.unused_handles(device.address))
 

@@ -13,6 +13,8 @@ import re
 from nova_accel import exception
 
 DEVICES = 'bus/pci/devices'
+#: classes and subclasses: VGA, 3D, and other display controllers
+DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
 ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 #: drivers that VFIO accepts on the other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))

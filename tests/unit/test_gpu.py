@@ -171,8 +171,15 @@ class Discovery(TestCase):
             self.assertEqual(OK, device.health)
             return
         self.refused(device, '0000:07:00.0', f'address={A}', 'Fabric Manager')
+        # a rule that was written for other cards, or before the others came
+        for rule in (f'address={A[:-1]}?', 'address=*', f'address={A[:-1]}[0]',
+                     'vendor=10de product=2330 address=0000:5e:*',
+                     f'address={B}', f'address={A} product=20b0'):
+            self.config.config(group='accel',
+                               include_devices=[rule, 'vendor=10de'])
+            self.refused(self.driver.discover()[A], 'without wildcards')
         self.config.config(group='accel', include_devices=[
-            'vendor=10de', f'address={A[:-1]}?'])
+            'vendor=10de', f'address={A.upper()}'])
         self.assertEqual(OK, self.driver.discover()[A].health)
 
     def test_sets_under_nvswitches(self):

@@ -129,6 +129,41 @@ class Rules(TestCase):
         self.assertEqual([B], list(self.driver.discover(known)))
 
 
+SXM = {'address': A, 'vendor': '10de', 'device': '2330', 'class': '0x030200',
+       'driver': 'nvidia'}
+NVSWITCH = {'address': '0000:07:00.0', 'vendor': '10de', 'device': '22a3',
+            'class': '0x068000', 'driver': None}
+
+
+@ddt.ddt
+class Nvswitches(TestCase):
+    """The rules for GPUs that NVSwitches join are not only of the driver
+    gpu."""
+
+    @ddt.data('vendor=10de type=GPU', 'address=* vendor=10de type=GPU',
+              f'address={A[:-1]}? type=GPU', 'class=0302* type=GPU')
+    def test_gpu_by_a_wide_rule(self, rule):
+        found = self.start(rule, others=[SXM, NVSWITCH])[A]
+        self.assertEqual((QUARANTINED, ()), (found.health, found.handles))
+        for text in (NVSWITCH['address'], f'address={A}', pci_rule.OPTION):
+            self.assertIn(text, found.reason)
+
+    def test_gpu_by_its_address(self):
+        found = self.start(f'address={A} type=GPU', others=[SXM, NVSWITCH])
+        self.assertEqual(OK, found[A].health)
+
+    def test_gpus_of_a_set(self):
+        self.config.config(group='accel', device_sets=[f'{A} {B}'])
+        found = self.start('vendor=10de type=GPU', others=[
+            SXM, {**SXM, 'address': B}, NVSWITCH])
+        self.assertEqual([OK, OK], [found[a].health for a in (A, B)])
+
+    def test_other_device_of_nvidia(self):
+        found = self.start('vendor=10de type=NET', others=[
+            {**SXM, 'class': '0x120000'}, NVSWITCH])
+        self.assertEqual(OK, found[A].health)
+
+
 class Devices(TestCase):
 
     def test_device_of_a_guest_is_as_known(self):
