@@ -134,6 +134,16 @@ def driver(kernel, function: str) -> str | None:
     return _target(kernel, path(function, 'driver'))
 
 
+def is_open(kernel, function: str) -> bool:
+    """Whether a guest has the function from VFIO.
+
+    vfio-pci enables a function while somebody has it open
+    (vfio_pci_core_enable() and enable_show() of Linux).
+    """
+    return (driver(kernel, function) == 'vfio-pci'
+            and kernel.read(path(function, 'enable')) != '0')
+
+
 def physical_function(kernel, function: str) -> str | None:
     """Return the PF of a VF, None if the function is not a VF."""
     return _target(kernel, path(function, 'physfn'))

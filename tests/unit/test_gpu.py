@@ -292,6 +292,14 @@ class Companions(TestCase):
     def prepare(self, device):
         self.driver.prepare(device, device.handles[0], None, True, base.Use())
 
+    def test_of_another_guest(self):
+        """One that was given a function of the slot by hand."""
+        sound, usb = COMPANY
+        usb = {**usb, 'iommu_group': 8}
+        self.start(sound, usb)
+        self.kernel.guest_takes(USB)
+        self.refused(self.driver.discover()[A], USB, 'a guest has it')
+
     def test_are_bound_when_a_server_gets_the_card(self):
         device = self.start(*COMPANY)
         self.driver.configure()

@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices by the operator's rules, on simulated hosts."""
 
+import dataclasses
+import json
+
 import ddt
 import fixtures
 from oslo_config import fixture as config_fixture
@@ -225,6 +228,114 @@ class Devices(TestCase):
         dead = self.driver.discover(known)[A]
         self.assertEqual((QUARANTINED, [A]), (dead.health,
                                               self.handles(dead)))
+
+
+AUX = f'{A[:-1]}1'
+#: another function of the same card, in an IOMMU group of its own
+SECOND = {'address': AUX, 'vendor': '19e5', 'device': 'a222',
+          'class': '0x118000', 'driver': None}
+
+
+@ddt.ddt
+class Slot(TestCase):
+    """Functions of the same slot that no rule names."""
+
+    RULE = 'product=d801 type=AI'
+
+    def start(self, second=(), npu=(), rules=(RULE,), **config):
+        self.config.config(group='accel', **config)
+        return super().start(*rules, others=[
+            {**NPU, 'total_vfs': 0, **dict(npu)}, {**SECOND, **dict(second)}])[A]
+
+    def refused(self, device, *said):
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        for text in said:
+            self.assertIn(text, device.reason)
+
+    def end(self, device):
+        """A server has the function, and its guest has ended."""
+        handle, = device.handles
+        self.driver.prepare(device, handle, None, True, base.Use())
+        functions = (A, *handle.companions)
+        self.kernel.guest_takes(*functions)
+        for function in functions:
+            self.kernel.guest_returns(function)
+        return self.driver.release(device, handle, None, base.Use())
+
+    @ddt.data(None, 'vfio-pci')
+    def test_goes_along(self, bound):
+        """Also from another IOMMU group, into which the guest does not
+        see."""
+        device = self.start({'driver': bound})
+        self.assertEqual((OK, (AUX,), ()), (
+            device.health, device.company, device.handles[0].companions))
+        self.assertEqual(f'reset flr, reset flr {AUX}', self.end(device))
+        self.assertEqual([[AUX, 'vfio-pci']], self.kernel.resets(AUX))
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, AUX))
+
+    def test_sound_goes_along_though_the_host_has_a_driver(self):
+        device = self.start({'class': '0x040300', 'driver': 'snd_hda_intel',
+                             'iommu_group': 7}, {'iommu_group': 7})
+        self.assertEqual((AUX,), device.handles[0].companions)
+        self.assertEqual(f'reset flr, reset flr {AUX}', self.end(device))
+
+    @ddt.data(({'driver': 'davinci_mgmt'}, 'driver davinci_mgmt of the host'),
+              ({'total_vfs': 2, 'vfs': 2}, 'virtual functions'))
+    @ddt.unpack
+    def test_somebody_else_uses_it(self, second, said):
+        device = self.start(second)
+        self.refused(device, AUX, said, f'{A}=reset')
+        self.config.config(group='accel', handover=[f'{A}=reset'])
+        device = self.driver.discover()[A]
+        self.assertEqual((OK, ()), (device.health, device.company))
+        self.assertEqual('reset flr', self.end(device))
+        self.assertEqual([], self.kernel.resets(AUX))
+
+    def test_interface_of_the_host(self):
+        device = TestCase.start(self, self.RULE, others=[
+            {**NPU, 'total_vfs': 0}], nics=[{'address': AUX}])[A]
+        self.refused(device, AUX, 'is up')
+
+    def test_another_guest_has_it(self):
+        """Given by hand, or by Nova: what it has is not reset under it."""
+        device = self.start()
+        before = self.driver.state(A)
+        self.kernel.guest_takes(AUX)
+        self.assertNotEqual(before, self.driver.state(A))
+        self.refused(self.driver.discover()[A], AUX, 'a guest has it')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            device.handles[0], None, True, base.Use())
+        self.assertIn('used by somebody else', str(error))
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.release, device,
+            device.handles[0], None, base.Use())
+        self.assertIn('a guest has it', str(error))
+        self.assertEqual(([], []), (self.kernel.resets(A),
+                                    self.kernel.resets(AUX)))
+        self.kernel.guest_returns(AUX)
+        self.assertEqual(f'reset flr, reset flr {AUX}', self.end(device))
+
+    def test_device_of_its_own(self):
+        """Two that rules name are two devices; each is reset by itself."""
+        device = self.start(rules=(self.RULE, 'product=a222 type=AUX'))
+        self.assertEqual((), device.company)
+        self.assertEqual('reset flr', self.end(device))
+        self.kernel.guest_takes(AUX)
+        self.assertEqual('reset flr', self.end(self.driver.discover()[A]))
+
+    def test_bridges_stay(self):
+        self.assertEqual((), self.start({'class': '0x060400'}).company)
+
+    def test_virtual_functions_are_reset_by_themselves(self):
+        device = self.start({'address': f'{A[:-1]}7', 'driver': 'x'},
+                            {'total_vfs': 2, 'vfs': 2})
+        self.assertEqual((OK, ()), (device.health, device.company))
+
+    def test_known_again(self):
+        device = self.start()
+        self.assertEqual(device, model.Device.from_dict(json.loads(json.dumps(
+            dataclasses.asdict(device), default=lambda kind: kind.value))))
 
 
 class Release(TestCase):
