@@ -220,6 +220,9 @@ class Device:
     regions: tuple[Region, ...] = ()
     #: for devices without regions
     handles: tuple[AttachHandle, ...] = ()
+    #: other functions of its slot that are bound and reset with it, also those
+    #: that no guest gets
+    company: tuple[str, ...] = ()
     #: what its handles are made into when a server gets them; empty where
     #: they are there without that
     creatable: tuple[CreatableType, ...] = ()
@@ -274,9 +277,10 @@ class Device:
                 *(h for region in self.regions for h in region.handles))
 
     def functions(self) -> set[str]:
-        """Every function of it that we use: the card's and the handles'."""
+        """Every function of it that we use: the card's, the handles', and
+        its company."""
         handles = self.all_handles
-        return {self.address,
+        return {self.address, *self.company,
                 *(h.address for h in handles if h.type is HandleType.PCI),
                 *(h.parent for h in handles if h.parent),
                 *(c for h in handles for c in h.companions)}
@@ -288,7 +292,7 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('bridges', 'traits', 'state_traits'):
+        for name in ('bridges', 'company', 'traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(

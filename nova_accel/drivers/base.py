@@ -549,13 +549,15 @@ class PciDriver(AcceleratorDriver):
         return (model.AttachHandle(model.HandleType.PCI, address,
                                    companions=companions),)
 
-    def unused_handles(self, address: str) -> tuple[model.AttachHandle, ...]:
+    def unused_handles(self, address: str, companions: tuple[str, ...] = (),
+                       ) -> tuple[model.AttachHandle, ...]:
         """function_handles() without what the host itself uses.
 
+        :param companions: see there.
         :raises Defect: as there, or the host uses all of it.
         """
         handles = []
-        for handle in self.function_handles(address):
+        for handle in self.function_handles(address, companions):
             used = usage.usage(self.kernel, handle.address)
             if used and handle.address == address:
                 raise Defect(used)

@@ -5,39 +5,24 @@ A GPU goes to one guest by its PCI function, whatever driver the host has for
 it. GPUs that are shared out, by VFs or as mediated devices, are left to the
 driver vgpu. Sources: the PCI ID repository for names; the id tables of amdgpu,
 i915 and xe in Linux for classes; Documentation/ABI/testing/sysfs-bus-pci and
-pci-sysfs.c of Linux for boot_vga; NVIDIA's Fabric Manager user guide for what
-of an NVSwitch system a guest can use.
+pci-sysfs.c of Linux for boot_vga.
 """
 
 import dataclasses
 
-from oslo_log import log as logging
-
 from nova_accel.drivers import base
+from nova_accel.drivers import nvswitch
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
+from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
-from nova_accel import exception
 from nova_accel.host import pci
-from nova_accel.host import usage
 from nova_accel import model
 from nova_accel import naming
 
-LOG = logging.getLogger(__name__)
-
-#: VGA, 3D, and other display controllers
-_DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
-#: what else a graphics card may have in its slot: sound, USB, and the USB
-#: type C controller
-_COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
-#: what NVSwitches of NVIDIA are: other bridges
-_NVSWITCH = 0x0680
-#: modules whose NVSwitches show no PCI function
-_UNDER_HIDDEN_SWITCHES = frozenset(('B200', 'B300'))
 _VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
 #: class is of its FPGAs
-_CLASSES = {'1002': _DISPLAYS | {0x1200}}
+_CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
 
 #: (vendor, device) -> product, family; others go by their id
 _PRODUCTS = {
@@ -85,14 +70,12 @@ _PRODUCTS = {
 }
 
 
-class GpuDriver(base.PciDriver):
+class GpuDriver(slot.SlotDriver):
 
     CONTRACT = base.CONTRACT
     NAME = 'gpu'
     POOLED = True
     NEEDS_RULE = True
-    PREPARES_EVERY_HANDLE = True
-    RESETS = True
 
     # Discovery
 
@@ -103,7 +86,7 @@ class GpuDriver(base.PciDriver):
         vendor = pci.identifier(self.kernel, address, 'vendor')
         if (vendor not in _VENDORS
                 or pci.class_code(self.kernel, address) >> 8
-                not in _CLASSES.get(vendor, _DISPLAYS)
+                not in _CLASSES.get(vendor, pci.DISPLAYS)
                 or self._is_shared(address)):
             return None
         device = pci.identifier(self.kernel, address, 'device')
@@ -126,34 +109,14 @@ class GpuDriver(base.PciDriver):
         address = device.address
         if self._is_display(address):
             raise base.Defect('it is the display of this host (boot_vga)')
-        switch = self._switch(device)
-        if switch and not (sets.of(address)
-                           or rules.DeviceRules().names(device)):
-            raise base.Defect(
-                f'NVSwitches join it with other GPUs ({switch}), and a guest '
-                f'can only use what Fabric Manager has set up for it: do '
-                f'that, and name the GPUs of a partition in {sets.OPTION}, or '
-                f'this GPU by address={address} in [accel] include_devices')
-        companions = tuple(self._companions(address))
-        device = dataclasses.replace(
-            device, handles=self.function_handles(address, companions))
-        for companion in self._company(address):
-            used = usage.usage(self.kernel, companion)
-            if used:
-                raise base.Defect(f'{companion} goes with it, and {used}')
-        return device
-
-    def _switch(self, device) -> str:
-        """An NVSwitch that joins the GPU with others, '' where none does."""
-        if device.vendor != 'NVIDIA':
-            return ''
-        for function in self.kernel.listdir(pci.DEVICES):
-            if (pci.class_code(self.kernel, function) >> 8 == _NVSWITCH
-                    and pci.identifier(self.kernel, function, 'vendor')
-                    == device.vendor_id):
-                return function
-        return (f'all {device.product} have them'
-                if device.product in _UNDER_HIDDEN_SWITCHES else '')
+        joined = nvswitch.obstacle(self.kernel, device, rules.INCLUDE,
+                                   rules.DeviceRules().include)
+        if joined:
+            raise base.Defect(joined)
+        company, companions = self.checked_company(address)
+        return dataclasses.replace(
+            device, company=company,
+            handles=self.function_handles(address, companions))
 
     def _is_display(self, address):
         try:
@@ -162,55 +125,7 @@ class GpuDriver(base.PciDriver):
             # only VGA devices have it
             return False
 
-    def _companions(self, address):
-        """Functions of its slot that a guest has to get with it."""
-        members = pci.group_members(self.kernel, address) or ()
-        return [f for f in self._company(address) if f in members]
-
-    def _company(self, address):
-        """Functions of its slot that go where it goes, also those in IOMMU
-        groups of their own."""
-        return [function for function in pci.siblings(self.kernel, address)
-                if pci.class_code(self.kernel, function) >> 8 in _COMPANIONS]
-
-    # What servers get
-
-    def prepare(self, device, handle, created_type, fresh, use):
-        """Bind what goes with the card to VFIO.
-
-        A guest that starts gets all functions of an IOMMU group at once. One
-        that runs, as after a resume, gets them one by one, and for the first
-        the group has to be viable already. Functions in groups of their own
-        stay with VFIO as well: it resets a slot only when it has all of it.
-
-        :raises DeviceUnavailable: the host uses one of them.
-        :raises DeviceError: the kernel refused.
-        """
-        for function in self._company(handle.address):
-            try:
-                if pci.driver(self.kernel, function) == base.VFIO:
-                    continue
-                used = usage.usage(self.kernel, function)
-                if used:
-                    LOG.warning('%s, which goes with %s, cannot be given to '
-                                'a server: %s', function, handle.address, used)
-                    raise exception.DeviceUnavailable(
-                        f'{handle.address} was allocated, and {function}, '
-                        f'which goes with it, is used by the host: the build '
-                        f'is retried on another host.')
-                self.kernel.rebind(function, base.VFIO)
-            except OSError as error:
-                raise exception.DeviceError(
-                    f'{function}, which goes with {device.address}, was to be '
-                    f'bound to {base.VFIO}, and the kernel refused '
-                    f'({error.strerror}): see whether that module is loaded, '
-                    f'and the kernel log.') from error
-
-    def release(self, device, handle, created_type, use):
-        """Reset the card and what goes with it.
-
-        :raises DeviceError: the card could not be reset.
-        """
-        if not self.is_reset(device, handle):
-            return None
-        return self.reset(device, handle, self._company(handle.address))
+    def goes_along(self, address, function):
+        """See the base class."""
+        return (pci.class_code(self.kernel, function) >> 8
+                in slot.COMPANIONS)

@@ -92,7 +92,7 @@ class NvmeDriver(base.PciDriver):
             return (*found, self._identity(address), self._alone(address),
                     () if usage.usage(self.kernel, address)
                     else self._writes(address),
-                    self._is_open(address),
+                    pci.is_open(self.kernel, address),
                     tuple(self._vf_obstacles(address).items()))
         except (OSError, ValueError, base.Defect) as error:
             return *found, str(error)
@@ -144,7 +144,7 @@ class NvmeDriver(base.PciDriver):
         if now is None:
             # the host's driver does not have it
             if ((is_new or _SERIAL not in dict(device.record))
-                    and not self._is_open(address)):
+                    and not pci.is_open(self.kernel, address)):
                 raise base.Defect(
                     f'neither its serial number nor what is on it can be '
                     f'read, because the driver {_DRIVER} does not have it: '
@@ -241,15 +241,6 @@ class NvmeDriver(base.PciDriver):
         return (self.kernel.read(f'{top}/serial').strip(),
                 self.kernel.read(f'{top}/firmware_rev').strip(),
                 self._layout(address))
-
-    def _is_open(self, address) -> bool:
-        """Whether a guest has the disk from VFIO.
-
-        vfio-pci enables a function while somebody has it open
-        (vfio_pci_core_enable() and enable_show() of Linux).
-        """
-        return (pci.driver(self.kernel, address) == base.VFIO
-                and self.kernel.read(pci.path(address, 'enable')) != '0')
 
     def serial(self, address):
         """See the base class; as the host's driver shows it."""
@@ -386,7 +377,7 @@ class NvmeDriver(base.PciDriver):
         :raises OSError: it cannot be read.
         """
         address = device.address
-        if self._is_open(address):
+        if pci.is_open(self.kernel, address):
             if fresh:
                 raise base.Defect('a guest has it: see which one')
             # of this server, as before an unrescue: compared as it started

@@ -14,7 +14,10 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import handover
+from nova_accel.drivers import nvswitch
 from nova_accel.drivers import rules
+from nova_accel.drivers import slot
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
@@ -40,15 +43,13 @@ _VENDORS = {
 }
 
 
-class PciRuleDriver(base.PciDriver):
+class PciRuleDriver(slot.SlotDriver):
 
     #: some have flash that their function can write
     SERVER_CAN_CHANGE_SERIAL = True
     CONTRACT = base.CONTRACT
     NAME = 'pci'
     POOLED = True
-    PREPARES_EVERY_HANDLE = True
-    RESETS = True
 
     def configure(self):
         """See the base class; tells which rules do not work, makes VFs."""
@@ -137,14 +138,46 @@ class PciRuleDriver(base.PciDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
+        joined = nvswitch.obstacle(self.kernel, device, OPTION, wanted())
+        if joined:
+            raise base.Defect(joined)
+        company, companions = self.checked_company(device.address)
         return dataclasses.replace(
-            device, handles=self.unused_handles(device.address))
+            device, company=company,
+            handles=self.unused_handles(device.address, companions))
+
+    def company(self, address):
+        """See the base class.
+
+        VFs are reset by themselves, and so is a function for which the
+        operator wants nothing more.
+        """
+        if (handover.policy(self.NAME, address) is not handover.Policy.CLEAR
+                or pci.physical_function(self.kernel, address)
+                or pci.virtual_functions(self.kernel, address)):
+            return ()
+        return super().company(address)
+
+    def goes_along(self, address, function):
+        """See the base class; not what is a device of its own by a rule."""
+        values = self._values(function)
+        if values['driver'] in _OF_A_GUEST:
+            # see recognize()
+            del values['driver']
+        return not _is_bridge(values) and not any(
+            rule.matches(values) for rule in wanted())
+
+    def way_out(self, address):
+        """See the base class."""
+        return (f': end that, or set {handover.OPTION} to {address}=reset, '
+                f'which leaves the rest of the slot as it is')
 
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; nothing is made."""
+        """See the base class."""
         self.check_unused(handle)
+        super().prepare(device, handle, created_type, fresh, use)
 
 
 def _is_bridge(values):

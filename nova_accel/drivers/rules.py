@@ -16,6 +16,7 @@ from nova_accel import model
 
 CONF = conf.CONF
 
+INCLUDE = '[accel] include_devices'
 #: what a rule may ask of any device
 KEYS = ('address', 'vendor', 'product')
 #: keys whose values are names, in which the case matters
@@ -99,8 +100,8 @@ class DeviceRules:
 
     def __init__(self):
         """:raises ConfigurationError: a rule cannot be read."""
-        self._include = parse('[accel] include_devices',
-                              CONF.accel.include_devices, KEYS)
+        #: rules of include_devices
+        self.include = parse(INCLUDE, CONF.accel.include_devices, KEYS)
         self._exclude = parse('[accel] exclude_devices',
                               CONF.accel.exclude_devices, KEYS)
         self._matched = set()
@@ -111,11 +112,11 @@ class DeviceRules:
 
         None where the device itself is, or is not among those included.
         """
-        included = self._matching(self._include, device, device.address)
+        included = self._matching(self.include, device, device.address)
         excluded = self._matching(self._exclude, device, device.address)
         if included and excluded:
             self._both.add((device.address, included[0], excluded[0]))
-        if excluded or self._include and not included:
+        if excluded or self.include and not included:
             return None
 
         def left(handles):
@@ -131,13 +132,7 @@ class DeviceRules:
 
     def includes(self, device: model.Device) -> bool:
         """Whether a rule of include_devices names the device."""
-        return bool(self._matching(self._include, device, device.address))
-
-    def names(self, device: model.Device) -> bool:
-        """Whether a rule of include_devices names it by its address."""
-        return any('address' in rule.pairs and rule.matches(
-            {'address': device.address, 'vendor': device.vendor_id,
-             'product': device.product_id}) for rule in self._include)
+        return bool(self._matching(self.include, device, device.address))
 
     def excludes(self, address: str) -> bool:
         """Whether a rule excludes the address, whatever the device is: it
@@ -146,7 +141,7 @@ class DeviceRules:
                  if rule.pairs.keys() == {'address'}
                  and rule.matches({'address': address})]
         self._matched.update(found)
-        return bool(found) and not self._include
+        return bool(found) and not self.include
 
     def _matching(self, rules, device, address):
         found = [str(rule) for rule in rules if rule.matches(dict(
@@ -160,7 +155,7 @@ class DeviceRules:
         another."""
         return [
             f'{rule} matches no device that the drivers find: correct or '
-            f'remove it.' for rule in (*self._include, *self._exclude)
+            f'remove it.' for rule in (*self.include, *self._exclude)
             if str(rule) not in self._matched] + [
             f'{address} is matched by {include} and by {exclude}: it is '
             f'excluded.' for address, include, exclude in sorted(self._both)]

@@ -13,6 +13,8 @@ import re
 from nova_accel import exception
 
 DEVICES = 'bus/pci/devices'
+#: classes and subclasses: VGA, 3D, and other display controllers
+DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
 ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 #: drivers that VFIO accepts on the other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
@@ -140,6 +142,16 @@ def bridges(kernel, function: str) -> tuple[str, ...]:
 def driver(kernel, function: str) -> str | None:
     """Return the driver that the function is bound to, None without one."""
     return _target(kernel, path(function, 'driver'))
+
+
+def is_open(kernel, function: str) -> bool:
+    """Whether a guest has the function from VFIO.
+
+    vfio-pci enables a function while somebody has it open
+    (vfio_pci_core_enable() and enable_show() of Linux).
+    """
+    return (driver(kernel, function) == 'vfio-pci'
+            and kernel.read(path(function, 'enable')) != '0')
 
 
 def physical_function(kernel, function: str) -> str | None:

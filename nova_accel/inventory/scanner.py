@@ -238,7 +238,15 @@ class Scanner:
         conflict = ''
         if device is not None and (not driver.NEEDS_RULE
                                    or self.rules.includes(device)):
-            conflict = self._conflict(device)
+            conflict = self._conflict(dataclasses.replace(device, company=()))
+            kept = ('' if conflict or not device.company
+                    else self._conflict(device))
+            if kept:
+                # it does not belong to it alone, so that the host can start
+                device = dataclasses.replace(
+                    device, health=model.Health.QUARANTINED,
+                    reason=f'{kept}, and goes with it as a function of the '
+                           f'same slot: take it out of there')
         return ticket, state, device, conflict
 
     def _serial(self, driver, address: str) -> str | None:

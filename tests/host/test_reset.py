@@ -2,6 +2,7 @@
 """What is done with a device between two servers, and what is recorded."""
 
 import contextlib
+import functools
 import sqlite3
 import time
 
@@ -282,6 +283,50 @@ class RecordTest(HandoverTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual('data of another',
                          kernel.data_of_disk(vf(A, number - 1)))
+
+
+class SlotTest(HandoverTestCase):
+    """A card whose second function is in an IOMMU group of its own, where a
+    tenant looks for what the one before left in it."""
+
+    CLASS = AI
+
+    def start(self, **second):
+        self.config.config(pci_devices=['product=d801 type=AI'],
+                           group='accel')
+        self.start_host(others=[
+            {**NPU, 'total_vfs': 0, 'vfs': 0},
+            {'address': FIRST, 'vendor': '19e5', 'device': 'a222',
+             'class': '0x118000', 'driver': None, **second}],
+            drivers=('pci',))
+
+    def test_is_reset_with_the_card(self):
+        self.start()
+        self.host.delete(self.boot())
+        self.assertEqual(1, len(self.simulated.kernel.resets(FIRST)))
+        found, = self.handovers()
+        self.assertIn(FIRST, found.method)
+
+    def test_reset_of_it_that_fails(self):
+        self.start(faults={'reset': 'EIO'})
+        self.host.delete(self.boot())
+        self.report()
+        self.assertEqual((1, 1), self.reserved())
+        self.assertRaises(exception.AcceleratorError, self.boot)
+
+    def test_is_one_of_novas(self):
+        """nova-compute starts, and the card goes to nobody."""
+        self.useFixture(fixtures.MonkeyPatch('tests.host.base.Host.__init__', (
+            functools.partialmethod(
+                base.Host.__init__, taken_elsewhere=lambda device: (
+                    f'{FIRST} is matched by [pci] device_spec'
+                    if FIRST in device.functions() else '')))))
+        self.start()
+        self.report()
+        self.assertEqual((1, 1), self.reserved())
+        self.assertIn(f'{FIRST} is matched by [pci] device_spec, and goes '
+                      f'with it', self.log.output)
+        self.host.inventory.check_configuration()
 
 
 class TimecardTest(HandoverTestCase):

@@ -171,8 +171,15 @@ class Discovery(TestCase):
             self.assertEqual(OK, device.health)
             return
         self.refused(device, '0000:07:00.0', f'address={A}', 'Fabric Manager')
+        # a rule that was written for other cards, or before the others came
+        for rule in (f'address={A[:-1]}?', 'address=*', f'address={A[:-1]}[0]',
+                     'vendor=10de product=2330 address=0000:5e:*',
+                     f'address={B}', f'address={A} product=20b0'):
+            self.config.config(group='accel',
+                               include_devices=[rule, 'vendor=10de'])
+            self.refused(self.driver.discover()[A], 'without wildcards')
         self.config.config(group='accel', include_devices=[
-            'vendor=10de', f'address={A[:-1]}?'])
+            'vendor=10de', f'address={A.upper()}'])
         self.assertEqual(OK, self.driver.discover()[A].health)
 
     def test_sets_under_nvswitches(self):
@@ -284,6 +291,14 @@ class Companions(TestCase):
 
     def prepare(self, device):
         self.driver.prepare(device, device.handles[0], None, True, base.Use())
+
+    def test_of_another_guest(self):
+        """One that was given a function of the slot by hand."""
+        sound, usb = COMPANY
+        usb = {**usb, 'iommu_group': 8}
+        self.start(sound, usb)
+        self.kernel.guest_takes(USB)
+        self.refused(self.driver.discover()[A], USB, 'a guest has it')
 
     def test_are_bound_when_a_server_gets_the_card(self):
         device = self.start(*COMPANY)

@@ -2,6 +2,7 @@
 """Devices by the operator's rules, on simulated hosts."""
 
 import dataclasses
+import json
 
 import ddt
 import fixtures
@@ -147,6 +148,41 @@ class Rules(TestCase):
         self.assertEqual([B], list(self.driver.discover(known)))
 
 
+SXM = {'address': A, 'vendor': '10de', 'device': '2330', 'class': '0x030200',
+       'driver': 'nvidia'}
+NVSWITCH = {'address': '0000:07:00.0', 'vendor': '10de', 'device': '22a3',
+            'class': '0x068000', 'driver': None}
+
+
+@ddt.ddt
+class Nvswitches(TestCase):
+    """The rules for GPUs that NVSwitches join are not only of the driver
+    gpu."""
+
+    @ddt.data('vendor=10de type=GPU', 'address=* vendor=10de type=GPU',
+              f'address={A[:-1]}? type=GPU', 'class=0302* type=GPU')
+    def test_gpu_by_a_wide_rule(self, rule):
+        found = self.start(rule, others=[SXM, NVSWITCH])[A]
+        self.assertEqual((QUARANTINED, ()), (found.health, found.handles))
+        for text in (NVSWITCH['address'], f'address={A}', pci_rule.OPTION):
+            self.assertIn(text, found.reason)
+
+    def test_gpu_by_its_address(self):
+        found = self.start(f'address={A} type=GPU', others=[SXM, NVSWITCH])
+        self.assertEqual(OK, found[A].health)
+
+    def test_gpus_of_a_set(self):
+        self.config.config(group='accel', device_sets=[f'{A} {B}'])
+        found = self.start('vendor=10de type=GPU', others=[
+            SXM, {**SXM, 'address': B}, NVSWITCH])
+        self.assertEqual([OK, OK], [found[a].health for a in (A, B)])
+
+    def test_other_device_of_nvidia(self):
+        found = self.start('vendor=10de type=NET', others=[
+            {**SXM, 'class': '0x120000'}, NVSWITCH])
+        self.assertEqual(OK, found[A].health)
+
+
 class Devices(TestCase):
 
     def test_device_of_a_guest_is_as_known(self):
@@ -208,6 +244,114 @@ class Devices(TestCase):
         dead = self.driver.discover(known)[A]
         self.assertEqual((QUARANTINED, [A]), (dead.health,
                                               self.handles(dead)))
+
+
+AUX = f'{A[:-1]}1'
+#: another function of the same card, in an IOMMU group of its own
+SECOND = {'address': AUX, 'vendor': '19e5', 'device': 'a222',
+          'class': '0x118000', 'driver': None}
+
+
+@ddt.ddt
+class Slot(TestCase):
+    """Functions of the same slot that no rule names."""
+
+    RULE = 'product=d801 type=AI'
+
+    def start(self, second=(), npu=(), rules=(RULE,), **config):
+        self.config.config(group='accel', **config)
+        return super().start(*rules, others=[
+            {**NPU, 'total_vfs': 0, **dict(npu)}, {**SECOND, **dict(second)}])[A]
+
+    def refused(self, device, *said):
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        for text in said:
+            self.assertIn(text, device.reason)
+
+    def end(self, device):
+        """A server has the function, and its guest has ended."""
+        handle, = device.handles
+        self.driver.prepare(device, handle, None, True, base.Use())
+        functions = (A, *handle.companions)
+        self.kernel.guest_takes(*functions)
+        for function in functions:
+            self.kernel.guest_returns(function)
+        return self.driver.release(device, handle, None, base.Use())
+
+    @ddt.data(None, 'vfio-pci')
+    def test_goes_along(self, bound):
+        """Also from another IOMMU group, into which the guest does not
+        see."""
+        device = self.start({'driver': bound})
+        self.assertEqual((OK, (AUX,), ()), (
+            device.health, device.company, device.handles[0].companions))
+        self.assertEqual(f'reset flr, reset flr {AUX}', self.end(device))
+        self.assertEqual([[AUX, 'vfio-pci']], self.kernel.resets(AUX))
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, AUX))
+
+    def test_sound_goes_along_though_the_host_has_a_driver(self):
+        device = self.start({'class': '0x040300', 'driver': 'snd_hda_intel',
+                             'iommu_group': 7}, {'iommu_group': 7})
+        self.assertEqual((AUX,), device.handles[0].companions)
+        self.assertEqual(f'reset flr, reset flr {AUX}', self.end(device))
+
+    @ddt.data(({'driver': 'davinci_mgmt'}, 'driver davinci_mgmt of the host'),
+              ({'total_vfs': 2, 'vfs': 2}, 'virtual functions'))
+    @ddt.unpack
+    def test_somebody_else_uses_it(self, second, said):
+        device = self.start(second)
+        self.refused(device, AUX, said, f'{A}=reset')
+        self.config.config(group='accel', handover=[f'{A}=reset'])
+        device = self.driver.discover()[A]
+        self.assertEqual((OK, ()), (device.health, device.company))
+        self.assertEqual('reset flr', self.end(device))
+        self.assertEqual([], self.kernel.resets(AUX))
+
+    def test_interface_of_the_host(self):
+        device = TestCase.start(self, self.RULE, others=[
+            {**NPU, 'total_vfs': 0}], nics=[{'address': AUX}])[A]
+        self.refused(device, AUX, 'is up')
+
+    def test_another_guest_has_it(self):
+        """Given by hand, or by Nova: what it has is not reset under it."""
+        device = self.start()
+        before = self.driver.state(A)
+        self.kernel.guest_takes(AUX)
+        self.assertNotEqual(before, self.driver.state(A))
+        self.refused(self.driver.discover()[A], AUX, 'a guest has it')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, device,
+            device.handles[0], None, True, base.Use())
+        self.assertIn('used by somebody else', str(error))
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.release, device,
+            device.handles[0], None, base.Use())
+        self.assertIn('a guest has it', str(error))
+        self.assertEqual(([], []), (self.kernel.resets(A),
+                                    self.kernel.resets(AUX)))
+        self.kernel.guest_returns(AUX)
+        self.assertEqual(f'reset flr, reset flr {AUX}', self.end(device))
+
+    def test_device_of_its_own(self):
+        """Two that rules name are two devices; each is reset by itself."""
+        device = self.start(rules=(self.RULE, 'product=a222 type=AUX'))
+        self.assertEqual((), device.company)
+        self.assertEqual('reset flr', self.end(device))
+        self.kernel.guest_takes(AUX)
+        self.assertEqual('reset flr', self.end(self.driver.discover()[A]))
+
+    def test_bridges_stay(self):
+        self.assertEqual((), self.start({'class': '0x060400'}).company)
+
+    def test_virtual_functions_are_reset_by_themselves(self):
+        device = self.start({'address': f'{A[:-1]}7', 'driver': 'x'},
+                            {'total_vfs': 2, 'vfs': 2})
+        self.assertEqual((OK, ()), (device.health, device.company))
+
+    def test_known_again(self):
+        device = self.start()
+        self.assertEqual(device, model.Device.from_dict(json.loads(json.dumps(
+            dataclasses.asdict(device), default=lambda kind: kind.value))))
 
 
 class Release(TestCase):

@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Functions that share a slot with a function that a server gets.
+
+They are parts of one card. What a guest can reach through one of them the next
+server finds, if only the other is reset; so they go where the function goes,
+and are reset with it, also those in IOMMU groups of their own. VFIO, too, can
+reset a slot only when it has all of it.
+"""
+
+import abc
+
+from oslo_log import log as logging
+
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel.host import usage
+
+LOG = logging.getLogger(__name__)
+
+#: classes of what belongs to a card and is of no use to the host without it:
+#: sound, USB, and the USB type C controller
+COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
+#: drivers that do nothing with a function
+_IDLE = (None, base.VFIO, 'pci-stub')
+
+
+class SlotDriver(base.PciDriver):
+    """A driver that gives away and resets functions with their company."""
+
+    PREPARES_EVERY_HANDLE = True
+    RESETS = True
+
+    @abc.abstractmethod
+    def goes_along(self, address: str, function: str) -> bool:
+        """Whether a function goes where the device goes.
+
+        :param function: of the same slot, and no VF.
+        """
+
+    def company(self, address: str) -> tuple[str, ...]:
+        """The functions of its slot that go where it goes, also those in IOMMU
+        groups of their own."""
+        return tuple(
+            function for function in pci.siblings(self.kernel, address)
+            if not pci.physical_function(self.kernel, function)
+            and self.goes_along(address, function))
+
+    def checked_company(self, address: str,
+                        ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The company of a device, and those of it that a guest gets with it,
+        because they are in the same IOMMU group.
+
+        :raises Defect: somebody else uses one of them.
+        """
+        company = self.company(address)
+        for function in company:
+            used = self._use(address, function)
+            if used:
+                raise base.Defect(f'{function} of the same slot goes with it, '
+                                  f'and {used}{self.way_out(address)}')
+        return company, self._companions(address, company)
+
+    def way_out(self, address: str) -> str:
+        """What else an operator can do, as the end of a sentence."""
+        return ': end that'
+
+    def _companions(self, address, company):
+        members = pci.group_members(self.kernel, address) or ()
+        return tuple(f for f in company if f in members)
+
+    def _use(self, address, function) -> str:
+        """What somebody else uses a function for, as a clause, or ''."""
+        used = usage.usage(self.kernel, function)
+        if used:
+            return used
+        if pci.virtual_functions(self.kernel, function):
+            return 'it has virtual functions'
+        bound = pci.driver(self.kernel, function)
+        if bound not in _IDLE and (pci.class_code(self.kernel, function) >> 8
+                                   not in COMPANIONS):
+            return f'the driver {bound} of the host has it'
+        # functions of one IOMMU group are with one guest only: this device's
+        if (pci.is_open(self.kernel, function) and function
+                not in self._companions(address, [function])):
+            return 'a guest has it'
+        return ''
+
+    def state(self, address):
+        """See the base class; who uses the company changes it as well."""
+        found = super().state(address)
+        try:
+            return (*found, tuple(
+                (function, self._use(address, function))
+                for function in self.company(address)))
+        except (OSError, ValueError) as error:
+            return (*found, str(error))
+
+    # What servers get
+
+    def prepare(self, device, handle, created_type, fresh, use):
+        """Bind the company to VFIO.
+
+        A guest that starts gets all functions of an IOMMU group at once. One
+        that runs, as after a resume, gets them one by one, and for the first
+        the group has to be viable already. Functions in groups of their own
+        stay with VFIO as well.
+
+        :raises DeviceUnavailable: somebody else uses one of them.
+        :raises DeviceError: the kernel refused.
+        """
+        for function in self.company(handle.address):
+            try:
+                used = self._use(handle.address, function)
+                if used:
+                    LOG.warning('%s, which goes with %s, cannot be given to '
+                                'a server: %s', function, handle.address, used)
+                    raise exception.DeviceUnavailable(
+                        f'{handle.address} was allocated, and {function}, '
+                        f'which goes with it, is used by somebody else: the '
+                        f'build is retried on another host.')
+                if pci.driver(self.kernel, function) != base.VFIO:
+                    self.kernel.rebind(function, base.VFIO)
+            except OSError as error:
+                raise exception.DeviceError(
+                    f'{function}, which goes with {device.address}, was to be '
+                    f'bound to {base.VFIO}, and the kernel refused '
+                    f'({error.strerror}): see whether that module is loaded, '
+                    f'and the kernel log.') from error
+
+    def release(self, device, handle, created_type, use):
+        """Reset the function and its company.
+
+        :raises DeviceError: it could not be reset, or somebody else uses what
+            would be reset with it.
+        """
+        if not self.is_reset(device, handle):
+            return None
+        try:
+            company = self.company(handle.address)
+            used = next(((f, used) for f in company
+                         if (used := self._use(handle.address, f))), None)
+        except OSError as error:
+            raise exception.DeviceError(
+                f'{handle.address} was to be reset after its server, and its '
+                f'slot cannot be read ({error.strerror}): see the kernel log; '
+                f'it is tried again.') from error
+        if used:
+            raise exception.DeviceError(
+                f'{handle.address} was to be reset after its server with '
+                f'{used[0]} of the same slot, and {used[1]}: end that, and it '
+                f'is tried again.')
+        return self.reset(device, handle, company)
