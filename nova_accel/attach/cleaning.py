@@ -56,9 +56,19 @@ class Regions:
         something else: it counts as its project's.
 
         :param claims: as for clean().
+        :raises DeviceUnavailable: that cannot be found out now.
         """
         device, region = self._part(claims)
-        if region and any(claim.prepared for claim in claims) and (
+        if not region or not any(claim.prepared for claim in claims):
+            return
+        problem = self._inventory.scan_confined([device.address])
+        if problem:
+            raise exception.DeviceUnavailable(
+                f'{region.name} was to be cleaned after its server, and what '
+                f'that has loaded is not known because {problem}: it is tried '
+                f'again each minute.')
+        device, region = self._part(claims)
+        if region and (
                 region.guest_can_reprogram or any(
                     # it had the whole card, which may have VFs since
                     c.handle.address == c.device_address for c in claims)):

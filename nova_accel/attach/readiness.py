@@ -92,6 +92,8 @@ class Readiness:
     def look_again(self, claims: Iterable[model.Claim]) -> None:
         """Look at cards that a guest could change, or had whole."""
         claims, again = list(claims), set()
+        self._inventory.scan_confined(
+            {claim.device_address for claim in claims})
         for claim in claims:
             address, index = claim.device_address, claim.region_index
             if index is not None and self._inventory.guest_can_reprogram(

@@ -138,6 +138,20 @@ class AcceleratorDriver(abc.ABC):
             new.
         """
 
+    def confine(self, device: model.Device) -> model.Device:
+        """Take from guests what they can do to a device, where the operator
+        does not leave it to them; examine() changes nothing of that.
+
+        Called after each examine(). Where that told of a region that a guest
+        can reprogram, and a server has it, what the region carries has been
+        written down as that server's before.
+
+        :param device: as examine() returned it.
+        :returns: the device as it is after that.
+        :raises OSError: it cannot be done now, and is tried again.
+        """
+        return device
+
     def discover(self, known: Mapping[str, model.Device] | None = None,
                  ) -> dict[str, model.Device]:
         """The devices of this driver by address: all that find() tells,
@@ -152,7 +166,7 @@ class AcceleratorDriver(abc.ABC):
         for address in self.find():
             device = self.examine(address, (known or {}).get(address))
             if device is not None:
-                found[address] = device
+                found[address] = self.confine(device)
         return found
 
     @abc.abstractmethod

@@ -15,7 +15,9 @@ management function shows that something is loaded.
 
 The two functions talk by a mailbox, by which a guest can have the card changed.
 The driver closes these requests, unless [accel] whole_cards has the card.
-xclmgmt forgets that when it is bound, so that each look compares it.
+xclmgmt forgets that when it is bound, so that each look compares it. What a
+guest did until then is not known: confine() closes them when it is written down
+that they were open.
 
 Source: XRT's kernel drivers (mgmt-core.c, mgmt-sysfs.c, xocl_sysfs.c, icap.c,
 mailbox.c, mailbox_proto.h) and its documents on security and on cloud vendors.
@@ -129,8 +131,6 @@ class XrtDriver(base.PciDriver):
         self._check_management(address)
         user = self._user_function(device)
         device = dataclasses.replace(device, shell_id=self._shell(address))
-        was_open = self._takes(address, LOAD_REQUESTS)
-        problem = self._close_mailbox(address)
         obstacle = pci.obstacle(self.kernel, user)
         interface = self._interface(address)
         region = model.Region(
@@ -139,13 +139,36 @@ class XrtDriver(base.PciDriver):
             handles=() if obstacle else (
                 model.AttachHandle(model.HandleType.PCI, user),),
             programmable=interface is not None and not base.is_fixed(address),
-            # a guest that has it now had the time to
-            guest_can_reprogram=self._takes(address, LOAD_REQUESTS)
-            or was_open and pci.driver(self.kernel, user) == base.VFIO,
+            guest_can_reprogram=self._takes(address, LOAD_REQUESTS),
             reason=obstacle)
+        return dataclasses.replace(device, regions=(region,))
+
+    def _quarantined(self, device, before, reason):
+        """See the base class; its mailbox may be open all the same."""
+        return self._with_mailbox(
+            super()._quarantined(device, before, reason))
+
+    def _with_mailbox(self, device):
+        """The device with what its mailbox takes now; everything where that
+        cannot be read. Without xclmgmt it takes nothing."""
+        address = device.address
+        try:
+            is_open = (pci.driver(self.kernel, address) == MANAGEMENT_DRIVER
+                       and self._takes(address, LOAD_REQUESTS))
+        except (OSError, ValueError):
+            is_open = True
+        return dataclasses.replace(device, regions=tuple(
+            dataclasses.replace(region, guest_can_reprogram=is_open)
+            for region in device.regions))
+
+    def confine(self, device):
+        """See the base class; closes the mailbox."""
+        problem = self._close_mailbox(device.address)
+        device = self._with_mailbox(device)
+        if not problem or device.health is not model.Health.OK:
+            return device
         return dataclasses.replace(
-            device, regions=(region,), reason=problem,
-            health=model.Health.QUARANTINED if problem else model.Health.OK)
+            device, health=model.Health.QUARANTINED, reason=problem)
 
     def _check_management(self, address):
         """:raises Defect: the management function is not in order."""
@@ -254,16 +277,19 @@ class XrtDriver(base.PciDriver):
         :returns: why they are not, a clause; '' when they are, or the operator
             lets guests do it.
         """
-        if (address in base.whole_cards()
-                or not self._takes(address, CHANGE_REQUESTS)):
+        if address in base.whole_cards():
             return ''
         try:
+            if not self._takes(address, CHANGE_REQUESTS):
+                return ''
             self.kernel.close_mailbox(address, CHANGE_REQUESTS)
             if not self._takes(address, CHANGE_REQUESTS):
                 return ''
             problem = f'it is {self._refused(address):#x} after that'
         except OSError as error:
             problem = error.strerror or str(error)
+        except ValueError as error:
+            problem = str(error)
         return (f'a guest could program and reset it by the mailbox, and '
                 f'{CHANGE_REQUESTS:#x} could not be written to its {MAILBOX} '
                 f'({problem}): update XRT and look into dmesg, or name it in '
@@ -273,9 +299,10 @@ class XrtDriver(base.PciDriver):
 
     def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; closes the mailbox, also after xclmgmt was
-        bound since the last look."""
-        problem = self._close_mailbox(device.address)
-        if problem and fresh:
+        bound since the last look. For a server that had it before, confine()
+        does."""
+        problem = self._close_mailbox(device.address) if fresh else ''
+        if problem:
             raise exception.DeviceUnavailable(
                 f'{handle.address} was allocated, and {problem}: the build is '
                 f'retried on another host.')

@@ -412,6 +412,17 @@ class Inventory:
         """
         self._scanner.scan(names, addresses)
 
+    def scan_confined(self, addresses: Iterable[str]) -> str:
+        """Scan those of these cards of whose guests only a look tells that
+        they could reprogram a region (AcceleratorDriver.confine).
+
+        A region of which that is found while a server has it carries what is
+        its project's from then on.
+
+        :returns: why one could not be examined, a clause; '' when all were.
+        """
+        return self._scanner.scan_confined(addresses)
+
     def invalidate_scan(self, address: str) -> None:
         """Discard results of scans of this card that began before now."""
         self._table.invalidate(address)

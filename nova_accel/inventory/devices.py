@@ -34,13 +34,14 @@ unknown              ended(report=False), or the   begin(), forget(),
 ===================  ============================  ===========================
 
 Each content has an origin (model.Region.origin). As the driver reads: the
-operator's from the start, then what forget() was told. Known: that of the
-image; where the driver reads another function, as after a power cut, the
-project's, because its function can answer as any other; the operator's is not
-known then. Being programmed, unknown, and as the driver reads after ended(): a
-project's where the image is, or where the region had a project's content
-before, and not known where both are the operator's: the card may have taken
-all of the image, a part or nothing of it.
+operator's from the start, then what forget() was told, or the project of a
+server that was found to be able to load what it likes (note_open()). Known:
+that of the image; where the driver reads another function, as after a power
+cut, the project's, because its function can answer as any other; the
+operator's is not known then. Being programmed, unknown, and as the driver
+reads after ended(): a project's where the image is, or where the region had a
+project's content before, and not known where both are the operator's: the card
+may have taken all of the image, a part or nothing of it.
 
 Any other way raises IllegalTransition. While a region is being programmed, or
 where a change came in between, what a scan saw of the device is discarded:
@@ -548,6 +549,32 @@ class DeviceTable:
                 self._know(key, as_read)
                 self._since[address] = next(self._clock)
         self.save()
+
+    def note_open(self, device: model.Device) -> bool:
+        """Note durably that servers could reprogram regions of a device: what
+        these carry is of their projects from now on.
+
+        :param device: as its driver has just found it.
+        :returns: whether that is new.
+        :raises AcceleratorsUnavailable: the store cannot be used.
+        :raises IllegalTransition: a region is being programmed.
+        """
+        new = False
+        claims = [c for c in self._store.claims()
+                  if c.device_address == device.address]
+        for region in device.regions:
+            owners = {c.project_id for c in claims
+                      if c.region_index == region.index}
+            if not owners or not region.guest_can_reprogram:
+                continue
+            origin = owners.pop() if len(owners) == 1 else model.SOME_PROJECT
+            as_read = model.Loaded(None, None, None, '', origin)
+            with self._lock:
+                known = self._loaded.get((device.address, region.index))
+            if known != as_read:
+                self.forget(device.address, region.index, origin)
+                new = True
+        return new
 
     def _know(self, key: Key, loaded: model.Loaded) -> None:
         self._loaded[key] = loaded

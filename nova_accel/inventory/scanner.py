@@ -132,6 +132,21 @@ class Scanner:
             with self._lock:
                 self._looked_at = time.monotonic()
 
+    def scan_confined(self, addresses: Iterable[str]) -> str:
+        """See Inventory.scan_confined().
+
+        :returns: why one could not be examined, a clause; '' when all were.
+        """
+        wanted = {address for address in addresses
+                  if self._confines(self._driver_of(address))}
+        if wanted:
+            self.scan(addresses=wanted)
+        with self._lock:
+            left = {a: self._due[a][1] for a in sorted(wanted & {*self._due})}
+        return '; '.join(f'{address} could not be examined '
+                         f'({why or "it is busy"})'
+                         for address, why in left.items())
+
     def _drop_drivers(self) -> None:
         """Devices of drivers that are not enabled any more are gone."""
         ticket = self._table.ticket()
@@ -220,14 +235,19 @@ class Scanner:
         """In the worker of the card."""
         driver = self._drivers[name]
         ticket = self._table.ticket()
-        before = self._table.told(address)
-        if before and before.driver != name:
-            before = None
+        before = self._told_by(name, address)
         state = driver.state(address)
         serial = self._serial(driver, address)
         device = driver.examine(address, self._with_own_record(
             address, before, serial))
+        if device is not None and address not in base.whole_cards() and (
+                self._confines(name) and self._table.note_open(device)):
+            ticket = self._table.ticket()
+            before = self._told_by(name, address)
+            device = driver.examine(address, self._with_own_record(
+                address, before, serial))
         if device is not None:
+            device = driver.confine(device)
             if serial is None and before and (
                     before.health is not model.Health.GONE):
                 serial = before.serial
@@ -248,6 +268,16 @@ class Scanner:
                     reason=f'{kept}, and goes with it as a function of the '
                            f'same slot: take it out of there')
         return ticket, state, device, conflict
+
+    def _told_by(self, name: str, address: str) -> model.Device | None:
+        """What a driver said last of a device, None where it did not."""
+        before = self._table.told(address)
+        return before if before and before.driver == name else None
+
+    def _confines(self, name: str) -> bool:
+        """Whether a driver takes from guests what they can do to a device."""
+        return (name in self._drivers and type(self._drivers[name]).confine
+                is not base.AcceleratorDriver.confine)
 
     def _serial(self, driver, address: str) -> str | None:
         """The serial number of a device, which is read when it comes.

@@ -252,6 +252,12 @@ class XrtOperations(operations.Operations):
                 raise sysfs.error(getattr(errno, fault), function)
             mine['mailbox'] |= requests
 
+    def loaded_xclbin(self, function):
+        """The UUID of what the card carries, None where it is nothing; no
+        driver shows it."""
+        loaded = self._look()[1]['cards'][function]['loaded']
+        return loaded and loaded['function']
+
     def opens_mailbox(self, function):
         """Have the mailbox take every request again, as an operator may."""
         with self._update() as (_, state):

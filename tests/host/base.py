@@ -215,6 +215,10 @@ class Host:
     def clean(self, name):
         self.maintenance.clean(name)
 
+    def forget(self, address):
+        """As if nothing had ever been programmed."""
+        self.inventory.forget(address, 0, model.OPERATOR)
+
     def order_program(self, name, wanted):
         self.maintenance.program(f'{name} {wanted}')
 

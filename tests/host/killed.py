@@ -38,7 +38,7 @@ CALLS = {
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
         'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
         'set_secondary', 'unbind', 'reset_function', 'probe',
-        'write_timecard', 'call'),
+        'write_timecard', 'program_xclbin', 'close_mailbox', 'call'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest', 'reshape'),
 }
 

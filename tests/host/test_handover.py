@@ -4,6 +4,7 @@ concern the servers of another. Written as the attacker would."""
 
 import dataclasses
 import tempfile
+import time
 import uuid
 
 import ddt
@@ -627,7 +628,8 @@ class ClosedMailboxTest(MailboxTestCase):
         for _ in range(2):
             # however often it is looked at since, and after a restart
             self.host.inventory.scan()
-            self.assertTrue(self.region().guest_can_reprogram)
+            self.assertEqual((EVE, False), (
+                self.region().origin, self.region().guest_can_reprogram))
             self.restart()
         self.host.delete(server)
         self.assertEqual([EVE], [
@@ -635,8 +637,81 @@ class ClosedMailboxTest(MailboxTestCase):
             in self.host.accelerators.store.handovers()])
         self.assertEqual((self.image, model.OPERATOR), (
             self.region().bitstream_id, self.region().origin))
+
+    def opened(self, specs=base.ONE):
+        """A guest loads its own while xclmgmt has forgotten the mailbox."""
+        server = self.host.boot(specs, self.host.allocation(), project=EVE)
+        self.assertEqual(model.OPERATOR, self.region().origin)
+        self.host.kernel.opens_mailbox(self.MANAGEMENT)
+        self.guest_loads(OTHER)
+        return server
+
+    def assertNotGiven(self, server):
+        self.host.delete(server)
+        claim, = self.host.holdings.being_released()
+        self.assertIn('accel:clears', claim.error)
+        self.assertEqual(EVE, self.region().origin)
+        self.assertRaises(exception.DeviceUnavailable, self.boot, BOB)
+
+    def test_guest_stops_before_the_next_look(self):
+        server = self.opened()
+        self.host.cloud.stop_guest(server)
         self.host.inventory.scan()
-        self.assertFalse(self.region().guest_can_reprogram)
+        self.assertNotGiven(server)
+
+    def test_guest_is_rebooted_before_the_next_look(self):
+        server = self.opened()
+        self.host.reboot(server)
+        self.assertEqual(EVE, self.region().origin)
+        self.assertRaises(OSError, self.guest_loads, FUNCTION)
+        self.assertNotGiven(server)
+
+    def test_server_is_deleted_before_the_next_look(self):
+        self.assertNotGiven(self.opened())
+
+    def test_look_that_does_not_count(self):
+        """The card was worked on meanwhile."""
+        server = self.opened()
+        close = self.host.kernel.close_mailbox
+
+        def closes(*args):
+            self.host.inventory.invalidate_scan(self.MANAGEMENT)
+            close(*args)
+        self.host.kernel.close_mailbox = closes
+        self.host.inventory.scan()
+        self.assertRaises(OSError, self.guest_loads, FUNCTION)
+        self.assertNotGiven(server)
+
+    def test_card_that_cannot_be_looked_at_when_it_is_released(self):
+        server = self.opened()
+        self.config.config(discovery_timeout=1, group='accel')
+        self.host.kernel.set_fault(self.MANAGEMENT, hang='read')
+        self.host.delete(server)
+        claim, = self.host.holdings.being_released()
+        self.assertIn('is not known because', claim.error)
+        self.host.kernel.set_fault(self.MANAGEMENT, hang=None)
+        while self.host.inventory.cards.is_busy(self.MANAGEMENT):
+            time.sleep(0.01)
+        self.host.reconciler.run()
+        self.assertNotGiven(server)
+
+    def test_what_the_server_was_given_replaces_it(self):
+        server = self.opened(base.asks(FUNCTION))
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        record = self.host.accelerators.store.handovers()[-1]
+        self.assertEqual((EVE, 'clean'), (record.origin, record.result))
+        self.assertEqual((self.image, model.OPERATOR), (
+            self.region().bitstream_id, self.region().origin))
+
+    def test_open_while_no_server_has_the_card(self):
+        """As after each boot of the host."""
+        self.host.kernel.opens_mailbox(self.MANAGEMENT)
+        self.host.inventory.scan()
+        self.host.delete(self.host.boot(
+            base.ONE, self.host.allocation(), project=EVE))
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual(model.OPERATOR, self.region().origin)
 
     def test_look_finds_it_open(self):
         """Without any other sign, as after xclmgmt was bound again."""

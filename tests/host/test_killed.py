@@ -14,11 +14,13 @@ from oslo_config import fixture as config_fixture
 from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel.host import pci
+from nova_accel import sim
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import killed
 from tests.unit import test_vgpu
-from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain, vf
+from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
+                             vf)
 
 DISK = '0000:02:00.0'
 SSD, VGPU, GPU, CLOCK = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
@@ -60,9 +62,11 @@ class KilledTestCase(base.HostTestCase):
     def booted(self, uuid_=SERVER):
         self.compute.run([['boot', self.SPECS, self.allocation, None, uuid_]])
 
-    def at_each_point(self, begin, steps, after, most=200):
+    def at_each_point(self, begin, steps, after, most=200,
+                      of_the_start=False):
         """Kill nova-compute at each point of steps, each time from the start.
 
+        :param of_the_start: and of its start before them.
         :param begin: brings about what steps need.
         :param after: is called when it was killed; brings all to an end.
         """
@@ -70,7 +74,7 @@ class KilledTestCase(base.HostTestCase):
         while point < most:
             begin()
             try:
-                self.compute.run(steps(), kill_at=point)
+                self.compute.run(steps(), point, of_the_start)
             except killed.Killed as where:
                 try:
                     after()
@@ -233,6 +237,44 @@ class TenantsImageTest(KilledTestCase):
              {'accel:bitstream_id': self.tenants}, SERVER]], self.delete)
         # before, between and after program_dfl_port and set_loaded
         self.assertGreater(points, 8)
+
+
+class MailboxTest(KilledTestCase):
+    """What a guest loads while the mailbox is open is its project's."""
+
+    DEVICES = {'alveos': [{'address': A, 'programming_seconds': 0}]}
+    DRIVER, SPECS = 'xrt', base.ONE
+
+    def xclbin(self, function):
+        path = f'{self.directory}/{function}.xclbin'
+        sim.make_xclbin(path, function, SHELL)
+        return path
+
+    def setUp(self):
+        super().setUp()
+        with open(self.xclbin(FUNCTION), 'rb') as file:
+            self.host.cloud.upload(file.read(), **{
+                'accel:clears': 'registers', 'accel:region_type_id': SHELL})
+
+    def begin(self):
+        # no image would be programmed again
+        self.compute.run([['forget', A]])
+        self.booted()
+        # as xclmgmt does when it is bound
+        self.simulated.kernel.opens_mailbox(A)
+        self.simulated.kernel.guest_programs(
+            f'{A[:-1]}1', self.xclbin(OTHER))
+
+    def assertNothingLeft(self):
+        self.assertEqual([[], {}], self.compute.run(
+            [['reconcile'], ['seen']])[0])
+        self.assertEqual(
+            plain(FUNCTION),
+            self.simulated.kernel.loaded_xclbin(A))
+
+    def test_look(self):
+        self.at_each_point(
+            self.begin, lambda: [], self.delete, of_the_start=True)
 
 
 class DiskTest(KilledTestCase, OperationsMixin):

@@ -265,14 +265,19 @@ class Discovery(TestCase):
         self.config.config(group='accel', whole_cards=[A])
         self.assertEqual(OK, self.driver.discover()[A].health)
 
-    def test_mailbox_that_a_guest_found_open(self):
-        """What it did with it is not known."""
+    @ddt.data({}, {'attributes': {'dev_offline': '1'}}, {'dead': True})
+    def test_mailbox_is_found_open_before_it_is_closed(self, fault):
+        """Also where the card is not well, as while it is reset."""
         known = self.start({'address': A})
-        self.kernel.guest_takes(USER)
         self.kernel.opens_mailbox(A)
-        self.assertTrue(self.region(known).guest_can_reprogram)
-        # closed by that look
-        self.assertFalse(self.region(known).guest_can_reprogram)
+        self.kernel.set_fault(A, **fault)
+        for _ in range(2):
+            found = self.driver.examine(A, known[A])
+            self.assertTrue(found.regions[0].guest_can_reprogram)
+        region, = self.driver.confine(found).regions
+        self.assertFalse(region.guest_can_reprogram)
+        region, = self.driver.examine(A, known[A]).regions
+        self.assertFalse(region.guest_can_reprogram)
 
     def test_state(self):
         self.start({'address': A})
