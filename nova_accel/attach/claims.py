@@ -394,6 +394,24 @@ class ClaimStore:
             db.execute('DELETE FROM loaded WHERE device_address = ? '
                        'AND region_index = ?', (address, index))
 
+    def origins(self) -> dict[tuple[str, int], str | None]:
+        """Origins of what regions carry that is not the operator's, by serial
+        number of the card and region index; as Region.origin."""
+        with self._transaction(write=False) as db:
+            rows = db.execute('SELECT serial, region_index, origin '
+                              'FROM origins').fetchall()
+        return {(row['serial'], row['region_index']): row['origin']
+                for row in rows}
+
+    def set_origin(self, serial: str, index: int, origin: str | None) -> None:
+        """:param origin: model.OPERATOR is what is not in the table."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM origins WHERE serial = ? '
+                       'AND region_index = ?', (serial, index))
+            if origin != model.OPERATOR:
+                db.execute('INSERT INTO origins (serial, region_index, '
+                           'origin) VALUES (?, ?, ?)', (serial, index, origin))
+
     # What was reserved in Placement before we reserved all of it
 
     def reserved(self) -> dict[tuple[str, str], int]:

@@ -6,6 +6,8 @@ new version, with one function that turns a store of the version before into
 one of it.
 """
 
+import contextlib
+import json
 import sqlite3
 
 from nova_accel import model
@@ -64,6 +66,14 @@ _RECORDS = """
 CREATE TABLE IF NOT EXISTS records (
     serial TEXT PRIMARY KEY,
     record TEXT NOT NULL
+)"""
+
+_ORIGINS = """
+CREATE TABLE IF NOT EXISTS origins (
+    serial TEXT NOT NULL,
+    region_index INTEGER NOT NULL,
+    origin TEXT,
+    PRIMARY KEY (serial, region_index)
 )"""
 
 _WAITING = """
@@ -131,7 +141,7 @@ CREATE TABLE devices (
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
            _UNSETTLED.format(**_WITH_IDS), _RECORDS, _POOLS, _DISABLED,
-           _ORDERS)
+           _ORDERS, _ORIGINS)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -202,8 +212,9 @@ def _from_version_3(db: sqlite3.Connection) -> None:
 
 def _from_version_4(db: sqlite3.Connection) -> None:
     """Version 4 keeps neither what a request has for the driver nor what a
-    driver remembers, nor which product a server has, nor whose image it was
-    whose programming was broken off: it may have been a project's."""
+    driver remembers, nor which product a server has, nor which card has what is
+    not the operator's, nor whose image it was whose programming was broken off:
+    it may have been a project's."""
     for name in ('asked', 'remembered', 'ids'):
         _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
     if 'ids' not in _columns(db, 'unsettled'):
@@ -214,6 +225,16 @@ def _from_version_4(db: sqlite3.Connection) -> None:
         db.execute('DROP TABLE unsettled_4')
     db.execute('UPDATE loaded SET origin = ? WHERE origin IS NULL '
                'AND function_uuid IS NULL', (model.SOME_PROJECT,))
+    db.execute(_ORIGINS)
+    for address, text in db.execute('SELECT address, device FROM devices'):
+        # what is damaged is told by who reads it
+        with contextlib.suppress(ValueError, AttributeError):
+            serial = json.loads(text).get('serial')
+            if serial:
+                db.execute(
+                    'INSERT OR REPLACE INTO origins SELECT ?, region_index, '
+                    'origin FROM loaded WHERE device_address = ? AND origin '
+                    'IS NOT ?', (serial, address, model.OPERATOR))
 
 
 #: number n makes version n + 1 of version n

@@ -43,6 +43,12 @@ reads after ended(): a project's where the image is, or where the region had a
 project's content before, and not known where both are the operator's: the card
 may have taken all of the image, a part or nothing of it.
 
+An origin that is not the operator's goes with the serial number of the card,
+in a table of the store, wherever the card is next; what else was known of its
+content is forgotten there. A card without serial number at an address where
+none was counts as a project's content while such content is on no card that is
+known to be elsewhere.
+
 Any other way raises IllegalTransition. While a region is being programmed, or
 where a change came in between, what a scan saw of the device is discarded:
 every look takes a ticket() before it begins.
@@ -120,6 +126,9 @@ class DeviceTable:
         self._records = {**store.records(), **{
             device.serial: device.record
             for device in self._told.values() if device.serial}}
+        #: (serial number, region) -> origin that is not the operator's
+        self._origins: dict[tuple[str, int], str | None] = dict(
+            store.origins())
         #: address -> why the store says that no server is to get a device, as
         #: last known
         self._not_given: dict[str, list[str]] = {}
@@ -324,17 +333,58 @@ class DeviceTable:
                     before and identity.is_other_card(before, device))
                 is_new_here = bool(device.serial) and not (
                     before and before.serial == device.serial)
-                if not (is_other
-                        or is_new_here and device.serial in self._records):
+                is_known = device.serial in self._records or any(
+                    serial == device.serial for serial, _ in self._origins)
+                may_be_moved = before is None and self._may_be_moved(device)
+                if not (is_other or is_new_here and is_known or may_be_moved):
                     return
             if before and is_other and before.record and before.serial:
                 self._store.keep_record(before.serial, before.record)
-            unknown = model.Loaded(None, None, None, '', None)
             for region in device.regions:
+                unknown = model.Loaded(
+                    None, None, None, '', model.SOME_PROJECT if may_be_moved
+                    else self._origins.get((device.serial, region.index)))
                 self._store.set_loaded(device.address, region.index, unknown)
                 with self._lock:
                     self._loaded[device.address, region.index] = unknown
                     self._generation += 1
+
+    def _may_be_moved(self, device) -> bool:
+        """Whether a card without serial number may be one from elsewhere with
+        what a project has loaded."""
+        def is_possible(address):
+            there = self._told.get(address)
+            return there is None or not there.serial and (
+                not identity.is_other_card(there, device))
+        return not device.serial and any(
+            address != device.address and is_possible(address)
+            for (address, _), loaded in self._loaded.items()
+            if loaded.origin not in (model.OPERATOR, None))
+
+    def _write(self, address: str, index: int, loaded: model.Loaded) -> None:
+        """What a region carries; what is not the operator's is noted of the
+        card first, and taken back last."""
+        if loaded.origin != model.OPERATOR:
+            self._write_origin(address, index, loaded.origin)
+        if loaded == model.Loaded(None, None, None, '', model.OPERATOR):
+            self._store.drop_loaded(address, index)
+        else:
+            self._store.set_loaded(address, index, loaded)
+        if loaded.origin == model.OPERATOR:
+            self._write_origin(address, index, loaded.origin)
+
+    def _write_origin(self, address, index, origin):
+        with self._lock:
+            serial = address in self._told and (
+                identity.serial_for_claim(address, self._told))
+            if not serial or self._origins.get(
+                    (serial, index), model.OPERATOR) == origin:
+                return
+        self._store.set_origin(serial, index, origin)
+        with self._lock:
+            self._origins.pop((serial, index), None)
+            if origin != model.OPERATOR:
+                self._origins[serial, index] = origin
 
     def gone(self, address: str, driver: str, ticket: int) -> None:
         """A driver does not find a device any more."""
@@ -452,7 +502,7 @@ class DeviceTable:
                         f'it is being programmed.')
             unknown = model.Loaded(
                 None, None, None, None, _of_either(before, origin))
-            self._store.set_loaded(address, index, unknown)
+            self._write(address, index, unknown)
             with self._lock:
                 self._programming.add(key)
                 self._know(key, unknown)
@@ -464,7 +514,7 @@ class DeviceTable:
         with self._writing:
             self._ends((address, index))
             # a store that fails leaves the region unknown
-            self._store.set_loaded(address, index, loaded)
+            self._write(address, index, loaded)
             with self._lock:
                 self._know((address, index), loaded)
         self.save()
@@ -521,7 +571,7 @@ class DeviceTable:
                     raise exception.IllegalTransition(
                         f'The content of {address} region{index} was to be '
                         f'noted while it is being programmed.')
-            self._store.set_loaded(address, index, loaded)
+            self._write(address, index, loaded)
             with self._lock:
                 self._know(key, loaded)
                 self._since[address] = next(self._clock)
@@ -541,10 +591,7 @@ class DeviceTable:
                     raise exception.IllegalTransition(
                         f'The content of {address} region{index} was to be '
                         f'forgotten while it is being programmed.')
-            if origin == model.OPERATOR:
-                self._store.drop_loaded(address, index)
-            else:
-                self._store.set_loaded(address, index, as_read)
+            self._write(address, index, as_read)
             with self._lock:
                 self._know(key, as_read)
                 self._since[address] = next(self._clock)

@@ -30,7 +30,7 @@ from tests.host import cloud as clouds
 #: what changes something outside of the process
 CALLS = {
     claims.ClaimStore: (
-        'add', 'update', 'remove', 'set_loaded', 'drop_loaded',
+        'add', 'update', 'remove', 'set_loaded', 'drop_loaded', 'set_origin',
         'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover',
         'settle', 'disable', 'enable'),
     sim.SimulatedKernel: (

@@ -12,7 +12,8 @@ from nova_accel.host import pci
 from nova_accel import model
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, B, FUNCTION, plain, vf
+from tests.host import test_handover as handover
+from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain, vf
 
 State = model.ClaimState
 ONE, TWO, EMPTY = '0000:02:00.0', '0000:03:00.0', '0000:04:00.0'
@@ -566,3 +567,91 @@ class FpgaTest(base.HostTestCase):
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+
+@ddt.ddt
+class MovedContentTest(base.HostTestCase):
+    """A card has what a project loaded, and is elsewhere when it comes back.
+    """
+
+    POOLS = 'none'
+
+    def start(self, serial, **options):
+        self.config.config(group='accel', runtime_programming_pause=0,
+                           **options)
+        self.start_host({'address': A, 'device_serial': serial},
+                        {'address': B, 'faults': {'vanish': True}})
+        self.restart()
+        trojan = self.host.upload(OTHER, handover.private(handover.EVE))
+        server = self.host.boot(
+            handover.FREE, self.host.allocation(A), project=handover.EVE,
+            image_properties={'accel:bitstream_id': trojan})
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+        return server
+
+    def away(self):
+        """The card is taken out, and the host starts without it."""
+        self.host.accelerators.close()
+        self.host.cloud.lose_power()
+        self.simulated.kernel.set_fault(A, vanish=True)
+        self.simulated.kernel.reboot()
+        self.restart()
+
+    def comes_to_another_slot(self):
+        self.host.accelerators.close()
+        self.simulated.kernel.exchange_cards(A, B)
+        self.simulated.kernel.set_fault(B, vanish=None)
+        self.restart()
+        self.host.report()
+
+    def shown(self):
+        """Traits of what the region in the other slot carries."""
+        return {trait for provider
+                in self.host.cloud.read()['providers'].values()
+                for trait in provider['traits']
+                if B in provider['name'] and 'FUNCTION' in trait}
+
+    @ddt.data('0011223344556677', '')
+    def test_released_while_it_is_away(self, serial):
+        server = self.start(serial)
+        self.away()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        # nothing in memory tells of it
+        self.restart()
+        self.assertNotIn(A, self.host.inventory.devices)
+        self.comes_to_another_slot()
+        self.assertEqual(
+            handover.EVE if serial else model.SOME_PROJECT,
+            self.host.inventory.devices[B].region(0).origin)
+        self.assertEqual(set(), self.shown())
+        allocation = self.host.allocation(B)
+        for specs in (base.ONE, base.asks(OTHER)):
+            self.assertRaises(exception.AcceleratorError, self.host.boot,
+                              specs, allocation, project=handover.BOB)
+        # the operator has what takes it away
+        self.host.upload(FUNCTION, {'accel:clears': 'registers',
+                                    'accel:region_type_id': INTERFACE})
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertEqual(plain(FUNCTION), self.host.carries(B))
+        self.host.boot(base.ONE, allocation, project=handover.BOB)
+
+    def test_reset_only(self):
+        """The policy leaves it; it stays the project's."""
+        server = self.start('0011223344556677', handover=['reset'])
+        self.host.delete(server)
+        self.away()
+        self.restart()
+        self.comes_to_another_slot()
+        region = self.host.inventory.devices[B].region(0)
+        self.assertEqual((handover.EVE, plain(OTHER)),
+                         (region.origin, region.function_uuid))
+        self.assertEqual(set(), self.shown())
+
+    def test_cleaned_before_it_moved(self):
+        server = self.start('0011223344556677')
+        self.host.upload(FUNCTION, {'accel:clears': 'registers',
+                                    'accel:region_type_id': INTERFACE})
+        self.host.delete(server)
+        self.assertEqual({}, self.host.accelerators.store.origins())

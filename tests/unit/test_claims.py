@@ -172,6 +172,16 @@ class ClaimStoreTest(StoreTestCase):
         for store in (self.store, claims.ClaimStore(self.path)):
             self.assertEqual({one, other}, store.unsettled())
 
+    def test_origins_of_cards(self):
+        for origin in ('p', None, model.SOME_PROJECT):
+            self.store.set_origin('S1', 0, origin)
+            self.store.set_origin('S1', 1, 'q')
+            self.store.set_origin('S2', 0, 'r')
+            self.store.set_origin('S2', 0, model.OPERATOR)
+            for store in (self.store, claims.ClaimStore(self.path)):
+                self.assertEqual({('S1', 0): origin, ('S1', 1): 'q'},
+                                 store.origins())
+
     def test_products_that_come_back(self):
         """Several that were in one slot, without serial numbers."""
         rows = {model.Unsettled('0000:5e:00.0', ids=ids)
@@ -797,6 +807,10 @@ class OtherReleasesTest(StoreTestCase):
         """It does not know what the operator disables."""
         with open(VERSION_3, encoding='utf-8') as file, self.file() as db:
             db.executescript(file.read())
+            for address, text in (('0000:5e:00.0', '{"serial": "S9"}'),
+                                  ('0000:5f:00.0', '{')):
+                db.execute('INSERT OR REPLACE INTO devices VALUES (?, ?)',
+                           (address, text))
         store = claims.ClaimStore(self.path)
         one, = store.claims()
         self.assertEqual((BOUND, 'S1', 'p', '', ''),
@@ -808,6 +822,8 @@ class OtherReleasesTest(StoreTestCase):
              {model.Unsettled(serial='S2')}, ('0000:af:00.1',)),
             (store.loaded(), store.pools(), store.unsettled(),
              tuple(w.handle.address for w in store.waiting())))
+        # nor whose content goes with a card
+        self.assertEqual({('S9', 0): model.SOME_PROJECT}, store.origins())
         self.assertEqual((), store.disabled())
         store.disable(DISABLED)
         self.assertEqual((DISABLED,),
