@@ -245,7 +245,8 @@ class Slot(TestCase):
     def start(self, second=(), npu=(), rules=(RULE,), **config):
         self.config.config(group='accel', **config)
         return super().start(*rules, others=[
-            {**NPU, 'total_vfs': 0, **dict(npu)}, {**SECOND, **dict(second)}])[A]
+            {**NPU, 'total_vfs': 0, **dict(npu)},
+            {**SECOND, **dict(second)}])[A]
 
     def refused(self, device, *said):
         self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
