@@ -210,14 +210,32 @@ class Cloud:
                          missing={})
         if found:
             return found['flavor']
-        for flavor in self._pages(
-                'compute', '/flavors/detail?is_public=None', 'flavors'):
+        for flavor in self._flavors():
             if flavor['name'] == name_or_id:
                 return flavor
         raise exception.NotThere(
             f'Nova has no flavor with the name or id '
             f'{text.printable(name_or_id)} that your credentials can see: '
             f'compare openstack flavor list --all.')
+
+    def flavors(self) -> list[dict]:
+        """Return the flavors that the credentials can see, with their extra
+        specs.
+
+        :raises ConfigurationError: Nova does not show extra specs to these
+            credentials.
+        :raises: as asking().
+        """
+        found = list(self._flavors())
+        if any('extra_specs' not in flavor for flavor in found):
+            raise exception.ConfigurationError(
+                'Nova was asked for its flavors, and does not show their extra '
+                'specs to your credentials: use those of an administrator.')
+        return found
+
+    def _flavors(self):
+        return self._pages(
+            'compute', '/flavors/detail?is_public=None', 'flavors')
 
     def image(self, name_or_id: str) -> dict:
         """Return Glance's record of an image, with its properties.

@@ -7,25 +7,23 @@ devices are, and what they would be with the new options.
 """
 
 from collections.abc import Iterator
-import dataclasses
 import importlib.metadata
 import json
 import logging
-import re
-import typing
 
 # registers Nova's options, with Nova's defaults
 import nova.conf  # noqa: F401
 from nova import exception as nova_exception
-import os_resource_classes
-import os_traits
 from oslo_config import cfg
 from oslo_utils import strutils
 
 from nova_accel.attach import claims
+from nova_accel.cmd import cloud
 from nova_accel.cmd import configuration
 from nova_accel.cmd import imports
 from nova_accel.cmd import ini
+from nova_accel.cmd import nova_flavors
+from nova_accel.cmd import nova_pci
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import rules
@@ -45,9 +43,6 @@ _DEVICE_SPEC = {('pci', 'device_spec'), ('pci', 'passthrough_whitelist'),
 _ALIAS = {('pci', 'alias'), ('DEFAULT', 'pci_alias')}
 _MDEV_TYPES = {('devices', 'enabled_mdev_types'),
                ('devices', 'enabled_vgpu_types')}
-_ANY = '*'
-#: digits of the parts of a PCI address
-_WIDTHS = {'domain': 4, 'bus': 2, 'slot': 2, 'func': 1}
 #: type of a device that only the driver pci knows, by its PCI base class
 _TYPES = {0x01: 'STORAGE', 0x02: 'NIC', 0x03: 'GPU', 0x04: 'MULTIMEDIA',
           0x10: 'CRYPTO', 0x12: 'AI'}
@@ -64,11 +59,22 @@ class ImportNova(imports.ImportCommand):
     what nova.conf and the device profiles should be, as a unified diff, and
     what the flavors should ask for. It writes nothing. What cannot be
     translated is named on stderr and stays as it is, and the exit status is
-    1.
+    1. With --flavors it reads the flavors of the cloud with your credentials,
+    and prints what each that asks for these devices would ask instead.
     """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        cloud.add_arguments(parser)
+        parser.add_argument(
+            '--flavors', action='store_true',
+            help='read the flavors of the cloud, too (needs credentials)')
+        return parser
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
+        flavors = (cloud.Cloud(parsed_args.os_cloud).flavors()
+                   if parsed_args.flavors or parsed_args.os_cloud else None)
         # what would be logged is shown
         logging.disable(logging.CRITICAL)
         try:
@@ -83,40 +89,14 @@ class ImportNova(imports.ImportCommand):
             self.app.stdout.writelines(imports.diff(
                 imports.path_of(profile['name']), imports.text_of(profile)))
         self.app.stdout.writelines(f'# {line}\n' for line in found.notes)
+        if flavors is not None:
+            told = list(nova_flavors.lines(flavors, found.replacements))
+            self.app.stdout.write(
+                '# Flavors of the cloud:\n' if told else
+                '# No flavor of the cloud asks for PCI devices or vGPUs of '
+                'Nova.\n')
+            self.app.stdout.writelines(f'#   {line}\n' for line in told)
         self.app.stderr.writelines(f'{line}\n' for line in found.left_out)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Function:
-    """A PCI function of the host."""
-
-    address: str
-    vendor: str
-    product: str
-    #: PCI base class
-    kind: int
-    #: address of its physical function, None where it is not a VF
-    pf: str | None
-    #: it has VFs
-    is_pf: bool
-
-    @property
-    def card(self) -> str:
-        """Address of the function by which nova_accel knows the device."""
-        return self.pf or self.address
-
-
-@dataclasses.dataclass
-class _Spec:
-    """One device specification of [pci] device_spec."""
-
-    text: str
-    tags: dict
-    #: nova.pci.devspec.PciDeviceSpec
-    spec: typing.Any = None
-    functions: list[_Function] = dataclasses.field(default_factory=list)
-    #: whether nova_accel takes over its devices
-    moves: bool = False
 
 
 class Translation:
@@ -147,8 +127,8 @@ class Translation:
         self._vfs: set[str] = set()
         #: files that an option is removed from
         self._changed: list[ini.File] = []
-        #: (what Nova's flavors ask for, profile)
-        self._flavors: list[tuple[str, dict]] = []
+        #: for what flavors ask of Nova
+        self.replacements: list[nova_flavors.Replacement] = []
         try:
             self._translate()
         except (nova_exception.NovaException, cfg.Error) as error:
@@ -187,10 +167,10 @@ class Translation:
 
     # The host
 
-    def _read_functions(self) -> Iterator[tuple[str, _Function]]:
+    def _read_functions(self) -> Iterator[tuple[str, nova_pci.Function]]:
         for address in self._kernel.listdir(pci.DEVICES):
             try:
-                yield address, _Function(
+                yield address, nova_pci.Function(
                     address, pci.identifier(self._kernel, address, 'vendor'),
                     pci.identifier(self._kernel, address, 'device'),
                     pci.class_code(self._kernel, address) >> 16,
@@ -239,7 +219,7 @@ class Translation:
 
     # [pci] device_spec
 
-    def _specs(self) -> list[_Spec]:
+    def _specs(self) -> list[nova_pci.Spec]:
         found = []
         for file, entry in self._entries(_DEVICE_SPEC):
             items = _loaded(entry, '[pci] device_spec')
@@ -255,7 +235,7 @@ class Translation:
                 self._drop(file, entry, *([json.dumps(stay)] if stay else []))
         return found
 
-    def _spec(self, words) -> _Spec:
+    def _spec(self, words) -> nova_pci.Spec:
         # it imports seconds of Nova
         from nova.pci import devspec
         if not isinstance(words, dict):
@@ -265,19 +245,19 @@ class Translation:
         text = json.dumps(words)
         if 'devname' in words:
             # of an interface of this machine, simulated or not
-            return _Spec(text, words)
+            return nova_pci.Spec(text, words)
         spec = devspec.PciDeviceSpec(dict(words))
-        return _Spec(text, spec.tags, spec, [
+        return nova_pci.Spec(text, spec.tags, spec, [
             function for function in self._functions.values()
-            if _matches(spec, function)])
+            if nova_pci.matches(spec, function)])
 
-    def _take(self, spec: _Spec) -> bool:
+    def _take(self, spec: nova_pci.Spec) -> bool:
         """Take over the devices of a specification.
 
         :returns: whether that can be.
         """
         of = f'[pci] device_spec {spec.text}'
-        if _is_of_network(spec.tags):
+        if nova_pci.is_of_network(spec.tags):
             self.notes.append(f'{of} is for network interfaces: it stays.')
             return False
         if spec.spec is None:
@@ -327,12 +307,12 @@ class Translation:
         return ''
 
     def _take_cards(self, spec, driver, cards):
-        texts = self._rules_for(_pairs(spec.spec, {
+        texts = self._rules_for(nova_pci.pairs_of(spec.spec, {
             self._functions[card].product for card in cards}), cards)
         self._need(driver, cards, texts)
         if driver == 'pci':
             type_ = _TYPES.get(self._functions[min(cards)].kind, 'PCI')
-            traits = sorted(t for t in _traits(spec.tags.get('traits'))
+            traits = sorted(t for t in nova_pci.traits(spec.tags.get('traits'))
                             if naming.is_custom(t))
             # existing rules come first, and the first one counts
             self._add('pci_devices', *(
@@ -383,7 +363,7 @@ class Translation:
                         f'nova_accel does not migrate servers with devices '
                         f'live.')
         lost = sorted(
-            t for t in _traits(spec.tags.get('traits'))
+            t for t in nova_pci.traits(spec.tags.get('traits'))
             if by_driver.keys() != {'pci'} or not naming.is_custom(t))
         if lost:
             self._leave(f'The traits {", ".join(lost)} of {of} are not '
@@ -585,7 +565,8 @@ class Translation:
         for function in self._functions.values():
             # Nova takes the first one that matches
             spec = next((s for s in specs if function in s.functions), None)
-            if spec and any(_asks_for(w, spec, function) for w in wanted):
+            if spec and any(nova_pci.asks_for(w, spec, function)
+                            for w in wanted):
                 (moved if spec.moves else left).add(function.card)
                 given.add(function.address)
         of = f'[pci] alias {name}'
@@ -624,7 +605,7 @@ class Translation:
             self._leave(f'"live_migratable" of {of} is not translated: '
                         f'nova_accel does not migrate servers with devices '
                         f'live.')
-        self._profile(f'pci_passthrough:alias={name}:', profile)
+        self._profile(profile, alias=name)
         return True
 
     def _group(self, cards: set[str]) -> dict[str, str] | None:
@@ -658,32 +639,30 @@ class Translation:
             for trait, gpu in traits.items():
                 called = name if len(traits) == 1 else (
                     f'{name}-{self._after[gpu].product}')
-                self._profile(f'resources:{CONF[f"mdev_{name}"].mdev_class}=', {
+                self._profile({
                     'name': called, 'groups': [{
                         f'resources:{naming.resource_class("VGPU")}': '1',
-                        f'trait:{trait}': 'required'}]})
+                        f'trait:{trait}': 'required'}]},
+                    resource_class=CONF[f'mdev_{name}'].mdev_class)
 
-    def _profile(self, asked, profile):
+    def _profile(self, profile, alias=None, resource_class=None):
         try:
             imports.text_of(profile)
         except exception.InvalidProfile as error:
             self._leave(str(error))
             return
         self.profiles.append(profile)
-        self._flavors.append((asked, profile))
+        self.replacements.append(nova_flavors.Replacement(
+            alias, resource_class, profile))
 
     def _tell_flavors(self):
-        if self._flavors:
+        if self.replacements:
             self.notes.append('Flavors, in place of what they ask of Nova:')
-        for asked, profile in self._flavors:
-            self.notes.append(f'  {asked}1  ->  accel:device_profile='
-                              f'{profile["name"]}')
-            (resources, _), (trait, _) = profile['groups'][0].items()
-            whole = ''.join(f' {key}={value}' for key, value
-                            in profile.items() if key.startswith('accel:'))
-            self.notes.append(
-                f'  {asked}N  ->  {resources.replace(":", "1:")}=N '
-                f'{trait.replace(":", "1:")}=required{whole}')
+        for offer in self.replacements:
+            self.notes += [
+                f'  {offer.asked}1  ->  {offer.profile_spec()}',
+                f'  {offer.asked}N  ->  '
+                f'{" ".join(offer.group_specs("1", "N"))}']
 
 
 def _loaded(entry, option):
@@ -693,100 +672,3 @@ def _loaded(entry, option):
         raise exception.ConfigurationError(
             f'{option} has {entry.value[:60]!r}, which is not JSON: correct '
             f'it.') from error
-
-
-def _matches(spec, function) -> bool:
-    """Whether a device specification matches a function, as in Nova.
-
-    Nova reads from this machine's sysfs whether an address is that of a
-    physical function; then its VFs match as well.
-    """
-    seen = {'vendor_id': function.vendor, 'product_id': function.product,
-            'address': function.address, 'parent_addr': function.pf}
-    at = spec.address and spec.address.pci_address_spec
-    return spec.match(seen) or bool(
-        function.pf and at and at.is_single_address()
-        and spec.match({**seen, 'address': function.pf, 'parent_addr': None}))
-
-
-def _is_of_network(tags) -> bool:
-    return (tags.get('physical_network') is not None
-            or strutils.bool_from_string(tags.get('remote_managed')))
-
-
-def _traits(text) -> set[str]:
-    """Return traits as Nova writes them, see _normalized()."""
-    return {_normalized(name.strip(), os_traits.get_traits(), os_traits)
-            for name in (text or '').split(',') if name.strip()}
-
-
-def _class_of(name, function) -> str:
-    """Return a resource class as Nova writes it, see _normalized()."""
-    return _normalized(
-        name or f'CUSTOM_PCI_{function.vendor}_{function.product}',
-        os_resource_classes.STANDARDS, os_resource_classes)
-
-
-def _normalized(name, standard, module):
-    """Do what nova.compute.pci_placement_translator does with names.
-
-    It cannot be imported here: oslo.messaging wants eventlet, which the
-    command does without.
-    """
-    name = name.upper()
-    return name if name in standard or module.is_custom(name) else (
-        module.normalize_name(name))
-
-
-def _pairs(spec, products: set[str]) -> str | None:
-    """Return a specification as a rule of nova_accel.
-
-    :param products: ids of the physical functions.
-    :returns: None where it cannot be written as one.
-    """
-    pairs = []
-    pattern = _pattern(spec.address.pci_address_spec)
-    if pattern is None:
-        return None
-    if pattern != '*:*:*.*':
-        pairs.append(f'address={pattern}')
-    if spec.vendor_id != _ANY:
-        pairs.append(f'vendor={spec.vendor_id.lower()}')
-    if spec.product_id != _ANY and len(products) == 1:
-        pairs.append(f'product={min(products)}')
-    return ' '.join(pairs) or 'address=*'
-
-
-def _pattern(spec) -> str | None:
-    """Return a PCI address of Nova's with the wildcards of the shell.
-
-    :returns: None for a regular expression that is more than digits and sets
-        of digits.
-    """
-    parts = []
-    for name, width in _WIDTHS.items():
-        text = getattr(spec, name)
-        if text in (_ANY, '.*'):
-            parts.append(_ANY)
-            continue
-        units = re.findall(r'[0-9a-f]|\[[0-9a-f-]+\]', text)
-        if ''.join(units) != text or len(units) != width:
-            return None
-        parts.append(text)
-    return '{}:{}:{}.{}'.format(*parts)
-
-
-def _asks_for(wanted, spec, function) -> bool:
-    """Whether a specification of an alias asks for a function, as in Nova."""
-    kind = ('type-VF' if function.pf else
-            'type-PF' if function.is_pf else 'type-PCI')
-    name = wanted.get('resource_class')
-    return (wanted.get('dev_type', kind) == kind
-            and wanted.get('vendor_id', function.vendor).lower()
-            == function.vendor
-            and wanted.get('product_id', function.product).lower()
-            == function.product
-            and (not name or _class_of(name, function)
-                 == _class_of(spec.tags.get('resource_class'), function))
-            and _traits(wanted.get('traits'))
-            <= _traits(spec.tags.get('traits')))

@@ -5,14 +5,18 @@ import threading
 
 import fixtures
 from keystoneauth1 import exceptions as ks_exc
+from nova import policy
 from nova.scheduler.client import report
+from oslo_policy import policy as oslo_policy
 
 from nova_accel import naming
 from tests.functional import base
+from tests.functional import process
 
 NO_HOST = 'No valid host was found. '
 NONE = f'{NO_HOST}Accelerators: no host for this server '
 LATER = 'try again later, or choose another flavor.'
+DETAILS = 'os_compute_api:os-instance-actions:events:details'
 
 
 def function(group, uuid):
@@ -167,6 +171,45 @@ class NoValidHostTest(base.AcceleratorTestBase):
         self.assertIn('Placement did not say in 0.1 seconds',
                       self.stdlog.logger.output)
 
+    def test_unshelve(self):
+        """The server stays as it was, without a fault. The action event of
+        the scheduling has the sentence: for the operator, and for the owner
+        where the operator's policy lets him see it."""
+        server = self.boot(base.fpga_flavor(), host='compute1')
+        self._shelve_server(server)
+        for host in self.HOSTS:
+            self.boot(base.fpga_flavor(), host=host)
+        self.api.post_server_action(server['id'], {'unshelve': None})
+        told = f'{NONE}has a free FPGA: {LATER}'
+        self.assertEqual(told, process.until(
+            lambda: self.details(self.admin_api, server)))
+        owner = self.api_fixture.api
+        shown = owner.get_server(server['id'])
+        self.assertEqual('SHELVED_OFFLOADED', shown['status'])
+        self.assertNotIn('fault', shown)
+        self.assertIsNone(self.details(owner, server, None))
+        before = policy.get_rules()[DETAILS]
+        self.addCleanup(policy.set_rules, {DETAILS: before}, overwrite=False)
+        policy.set_rules(oslo_policy.Rules.from_dict(
+            {DETAILS: 'role:admin or project_id:%(project_id)s'}),
+            overwrite=False)
+        self.assertEqual(told, self.details(owner, server))
+
+    def details(self, api, server, *default):
+        """openstack --os-compute-api-version 2.84 server event show"""
+        before, api.microversion = api.microversion, '2.84'
+        try:
+            action = api.get_instance_actions(server['id'])[0]
+            self.assertEqual('unshelve', action['action'])
+            event, = [
+                event for event in api.get_instance_action_details(
+                    server['id'], action['request_id'])['events']
+                if event['event'] == 'schedule_instances']
+        finally:
+            api.microversion = before
+        self.assertEqual('Error', event['result'])
+        return event.get('details', *default) if default else event['details']
+
     def test_operations(self):
         """Nova shows the fault of a server in ERROR only; the operator finds
         it in the log of nova-scheduler."""
@@ -177,8 +220,11 @@ class NoValidHostTest(base.AcceleratorTestBase):
         flavor = self._create_flavor(extra_spec=function('1', base.NLB3))
         self.api.post_server_action(
             server['id'], {'resize': {'flavorRef': flavor}})
-        self._wait_for_action_fail_completion(
+        event = self._wait_for_action_fail_completion(
             server, 'resize', 'conductor_migrate_server')
+        # nova-conductor puts its own words there
+        self.assertEqual(f'{NO_HOST}No valid host found for resize',
+                         event['details'])
         self.assertIn(told, self.stdlog.logger.output)
         self.computes['compute1'].stop()
         service = self.admin_api.get_services(

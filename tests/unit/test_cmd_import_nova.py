@@ -23,6 +23,7 @@ from nova_accel.attach import claims
 from nova_accel import profiles
 from tests.unit import commands
 from tests.unit import host
+from tests.unit import placement
 
 GPU, OTHER_GPU = '0000:3b:00.0', '0000:af:00.0'
 NPU, OTHER_NPU = '0000:81:00.0', '0000:82:00.0'
@@ -78,7 +79,7 @@ class ImportNovaTestCase(commands.CommandTestCase):
         with open(self.config, 'w') as file:
             file.write(self.text)
 
-    def run_import(self, *files):
+    def run_import(self, *files, more=()):
         """:returns: (exit status, stdout, stderr)."""
         forget_aliases()
         app = types.SimpleNamespace(stdout=io.StringIO(), stderr=io.StringIO())
@@ -89,7 +90,7 @@ class ImportNovaTestCase(commands.CommandTestCase):
         try:
             status = command.run(command.get_parser('import').parse_args(
                 [argument for file in (self.config, *files)
-                 for argument in ('--config-file', file)]))
+                 for argument in ('--config-file', file)] + list(more)))
         finally:
             conf.CONF.reset()
         with open(self.config) as file:
@@ -611,3 +612,127 @@ class MdevTypesTest(ImportNovaTestCase):
         status, errors, _ = self.translated()
         self.assertEqual((0, ''), (status, errors))
         self.assertEqual({'mtty': 'vgpu'}, self.offered())
+
+
+class FlavorsTest(ImportNovaTestCase):
+    """Flavors as Nova's API answers."""
+
+    PATH = '/flavors/detail?is_public=None'
+    GPU1 = 'accel:device_profile=l40s'
+
+    def setUp(self):
+        super().setUp()
+        self.services = self.useFixture(placement.Services())
+
+    def put_devices(self):
+        ids = {'vendor_id': '10de', 'product_id': '26b9'}
+        npu = {'vendor_id': '19e5', 'product_id': 'd801'}
+        self.put('[devices]\nenabled_mdev_types = nvidia-558\n[pci]\n'
+                 + spec(**ids) + spec(**npu) + alias(name='l40s', **ids)
+                 + alias(name='npu', numa_policy='required', **npu),
+                 gpus=[{'address': GPU}], others=AIS, vgpus=[vgpu()])
+
+    def told(self, *flavors):
+        """What is printed of flavors, which are given by their extra
+        specs."""
+        self.services.answer(f'{self.PATH}&marker=', {'flavors': []})
+        self.services.answer(self.PATH, {'flavors': [
+            {'id': str(n), 'name': f'f{n}', 'extra_specs': specs}
+            for n, specs in enumerate(flavors)]})
+        status, out, errors = self.run_import(more=['--flavors'])
+        self.assertEqual((0, ''), (status, errors))
+        return out.partition('# Flavors of the cloud:\n')[2].replace(
+            '#   ', '').splitlines()
+
+    def test_amounts(self):
+        self.put_devices()
+        self.assertEqual([
+            f'f0: pci_passthrough:alias=l40s:1  ->  {self.GPU1}',
+            'f1: pci_passthrough:alias=l40s:2  ->  '
+            'resources1:CUSTOM_ACCELERATOR_GPU=2 '
+            'trait1:CUSTOM_GPU_NVIDIA_L40S=required',
+            'f2: resources:VGPU=1  ->  accel:device_profile=nvidia-558',
+            'f3: resources:VGPU=3  ->  resources1:CUSTOM_ACCELERATOR_VGPU=3 '
+            'trait1:CUSTOM_NVIDIA_2235_A40_2Q=required'],
+            self.told({'pci_passthrough:alias': 'l40s:1'},
+                      {'pci_passthrough:alias': 'l40s:2', 'hw:x': '1'},
+                      {'resources:VGPU': '1'}, {'resources:VGPU': '3'}))
+
+    def test_several_devices(self):
+        """Groups that are free, and their policy."""
+        self.put_devices()
+        self.assertEqual([
+            'f0: pci_passthrough:alias=l40s:2, npu:1 resources:VGPU=1  ->  '
+            'resources2:CUSTOM_ACCELERATOR_GPU=2 '
+            'trait2:CUSTOM_GPU_NVIDIA_L40S=required '
+            'resources3:CUSTOM_ACCELERATOR_AI=1 '
+            'trait3:CUSTOM_AI_HUAWEI_D801=required '
+            'accel:numa_affinity=required '
+            'resources4:CUSTOM_ACCELERATOR_VGPU=1 '
+            'trait4:CUSTOM_NVIDIA_2235_A40_2Q=required group_policy=none',
+            'f1: pci_passthrough:alias=other:1,l40s:1  ->  '
+            'pci_passthrough:alias=other:1 '
+            'resources1:CUSTOM_ACCELERATOR_GPU=1 '
+            'trait1:CUSTOM_GPU_NVIDIA_L40S=required'],
+            self.told({'pci_passthrough:alias': 'l40s:2, npu:1',
+                       'resources:VGPU': '1', 'resources1:CUSTOM_X': '1'},
+                      {'pci_passthrough:alias': 'other:1,l40s:1'}))
+
+    def test_group_of_a_flavor(self):
+        self.put_devices()
+        self.assertEqual([
+            'f0: resources7:VGPU=1  ->  resources7:CUSTOM_ACCELERATOR_VGPU=1 '
+            'trait7:CUSTOM_NVIDIA_2235_A40_2Q=required',
+            'f0: CUSTOM_FAST of group 7 stays: set it on the providers of '
+            'nova_accel with "openstack resource provider trait set".'],
+            self.told({'resources7:VGPU': '1',
+                       'trait7:CUSTOM_FAST': 'required'}))
+
+    def test_what_stays(self):
+        self.put_devices()
+        self.assertEqual([
+            'f0: pci_passthrough:alias=other:1 stays: no device of this host '
+            'that moves has such an alias.'],
+            self.told({'pci_passthrough:alias': 'other:1'},
+                      {'resources:VGPU': '0'}, {'hw:cpu_policy': 'shared'},
+                      {'resources1:CUSTOM_ACCELERATOR_GPU': '1'}))
+        self.put(f'[pci]\n{spec(vendor_id="19e5")}', others=AIS)
+        self.assertEqual([
+            'f0: resources:VGPU=1 stays: nova.conf of this host has no vGPUs '
+            'that move.'], self.told({'resources:VGPU': '1'}))
+
+    def test_one_of_several_types(self):
+        first, second = vgpu(), vgpu(OTHER_CARD)
+        self.put('[devices]\nenabled_mdev_types = nvidia-557,nvidia-558\n'
+                 f'[mdev_nvidia-557]\ndevice_addresses = {CARD}\n'
+                 f'[mdev_nvidia-558]\ndevice_addresses = {OTHER_CARD}\n',
+                 vgpus=[first, second])
+        self.assertEqual([
+            'f0: resources:VGPU=1 may be any of several types: choose one of '
+            'accel:device_profile=nvidia-557, '
+            'accel:device_profile=nvidia-558.'],
+            self.told({'resources:VGPU': '1'}))
+
+    def test_none_asks(self):
+        self.put_devices()
+        self.assertEqual([], self.told({'hw:cpu_policy': 'shared'}))
+        _, out, _ = self.run_import(more=['--flavors'])
+        self.assertIn('# No flavor of the cloud asks', out)
+
+    def test_refused(self):
+        """Nova shows the extra specs to some only."""
+        self.put_devices()
+        self.services.answer(f'{self.PATH}&marker=', {'flavors': []})
+        for answer, said in (
+                ({'flavors': [{'id': '1', 'name': 'f'}]}, 'extra specs'),
+                (None, 'use credentials of an administrator')):
+            self.services.answer(self.PATH, answer)
+            error = self.assertRaises(
+                exception.ConfigurationError, self.run_import,
+                more=['--flavors'])
+            self.assertIn(said, str(error))
+
+    def test_nothing_is_asked_without_the_option(self):
+        self.put_devices()
+        self.run_import()
+        self.assertEqual([], self.services.asked)

@@ -1,0 +1,149 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What Nova's PCI options mean: which functions of a host they are for.
+
+Nova's own code matches where it can be called without a running Nova. Source of
+the rest: nova.pci.devspec, nova.pci.request, nova.pci.stats and
+nova.compute.pci_placement_translator of Nova 31 to 34.
+"""
+
+import dataclasses
+import re
+import typing
+
+import os_resource_classes
+import os_traits
+from oslo_utils import strutils
+
+_ANY = '*'
+#: digits of the parts of a PCI address
+_WIDTHS = {'domain': 4, 'bus': 2, 'slot': 2, 'func': 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A PCI function of the host."""
+
+    address: str
+    vendor: str
+    product: str
+    #: PCI base class
+    kind: int
+    #: address of its physical function, None where it is not a VF
+    pf: str | None
+    #: it has VFs
+    is_pf: bool
+
+    @property
+    def card(self) -> str:
+        """Address of the function by which nova_accel knows the device."""
+        return self.pf or self.address
+
+
+@dataclasses.dataclass
+class Spec:
+    """One device specification of [pci] device_spec."""
+
+    text: str
+    tags: dict
+    #: nova.pci.devspec.PciDeviceSpec
+    spec: typing.Any = None
+    functions: list[Function] = dataclasses.field(default_factory=list)
+    #: whether nova_accel takes over its devices
+    moves: bool = False
+
+
+def matches(spec, function) -> bool:
+    """Whether a device specification matches a function, as in Nova.
+
+    Nova reads from this machine's sysfs whether an address is that of a
+    physical function; then its VFs match as well.
+    """
+    seen = {'vendor_id': function.vendor, 'product_id': function.product,
+            'address': function.address, 'parent_addr': function.pf}
+    at = spec.address and spec.address.pci_address_spec
+    return spec.match(seen) or bool(
+        function.pf and at and at.is_single_address()
+        and spec.match({**seen, 'address': function.pf, 'parent_addr': None}))
+
+
+def is_of_network(tags) -> bool:
+    return (tags.get('physical_network') is not None
+            or strutils.bool_from_string(tags.get('remote_managed')))
+
+
+def traits(text) -> set[str]:
+    """Return traits as Nova writes them, see _normalized()."""
+    return {_normalized(name.strip(), os_traits.get_traits(), os_traits)
+            for name in (text or '').split(',') if name.strip()}
+
+
+def _class_of(name, function) -> str:
+    """Return a resource class as Nova writes it, see _normalized()."""
+    return _normalized(
+        name or f'CUSTOM_PCI_{function.vendor}_{function.product}',
+        os_resource_classes.STANDARDS, os_resource_classes)
+
+
+def _normalized(name, standard, module):
+    """Do what nova.compute.pci_placement_translator does with names.
+
+    It cannot be imported here: oslo.messaging wants eventlet, which the
+    command does without.
+    """
+    name = name.upper()
+    return name if name in standard or module.is_custom(name) else (
+        module.normalize_name(name))
+
+
+def pairs_of(spec, products: set[str]) -> str | None:
+    """Return a specification as a rule of nova_accel.
+
+    :param products: ids of the physical functions.
+    :returns: None where it cannot be written as one.
+    """
+    pairs = []
+    pattern = _pattern(spec.address.pci_address_spec)
+    if pattern is None:
+        return None
+    if pattern != '*:*:*.*':
+        pairs.append(f'address={pattern}')
+    if spec.vendor_id != _ANY:
+        pairs.append(f'vendor={spec.vendor_id.lower()}')
+    if spec.product_id != _ANY and len(products) == 1:
+        pairs.append(f'product={min(products)}')
+    return ' '.join(pairs) or 'address=*'
+
+
+def _pattern(spec) -> str | None:
+    """Return a PCI address of Nova's with the wildcards of the shell.
+
+    :returns: None for a regular expression that is more than digits and sets
+        of digits.
+    """
+    parts = []
+    for name, width in _WIDTHS.items():
+        text = getattr(spec, name)
+        if text in (_ANY, '.*'):
+            parts.append(_ANY)
+            continue
+        units = re.findall(r'[0-9a-f]|\[[0-9a-f-]+\]', text)
+        if ''.join(units) != text or len(units) != width:
+            return None
+        parts.append(text)
+    return '{}:{}:{}.{}'.format(*parts)
+
+
+def asks_for(wanted, spec, function) -> bool:
+    """Whether a specification of an alias asks for a function, as in Nova."""
+    kind = ('type-VF' if function.pf else
+            'type-PF' if function.is_pf else 'type-PCI')
+    name = wanted.get('resource_class')
+    return (wanted.get('dev_type', kind) == kind
+            and wanted.get('vendor_id', function.vendor).lower()
+            == function.vendor
+            and wanted.get('product_id', function.product).lower()
+            == function.product
+            and (not name or _class_of(name, function)
+                 == _class_of(spec.tags.get('resource_class'), function))
+            and traits(wanted.get('traits'))
+            <= traits(spec.tags.get('traits')))
