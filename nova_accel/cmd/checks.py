@@ -506,7 +506,8 @@ def _profiles(host) -> Iterator[Line]:
     for error in files.bad.values():
         yield Line(FAILURE, *_split(error))
     if not files.bad:
-        yield Line(OK, f'{sum(map(len, files.good.values()))} profiles')
+        count = sum(map(len, files.good.values()))
+        yield Line(OK, f'{count} profile{"s" * (count != 1)}')
 
 
 #: name, for which services, what it does with a Host
