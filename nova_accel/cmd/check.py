@@ -41,6 +41,8 @@ class Check(lister.Lister):
 
     def run(self, parsed_args):
         self._status = 0
+        # what would be logged is shown, and what ends late is not waited for
+        logging.disable(logging.CRITICAL)
         try:
             super().run(parsed_args)
         except exception.ConfigurationError as error:
@@ -51,17 +53,14 @@ class Check(lister.Lister):
                 f'The check could not be run ({type(error).__name__}: '
                 f'{checks.short(error)}): report it, with nova.conf.\n')
             return _UNEXPECTED
+        finally:
+            logging.disable(logging.NOTSET)
         return self._status
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
         services = parsed_args.service or _services()
-        # what would be logged is shown
-        logging.disable(logging.CRITICAL)
-        try:
-            lines = list(checks.lines(checks.Host(services)))
-        finally:
-            logging.disable(logging.NOTSET)
+        lines = list(checks.lines(checks.Host(services)))
         self._status = max(_STATUS[line.result] for _, line in lines)
         return (('Check', 'Result', 'Found', 'What to do'),
                 [(name, *dataclasses.astuple(line)) for name, line in lines])

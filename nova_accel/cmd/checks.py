@@ -38,8 +38,9 @@ CONF = conf.CONF
 
 OK, WARNING, FAILURE = 'ok', 'warning', 'failure'
 SERVICES = COMPUTE, SCHEDULER, API = 'compute', 'scheduler', 'api'
-#: seconds that one check may take, and looking at the devices
-_SECONDS = 30
+#: seconds that one check may take; for how long drivers look at the devices,
+#: [accel] discovery_timeout says, as for nova-compute
+_SECONDS = 60
 
 _DRIVER = 'accel.AccelLibvirtDriver'
 _FILTER = 'nova_accel.scheduler.filters.AcceleratorFilter'
@@ -110,9 +111,6 @@ class Host:
                     self.drivers.update(drivers.load([name], self.kernel))
                 except exception.ConfigurationError as error:
                     self.failed[name] = str(error)
-            CONF.set_override(
-                'discovery_timeout',
-                min(_SECONDS, CONF.accel.discovery_timeout), group='accel')
             found = inventory.Inventory(
                 self.drivers, claims.ClaimStore(claims.MEMORY),
                 reads_serials=False)
@@ -508,7 +506,8 @@ def _profiles(host) -> Iterator[Line]:
     for error in files.bad.values():
         yield Line(FAILURE, *_split(error))
     if not files.bad:
-        yield Line(OK, f'{sum(map(len, files.good.values()))} profiles')
+        count = sum(map(len, files.good.values()))
+        yield Line(OK, f'{count} profile{"s" * (count != 1)}')
 
 
 #: name, for which services, what it does with a Host
@@ -560,7 +559,11 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
         try:
             found[call.about] = call.outcome()
         except exception.DeviceTimeout as error:
-            found[call.about] = [Line(FAILURE, *_split(str(error)))]
+            what, remedy = _split(str(error))
+            if call.about not in host.devices:
+                remedy = ('run it again when this host has less to do; else '
+                          'see what does not answer')
+            found[call.about] = [Line(FAILURE, what, remedy)]
     for name in order:
         for line in found[name] or [Line(OK, '')]:
             yield name, line

@@ -41,6 +41,9 @@ _SERVICES = {
 #: what reading the body of an answer raises that another server gave, such as
 #: a proxy: no JSON, or another content
 NOT_AN_ANSWER = (ValueError, LookupError)
+#: how each refusal of Placement begins (HTTPBadRequest of WebOb)
+_MALFORMED = ('The server could not comply with the request since it is either '
+              'malformed or otherwise incorrect.')
 
 
 def add_arguments(parser) -> None:
@@ -80,14 +83,16 @@ class Cloud:
         with asking('identity', 'the project of your token'):
             return self._session.get_project_id() or ''
 
-    def get(self, service: str, path: str, missing: typing.Any = None) -> dict:
+    def get(self, service: str, path: str, missing: typing.Any = None,
+            what: str = '') -> dict:
         """Return the body of a successful GET.
 
         :param service: 'placement' or 'compute'.
         :param missing: returned for 404, if given.
+        :param what: for errors, in place of the path.
         :raises: as asking().
         """
-        with asking(service, path):
+        with asking(service, what or path):
             try:
                 return self.adapter(service).get(path).json()
             except ks_exc.NotFound:
@@ -317,7 +322,8 @@ def _detail(response) -> str:
     except (ValueError, KeyError, IndexError, AttributeError, TypeError,
             StopIteration):
         found = response.text if response is not None else ''
-    return ' '.join(str(found).split())[:300]
+    return ' '.join(str(found).split()).removeprefix(
+        _MALFORMED).strip()[:300].rstrip('.')
 
 
 def _reason(error) -> str:

@@ -2,6 +2,7 @@
 """The command nova-accel, which shows an operator a host's accelerators."""
 
 import importlib.metadata
+import logging
 import sys
 
 from cliff import app
@@ -30,6 +31,12 @@ class NovaAccel(app.App):
             version=importlib.metadata.version('nova_accel'),
             command_manager=Commands('nova_accel.commands'),
             deferred_help=True)
+
+    def configure_logging(self):
+        super().configure_logging()
+        if self.options.verbose_level <= self.DEFAULT_VERBOSE_LEVEL:
+            # that it starts its process, five lines before each answer
+            logging.getLogger('oslo_privsep').setLevel(logging.WARNING)
 
 
 def main(argv: list[str] | None = None) -> int:

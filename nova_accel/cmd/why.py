@@ -223,7 +223,8 @@ class Answer:
             answer = self._cloud.get('placement', candidates.url(
                 self._question.groups, _LIMIT, policy=self._question.policy,
                 root_forbidden=[_DISABLED],
-                in_tree=next(iter(self._trees)) if host else None))
+                in_tree=next(iter(self._trees)) if host else None),
+                what='allocation candidates')
         except exception.InvalidRequest as error:
             # a class or a trait that nothing in the cloud has
             self._refusal = str(error)

@@ -159,7 +159,7 @@ class DflDriver(base.PciDriver):
             if before is None:
                 raise _Defect(
                     f'it is bound to {VFIO}, so that its regions were never '
-                    f'seen: bind it to {KERNEL_DRIVER}')
+                    f'seen: if no guest has it, bind it to {KERNEL_DRIVER}')
             if before.health is model.Health.GONE:
                 before = dataclasses.replace(before, health=model.Health.OK,
                                              reason='')

@@ -206,9 +206,15 @@ def _is_of_accelerators(need):
 def _no_class(need, providers):
     there = sorted({name for p in providers for name in p.inventories
                     if naming.is_accelerator_class(name)})
-    return (f'no provider of the host has {" and ".join(need.resources)}'
-            + (f' (of accelerators it has {", ".join(there)})'
-               if _is_of_accelerators(need) else ''))
+    text = f'no provider of the host has {" and ".join(need.resources)}'
+    if not _is_of_accelerators(need):
+        return text
+    # their classes are not known: Placement has no inventory of 0
+    empty = sorted(p.name for p in providers
+                   if naming.FENCED in p.traits and not p.inventories)
+    return (f'{text} (of accelerators it has {", ".join(there) or "none"})'
+            + (f'; fenced, with nothing to give: {", ".join(empty)}, see '
+               f'nova-accel discover on the host' if empty else ''))
 
 
 def _together(wanted, fitting, providers, policy):

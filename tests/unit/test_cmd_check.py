@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import sys
+import threading
 import time
 import types
 
@@ -470,6 +471,7 @@ class DeviceTest(CheckTestCase):
         """It costs its own line, and no more than the limit."""
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.checks._SECONDS', 3))
+        self.set('accel', discovery_timeout=3)
         self.host.kernel.set_fault(GPU, hang='read')
         self.addCleanup(self.host.kernel.set_fault, GPU, hang=None)
         began = time.monotonic()
@@ -478,6 +480,40 @@ class DeviceTest(CheckTestCase):
         line, = bad
         self.assertEqual(GPU, line['Check'])
         self.assertIn('did not end within', line['Found'])
+        self.assertIn('else reset the card', line['What to do'])
+
+    def test_check_that_does_not_end(self):
+        """No card is to be reset for it; and that it ended while the table was
+        written is not told beside the table."""
+        answer = threading.Event()
+        self.addCleanup(answer.set)
+
+        class Slow(Libvirt):
+
+            def openAuth(self, *args):
+                answer.wait()
+                return super().openAuth(*args)
+
+        def produce(*args):
+            late = [thread for thread in threading.enumerate()
+                    if thread.name == 'accel-_run']
+            answer.set()
+            for thread in late:
+                thread.join()
+            return written(*args)
+
+        written = check.Check.produce_output
+        self.use_libvirt(Slow())
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.check.Check.produce_output', produce))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.checks._SECONDS', 3))
+        result = self.call('-f', 'json')
+        line, = (line for line in json.loads(result.stdout)
+                 if line['Check'] == 'libvirt')
+        self.assertEqual('run it again when this host has less to do; else '
+                         'see what does not answer', line['What to do'])
+        self.assertNotIn('after all', result.stderr)
 
     def test_pci_of_nova(self):
         self.set('pci', device_spec=json.dumps(

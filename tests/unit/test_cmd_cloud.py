@@ -34,6 +34,20 @@ class ProvidersTestCase(testtools.TestCase):
         self.cloud = cloud.Cloud()
 
 
+class RefusalTest(ProvidersTestCase):
+
+    def test_class_that_nothing_has(self):
+        """What Placement says of the request, without the request itself."""
+        error = self.assertRaises(
+            exception.InvalidRequest, self.cloud.get, 'placement',
+            '/allocation_candidates?resources=CUSTOM_ACCELERATOR_NPU:1',
+            what='allocation candidates')
+        self.assertEqual(
+            'Placement was asked for allocation candidates, and it refused '
+            '(Invalid resource class in resources parameter: No such resource '
+            'class CUSTOM_ACCELERATOR_NPU): correct the request.', str(error))
+
+
 class TreesTest(ProvidersTestCase):
 
     def names(self, *args, **kwargs):

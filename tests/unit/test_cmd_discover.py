@@ -10,7 +10,9 @@ import pathlib
 import uuid
 
 import fixtures
+from oslo_config import fixture as config_fixture
 
+from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import model
 from tests.unit import commands
@@ -92,6 +94,29 @@ class Discover(commands.StoreCommandTestCase):
              'gone, its driver does not find it any more'),
             tuple(gone[n] for n in ('Device', 'What', 'Used', 'Held by',
                                     'Health')))
+
+    def test_card_that_a_guest_has(self):
+        """It is as nova-compute saw it before; one that no server holds is not
+        known, and may be a guest's all the same."""
+        self.configure(simulated_host=self.host.path, enabled_drivers='dfl',
+                       whole_cards=A)
+        self.useFixture(config_fixture.Config(conf.CONF)).config(
+            group='accel', whole_cards=[A])
+        self.store.set_devices(dfl.DflDriver(self.host.kernel).discover())
+        self.host.kernel.guest_takes(A)
+        unknown, = (row for row in self.rows() if row['Device'] == A)
+        self.assertEqual(
+            'quarantined, it is bound to vfio-pci, so that its regions were '
+            'never seen: if no guest has it, bind it to dfl-pci',
+            unknown['Health'])
+        self.store.add([claim('s1', model.AttachHandle(
+            model.HandleType.PCI, A), device_address=A, region_index=0,
+            state=model.ClaimState.BOUND)])
+        card, region = (row for row in self.rows()
+                        if row['Device'].startswith(A))
+        self.assertEqual('ok', card['Health'])
+        self.assertEqual((FUNCTION, 1, ['s1'], 'ok'), tuple(
+            region[n] for n in ('Function', 'Used', 'Held by', 'Health')))
 
     def test_fits_a_screen(self):
         """A vGPU card is a line; reasons are wrapped."""

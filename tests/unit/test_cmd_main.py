@@ -1,8 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How nova-accel starts, and what bash completes."""
 
+import logging
 import subprocess
 import sys
+
+from cliff import command
+import testtools
 
 from nova_accel.cmd import bitstreams
 from nova_accel.cmd import main
@@ -54,6 +58,28 @@ class StartTest(commands.CommandTestCase):
             self.assertEqual(set(), imports & {
                 'nova_accel.drivers.dfl', 'oslo_privsep', 'openstack',
                 'requests', 'nova'})
+
+
+class PrivilegedProcess(command.Command):
+    """Says what oslo.privsep does when it starts its process."""
+
+    def take_action(self, parsed_args):
+        log = logging.getLogger('oslo_privsep.daemon')
+        log.info('Running privsep helper')
+        log.warning('privsep helper failed')
+
+
+class LogTest(testtools.TestCase):
+
+    def test_privileged_process(self):
+        """That it starts is told only on request."""
+        level = logging.getLogger('oslo_privsep').level
+        self.addCleanup(logging.getLogger('oslo_privsep').setLevel, level)
+        told = commands.run('start', start=PrivilegedProcess)
+        self.assertEqual('privsep helper failed\n', told.stderr)
+        logging.getLogger('oslo_privsep').setLevel(level)
+        told = commands.run('-v', 'start', start=PrivilegedProcess)
+        self.assertIn('Running privsep helper', told.stderr)
 
 
 class CompletionTest(commands.CommandTestCase):

@@ -122,6 +122,15 @@ class OfHostTest(ReasonsTestCase):
              f'{FPGA})'],
             self.why({f'resources1:{GPU}': '1'}, provider(**{FPGA: {}})))
 
+    def test_fenced_with_nothing_to_give(self):
+        """A card whose functions no guest may have is not a card missing."""
+        self.assertEqual(
+            [f'no provider of the host has {GPU} (of accelerators it has '
+             f'none); fenced, with nothing to give: host_accel_x, see '
+             f'nova-accel discover on the host'],
+            self.why({f'resources1:{GPU}': '1'}, provider('root'),
+                     provider('host_accel_x', [naming.FENCED])))
+
     def test_of_the_host_itself(self):
         root = provider('root', ['CUSTOM_X'], {'a': 5}, VCPU={'total': 8})
         self.assertEqual(
