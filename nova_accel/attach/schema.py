@@ -121,6 +121,7 @@ CREATE TABLE claims (
     serial TEXT NOT NULL DEFAULT '',
     asked TEXT NOT NULL DEFAULT '',
     remembered TEXT NOT NULL DEFAULT '',
+    operators_bitstream TEXT,
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
@@ -200,9 +201,14 @@ def _from_version_3(db: sqlite3.Connection) -> None:
 def _from_version_4(db: sqlite3.Connection) -> None:
     """Version 4 keeps neither what a request has for the driver nor what a
     driver remembers, nor whose image it was whose programming was broken off:
-    it may have been a project's."""
+    it may have been a project's. The operator's image that a region is to carry
+    again is known where it carries that now."""
     for name in ('asked', 'remembered'):
         _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
+    _add_column(db, 'claims', 'operators_bitstream', 'TEXT')
+    db.execute('UPDATE claims SET operators_bitstream = restore_bitstream '
+               'WHERE restore_origin IS NULL OR restore_origin = ?',
+               (model.OPERATOR,))
     db.execute('UPDATE loaded SET origin = ? WHERE origin IS NULL '
                'AND function_uuid IS NULL', (model.SOME_PROJECT,))
 
