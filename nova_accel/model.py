@@ -173,6 +173,12 @@ class Region:
     def name(self) -> str:
         return f'region{self.index}'
 
+    @property
+    def operators_bitstream(self) -> str | None:
+        """The image that it carries, where that is the operator's or may be."""
+        return (self.bitstream_id if self.origin in (OPERATOR, None)
+                else None)
+
     def is_held_otherwise(self, card: str, held: Iterable[AttachHandle],
                           ) -> bool:
         """Whether none of its handles is free because a server has the whole
@@ -415,6 +421,10 @@ class Claim:
     asked: str = ''
     #: JSON of what the driver remembered by Use.remember(), '' for nothing
     remembered: str = ''
+    #: the operator's image that the region is to carry again where its server
+    #: leaves a project's content: what the flavor gave it, else what the
+    #: region had before; None where no such image is known
+    operators_bitstream: str | None = None
 
     @property
     def holder(self) -> str:

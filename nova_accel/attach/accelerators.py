@@ -560,6 +560,7 @@ class Accelerators:
         for device, _ in chosen:
             self._check_keys(wanted, device)
         created_type = self._handles.type_for(wanted, chosen[0][0])
+        index = self.inventory.providers()[take.provider_uuid].region_index
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=server.uuid, role=model.Role.CURRENT,
@@ -568,10 +569,11 @@ class Accelerators:
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
             device_address=device.address,
-            region_index=self.inventory.providers()[
-                take.provider_uuid].region_index,
+            region_index=index,
             handle=handle, created_type=created_type,
-            asked=handles.asked(wanted))
+            asked=handles.asked(wanted),
+            operators_bitstream=None if index is None
+            else device.region(index).operators_bitstream)
             for device, handle in chosen]
 
     def _check_keys(self, wanted, device):

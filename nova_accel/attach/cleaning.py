@@ -14,8 +14,9 @@ of unknown origin        as the operator's, where Glance  reset
 a project's, or what the programmed with the clearing     reset
 guest could load itself, image of the region's type, else
 or what a programming    with the operator's image that
-with a project's image   the server was given, else
-has left that failed     fenced
+with a project's image   the server was given (or that
+has left that failed     the region had before), else
+                         fenced
 ======================== ================================ ==================
 
 Programming initializes registers and block RAM. The memory of the card is
@@ -187,8 +188,6 @@ class Regions:
 
 
 def _had(claims: Sequence[model.Claim]) -> str | None:
-    """The image that the region had when a server got it, where that is one of
-    the operator or may be."""
-    return next((claim.restore_bitstream for claim in claims
-                 if claim.restore_bitstream and claim.restore_origin
-                 in (model.OPERATOR, None)), None)
+    """The operator's image that the region is to carry again."""
+    return next((claim.operators_bitstream for claim in claims
+                 if claim.operators_bitstream), None)

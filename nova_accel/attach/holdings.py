@@ -96,18 +96,26 @@ class Holdings:
         self._go('provisioning', claims, state=_State.PROVISIONING)
 
     def bound(self, claims: Iterable[model.Claim],
-              region: model.Region | None) -> None:
+              region: model.Region | None, by_owner: bool = False) -> None:
         """The devices are ready for the guest.
 
         :param region: the one of all of them, whose content is put back where
             the card forgets it, and which is cleaned after the server; None
             for devices without regions.
+        :param by_owner: whether the owner of the server chose that content:
+            then what the flavor gave stays what the region is to carry again.
         """
-        self._go('bound', claims, state=_State.BOUND, error='',
-                 **({'prepared': True} if region else {}),
-                 restore_function=region and region.function_uuid,
-                 restore_bitstream=region and region.bitstream_id,
-                 restore_origin=region and region.origin)
+        claims = list(claims)
+        changes: dict[str, Any] = {}
+        if region:
+            changes = {'prepared': True,
+                       'restore_function': region.function_uuid,
+                       'restore_bitstream': region.bitstream_id,
+                       'restore_origin': region.origin}
+            if region.operators_bitstream and not (by_owner and any(
+                    claim.operators_bitstream for claim in self.now(claims))):
+                changes['operators_bitstream'] = region.operators_bitstream
+        self._go('bound', claims, state=_State.BOUND, error='', **changes)
 
     def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
         """The devices are ready, with what they are to carry unchanged."""

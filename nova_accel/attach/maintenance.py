@@ -222,4 +222,5 @@ def _content(part):
         return {}
     return {'restore_function': part.function_uuid,
             'restore_bitstream': part.bitstream_id,
-            'restore_origin': part.origin}
+            'restore_origin': part.origin,
+            'operators_bitstream': part.operators_bitstream}

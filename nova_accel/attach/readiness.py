@@ -40,9 +40,9 @@ class Readiness:
                 self._regions.clean_before(claims)
             self._programming.provision(
                 context, server.project_id, wanted, claims, scheduled=True)
-        for _, claims in claimed:
+        for wanted, claims in claimed:
             self._handles.prepare(claims, fresh=True)
-            self.bind(claims)
+            self.bind(claims, wanted.chosen_by_owner)
 
     def again(self, context, server: request.Server, keep: plan.Keep) -> None:
         """Make devices ready that a server had before: as they were, unless
@@ -67,7 +67,7 @@ class Readiness:
             self._handles.prepare(claims, fresh=False)
             if any(c.state is not model.ClaimState.BOUND or c.error
                    for c in self._holdings.now(claims)):
-                self.bind(claims)
+                self.bind(claims, keep.wanted.chosen_by_owner)
 
     def restore(self, context, server: request.Server,
                 claims: Sequence[model.Claim]) -> None:
@@ -84,10 +84,14 @@ class Readiness:
             [c for c in self._holdings.now(claims)
              if c.state is not model.ClaimState.BOUND or c.error])
 
-    def bind(self, claims: Iterable[model.Claim]) -> None:
-        """The devices are ready; remember what their regions carry."""
+    def bind(self, claims: Iterable[model.Claim], by_owner: bool) -> None:
+        """The devices are ready; remember what their regions carry.
+
+        :param by_owner: see Holdings.bound().
+        """
         for mine in region_programming.by_region(claims).values():
-            self._holdings.bound(mine, self._programming.region_of(mine))
+            self._holdings.bound(
+                mine, self._programming.region_of(mine), by_owner)
 
     def look_again(self, claims: Iterable[model.Claim]) -> None:
         """Look at cards that a guest could change, or had whole."""

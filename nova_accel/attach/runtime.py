@@ -209,7 +209,7 @@ class RuntimeProgramming:
             function = region and region.function_uuid
             accelerators.programming.provision(
                 context, server.project_id, wanted, claims)
-            accelerators.readiness.bind(claims)
+            accelerators.readiness.bind(claims, by_owner=True)
             return None
         except Exception as error:
             failure = error

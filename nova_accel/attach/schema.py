@@ -133,6 +133,7 @@ CREATE TABLE claims (
     asked TEXT NOT NULL DEFAULT '',
     remembered TEXT NOT NULL DEFAULT '',
     ids TEXT NOT NULL DEFAULT '',
+    operators_bitstream TEXT,
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
@@ -214,9 +215,14 @@ def _from_version_4(db: sqlite3.Connection) -> None:
     """Version 4 keeps neither what a request has for the driver nor what a
     driver remembers, nor which product a server has, nor which card has what is
     not the operator's, nor whose image it was whose programming was broken off:
-    it may have been a project's."""
+    it may have been a project's. The operator's image that a region is to carry
+    again is known where it carries that now."""
     for name in ('asked', 'remembered', 'ids'):
         _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
+    _add_column(db, 'claims', 'operators_bitstream', 'TEXT')
+    db.execute('UPDATE claims SET operators_bitstream = restore_bitstream '
+               'WHERE restore_origin IS NULL OR restore_origin = ?',
+               (model.OPERATOR,))
     if 'ids' not in _columns(db, 'unsettled'):
         db.execute('ALTER TABLE unsettled RENAME TO unsettled_4')
         db.execute(_UNSETTLED.format(**_WITH_IDS))

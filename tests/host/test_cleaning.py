@@ -170,6 +170,51 @@ class CleaningTest(CleaningTestCase):
                          (region.bitstream_id, region.origin))
         self.assertNextReads({'memory': SECRET}, BLANK)
 
+    def test_project_is_replaced_by_what_the_flavor_gave(self):
+        """However often the owner had others programmed, and nova-compute
+        started meanwhile."""
+        image = self.host.upload(FUNCTION)
+        public = self.host.upload(FIRST)
+        server = self.boot(FUNCTION, runtime_programming='true')
+        for wish in (public, self.private_image(), self.private_image()):
+            self.host.ask(server, wish)
+            self.assertEqual(1, self.host.runtime.run())
+            self.restart()
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+        self.write()
+        self.delete(server)
+        region = self.host.inventory.devices[A].region(0)
+        self.assertEqual((image, model.OPERATOR),
+                         (region.bitstream_id, region.origin))
+        self.assertNextReads({'memory': SECRET}, FUNCTION)
+
+    def test_project_is_replaced_by_what_the_region_had(self):
+        """The server never had it: its image wished for another one."""
+        image = self.host.upload(FUNCTION)
+        self.delete(self.boot(FUNCTION))
+        server = self.host.boot(
+            base.asks(runtime_programming='true'), self.host.allocation(A),
+            {'accel:bitstream_id': self.private_image()})
+        self.assertEqual(plain(OTHER), self.host.carries(A))
+        self.write()
+        self.delete(server)
+        self.assertEqual(image, self.host.inventory.devices[A].region(
+            0).bitstream_id)
+        self.assertNextReads({'memory': SECRET}, FUNCTION)
+
+    def test_image_that_the_flavor_gave_is_not_the_operators_any_more(self):
+        image = self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION, runtime_programming='true')
+        self.host.ask(server, self.private_image())
+        self.assertEqual(1, self.host.runtime.run())
+        self.host.cloud.change_image(
+            image, visibility='private', owner=clouds.PROJECT)
+        self.delete(server)
+        self.assertFenced('bitstream_owners')
+        self.clearing_image()
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertNextReads(CLEAN, BLANK)
+
     def test_memory_is_cleared(self):
         """By the image that does so, where there are several."""
         self.clearing_image('registers')

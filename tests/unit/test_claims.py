@@ -101,7 +101,8 @@ class ClaimStoreTest(StoreTestCase):
             companions=('0000:86:00.1',), parent='0000:86:00.2'),
             created_type='nvidia-558', error='e', prepared=True,
             restore_function='a' * 32, restore_bitstream=str(uuid.uuid4()),
-            serial='S1', asked='{"keys": {}}', remembered='[1]')
+            serial='S1', asked='{"keys": {}}', remembered='[1]',
+            operators_bitstream=str(uuid.uuid4()))
         self.store.add([one])
         found, = self.store.claims()
         self.assertEqual(one, found)
@@ -586,7 +587,8 @@ class OtherReleasesTest(StoreTestCase):
             device_address='0000:5e:00.0', region_index=0, handle=HANDLE,
             consumer_uuid=self.uuid(101), state=BOUND,
             restore_function='d8424dc4a4a3c413f89e433683f9040b',
-            restore_bitstream=self.uuid(401), prepared=True), fpga)
+            restore_bitstream=self.uuid(401), prepared=True,
+            operators_bitstream=self.uuid(401)), fpga)
         self.assertEqual(
             (model.Role.OLD, self.uuid(500), False, ('0000:86:00.1',)),
             (gpu.role, gpu.consumer_uuid, gpu.handle.managed,
@@ -643,9 +645,9 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual({('p', 'VGPU'): 1}, store.reserved())
         one, = store.claims()
         self.assertEqual(
-            (BOUND, self.uuid(401), None, None, True),
+            (BOUND, self.uuid(401), None, None, True, self.uuid(401)),
             (one.state, one.restore_bitstream, one.restore_origin,
-             one.project_id, one.prepared))
+             one.project_id, one.prepared, one.operators_bitstream))
         self.assertEqual(('', frozenset()), (one.serial, store.unsettled()))
         store.update([one], restore_origin=model.OPERATOR, project_id='p',
                      serial='S1')
@@ -711,6 +713,8 @@ class OtherReleasesTest(StoreTestCase):
                              'ALTER TABLE claims DROP COLUMN asked; '
                              'ALTER TABLE claims DROP COLUMN remembered; '
                              'ALTER TABLE claims DROP COLUMN ids; '
+                             'ALTER TABLE claims DROP COLUMN '
+                             'operators_bitstream; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '
