@@ -1,6 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Errors. Each message is one sentence: asked, found, what to do."""
 
+import re
+
+#: an absolute path, but no part of a URL
+_PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
+_IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
+
 
 class AcceleratorError(Exception):
     """Base of all errors of nova_accel."""
@@ -9,17 +15,31 @@ class AcceleratorError(Exception):
     #: otherwise it aborts it
     elsewhere = True
 
+    def __init__(self, *args: object, found: str = ''):
+        """
+        :param args: the sentence, for the operator.
+        :param found: the part of it, from its first word, that the owner of a
+            server may read as well; '' for all. What follows is for the
+            operator: why a device is fenced, or what the kernel said.
+        """
+        super().__init__(*args)
+        self.found = found
+
 
 def told(error: Exception) -> str:
-    """Return what the owner of a server may read of an error.
+    """Return what the owner of a server may read of an error: in the fault of
+    the server, its metadata, or the answer of the API.
 
-    Our sentences name what is the owner's. Texts of libvirt, of the kernel and
-    of Python may name other servers and paths of the host: the caller writes
-    them to the log.
+    Our sentences name what is the owner's, but for what they say after
+    AcceleratorError.found, and for paths of the host. Texts of libvirt, of the
+    kernel and of Python may name other servers as well. The caller writes
+    what is left out to the log.
     """
-    if isinstance(error, AcceleratorError):
-        return str(error)
-    return 'the reason is in the log of nova-compute, ask the operator.'
+    if not isinstance(error, AcceleratorError):
+        return _IN_THE_LOG
+    return _PATH.sub('(a path of the host)',
+                     f'{error.found}: {_IN_THE_LOG}' if error.found
+                     else str(error))
 
 
 class InvalidRequest(AcceleratorError):

@@ -13,6 +13,7 @@ import functools
 from nova.compute import api as compute_api
 from nova.compute import flavors
 from nova import exception as nova_exception
+from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel import exception
@@ -20,6 +21,7 @@ from nova_accel import profiles
 from nova_accel import request
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 
 _MARK = '_nova_accel_expands'
 _resizing = contextvars.ContextVar('nova_accel_resizing', default=False)
@@ -39,7 +41,10 @@ def expand_flavor(flavor):
     try:
         specs = profiles.expand(flavor.extra_specs, _store.get)
     except exception.AcceleratorError as error:
-        raise nova_exception.InvalidRequest(str(error)) from error
+        said = exception.told(error)
+        if said != str(error):
+            LOG.warning('The flavor %s: %s', flavor.name, error)
+        raise nova_exception.InvalidRequest(said) from error
     if specs == flavor.extra_specs:
         return flavor
     clone = flavor.obj_clone()

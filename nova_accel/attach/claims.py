@@ -210,7 +210,9 @@ class ClaimStore:
             code = getattr(error, 'sqlite_errorcode', -1) & 0xff
             raise exception.AcceleratorsUnavailable(
                 f'The claim store {self.path} cannot be used ({error}): '
-                f'{_ADVICE.get(code, _OTHER_ADVICE)}.') from error
+                f'{_ADVICE.get(code, _OTHER_ADVICE)}.',
+                found='The claim store of this host cannot be used'
+                ) from error
 
     @contextlib.contextmanager
     def _reading(self, table):

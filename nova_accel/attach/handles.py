@@ -393,7 +393,8 @@ class Handles:
         except Exception as error:
             raise exception.DeviceError(
                 f'{what} failed ({type(error).__name__}: {error}): look at '
-                f'the device and the kernel log.') from error
+                f'the device and the kernel log.',
+                found=f'{what} failed') from error
 
 
 def asked(wanted: request.AcceleratorRequest) -> str:

@@ -512,7 +512,8 @@ class Programming:
                 raise
             raise exception.ProgrammingFailed(
                 f'{what} failed ({type(error).__name__}: {error}): look at '
-                f'the card and the kernel log.') from error
+                f'the card and the kernel log.',
+                found=f'{what} failed') from error
         self._inventory.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
         LOG.info('%s %s carries function %s of image %s; its origin: %s',

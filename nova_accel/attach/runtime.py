@@ -159,7 +159,10 @@ class RuntimeProgramming:
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):
                 LOG.exception('Programming at run time failed')
-            say('failed', exception.told(error))
+            said = exception.told(error)
+            if said != str(error):
+                LOG.error('Server %s, accel%s: %s', server.uuid, group, error)
+            say('failed', said)
         else:
             say('programmed')
             return 1
@@ -234,10 +237,11 @@ class RuntimeProgramming:
 
     def _detached(self, claims, error):
         self._accelerators.holdings.doubt(claims, str(error))
-        if not isinstance(error, exception.AcceleratorError):
+        said = exception.told(error)
+        if said != str(error):
             LOG.error('%s could not go back into its guest: %s',
                       ', '.join(c.handle.address for c in claims), error)
-        raise exception.DeviceDetached(exception.told(error)) from error
+        raise exception.DeviceDetached(said) from error
 
 
 def _shown(image):

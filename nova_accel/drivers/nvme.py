@@ -364,7 +364,9 @@ class NvmeDriver(base.PciDriver):
         except base.Defect as defect:
             raise exception.DeviceUnavailable(
                 f'{handle.address} was to be given to a server, and '
-                f'{defect}.') from defect
+                f'{defect}.',
+                found=f'{handle.address} cannot be given to a server now'
+                ) from defect
         except (OSError, ValueError) as error:
             raise exception.DeviceUnavailable(
                 f'{handle.address} was to be given to a server, and which '

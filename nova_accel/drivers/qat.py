@@ -74,6 +74,9 @@ class QatDriver(base.PciDriver):
     NAME = 'qat'
     POOLED = True
     POLLED = True
+    #: VFIO resets a VF as well, and does not say whether that succeeded
+    PREPARES_EVERY_HANDLE = True
+    RESETS = True
 
     # Configuration
 

@@ -137,7 +137,9 @@ class Inventory:
                 raise exception.DeviceUnavailable(
                     f'{_name(address, index)} was allocated, and it is '
                     f'{part.health.value} ({part.reason}): build the server '
-                    f'elsewhere.')
+                    f'elsewhere.',
+                    found=f'{_name(address, index)} was allocated, and it is '
+                          f'{part.health.value}')
         return device, region
 
     def find_free(self, name: str,
@@ -196,22 +198,27 @@ class Inventory:
         trouble = identity.trouble(claim, self.devices)
         if trouble:
             raise exception.DeviceUnavailable(
-                f'{name} is held by the server, and {trouble}.')
+                f'{name} is held by the server, and {trouble}.',
+                found=f'{name} is held by the server, and another card is in '
+                      f'its place')
         device, region = self._part(address, index)
         why = self.cards.hanging(address)
         if why:
             raise exception.DeviceUnavailable(
-                f'{name} is held by the server, and does not respond: {why}.')
+                f'{name} is held by the server, and does not respond: {why}.',
+                found=f'{name} is held by the server, and does not respond')
         if device.health is model.Health.GONE:
             raise exception.DeviceUnavailable(
                 f'{name} is held by the server, and is gone '
                 f'({device.reason}): put the card back, or delete the '
-                f'server.')
+                f'server.',
+                found=f'{name} is held by the server, and is gone')
         if device.health is not model.Health.OK and not self._answers(device):
             raise exception.DeviceUnavailable(
                 f'{name} is held by the server, and does not answer '
                 f'({device.reason}): power-cycle the card, or delete the '
-                f'server.')
+                f'server.',
+                found=f'{name} is held by the server, and does not answer')
         return device, region
 
     def disabled(self) -> dict[str, model.Disabled]:

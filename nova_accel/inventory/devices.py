@@ -352,12 +352,14 @@ class DeviceTable:
     def _may_be_moved(self, device) -> bool:
         """Whether a card without serial number may be one from elsewhere with
         what a project has loaded."""
-        def is_possible(address):
+        def is_missing(address):
+            # what is gone is told before what has come is looked at
             there = self._told.get(address)
-            return there is None or not there.serial and (
-                not identity.is_other_card(there, device))
+            return there is None or (
+                there.health is model.Health.GONE and not there.serial
+                and not identity.is_other_card(there, device))
         return not device.serial and any(
-            address != device.address and is_possible(address)
+            address != device.address and is_missing(address)
             for (address, _), loaded in self._loaded.items()
             if loaded.origin not in (model.OPERATOR, None))
 

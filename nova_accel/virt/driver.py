@@ -265,7 +265,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 # Nothing changed: keep the server out of ERROR. Nova tells
                 # only the class of exceptions that are not its own.
                 raise nova_exception.InstanceFaultRollback(
-                    nova_exception.NovaException(str(error))) from error
+                    nova_exception.NovaException(
+                        errors.told(error, instance))) from error
             raise
 
     def resume(self, context, instance, *args, **kwargs):

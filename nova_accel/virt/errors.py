@@ -128,9 +128,9 @@ class Builds:
         except exception.AcceleratorError as error:
             if error.elsewhere and self.may_go_elsewhere(instance):
                 raise nova_exception.ComputeResourcesUnavailable(
-                    reason=str(error)) from error
+                    reason=told(error, instance)) from error
             raise BuildRefused(instance_uuid=instance.uuid,
-                               reason=str(error)) from error
+                               reason=told(error, instance)) from error
         except Exception as error:
             if not (instance.uuid in self._last_hosts
                     and _is_of_libvirt(error) and has_accelerators()):
@@ -147,6 +147,15 @@ class Builds:
             raise BuildRefused(instance_uuid=instance.uuid, reason=(
                 f'Server {instance.uuid} was to start with its accelerators, '
                 f'and libvirt refuses: {said}')) from error
+
+
+def told(error, instance) -> str:
+    """Return what the owner of a server may read of our error; what he may
+    not is in the log."""
+    said = exception.told(error)
+    if said != str(error):
+        LOG.error('Server %s: %s', instance.uuid, error)
+    return said
 
 
 def _is_of_libvirt(error) -> bool:

@@ -531,6 +531,50 @@ class TextTest(Base):
         self.assertNotIn(server, said)
         self.assertIn(server, self.log.output)
 
+    def told(self, specs):
+        """What the owner of a server reads that cannot be built."""
+        error = self.assertRaises(exception.AcceleratorError, self.boot, specs)
+        return str(error), exception.told(error)
+
+    def test_why_a_card_is_fenced(self):
+        allocation = self.host.allocation(A)
+        self.host.kernel.set_fault(
+            A, attributes={'fpga_region': 'EIO'}, dead=True)
+        self.host.inventory.scan()
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.host.boot, base.ONE, allocation)
+        reason = self.host.inventory.devices[A].reason
+        self.assertTrue(reason)
+        self.assertIn(reason, str(error))
+        self.assertNotIn(reason, exception.told(error))
+        self.assertIn('ask the operator', exception.told(error))
+
+    def test_error_that_nobody_expects(self):
+        """Of the kernel, Python or a driver of another package."""
+        image = self.host.upload(OTHER, private(BOB))
+        server = self.boot(FREE)
+
+        def program(*args):
+            raise RuntimeError(
+                'domain instance-0000002a has it, see /sys/secret')
+        self.host.kernel.program_dfl_port = program
+        self.host.ask(server, image)
+        self.host.runtime.run()
+        status = self.host.cloud.read()['servers'][server]['metadata'][
+            'accel1:status']
+        self.assertIn('failed', status)
+        self.assertIn('the reason is in the log of nova-compute', status)
+        for word in 'secret', 'instance-0000002a':
+            self.assertNotIn(word, status)
+            self.assertIn(word, self.log.output)
+
+    def test_path_of_the_store(self):
+        self.host.accelerators.store._db.execute('PRAGMA query_only = 1')
+        full, said = self.told(base.ONE)
+        self.assertIn(self.directory, full)
+        self.assertNotIn(self.directory, said)
+        self.assertIn('claim store', said)
+
 
 class MailboxTestCase(base.HostTestCase):
     """A card under XRT."""

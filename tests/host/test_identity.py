@@ -600,6 +600,7 @@ class MovedContentTest(base.HostTestCase):
     def comes_to_another_slot(self):
         self.host.accelerators.close()
         self.simulated.kernel.exchange_cards(A, B)
+        self.simulated.kernel.set_fault(A, vanish=True)
         self.simulated.kernel.set_fault(B, vanish=None)
         self.restart()
         self.host.report()
@@ -636,6 +637,16 @@ class MovedContentTest(base.HostTestCase):
         self.host.settle()
         self.assertEqual(plain(FUNCTION), self.host.carries(B))
         self.host.boot(base.ONE, allocation, project=handover.BOB)
+
+    def test_new_card_beside_it(self):
+        """Without a serial number, too; nothing is missing."""
+        self.start('')
+        self.simulated.kernel.set_fault(B, vanish=None)
+        self.restart()
+        self.assertEqual(handover.EVE,
+                         self.host.inventory.devices[A].region(0).origin)
+        self.assertEqual(model.OPERATOR,
+                         self.host.inventory.devices[B].region(0).origin)
 
     def test_reset_only(self):
         """The policy leaves it; it stays the project's."""

@@ -329,6 +329,29 @@ class SlotTest(HandoverTestCase):
         self.host.inventory.check_configuration()
 
 
+class QatTest(HandoverTestCase):
+
+    CLASS = 'CUSTOM_ACCELERATOR_QAT'
+
+    def test_vf_whose_reset_fails(self):
+        self.start_host(qats=[{'address': A, 'vfs': 16}], drivers=('qat',))
+        server = self.boot()
+        handle, = self.host.devices_of(server)
+        self.fault(reset='EIO')
+        self.host.delete(server)
+        claim, = self.host.holdings.all()
+        self.assertIn(f'{handle} was to be reset after its server',
+                      claim.error)
+        self.report()
+        self.assertEqual((1, 16), self.reserved())
+        self.assertNotIn(handle, self.host.devices_of(self.boot()))
+        self.fault(reset=None)
+        self.host.reconciler.run()
+        self.assertEqual((handle, 'reset flr', 'clean'), self.results()[-1])
+        self.report()
+        self.assertEqual((0, 16), self.reserved())
+
+
 class TimecardTest(HandoverTestCase):
 
     CLASS = CLOCK

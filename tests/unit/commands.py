@@ -25,8 +25,9 @@ def run(*arguments, stdout=None, **commands):
         which may be of another tree.
     :returns: subprocess.CompletedProcess.
     """
-    log = logging.getLogger()
+    log, privsep = logging.getLogger(), logging.getLogger('oslo_privsep')
     handlers, level = log.handlers[:], log.level
+    level_of_privsep = privsep.level
     stdout = stdout or io.StringIO()
     with (contextlib.redirect_stdout(stdout),
           contextlib.redirect_stderr(io.StringIO()) as stderr):
@@ -39,6 +40,7 @@ def run(*arguments, stdout=None, **commands):
         finally:
             log.handlers[:] = handlers
             log.setLevel(level)
+            privsep.setLevel(level_of_privsep)
     return subprocess.CompletedProcess(
         arguments, status, stdout.getvalue(), stderr.getvalue())
 

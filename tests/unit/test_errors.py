@@ -8,6 +8,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel.virt import errors
 
 
@@ -54,6 +55,42 @@ class RefusedTest(testtools.TestCase):
             self.assertIn(word, fault)
         # Nova cuts faults off
         self.assertLess(len(fault) + 35, 256)
+
+    def refuse(self, error, task_state='spawning'):
+        """Return what the owner reads of an error of ours."""
+        builds = errors.Builds()
+        server = types.SimpleNamespace(uuid='one', task_state=task_state)
+
+        def build():
+            with builds.translated(server):
+                raise error
+        return str(self.assertRaises(Exception, build))
+
+    def test_our_own_errors(self):
+        for error in (
+                exception.DeviceUnavailable(
+                    '0000:5e:00.0 was allocated, and it is quarantined '
+                    '(nvme0n1p1 is mounted at /srv/secret): go on.',
+                    found='0000:5e:00.0 was allocated, and it is '
+                          'quarantined'),
+                # as a driver of another package may have it
+                exception.ProgrammingFailed(
+                    "Programming 0000:5e:00.0 failed ([Errno 5] EIO: "
+                    "'/srv/secret/x'): look at /srv/secret."),
+                exception.InvalidRequest('See /srv/secret/profiles.yaml: x.')):
+            for state in 'spawning', 'rebuilding':
+                said = self.refuse(error, state)
+                self.assertNotIn('secret', said)
+            self.assertIn(str(error), self.log.output)
+
+    def test_what_the_owner_needs(self):
+        for text in ('Image 1 is for DDR/HBM of regions, and http://x:92/v2 '
+                     'says so: take another one.',
+                     'accel1:bitstream_id is not a UUID and/or 1 / 2.'):
+            error = exception.BitstreamError(text)
+            self.assertEqual(text, exception.told(error))
+            self.assertEqual(text, self.refuse(error, 'rebuilding'))
+        self.assertEqual('', self.log.output)
 
     def test_log(self):
         log = self.log

@@ -11,6 +11,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import qat
 from nova_accel import exception
 from nova_accel import model
@@ -497,3 +498,53 @@ class Simulation(TestCase):
         text = str(self.assertRaises(exception.InvalidSimulation,
                                      sim.SimulatedKernel, host.path))
         self.assertIn('line 3', text)
+
+
+@ddt.ddt
+class Handover(TestCase):
+    """What the guest of one VF left is not for the next one."""
+
+    def start_vf(self, **card):
+        self.start({'address': A, 'vfs': 16, **card})
+        return self.device()
+
+    def release(self, device):
+        return self.driver.release(
+            device, device.handles[0], None, base.Use())
+
+    def test_reset(self):
+        device = self.start_vf()
+        self.driver.prepare(device, device.handles[0], None, True, base.Use())
+        self.kernel.guest_takes(VFS[0])
+        self.kernel.guest_returns(VFS[0])
+        self.assertEqual('reset flr', self.release(device))
+        (function, bound), = self.kernel.resets(A)
+        self.assertEqual(VFS[0], function)
+        self.assertIn(bound, (None, 'vfio-pci'))
+
+    @ddt.data('none', 'operator')
+    def test_policy(self, policy):
+        self.config.config(group='accel', handover=[f'qat={policy}'])
+        device = self.start_vf()
+        self.assertIsNone(self.release(device))
+        self.assertEqual([], self.kernel.resets(A))
+
+    @ddt.data(('EIO', 'Input/output error'), ('ENOTTY', 'Inappropriate'),
+              ('ETIMEDOUT', 'timed out'))
+    @ddt.unpack
+    def test_reset_that_fails(self, fault, said):
+        device = self.start_vf()
+        self.kernel.set_fault(A, reset=fault)
+        error = self.assertRaises(exception.DeviceError, self.release, device)
+        self.assertIn(f'{VFS[0]} was', str(error))
+        self.assertIn(said, str(error))
+
+    def test_vfs_that_cannot_be_reset(self):
+        """Known before a server has one."""
+        none = {'attributes': {'reset_method': 'missing', 'reset': 'missing'}}
+        device = self.start_vf(faults=none)
+        self.assertQuarantined(device, f'{VFS[0]} cannot be reset between two',
+                               f'{VFS[0]}=operator')
+        self.assertEqual((), device.handles)
+        self.config.config(group='accel', handover=[f'{VFS[1]}=operator'])
+        self.assertEqual([VFS[1]], [h.address for h in self.again().handles])
