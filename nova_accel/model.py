@@ -174,10 +174,25 @@ class Region:
         return f'region{self.index}'
 
     @property
+    def has_projects_content(self) -> bool:
+        """Whether a project may have put there what it carries. Where the
+        origin is not known, only images of the operator were programmed."""
+        return self.origin not in (OPERATOR, None)
+
+    def origin_with(self, image: str | None) -> str | None:
+        """The origin of what it carries after a programming whose end was not
+        seen: that of what it has now or of the image.
+
+        :param image: origin of the image; None is not the operator's.
+        """
+        if image != OPERATOR:
+            return image or SOME_PROJECT
+        return self.origin if self.has_projects_content else None
+
+    @property
     def operators_bitstream(self) -> str | None:
         """The image that it carries, where that is the operator's or may be."""
-        return (self.bitstream_id if self.origin in (OPERATOR, None)
-                else None)
+        return None if self.has_projects_content else self.bitstream_id
 
     def is_held_otherwise(self, card: str, held: Iterable[AttachHandle],
                           ) -> bool:

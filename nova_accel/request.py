@@ -40,7 +40,8 @@ _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 SNAPSHOT_PROPERTY = 'accel:snapshot'
 #: what a region is to carry; at most one for a group
 _FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
-#: whether the owner of the server may choose what its region carries
+#: whether the owner of the server may choose what its region carries: by its
+#: image, by its metadata, or by an image of his own with the flavor's function
 RUNTIME = 'runtime_programming'
 _ACCEL_KEYS = (*_FUNCTION_KEYS, RUNTIME)
 #: what only the driver of the device knows

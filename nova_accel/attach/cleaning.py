@@ -95,11 +95,11 @@ class Regions:
             device.address)
         if policy in (Policy.NONE, Policy.OPERATOR):
             return None
-        if not used and region.origin in (model.OPERATOR, None):
+        if not used and not region.has_projects_content:
             return 'not used'
         if policy is Policy.RESET:
             return self._reset(device, region)
-        if region.origin not in (model.OPERATOR, None):
+        if region.has_projects_content:
             return self._replace(device, region, claims)
         cleared = self._clear_memory(device, region)
         image = region.bitstream_id or (
@@ -165,7 +165,7 @@ class Regions:
         """
         device, region = self._inventory.find(
             claims[0].device_address, claims[0].region_index)
-        if (region is None or region.origin in (model.OPERATOR, None)
+        if (region is None or not region.has_projects_content
                 or handover.policy(device.driver, *(
                     c.handle.address for c in claims),
                     device.address) is not Policy.CLEAR):

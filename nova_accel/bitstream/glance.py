@@ -83,8 +83,9 @@ def find(client, request: accel_request.AcceleratorRequest,
     """Find the image that a request asks for and that fits a type of region.
 
     An image without REGION_TYPE_ID may fit; an image with another one does
-    not. Among images of a function those of the operator come first, then
-    those of the server's project, then those that it accepted from others.
+    not. Among images of a function those of the operator come first. Others
+    count only where the flavor lets its users choose the bitstream: those of
+    the server's project, then those that it accepted from other projects.
 
     :param request: a request with an image, a function or a function's name.
     :param region_type: UUID in the form of model.uuid_hex.
@@ -119,7 +120,8 @@ def find(client, request: accel_request.AcceleratorRequest,
         spellings = [wanted]
     seen: list[dict] = []
     for source, records in _in_order(
-            client, key, spellings, project_id, operators):
+            client, key, spellings, project_id, operators,
+            request.runtime_programming):
         seen += records
         fitting = [r for r in records
                    if r['status'] == 'active' and _fits(r, region_type)]
@@ -137,6 +139,11 @@ def find(client, request: accel_request.AcceleratorRequest,
         raise exception.BitstreamError(
             f'{_named(seen)} have {key}={text.printable(wanted)}, and '
             f'none is active: upload data, or reactivate one.')
+    if not request.runtime_programming:
+        raise exception.BitstreamError(
+            f'No image of the operator has {key}={text.printable(wanted)}, and '
+            f'the flavor does not allow one of your own: tell the operator, or '
+            f'take a flavor with {accel_request.RUNTIME}=true.')
     raise exception.BitstreamError(
         f'No image with {key}={text.printable(wanted)} may be used by the '
         f'project of the server: upload the bitstream with that property, or '
@@ -271,12 +278,17 @@ def find_clearing(client, region_type: str | None,
         f'or choose another policy in [accel] handover.')
 
 
-def _in_order(client, key, spellings, project_id, operators):
+def _in_order(client, key, spellings, project_id, operators, of_projects):
     """(client, records) by precedence, of the images that count. Later ones
-    are asked for only when they are needed."""
+    are asked for only when they are needed.
+
+    :param of_projects: whether those of projects count.
+    """
     found = _with(operators or client, key, spellings)
     yield operators or client, [
         r for r in found if origin(r) == model.OPERATOR]
+    if not of_projects:
+        return
     if operators is not None:
         found = _with(client, key, spellings)
     others = [r for r in found if origin(r) != model.OPERATOR]

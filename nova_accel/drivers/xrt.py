@@ -405,6 +405,8 @@ class XrtDriver(base.PciDriver):
             self._check_management(address)
             self.kernel.write_attribute(address, 'mgmt_reset', '2')
             # it tells nothing of how that ended
+            if not pci.answers(self.kernel, address):
+                raise _Defect('it does not answer on the PCI bus')
             self._check_management(address)
             self._user_function(device)
         except (_Defect, OSError, ValueError) as error:

@@ -497,13 +497,13 @@ class DeviceTable:
         key = (address, index)
         with self._writing:
             with self._lock:
-                before = self._region(address, index).origin
+                before = self._region(address, index)
                 if key in self._programming:
                     raise exception.IllegalTransition(
                         f'{address} region{index} was to be programmed while '
                         f'it is being programmed.')
             unknown = model.Loaded(
-                None, None, None, None, _of_either(before, origin))
+                None, None, None, None, before.origin_with(origin))
             self._write(address, index, unknown)
             with self._lock:
                 self._programming.add(key)
@@ -656,18 +656,6 @@ class DeviceTable:
                 self._unsaved_since_error = True
                 return
             self._saved, self._unsaved_since_error = told, False
-
-
-def _of_either(before: str | None, image: str | None) -> str | None:
-    """The origin of what a region carries after a programming whose end was
-    not seen.
-
-    :param before: of what it had; as Region.origin.
-    :param image: of what it was to get; None is not the operator's.
-    """
-    if image != model.OPERATOR:
-        return image or model.SOME_PROJECT
-    return None if before == model.OPERATOR else before
 
 
 def clause(error: BaseException) -> str:

@@ -57,12 +57,12 @@ with store.fetch(client, image):
 """
 
 
-def wanted(**kwargs):
+def wanted(runtime_programming=True, **kwargs):
     if 'function_id' in kwargs:
         kwargs['function_id'] = model.uuid_hex(kwargs['function_id'])
     return accel_request.AcceleratorRequest(
         group='_ACCEL0', resource_class='CUSTOM_ACCELERATOR_FPGA', amount=1,
-        **kwargs)
+        runtime_programming=runtime_programming, **kwargs)
 
 
 def region(type_=A10_11):
@@ -250,6 +250,16 @@ class FindTest(GlanceTestBase):
         self.refused(exception.BitstreamError, NLB0, function_id=NLB0,
                      client=self.glance.client('bob', 'another'),
                      project='another')
+
+    def test_by_function_of_the_own_project(self):
+        """Where the flavor does not let its users choose."""
+        function = self.function()
+        self.upload(function_id=function, visibility='private')
+        for more in ({}, {'operators': self.glance.client(
+                'admin', uuid.uuid4().hex, 'admin')}):
+            self.refused(exception.BitstreamError, 'No image of the operator',
+                         function_id=function, runtime_programming=False,
+                         **more)
 
     def function(self):
         """One that no other test has: administrators see all projects."""

@@ -42,7 +42,8 @@ class TenantTest(operations.OperationsTestBase):
     def setUp(self):
         super().setUp()
         self.flavor = self._create_flavor(
-            extra_spec=base.fpga_flavor(function_id=FUNCTION))
+            extra_spec=base.fpga_flavor(function_id=FUNCTION,
+                                        runtime_programming='true'))
         # the flavors are the administrator's, the servers a tenant's
         self.api = self.api_fixture.api
         self.api.microversion = 'latest'

@@ -389,9 +389,13 @@ class CleaningTest(CleaningTestCase):
         self.assertNextReads(CLEAN, BLANK)
 
     def test_image_for_a_function_that_the_flavor_names(self):
-        """The flavor does not permit programming at run time."""
         self.lying_image()
-        self.build_fails(exception.ProgrammingFailed, None, function=OTHER)
+        # where it lets its users choose
+        self.build_fails(exception.BitstreamError, None, function=OTHER)
+        self.assertEqual([], self.programmed)
+        self.assertEqual([], self.host.holdings.all())
+        self.build_fails(exception.ProgrammingFailed, None, function=OTHER,
+                         runtime_programming='true')
         self.assertTrojanIsFenced()
 
     def test_image_that_is_refused_at_run_time(self):

@@ -23,6 +23,8 @@ OPENCL = '18b79ffa-2ee5-4aa0-96ef-4230dafacb5f'
 NAMES = {'accel:function_id': FUNCTION, 'accel:function_name': 'crypto'}
 #: a flavor whose owner chooses the bitstream
 FREE = base.asks(runtime_programming='true')
+#: one with a function, where he may as well
+OWN = base.asks(FUNCTION, runtime_programming='true')
 
 
 def private(owner, **properties):
@@ -217,7 +219,8 @@ class OriginTest(Base):
         """A project's image does not say what the operator's card has."""
         image = self.host.upload(
             FIRST, private(BOB, **{'accel:function_name': 'crypto'}))
-        self.boot(base.asks(function_name='crypto'))
+        self.boot(base.asks(
+            function_name='crypto', runtime_programming='true'))
         self.assertEqual((1, image), (
             self.programmed, self.region().bitstream_id))
 
@@ -397,13 +400,51 @@ class WhoseImageTest(Base):
     """Bob asks for a function; others have images of it."""
 
     def assertBobGets(self, image, **kwargs):
-        self.host.delete(self.boot(base.asks(FUNCTION), **kwargs))
+        self.host.delete(self.boot(OWN, **kwargs))
         self.assertEqual(image, self.region().bitstream_id)
+
+    @ddt.data(True, False)
+    def test_flavor_that_does_not_let_its_users_choose(self, as_user):
+        """Bob names his image as the operator names his."""
+        bobs = [self.host.upload(FUNCTION, private(BOB, **NAMES)),
+                self.host.upload(FUNCTION, {
+                    'owner': EVE, 'visibility': 'shared',
+                    'members': {BOB: 'accepted'}, **NAMES})]
+        for flavor in (base.asks(FUNCTION), base.asks(function_name='crypto'),
+                       base.asks(f'{FUNCTION},{OTHER}'),
+                       base.asks(FUNCTION, runtime_programming='false')):
+            for own in ({}, {'accel:bitstream_id': bobs[0]},
+                        {'accel1:bitstream_id': bobs[0]}):
+                said = self.refused(flavor, as_user=as_user,
+                                    image_properties=own)
+                self.assertIn('No image of the operator', said)
+                self.assertLessEqual(len(said), 255)
+        self.assertEqual((0, plain(FIRST)), (
+            self.programmed, self.region().function_uuid))
+        # the operator's is for another type of region
+        self.host.upload(FUNCTION, {'accel:region_type_id': SHELL, **NAMES})
+        self.refused(base.asks(FUNCTION), as_user=as_user)
+        self.assertEqual(0, self.programmed)
+        # what the flavor names is the operator's choice
+        self.boot(base.asks(bitstream_id=bobs[0]), as_user=as_user)
+        self.assertEqual(BOB, self.region().origin)
+
+    def test_server_of_an_earlier_release(self):
+        """It keeps its own image, though its flavor would not allow it."""
+        image = self.host.upload(FUNCTION, private(BOB))
+        server = self.boot(OWN)
+        self.host.cloud.set_server(server, extra_specs=base.asks(FUNCTION))
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        self.host.start_guest(server)
+        self.assertEqual((2, image), (
+            self.programmed, self.region().bitstream_id))
 
     @ddt.data(True, False)
     def test_private_image_of_another_project(self, as_user):
         eves = self.host.upload(FUNCTION, private(EVE))
-        said = self.refused(base.asks(FUNCTION), as_user=as_user)
+        said = self.refused(OWN, as_user=as_user)
         self.assertNotIn(eves, said)
         self.assertBobGets(self.host.upload(FUNCTION, private(BOB)),
                            as_user=as_user)
@@ -413,7 +454,7 @@ class WhoseImageTest(Base):
         self.host.upload(FUNCTION, private('root'))
         context = self.host.cloud.user_context('root')
         error = self.assertRaises(
-            exception.BitstreamError, self.host.boot, base.asks(FUNCTION),
+            exception.BitstreamError, self.host.boot, OWN,
             self.host.allocation(A), project=BOB, context=context)
         self.assertIn('project of the server', str(error))
 
@@ -428,7 +469,7 @@ class WhoseImageTest(Base):
         eves = self.host.upload(
             FUNCTION, {'owner': EVE, 'visibility': 'shared',
                        'members': {BOB: 'pending'}})
-        self.refused(base.asks(FUNCTION), as_user=as_user)
+        self.refused(OWN, as_user=as_user)
         self.host.cloud.change_image(eves, members={BOB: 'accepted'})
         self.assertBobGets(eves, as_user=as_user)
         # it is Eve's, all the same
@@ -440,7 +481,7 @@ class WhoseImageTest(Base):
         """Every tenant can make one, which counts only where it is named."""
         eves = self.host.upload(FUNCTION, {'owner': EVE,
                                            'visibility': 'community'})
-        self.refused(base.asks(FUNCTION), as_user=False)
+        self.refused(OWN, as_user=False)
         self.refused(base.asks(bitstream_id=eves))
         self.boot(FREE, image_properties={'accel:bitstream_id': eves})
         self.assertEqual(EVE, self.region().origin)
@@ -471,7 +512,7 @@ class WhoseImageTest(Base):
     def test_no_owners(self):
         """Then nova-compute's own credentials are for no user."""
         self.host.upload(FUNCTION, private(clouds.OPERATORS))
-        self.assertIn('No image', self.refused(base.asks(FUNCTION)))
+        self.assertIn('No image', self.refused(OWN))
         self.host.cloud.service_error = exception.GlanceUnavailable(
             'They are not to be used.')
         self.assertBobGets(self.host.upload(FUNCTION))
@@ -491,7 +532,7 @@ class WhoseImageTest(Base):
         self.assertBobGets(bobs)
         self.assertEqual(BOB, self.region().origin)
         self.assertIn('No image', str(self.assertRaises(
-            exception.BitstreamError, self.host.boot, base.asks(FUNCTION),
+            exception.BitstreamError, self.host.boot, OWN,
             self.host.allocation(B), project=BOB,
             context=self.host.cloud.user_context('root'))))
 
