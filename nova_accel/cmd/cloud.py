@@ -179,7 +179,8 @@ class Cloud:
         """Return providers with what they contain; one that is removed
         meanwhile contains nothing.
 
-        A request for each part of each, several at a time.
+        A request for each part of each, several at a time. What has no
+        inventory has no allocation either, and is not asked for any.
 
         :param parts: of PARTS.
         :raises: as asking().
@@ -191,6 +192,8 @@ class Cloud:
     def _read(self, provider, parts):
         found = {}
         for part in parts:
+            if part == 'allocations' and not found.get('inventories', True):
+                continue
             path = f'/resource_providers/{provider.uuid}/{part}'
             with asking('placement', path):
                 try:

@@ -122,6 +122,16 @@ class ReadTest(ProvidersTestCase):
             [('placement', f'/resource_providers/{self.card}/traits')],
             self.services.asked)
 
+    def test_without_inventory(self):
+        """It can have no allocations, and half of the providers are so."""
+        self.services.asked.clear()
+        card, bare = self.cloud.read(
+            p for p in self.listed() if p.name in ('a', CARD))
+        asked = [path for _, path in self.services.asked]
+        for provider, expected in ((card, True), (bare, False)):
+            self.assertEqual(expected, (
+                f'/resource_providers/{provider.uuid}/allocations' in asked))
+
     def test_removed_meanwhile(self):
         card = self.listed()[1]
         for part in cloud.PARTS:
