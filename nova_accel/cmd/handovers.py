@@ -2,14 +2,18 @@
 """nova-accel handovers: what was done with devices between servers."""
 
 import dataclasses
+import textwrap
 
-from cliff import lister
-
+from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import model
 
 
-class Handovers(lister.Lister):
+#: characters of a line of what was done, and of an error
+_WIDTH = 32
+
+
+class Handovers(output.Lister):
     """Show the record of hand-overs of this host, the newest last.
 
     One row for each time that a server released a device: what was done
@@ -28,11 +32,21 @@ class Handovers(lister.Lister):
             help='only hand-overs after this server')
         return parser
 
-    def take_action(self, parsed_args):
+    def table(self, parsed_args):
+        self.nothing = 'No hand-over is recorded.'
         found = [
             h for h in store.read(parsed_args).handovers()
             if parsed_args.device in (None, h.device, h.handle)
             and parsed_args.server in (None, h.server)]
         names = [field.name for field in dataclasses.fields(model.Handover)]
         return ([name.capitalize() for name in names],
-                [dataclasses.astuple(handover) for handover in found])
+                [dataclasses.astuple(dataclasses.replace(
+                    handover, method=self._lines(handover.method),
+                    before=self.identifier(handover.before),
+                    after=self.identifier(handover.after),
+                    result=self._lines(handover.result)))
+                 for handover in found])
+
+    def _lines(self, text):
+        return (textwrap.fill(text, _WIDTH, break_on_hyphens=False)
+                if self.for_people else text)

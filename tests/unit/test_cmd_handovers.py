@@ -47,6 +47,19 @@ class HandoversTest(commands.StoreCommandTestCase):
         for text in ('Time', A, B, 'reset flr', 'clean', 'Failed.'):
             self.assertIn(text, result.stdout)
 
+    def test_functions_and_errors(self):
+        """A table has the first digits and wraps; JSON has everything."""
+        self.open_store()
+        error = 'it was to be programmed, and the card failed (EIO: CRC error)'
+        self.store.add_handover(handover(
+            1, before='6d8bfe68423348798b35308fa443d59d', result=error))
+        row, = self.rows()
+        self.assertEqual(('6d8bfe68-4233-4879-8b35-308fa443d59d', '', error),
+                         (row['Before'], row['After'], row['Result']))
+        shown = self.call().stdout
+        self.assertIn('| 6d8bfe68 |', shown)
+        self.assertIn('| it was to be programmed, and the |', shown)
+
     def test_selection(self):
         self.fill()
         for arguments, servers in (
