@@ -334,15 +334,22 @@ class RegionTest(WhyTestCase):
 
     def test_no_image(self):
         name = self.region('compute1', region_traits(SHELL_1))
+        own = fpga(FUNCTION, **{'accel1:runtime_programming': 'true'})
+        self.assertIn(f"No image of the operator has "
+                      f"accel:function_id='{FUNCTION}'",
+                      self.reason(fpga(FUNCTION), name))
         self.assertIn(f"No image with accel:function_id='{FUNCTION}' may be "
-                      f"used", self.reason(fpga(FUNCTION), name))
+                      f"used", self.reason(own, name))
         # of a project
         image = self.glance.service.upload(
             self.glance.service.client('bob', 'beta'), 'own', b'bits',
             **{'accel:function_id': FUNCTION})['id']
-        self.assertIn('No image', self.reason(fpga(FUNCTION), name))
+        self.assertIn('No image', self.reason(own, name))
         self.assertIn(image, self.reason(
-            fpga(FUNCTION), name, '--project', 'beta', status=0))
+            own, name, '--project', 'beta', status=0))
+        # the flavor has to let its users choose
+        self.assertIn('No image of the operator', self.reason(
+            fpga(FUNCTION), name, '--project', 'beta'))
 
     def test_image_of_the_server(self):
         """It asks for a bitstream that is only made for one of two types."""
