@@ -190,7 +190,7 @@ class Cloud:
                 lambda provider: self._read(provider, parts), providers))
 
     def _read(self, provider, parts):
-        found: dict = {}
+        found: dict[str, typing.Any] = {}
         for part in parts:
             if part == 'allocations' and not found.get('inventories', True):
                 continue
