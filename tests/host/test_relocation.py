@@ -248,14 +248,13 @@ class RelocationTest(RelocationTestCase):
         self.assertMoved()
         self.assertHas(server, GPUS[0])
 
-    def test_other_traits_while_a_server_has_it(self):
+    def test_other_node_while_a_server_has_it(self):
         """It moves at the next start, and is given to nobody meanwhile."""
-        self.change('host')
+        self.change('numa_node')
         uuid = self.provider(GPUS[0])
         server = self.host.boot(ONE, {uuid: {'resources': {CLASS: 1}}})
         self.assertHas(server, GPUS[0])
-        self.host.kernel.set_fault(
-            GPUS[0], attributes={'device': '0x26b5'})
+        self.host.kernel.set_fault(GPUS[0], attributes={'numa_node': '1'})
         self.host.inventory.scan()
         for _ in range(2):
             self.host.report()
