@@ -128,16 +128,19 @@ used, which nova-compute reads with the credentials of [service_user]."""),
                 deprecated_reason="""
 ``[accel] handover`` covers devices of all kinds.""", help="""
 False has the effect of ``nvme=none`` in ``[accel] handover``, unless that
-option names the driver ``nvme`` or the disk."""),
+option has something about the driver ``nvme`` or the disk."""),
     cfg.ListOpt('handover', default=[],
-                sample_default='clear,gpu=reset,0000:3b:00.0=operator', help="""
+                sample_default='clear,gpu=reset,vendor=144d product=a8*=none,'
+                               '0000:3b:00.0=operator', help="""
 What is done with a device when a server releases it, before another one gets
 it: ``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,
-``<PCI address>=<policy>`` for one. Policies are ``clear`` (the default), which
-resets the device and takes away what the server left, ``reset``, which only
-resets it, ``none``, and ``operator``: the device stays reserved until the
-operator lowers ``reserved`` of its provider in Placement. A device for which
-this fails is not given to another server."""),
+``<key>=<value> ...=<policy>`` for those that these pairs match as a rule of
+``include_devices``, ``<PCI address>=<policy>`` for one. An address counts
+before a rule, the first rule that matches before the driver. Policies are
+``clear`` (the default), which resets the device and takes away what the server
+left, ``reset``, which only resets it, ``none``, and ``operator``: the device
+stays reserved until the operator lowers ``reserved`` of its provider in
+Placement. A device for which this fails is not given to another server."""),
     cfg.MultiStrOpt('pci_devices', default=[],
                     sample_default=['vendor=1da3 product=10?? type=AI '
                                     'traits=CUSTOM_AI_TRAINING name=GAUDI'],

@@ -91,8 +91,7 @@ class Regions:
             return None
         used = any(claim.prepared for claim in claims)
         policy = handover.policy(
-            device.driver, *(c.handle.address for c in claims),
-            device.address)
+            device, *(c.handle.address for c in claims))
         if policy in (Policy.NONE, Policy.OPERATOR):
             return None
         if not used and not region.has_projects_content:
@@ -166,9 +165,8 @@ class Regions:
         device, region = self._inventory.find(
             claims[0].device_address, claims[0].region_index)
         if (region is None or not region.has_projects_content
-                or handover.policy(device.driver, *(
-                    c.handle.address for c in claims),
-                    device.address) is not Policy.CLEAR):
+                or handover.policy(device, *(
+                    c.handle.address for c in claims)) is not Policy.CLEAR):
             return
         try:
             self._programming.clear(device, region)

@@ -315,8 +315,7 @@ class Handles:
             handle back cannot be written down.
         """
         result = 'clean' if done else 'not cleaned'
-        policy = handover.policy(
-            device.driver, claim.handle.address, device.address)
+        policy = handover.policy(device, claim.handle.address)
         left = self._region(
             self._inventory.devices.get(device.address), claim)
         if (done and claim.prepared and left

@@ -92,8 +92,7 @@ class Maintenance:
         for part in [region] if region else device.regions or [device]:
             index = part.index if device.regions else None
             for handle in part.handles:
-                policy = handover.policy(
-                    device.driver, handle.address, device.address)
+                policy = handover.policy(device, handle.address)
                 if policy in (handover.Policy.NONE, handover.Policy.OPERATOR):
                     raise exception.DeviceUnavailable(
                         f'{handle.address} was to be cleaned, and '

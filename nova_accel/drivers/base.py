@@ -602,9 +602,8 @@ class PciDriver(AcceleratorDriver):
     def is_reset(self, device: model.Device, handle: model.AttachHandle,
                  ) -> bool:
         """Whether the operator's policy is that we reset a handle."""
-        return handover.policy(
-            self.NAME, handle.address, device.address) in (
-                handover.Policy.RESET, handover.Policy.CLEAR)
+        return handover.policy(device, handle.address) in (
+            handover.Policy.RESET, handover.Policy.CLEAR)
 
     def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; makes nothing of a whole function."""

@@ -1,11 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What is done with a device between two servers: the operator's policy."""
 
+from collections.abc import Mapping
+import dataclasses
 import enum
 
 from nova_accel import conf
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import pci
+from nova_accel import model
 
 CONF = conf.CONF
 OPTION = '[accel] handover'
@@ -24,42 +28,67 @@ class Policy(enum.Enum):
     OPERATOR = 'operator'
 
 
-def policies() -> dict[str, Policy]:
-    """By PCI address, name of a driver, and '' for all others.
+@dataclasses.dataclass(frozen=True)
+class Policies:
+    """What [accel] handover has."""
+
+    #: by PCI address, name of a driver, and '' for all others
+    named: Mapping[str, Policy]
+    #: in their order
+    by_rule: tuple[tuple[rules.Rule, Policy], ...]
+
+    def about(self, device: model.Device, *addresses: str) -> Policy | None:
+        """What an address of a device, a rule or its driver has; the first of
+        these counts.
+
+        :param addresses: of the handle, where it has one of its own.
+        """
+        for address in (*addresses, device.address):
+            if address in self.named:
+                return self.named[address]
+        for rule, policy in self.by_rule:
+            if rule.matches_device(device):
+                return policy
+        return self.named.get(device.driver)
+
+
+def policies() -> Policies:
+    """See Policies.
 
     :raises ConfigurationError: the option cannot be read.
     """
-    result = {'': Policy.CLEAR}
-    seen = set()
+    named, by_rule, seen = {'': Policy.CLEAR}, [], set()
     for item in CONF.accel.handover:
         about, _, value = (part.strip() for part in item.rpartition('='))
         try:
             chosen = Policy(value)
-            if ':' in about:
+            if '=' not in about and ':' in about:
                 about = pci.address(about)
         except (exception.ConfigurationError, ValueError):
             raise exception.ConfigurationError(
                 f'{OPTION} has {item!r}, which is neither <policy>, '
-                f'<driver>=<policy> nor <PCI address>=<policy>, with one of '
-                f'the policies {", ".join(p.value for p in Policy)}: correct '
-                f'it.') from None
+                f'<driver>=<policy>, <PCI address>=<policy> nor <key>=<value> '
+                f'...=<policy>, with one of the policies '
+                f'{", ".join(p.value for p in Policy)}: correct it.') from None
         if about in seen:
             raise exception.ConfigurationError(
                 f'{OPTION} has {about or "a policy for all devices"} twice: '
                 f'remove one of the two.')
         seen.add(about)
-        result[about] = chosen
-    return result
+        if '=' in about:
+            rule, = rules.parse(OPTION, [about], rules.KEYS)
+            by_rule.append((rule, chosen))
+        else:
+            named[about] = chosen
+    return Policies(named, tuple(by_rule))
 
 
-def policy(driver: str, *addresses: str) -> Policy:
-    """The policy for a device: of the first address that has one, else of its
-    driver, else of all devices.
+def policy(device: model.Device, *addresses: str) -> Policy:
+    """The policy for a device: of the first address that has one, else of the
+    first rule that matches, else of its driver, else of all devices.
 
-    :param driver: its name.
-    :param addresses: of the handle, then of the device.
+    :param addresses: of the handle, or of those that a server has.
     :raises ConfigurationError: the option cannot be read.
     """
     found = policies()
-    return next(found[key] for key in (*addresses, driver, '')
-                if key in found)
+    return found.about(device, *addresses) or found.named['']

@@ -89,11 +89,13 @@ class NvmeDriver(base.PciDriver):
         whether a disk that the host does not use was written."""
         found = super().state(address)
         try:
+            device = self.identify(address)
             return (*found, self._identity(address), self._alone(address),
                     () if usage.usage(self.kernel, address)
                     else self._writes(address),
                     pci.is_open(self.kernel, address),
-                    tuple(self._vf_obstacles(address).items()))
+                    tuple(self._vf_obstacles(device).items())
+                    if device else ())
         except (OSError, ValueError, base.Defect) as error:
             return *found, str(error)
 
@@ -127,7 +129,7 @@ class NvmeDriver(base.PciDriver):
             device = self._recorded(
                 device, is_new=before is None or not before.handles)
         else:
-            handles = self._cleanable(address, handles, before)
+            handles = self._cleanable(device, handles, before)
         return dataclasses.replace(device, handles=handles)
 
     # The record
@@ -156,25 +158,25 @@ class NvmeDriver(base.PciDriver):
                 'its controller reports no serial number, so that it could '
                 'not be told from another disk: exclude it, or replace it')
         begins = (not device.record
-                  or _policy(address, address) is not Policy.CLEAR)
+                  or _policy(device) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
         if difference and not begins:
             raise base.Defect(difference)
         if is_new or dict(device.record).get(_SERIAL, serial) != serial:
             self._check_content(address)
-        self._check_erasable(address)
+        self._check_erasable(device)
         if begins or not _recorded_layout(device):
             return _with_record(device, serial, firmware, layout)
         self._check_layout(device, _recorded_layout(device))
         return device
 
-    def _check_erasable(self, address):
+    def _check_erasable(self, device):
         """:raises Defect: the disk is to be erased after each server, and its
         controller cannot."""
-        if _policy(address, address) is not Policy.CLEAR:
+        if _policy(device) is not Policy.CLEAR:
             return
         try:
-            found = self.kernel.read_nvme(address)
+            found = self.kernel.read_nvme(device.address)
         except OSError as error:
             raise base.Defect(
                 f'whether its controller can erase it cannot be told '
@@ -291,17 +293,17 @@ class NvmeDriver(base.PciDriver):
 
     # VFs
 
-    def _cleanable(self, address, handles, before):
+    def _cleanable(self, device, handles, before):
         """Return those VFs that can be cleaned after a server and are its own
         only, and those for which nothing is to be done.
 
         :raises Defect: there are VFs, and none of them can be given away.
         """
-        free = {h.address for h in handles if _policy(h.address, address)
+        free = {h.address for h in handles if _policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
         try:
-            obstacles = self._vf_obstacles(address)
+            obstacles = self._vf_obstacles(device)
         except base.Defect:
             if not free:
                 raise
@@ -316,14 +318,15 @@ class NvmeDriver(base.PciDriver):
                             obstacles[vf])
         return tuple(h for h in handles if h.address in free)
 
-    def _vf_obstacles(self, address) -> dict[str, str]:
+    def _vf_obstacles(self, device) -> dict[str, str]:
         """Why a server cannot get a VF, '' where it can.
 
         :returns: none where the operator answers for all VFs.
         :raises Defect: none can be cleaned, or the PF does not tell.
         """
+        address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
-        policies = {_policy(vf, address) for vf in vfs}
+        policies = {_policy(device, vf) for vf in vfs}
         if not policies & {Policy.RESET, Policy.CLEAR}:
             return {}
         try:
@@ -358,7 +361,7 @@ class NvmeDriver(base.PciDriver):
         try:
             if handle.address == device.address:
                 self._check_disk(device, fresh)
-            elif fresh and _policy(handle.address, device.address) in (
+            elif fresh and _policy(device, handle.address) in (
                     Policy.RESET, Policy.CLEAR):
                 self._check_vf(device, handle.address)
         except base.Defect as defect:
@@ -393,15 +396,15 @@ class NvmeDriver(base.PciDriver):
                 raise base.Defect(
                     f'its serial number is {str(now)[:20]!r}, and was '
                     f'{before[:20]!r}: put that disk back, or {_BIND}')
-            if fresh and _policy(address, address) is Policy.CLEAR:
+            if fresh and _policy(device) is Policy.CLEAR:
                 # it was erased after its last server, if it had one
                 self._check_content(address)
                 # it may have been on vfio-pci since the policy became this
-                self._check_erasable(address)
+                self._check_erasable(device)
 
     def _check_vf(self, device, vf):
         """:raises Defect: a server is not to get the VF."""
-        obstacle = self._vf_obstacles(device.address).get(
+        obstacle = self._vf_obstacles(device).get(
             vf, 'the PF does not have it now')
         if obstacle:
             raise base.Defect(obstacle)
@@ -417,7 +420,7 @@ class NvmeDriver(base.PciDriver):
             by the PF' or 'reset by the PF'; None where nothing was done.
         :raises DeviceError: it could not be; or the disk is not as recorded.
         """
-        policy = _policy(handle.address, device.address)
+        policy = _policy(device, handle.address)
         if policy in (Policy.NONE, Policy.OPERATOR):
             return None
         try:
@@ -570,18 +573,18 @@ class NvmeDriver(base.PciDriver):
             time.sleep(0.1)
 
 
-def _policy(*addresses) -> handover.Policy:
+def _policy(device, *addresses) -> handover.Policy:
     """Return the policy of [accel] handover for a handle of a device.
 
-    [accel] nvme_scrub, the older option, counts only where handover names
-    neither the driver nor the disk.
+    [accel] nvme_scrub, the older option, counts only where handover has
+    nothing about the driver or the disk.
 
     :raises ConfigurationError: the option cannot be read.
     """
-    if not CONF.accel.nvme_scrub and not (
-            {*addresses, NvmeDriver.NAME} & set(handover.policies())):
+    if not CONF.accel.nvme_scrub and (
+            handover.policies().about(device, *addresses) is None):
         return Policy.NONE
-    return handover.policy(NvmeDriver.NAME, *addresses)
+    return handover.policy(device, *addresses)
 
 
 def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:

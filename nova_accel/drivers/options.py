@@ -26,7 +26,8 @@ def _handover():
     """A policy for a driver that does not exist would be without effect, and
     a device be given on as another policy says."""
     drivers.check_installed(handover.OPTION, [
-        about for about in handover.policies() if about and ':' not in about])
+        about for about in handover.policies().named
+        if about and ':' not in about])
 
 
 #: each raises ConfigurationError, which names the option

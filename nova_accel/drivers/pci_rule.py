@@ -152,7 +152,9 @@ class PciRuleDriver(slot.SlotDriver):
         VFs are reset by themselves, and so is a function for which the
         operator wants nothing more.
         """
-        if (handover.policy(self.NAME, address) is not handover.Policy.CLEAR
+        # no rule may match it any more
+        device = self._device(address, self._values(address), {'type': ''})
+        if (handover.policy(device) is not handover.Policy.CLEAR
                 or pci.physical_function(self.kernel, address)
                 or pci.virtual_functions(self.kernel, address)):
             return ()

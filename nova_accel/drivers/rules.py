@@ -39,6 +39,15 @@ class Rule:
         return all(fnmatch.fnmatchcase(values[key], pattern)
                    for key, pattern in self.pairs.items() if key in values)
 
+    def matches_device(self, device: model.Device, address: str = '') -> bool:
+        """Whether the rule, of KEYS, fits a device.
+
+        :param address: of a function of it, instead of its own.
+        """
+        return self.matches({
+            'address': address or device.address,
+            'vendor': device.vendor_id, 'product': device.product_id})
+
     def __str__(self) -> str:
         return f'{self.option} = {self.text}'
 
@@ -144,9 +153,8 @@ class DeviceRules:
         return bool(found) and not self.include
 
     def _matching(self, rules, device, address):
-        found = [str(rule) for rule in rules if rule.matches(dict(
-            address=address, vendor=device.vendor_id,
-            product=device.product_id))]
+        found = [str(rule) for rule in rules
+                 if rule.matches_device(device, address)]
         self._matched.update(found)
         return found
 

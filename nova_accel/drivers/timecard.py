@@ -253,7 +253,7 @@ class TimecardDriver(base.PciDriver):
             now = dict(self._record(address))
             self._compare(address, dict(device.record), now)
             restored = 0
-            if handover.policy(self.NAME, address) is handover.Policy.CLEAR:
+            if handover.policy(device) is handover.Policy.CLEAR:
                 restored = self._restore(address, dict(device.record), now)
             if kept:
                 self.kernel.rebind(address, base.VFIO)

@@ -293,7 +293,7 @@ class DeviceTable:
         kept = before.record if same else self._records.get(device.serial)
         if (kept not in (None, device.record) and self._may_be_changed(device)
                 # the operator takes it as it is
-                and handover.policy(device.driver, device.address)
+                and handover.policy(device)
                 is not handover.Policy.NONE):
             device = dataclasses.replace(device, record=kept)
         if device.serial:

@@ -396,8 +396,10 @@ class Scanner:
                 f'[accel] enabled_drivers: disable one of the two, or narrow '
                 f'the rules of [accel] pci_devices.')
         seen: set[str] = set()
+        there = []
         for address, device in self._table.snapshot().items():
             if device.health is not model.Health.GONE:
+                there.append(device)
                 seen |= device.functions()
             conflict = self._table.fences(address).get(Fence.CONFLICT)
             if conflict:
@@ -405,12 +407,16 @@ class Scanner:
                     f'{conflict} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
         self._check_sets()
+        policies = handover.policies()
         for text in self.rules.unused() + [
+                f'{rule} matches no device that the drivers find: correct or '
+                f'remove it.' for rule, _ in policies.by_rule
+                if not any(map(rule.matches_device, there))] + [
                 f'{option} names {address}, which no driver of [accel] '
                 f'enabled_drivers finds: correct the address, or enable its '
                 f'driver.' for option, addresses in (
                     (sriov.OPTION, sriov.wanted()),
-                    (handover.OPTION, [about for about in handover.policies()
+                    (handover.OPTION, [about for about in policies.named
                                        if ':' in about]),
                     (base.WHOLE_CARDS, sorted(base.whole_cards())))
                 for address in addresses if address not in seen]:
@@ -570,9 +576,9 @@ def _with_policy(device: model.Device) -> model.Device:
         # a device that is not well has the traits from before
         device = dataclasses.replace(device, traits=tuple(
             t for t in device.traits if t != naming.ONE_TIME_USE))
-    if not any(handover.policy(device.driver, address, device.address)
-               is handover.Policy.OPERATOR for address in (
-                   device.address, *(h.address for h in device.all_handles))):
+    if not any(handover.policy(device, address) is handover.Policy.OPERATOR
+               for address in (device.address, *(
+                   h.address for h in device.all_handles))):
         return device
     if device.creatable:
         return dataclasses.replace(

@@ -200,6 +200,19 @@ class RecordTest(HandoverTestCase):
                 (found.method, found.result, found.before, found.after,
                  found.origin))
 
+    def test_policies_of_two_products(self):
+        """A rule tells them apart, where the driver is the same."""
+        self.config.config(handover=['gpu=none', 'product=20b5=reset'],
+                           group='accel')
+        self.start_host(gpus=[{'address': A, 'device': '20b5'},
+                              {'address': B}], drivers=('gpu',))
+        for address in (A, B):
+            self.host.delete(self.boot(address))
+        self.assertEqual([(A, 'reset flr', 'clean'),
+                          (B, 'none', 'not cleaned')], self.results())
+        self.assertEqual([1, 0], [
+            len(self.simulated.kernel.resets(a)) for a in (A, B)])
+
     def test_reset_leaves_what_a_project_loaded(self):
         """Where the record says clean, nothing of the server is left."""
         self.CLASS = base.FPGA

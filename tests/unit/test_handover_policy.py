@@ -8,9 +8,12 @@ from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel.drivers import options
 from nova_accel import exception
+from nova_accel import model
 
 Policy = handover.Policy
 A, B = '0000:3b:00.0', '0000:3b:00.1'
+GPU = model.Device(address=A, type='GPU', vendor='NVIDIA', product='L40S',
+                   vendor_id='10de', product_id='26b9', driver='gpu')
 
 
 @ddt.ddt
@@ -27,18 +30,27 @@ class PolicyTest(testtools.TestCase):
         (['none', 'gpu=reset', f'{A}=operator'], Policy.OPERATOR),
         (['none', 'gpu=reset', f'{B}=operator'], Policy.OPERATOR),
         (['nvme=reset', '0000:5e:00.0=none'], Policy.CLEAR),
+        (['gpu=reset', 'vendor=10de product=26*=none'], Policy.NONE),
+        (['gpu=reset', 'vendor=10de product=20*=none'], Policy.RESET),
+        (['address=0000:3b:*=none', 'gpu=reset'], Policy.NONE),
+        # of two rules the first
+        (['product=26b9=operator', 'vendor=10de=none'], Policy.OPERATOR),
+        ([f'{A}=reset', 'vendor=10de=none'], Policy.RESET),
+        ([f'{B}=reset', 'vendor=10de=none'], Policy.RESET),
     )
     @ddt.unpack
     def test_the_most_particular_counts(self, items, expected):
         self.config.config(handover=items, group='accel')
-        self.assertIs(expected, handover.policy('gpu', B, A))
+        self.assertIs(expected, handover.policy(GPU, B))
 
     @ddt.data(['often'], ['gpu='], ['gpu=clear', 'gpu=none'], ['x:y=none'],
-              ['none', 'clear'])
+              ['none', 'clear'], ['vendor=none=none'], ['model=L40S=none'],
+              ['vendor=10de=often'], ['vendor=10de vendor=1002=none'],
+              ['vendor=10de=none', 'vendor=10de=reset'])
     def test_cannot_be_read(self, items):
         self.config.config(handover=items, group='accel')
         error = self.assertRaises(exception.ConfigurationError,
-                                  handover.policy, 'gpu')
+                                  handover.policy, GPU)
         self.assertIn('[accel] handover has', str(error))
 
     def test_driver_that_does_not_exist(self):

@@ -396,12 +396,16 @@ class OwnershipTest(ScannerTestBase):
 
     def test_handover_of_no_device(self):
         self.conf.config(group='accel', handover=[
-            'reset', f'{A}=none', '0000:99:00.0=operator'])
+            'reset', f'{A}=none', '0000:99:00.0=operator',
+            f'address={A} vendor=1234=none', 'vendor=1002=none'])
         self.inventory.scan()
         logged = self.warnings()
         self.assertIn('[accel] handover names 0000:99:00.0, which no driver',
                       logged)
         self.assertNotIn(f'names {A}', logged)
+        self.assertIn('[accel] handover = vendor=1002 matches no device',
+                      logged)
+        self.assertNotIn('vendor=1234', logged)
 
     def test_option_of_nova_has_it_too(self):
         self.conflicts[A] = f'{A} is matched by [pci] device_spec'

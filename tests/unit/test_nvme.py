@@ -441,6 +441,7 @@ class Scrub(ReleaseTestCase):
     @ddt.data({'nvme_scrub': False}, {'handover': ['nvme=none']},
               {'handover': ['nvme=operator']},
               {'handover': [f'{A}=none', 'nvme=clear']},
+              {'handover': ['vendor=144d=none', 'nvme=clear']},
               {'nvme_scrub': False, 'handover': ['clear']})
     def test_turned_off(self, options):
         self.config.config(group='accel', **options)
@@ -450,7 +451,8 @@ class Scrub(ReleaseTestCase):
         self.assertEqual([], calls)
         self.assertEqual('a secret', self.data())
 
-    @ddt.data({'handover': ['nvme=clear']}, {'handover': [f'{A}=clear']})
+    @ddt.data({'handover': ['nvme=clear']}, {'handover': [f'{A}=clear']},
+              {'handover': ['vendor=144d=clear']})
     def test_turned_off_by_the_older_option_alone(self, options):
         self.config.config(group='accel', nvme_scrub=False, **options)
         self.start()
