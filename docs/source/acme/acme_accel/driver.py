@@ -84,7 +84,7 @@ class AcmeDriver(base.PciDriver):
                 self.kernel.write_attribute(
                     address, POWER_LIMIT, use.memory['power_limit'],
                     by=privileged.write_attribute)
-            if handover.policy(self.NAME, address) is handover.Policy.CLEAR:
+            if handover.policy(device) is handover.Policy.CLEAR:
                 self.kernel.call(privileged.scrub, address)
                 done += ', scrubbed'
             if kept:
