@@ -101,6 +101,9 @@ class Drain(_Disables, lister.Lister):
             for claim in known.claims()
             if any(word.means(claim.device_address, claim.serial)
                    for word in words))
+        if not self._left:
+            self.app.stderr.write(
+                f'{address} is disabled, and no server has it\n')
         return ('Device', 'Handle', 'Server', 'State', 'Error'), self._left
 
 

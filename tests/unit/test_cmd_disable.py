@@ -101,7 +101,8 @@ class DisableTest(DisableTestCase):
             [sys.executable, '-W', 'ignore', '-c', program, 'drain',
              '--config-file', self.config, B], capture_output=True, text=True,
             timeout=600)
-        self.assertEqual((0, ''), (result.returncode, result.stderr))
+        self.assertEqual((0, f'{B} is disabled, and no server has it\n'),
+                         (result.returncode, result.stderr))
         self.assertEqual([(B, '', '')], self.words())
 
     def test_entry_points(self):
@@ -210,6 +211,8 @@ class DrainTest(DisableTestCase):
         self.assertEqual([(A, 'S1', '')], self.words())
         store.remove(there[:3])
         self.assertEqual([], json.loads(self.say('drain', A, '-f', 'json')))
+        self.assertEqual(f'{A} is disabled, and no server has it\n',
+                         self.call(A).stderr)
 
     def test_usage(self):
         """Is neither 0 nor what says that servers are left."""
