@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Errors. Each message is one sentence: asked, found, what to do."""
 
+from collections.abc import Callable
 import re
 
 #: an absolute path, but no part of a URL
@@ -32,14 +33,27 @@ def told(error: Exception) -> str:
 
     Our sentences name what is the owner's, but for what they say after
     AcceleratorError.found, and for paths of the host. Texts of libvirt, of the
-    kernel and of Python may name other servers as well. The caller writes
-    what is left out to the log.
+    kernel and of Python may name other servers as well. What is left out
+    belongs into the log: tell() writes it.
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
     return _PATH.sub('(a path of the host)',
                      f'{error.found}: {_IN_THE_LOG}' if error.found
                      else str(error))
+
+
+def tell(error: Exception, log: Callable[..., None], about: str) -> str:
+    """Return told(), and write the whole error to a log where that leaves
+    something out.
+
+    :param log: a method of a logger, of the level that is wanted.
+    :param about: what the error is about, the beginning of the line.
+    """
+    said = told(error)
+    if said != str(error):
+        log('%s: %s', about, error)
+    return said
 
 
 class InvalidRequest(AcceleratorError):

@@ -41,10 +41,8 @@ def expand_flavor(flavor):
     try:
         specs = profiles.expand(flavor.extra_specs, _store.get)
     except exception.AcceleratorError as error:
-        said = exception.told(error)
-        if said != str(error):
-            LOG.warning('The flavor %s: %s', flavor.name, error)
-        raise nova_exception.InvalidRequest(said) from error
+        raise nova_exception.InvalidRequest(exception.tell(
+            error, LOG.warning, f'The flavor {flavor.name}')) from error
     if specs == flavor.extra_specs:
         return flavor
     clone = flavor.obj_clone()

@@ -159,10 +159,8 @@ class RuntimeProgramming:
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):
                 LOG.exception('Programming at run time failed')
-            said = exception.told(error)
-            if said != str(error):
-                LOG.error('Server %s, accel%s: %s', server.uuid, group, error)
-            say('failed', said)
+            say('failed', exception.tell(
+                error, LOG.error, f'Server {server.uuid}, accel{group}'))
         else:
             say('programmed')
             return 1
@@ -237,11 +235,10 @@ class RuntimeProgramming:
 
     def _detached(self, claims, error):
         self._accelerators.holdings.doubt(claims, str(error))
-        said = exception.told(error)
-        if said != str(error):
-            LOG.error('%s could not go back into its guest: %s',
-                      ', '.join(c.handle.address for c in claims), error)
-        raise exception.DeviceDetached(said) from error
+        addresses = ', '.join(c.handle.address for c in claims)
+        raise exception.DeviceDetached(exception.tell(
+            error, LOG.error,
+            f'{addresses} could not go back into its guest')) from error
 
 
 def _shown(image):

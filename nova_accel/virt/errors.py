@@ -152,10 +152,7 @@ class Builds:
 def told(error, instance) -> str:
     """Return what the owner of a server may read of our error; what he may
     not is in the log."""
-    said = exception.told(error)
-    if said != str(error):
-        LOG.error('Server %s: %s', instance.uuid, error)
-    return said
+    return exception.tell(error, LOG.error, f'Server {instance.uuid}')
 
 
 def _is_of_libvirt(error) -> bool:
