@@ -323,14 +323,12 @@ class _Use:
                  returning: Mapping[tuple[str, int], model.Region]):
         self._returning = returning
         self._waiting = tuple(waiting)
-        #: (device address, region index) of what servers have, or what could
-        #: not be cleaned after one
-        self.used: set[tuple[str, int | None]] = set()
-        #: the same of regions that servers have just lost
-        self._lost: set[tuple[str, int | None]] = set()
-        #: the handles of those that are used
+        #: (device address, region index) -> handles that servers have, or
+        #: that could not be cleaned after one
         self.held: dict[tuple[str, int | None], set] = (
             collections.defaultdict(set))
+        #: the same keys, of regions that servers have just lost
+        self._lost: set[tuple[str, int | None]] = set()
         #: device address -> handles that were made on demand; a driver tells
         #: only what could be made now
         self.made: dict[str, set] = collections.defaultdict(set)
@@ -344,8 +342,9 @@ class _Use:
             # who gets a region waits until it is clean
             waits = (ends and claim.region_index is not None
                      and not claim.error)
-            (self._lost if waits else self.used).add(key)
-            if not waits:
+            if waits:
+                self._lost.add(key)
+            else:
                 self.held[key].add(claim.handle)
             if (claim.handle in held_back
                     or ends and not waits):
@@ -365,7 +364,7 @@ class _Use:
     def is_cleaned(self, address: str, index: int) -> bool:
         """Whether a region is being cleaned after its last server."""
         key = (address, index)
-        return key in self._lost and key not in self.used
+        return key in self._lost and key not in self.held
 
     def waiting(self, provider_uuid: str, address: str, index: int | None,
                 handles: Collection[model.AttachHandle],
@@ -490,7 +489,7 @@ def _providers_of(device, node, root_uuid, use):
         traits = naming.region_traits(
             device, use.region(device.address, region)) | place
         key = (device.address, region.index)
-        if region.programmable and key not in use.used:
+        if region.programmable and key not in use.held:
             traits.add(naming.PROGRAMMABLE)
         if use.is_cleaned(*key):
             traits.add(naming.CLEANING)
