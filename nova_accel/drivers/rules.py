@@ -48,6 +48,11 @@ class Rule:
             'address': address or device.address,
             'vendor': device.vendor_id, 'product': device.product_id})
 
+    def without_match(self) -> str:
+        """The sentence for a rule that matches nothing."""
+        return (f'{self} matches no device that the drivers find: correct or '
+                f'remove it.')
+
     def __str__(self) -> str:
         return f'{self.option} = {self.text}'
 
@@ -162,8 +167,7 @@ class DeviceRules:
         """A sentence for each rule that did nothing, or worked against
         another."""
         return [
-            f'{rule} matches no device that the drivers find: correct or '
-            f'remove it.' for rule in (*self.include, *self._exclude)
+            rule.without_match() for rule in (*self.include, *self._exclude)
             if str(rule) not in self._matched] + [
             f'{address} is matched by {include} and by {exclude}: it is '
             f'excluded.' for address, include, exclude in sorted(self._both)]

@@ -409,8 +409,7 @@ class Scanner:
         self._check_sets()
         policies = handover.policies()
         for text in self.rules.unused() + [
-                f'{rule} matches no device that the drivers find: correct or '
-                f'remove it.' for rule, _ in policies.by_rule
+                rule.without_match() for rule, _ in policies.by_rule
                 if not any(map(rule.matches_device, there))] + [
                 f'{option} names {address}, which no driver of [accel] '
                 f'enabled_drivers finds: correct the address, or enable its '
