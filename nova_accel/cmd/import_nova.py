@@ -51,7 +51,7 @@ _LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
 _OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
 
 
-class ImportNova(imports.ImportCommand):
+class ImportNova(configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
     Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
@@ -82,7 +82,7 @@ class ImportNova(imports.ImportCommand):
                 CONF.host, writes=False))
         finally:
             logging.disable(logging.NOTSET)
-        self._left_out = bool(found.left_out)
+        self.left_out = bool(found.left_out)
         for file in found.files:
             self.app.stdout.writelines(file.diff())
         for profile in found.profiles:

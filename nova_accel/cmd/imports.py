@@ -13,7 +13,6 @@ import sys
 import tempfile
 import typing
 
-from cliff import command
 import yaml
 
 from nova_accel.cmd import configuration
@@ -27,20 +26,7 @@ CONF = conf.CONF
 _NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
-class ImportCommand(command.Command):
-    """A command whose exit status is 1 where something is not translated."""
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
-        return parser
-
-    def run(self, parsed_args):
-        self._left_out = False
-        return super().run(parsed_args) or int(self._left_out)
-
-
-class ImportProfiles(ImportCommand):
+class ImportProfiles(configuration.Reader):
     """Translate Cyborg's device profiles into files of [accel] device_profiles.
 
     Reads the answer of Cyborg's API (GET /v2/device_profiles), as JSON or YAML,
@@ -62,7 +48,7 @@ class ImportProfiles(ImportCommand):
             try:
                 name, text = translate(profile)
             except exception.InvalidProfile as error:
-                self._left_out = True
+                self.left_out = True
                 self.app.stderr.write(f'{error}\n')
                 continue
             path = path_of(name)

@@ -3,7 +3,6 @@
 
 import os
 
-from cliff import command
 from cliff import lister
 
 from nova_accel.cmd import configuration
@@ -15,23 +14,14 @@ from nova_accel import request
 CONF = conf.CONF
 
 
-class _Reads(command.Command):
-    """Names the files that cannot be used on stderr; the status is 1 then."""
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
-        return parser
-
-    def run(self, parsed_args):
-        self._bad = False
-        return super().run(parsed_args) or int(self._bad)
+class _Reads(configuration.Reader):
+    """Names the files that cannot be used on stderr."""
 
     def _load(self, path):
         files = profiles.load(path)
         for error in files.bad.values():
             self.app.stderr.write(f'{error}\n')
-        self._bad = self._bad or bool(files.bad)
+        self.left_out = self.left_out or bool(files.bad)
         return [p for found in files.good.values() for p in found]
 
     def _configured(self, parsed_args):
