@@ -77,6 +77,11 @@ class CleaningTestCase(base.HostTestCase):
         self.assertEqual(['host_accel_' + A + '_region0'], self.host.fenced())
         self.assertRaises(exception.DeviceUnavailable, self.boot)
 
+    def assertCarriesOperators(self, image):
+        region = self.host.inventory.devices[A].region(0)
+        self.assertEqual((image, model.OPERATOR),
+                         (region.bitstream_id, region.origin))
+
     def assertNextReads(self, expected, function=None):
         """The next server, which asks for any FPGA."""
         self.assertEqual([], self.host.holdings.all())
@@ -165,9 +170,7 @@ class CleaningTest(CleaningTestCase):
         self.assertEqual(plain(OTHER), self.host.carries(A))
         self.write()
         self.delete(server)
-        region = self.host.inventory.devices[A].region(0)
-        self.assertEqual((image, model.OPERATOR),
-                         (region.bitstream_id, region.origin))
+        self.assertCarriesOperators(image)
         self.assertNextReads({'memory': SECRET}, BLANK)
 
     def test_project_is_replaced_by_what_the_flavor_gave(self):
@@ -183,9 +186,7 @@ class CleaningTest(CleaningTestCase):
         self.assertEqual(plain(OTHER), self.host.carries(A))
         self.write()
         self.delete(server)
-        region = self.host.inventory.devices[A].region(0)
-        self.assertEqual((image, model.OPERATOR),
-                         (region.bitstream_id, region.origin))
+        self.assertCarriesOperators(image)
         self.assertNextReads({'memory': SECRET}, FUNCTION)
 
     def test_project_is_replaced_by_what_the_region_had(self):
