@@ -512,8 +512,8 @@ class Unsettled:
 
     address: str = ''
     serial: str = ''
-    #: with an address: only the product with these is meant (Device.ids),
-    #: which was there and has no serial number
+    #: with an address: the row means only a card of this product (Device.ids),
+    #: which has no serial number
     ids: str = ''
 
     def means(self, device: Device) -> bool:

@@ -179,8 +179,8 @@ class Cloud:
         """Return providers with what they contain; one that is removed
         meanwhile contains nothing.
 
-        A request for each part of each, several at a time. What has no
-        inventory has no allocation either, and is not asked for any.
+        A request for each part of each, several at a time. Allocations are not
+        asked for where there is no inventory: nothing can be allocated there.
 
         :param parts: of PARTS.
         :raises: as asking().

@@ -610,8 +610,9 @@ def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
 def _known_serial(device) -> str:
     """Return the serial number by which a disk is known, '' for none.
 
-    A disk that a guest had when it was first seen has no record while there
-    is a claim on it; the inventory has read its number when it came back.
+    A disk that a guest had when nova-compute first saw it has no record while
+    a server has a claim on it; the inventory has read its serial number when
+    the guest returned it.
     """
     return dict(device.record).get(_SERIAL) or device.serial
 

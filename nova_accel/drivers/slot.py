@@ -51,7 +51,7 @@ class SlotDriver(base.PciDriver):
         """The company of a device, and those of it that a guest gets with it,
         because they are in the same IOMMU group.
 
-        :raises Defect: somebody else uses one of them.
+        :raises Defect: the host or a guest uses one of them.
         """
         company = self.company(address)
         for function in company:
@@ -70,7 +70,8 @@ class SlotDriver(base.PciDriver):
         return tuple(f for f in company if f in members)
 
     def _use(self, address, function) -> str:
-        """What somebody else uses a function for, as a clause, or ''."""
+        """What the host or another guest uses a function for, as a clause,
+        or ''."""
         used = usage.usage(self.kernel, function)
         if used:
             return used
@@ -106,7 +107,7 @@ class SlotDriver(base.PciDriver):
         the group has to be viable already. Functions in groups of their own
         stay with VFIO as well.
 
-        :raises DeviceUnavailable: somebody else uses one of them.
+        :raises DeviceUnavailable: the host or another guest uses one of them.
         :raises DeviceError: the kernel refused.
         """
         for function in self.company(handle.address):
@@ -131,8 +132,8 @@ class SlotDriver(base.PciDriver):
     def release(self, device, handle, created_type, use):
         """Reset the function and its company.
 
-        :raises DeviceError: it could not be reset, or somebody else uses what
-            would be reset with it.
+        :raises DeviceError: it could not be reset, or the host or another guest
+            uses what would be reset with it.
         """
         if not self.is_reset(device, handle):
             return None

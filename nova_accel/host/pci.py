@@ -147,7 +147,7 @@ def driver(kernel, function: str) -> str | None:
 def is_open(kernel, function: str) -> bool:
     """Whether a guest has the function from VFIO.
 
-    vfio-pci enables a function while somebody has it open
+    vfio-pci enables a function while a process has it open
     (vfio_pci_core_enable() and enable_show() of Linux).
     """
     return (driver(kernel, function) == 'vfio-pci'
