@@ -300,7 +300,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def unrescue(self, context, instance, *args, **kwargs):
         """At unrescue, which starts the guest XML from before the rescue:
-        the host may have lost its power meanwhile."""
+        the host may have lost its power meanwhile, and what a guest does to
+        a whole card is not known."""
+        if self.accelerators.handles(instance.uuid):
+            # no region is programmed while a guest has its card
+            self.power_off(instance)
         self._handles_to_start(context, instance)
         super().unrescue(context, instance, *args, **kwargs)
 

@@ -14,6 +14,9 @@ from tests.functional import base
 from tests.functional import operations
 
 
+CARDS = '0000:5e:00.0', '0000:af:00.0'
+
+
 class KeepTest(operations.OperationsTestBase):
     """Operations through which a server keeps its devices."""
 
@@ -193,6 +196,20 @@ class KeepTest(operations.OperationsTestBase):
         self.assertIn(self.server['id'], message)
         self.assertIn('cold migration', message)
         self.assertKept()
+
+
+class KeepWholeCardTest(KeepTest):
+    """The same with cards that guests get whole: what a guest did to one is
+    not known, and each start programs it again."""
+
+    HOSTS = {host: {'cards': [base.card(address, [base.NLB0], vfs=0)
+                              for address in CARDS]}
+             for host in ('compute1', 'compute2')}
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(whole_cards=list(CARDS), virtual_functions=[],
+                   group='accel')
 
 
 class MoveTest(operations.OperationsTestBase):

@@ -133,6 +133,7 @@ class RuntimeTest(Base):
                 state['servers'][server]['metadata'][
                     'accel1:bitstream_id'] = self.other
         self.host.runtime.start_run()
+        base.wait_until_programmed(self.host.kernel, A)
         while self.metadata().get('accel1:status') != (
                 f'programmed {self.other}'):
             time.sleep(0.01)
