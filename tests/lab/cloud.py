@@ -61,8 +61,9 @@ class Cloud:
 
     def in_use(self, host='vm'):
         """Accelerators of which somebody has something."""
-        return {name: p['usages'] for name, p in self.providers(host).items()
-                if any(p['usages'].values())}
+        used = {name: {c: n for c, n in p['usages'].items() if n}
+                for name, p in self.providers(host).items()}
+        return {name: usages for name, usages in used.items() if usages}
 
     def allocations(self, server, host='vm'):
         """{provider: resources} of a server, accelerators of a host only."""
