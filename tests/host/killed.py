@@ -20,9 +20,11 @@ import threading
 import traceback
 
 from oslo_log import log as logging
+from stevedore import extension
 
 from nova_accel.attach import claims
 from nova_accel import conf
+from nova_accel import drivers
 from nova_accel import sim
 from tests.host import base
 from tests.host import cloud as clouds
@@ -144,6 +146,8 @@ def _work(job, tell):
 
 def _main():
     conf.CONF([], project='nova')
+    # what is imported and read here, no process has to
+    extension.ExtensionManager(drivers.NAMESPACE)
     logging.getLogger(None).logger.setLevel(logging.CRITICAL)
     for line in sys.stdin:
         reader, writer = os.pipe()
