@@ -109,8 +109,17 @@ def main(address):
     handle, = device.handles
     check('it is offered', device.reason, '')
     print('     ', device)
-    for use, shown in ((swap, 'used as swap'), (mounted, 'mounted at /mnt'),
-                       (held, '')):
+
+    def refused(why):
+        try:
+            driver.prepare(device, handle, None, True, base.Use())
+            check(f'{why}: prepare', 'given', 'refused')
+        except exception.DeviceUnavailable as error:
+            print('     ', error)
+
+    for use, shown, left in ((swap, 'used as swap', 'swap'),
+                             (mounted, 'mounted at /mnt', 'ext4'),
+                             (held, '', 'ext4')):
         before = driver.fingerprint()
         node = head(kernel, address)
         with use(node):
@@ -122,18 +131,16 @@ def main(address):
                   number(privileged.check_disks, address), 'EBUSY')
             check(f'{use.__name__}: format_nvme',
                   number(privileged.format_nvme, address), 'EBUSY')
-            try:
-                driver.prepare(device, handle, None, True, base.Use())
-                check(f'{use.__name__}: prepare', 'given', 'refused')
-            except exception.DeviceUnavailable as error:
-                print('     ', error)
-        driver.prepare(device, handle, None, True, base.Use())
-    check('signatures', [kind for _, kind in kernel.read_signatures(address)],
-          ['ext4'])
+            refused(use.__name__)
+        check(f'{use.__name__}: signatures', [
+            kind for _, kind in kernel.read_signatures(address)], [left])
+        refused(f'after {use.__name__}')
     check('a new disk with ext4', 'it has ext4 on nvme' in
           driver.discover()[address].reason, True)
     check('a disk that was offered', driver.discover({address: device}),
           {address: device})
+    run('wipefs', '--all', head(kernel, address))
+    driver.prepare(device, handle, None, True, base.Use())
     for bound in ('nvme', 'vfio-pci'):
         kernel.rebind(address, 'nvme')
         with open(head(kernel, address), 'r+b', buffering=0) as disk:
