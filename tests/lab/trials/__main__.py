@@ -21,10 +21,12 @@ from tests.lab.trials import handover
 from tests.lab.trials import host
 from tests.lab.trials import kinds
 from tests.lab.trials import operations
+from tests.lab.trials import pools
 from tests.lab.trials import refusals
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, handover, refusals, kinds, host, operations, computes, drivers)
+MODULES = (boot, handover, refusals, kinds, pools, host, operations, computes,
+           drivers)
 
 
 class Table(unittest.TestResult):

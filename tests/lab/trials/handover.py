@@ -175,3 +175,51 @@ class Sanitize(base.Trial):
         self.assertEqual('Sanitize: ok', self.operations()[-1])
         self.assertEqual('clean', newest_record()['Result'])
         self.assertGuestFinds('00000000')
+
+
+class Reset(base.Trial):
+    """A function that a server had is reset before the next one gets it."""
+
+    EDU = '0000:00:0a.0'
+
+    def test_1_function_with_a_reset(self):
+        """A VF of a network card is reset after its server."""
+        self.cloud.delete(self.cloud.boot(
+            self.cloud.of_profile(self.group('NIC'))))
+        self.wait_clean()
+        record = newest_record()
+        self.assertEqual(('reset', 'clean'),
+                         (record['Method'].split()[0], record['Result']))
+
+    def test_2_function_without_a_reset(self):
+        """A function that cannot be reset is offered only where the operator
+        says so."""
+        rule = ('[accel]\n'
+                'pci_devices = vendor=8086 product=10c9 type=NIC\n'
+                f'pci_devices = address={self.EDU} type=EDU\n')
+        self.addCleanup(self.restart, '')
+        self.restart(rule)
+        self.cloud.wait('the function', lambda: (
+            'cannot be reset between two servers' in machine.check(
+                '/opt/openstack/bin/nova-accel discover --driver pci')))
+        flavor = self.cloud.of_profile(self.group('EDU'))
+        _server, fault = self.cloud.refused(flavor, host=None)
+        self.assertIn('No valid host', fault)
+        self.restart(f'{rule}handover = 0000:02:00.0=none,{self.EDU}=none\n')
+        self.cloud.wait('an offer', self.is_offered)
+        for _ in range(2):
+            server = self.cloud.boot(flavor)
+            self.assertIn('EDU id=010000ed inv=edcba987',
+                          self.cloud.console(server))
+            self.cloud.delete(server)
+        self.wait_clean()
+
+    def is_offered(self):
+        found = self.cloud.providers().get(self.EDU, {})
+        return ('CUSTOM_ACCELERATOR_EDU' in found.get('inventories', ())
+                and 'CUSTOM_ACCELERATOR_FENCED' not in found['traits'])
+
+    def restart(self, text):
+        self.compute.stop()
+        self.compute.configure(text)
+        self.compute.start()
