@@ -89,7 +89,8 @@ class TenantTest(operations.OperationsTestBase):
         server = self.boot()
         for _ in range(2):
             self.upload_as(self.eve)
-        self._migrate_server(server, api=self.admin_api)
+        self.admin_api.post_server_action(server['id'], {'migrate': None})
+        self._wait_for_state_change(server, 'VERIFY_RESIZE')
         (host, address), = self.held(server)
         region = self.accelerators(host).inventory.devices[
             base.pf(address)].region(0)

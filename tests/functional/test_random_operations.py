@@ -660,7 +660,9 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.failed.add(server['id'])
             if server['id'] in self.unexplained:
                 return
-            # Nova writes it after the status
+            # a list of servers has faults of one cell only; and Nova writes
+            # it after the status
+            server = self.admin_api.get_server(server['id'])
             self.assertIn('fault', server)
             message = server['fault']['message'].rstrip()
             if self.take_leaked(message):

@@ -5,11 +5,11 @@
 
 It has the numbers of a Samsung disk (144d:a824), by which device profiles tell
 it from QEMU's, which has no Sanitize. One namespace of 512-byte blocks, which
-is the file; one pair of I/O queues; PRPs; one MSI. There is neither Format NVM
-nor Namespace Management, and Dataset Management changes nothing: zeros that
-nobody wrote come from Sanitize. Registers, commands, data structures and
-status codes are those of the NVM Express Base Specification 2.0 and of the NVM
-Command Set Specification 1.0.
+is the file; one pair of I/O queues; PRPs; one MSI. There is no Format NVM,
+Dataset Management changes nothing, and a namespace that is deleted and created
+again has what it had: zeros that nobody wrote come from Sanitize. Registers,
+commands, data structures and status codes are those of the NVM Express Base
+Specification 2.0 and of the NVM Command Set Specification 1.0.
 
 A sanitize operation (crypto erase, block erase or overwrite, each of which
 leaves zeros here) goes on through resets of the controller. While it runs, and
@@ -55,6 +55,8 @@ INVALID_NAMESPACE, OUT_OF_RANGE = 0x0b, 0x80
 SANITIZE_FAILED, SANITIZE_IN_PROGRESS = 0x1c, 0x1d
 INVALID_COMPLETION_QUEUE, INVALID_QUEUE = 0x100, 0x101
 INVALID_QUEUE_SIZE, INVALID_LOG_PAGE = 0x102, 0x109
+NO_CAPACITY, NO_IDENTIFIER, ATTACHED, NOT_ATTACHED = (
+    0x115, 0x116, 0x118, 0x11a)
 #: asked again, the disk answers the same
 DO_NOT_RETRY = 1 << 14
 
@@ -77,6 +79,8 @@ class Media:
         self.state, self.word, self.seconds = NEVER, 0, 0
         self.ends, self.fails = 0, False
         self.is_erased = self.in_failure_mode = False
+        #: of the namespace
+        self.is_there = self.is_attached = True
 
     def settle(self):
         """End the sanitize operation if its time has come."""
@@ -322,19 +326,30 @@ class Nvme(vfio_user.Device):
         page = bytearray(PAGE)
         put = struct.pack_into
         what = words[0] & 0xff
-        if what in (0, 3) and namespace != 1:
+        blocks, media = self.media.size // BLOCK, self.media
+        if (what in (0, 3, 0x11, 0x12) and namespace != 1
+                and (what, namespace) != (0, ALL)):
             raise Refused(INVALID_NAMESPACE)
-        if what == 0:
-            # size, capacity, use; later the only block format
-            put('<QQQ', page, 0, *[self.media.size // BLOCK] * 3)
-            put('<Q', page, 120, 0x5ec2e7)
-            put('<HB', page, 128, 0, BLOCK.bit_length() - 1)
+        if what in (0, 0x11):
+            # of one that is not active, zeros; of all, what they have in
+            # common: the only block format
+            if media.is_there and (what or media.is_attached
+                                   and namespace == 1):
+                # size, capacity, use
+                put('<QQQ', page, 0, blocks, blocks, blocks)
+                put('<Q', page, 120, 0x5ec2e7)
+            if any(page) or namespace == ALL:
+                put('<HB', page, 128, 0, BLOCK.bit_length() - 1)
         elif what == 1:
             put('<HH20s40s8s', page, 0, 0x144d, 0x144d, b'LAB-SANITIZE'.ljust(
                 20), b'disk of the lab'.ljust(40), b'LAB1'.ljust(8))
             put('<BHI', page, 77, MAX_PAGES, 1, 0x10400)
             # an I/O controller
             page[111] = 1
+            # Namespace Management; capacity, and what no namespace has of it
+            put('<H', page, 256, 1 << 3)
+            put('<QQQ', page, 280, media.size, 0,
+                0 if media.is_there else media.size)
             # commands to be aborted, events to be waited for, one less
             page[258] = page[259] = 3
             put('<I', page, 328, CRYPTO | BLOCKS | OVERWRITE)
@@ -343,11 +358,14 @@ class Nvme(vfio_user.Device):
             put('<BBHIH', page, 512, 0x66, 0x44, DEPTH, 1, 1 << 2 | 1 << 3)
             page[525] = 1
             put('<256s', page, 768, b'nqn.2014-08.org.nvmexpress:lab-sanitize')
-        elif what == 2:
-            put('<I', page, 0, 1 if namespace < 1 else 0)
+        elif what in (2, 0x10):
+            there = media.is_there and (what == 0x10 or media.is_attached)
+            put('<I', page, 0, 1 if there and namespace < 1 else 0)
         elif what == 3:
             # an EUI-64
             put('<BBHQ', page, 0, 1, 8, 0, 0x5ec2e7)
+        elif what == 0x12:
+            put('<HH', page, 0, *([1, 1] if media.is_attached else [0, 0]))
         else:
             raise Refused(INVALID_FIELD)
         self.give(command, bytes(page))
@@ -436,6 +454,38 @@ class Nvme(vfio_user.Device):
         self.media.sanitize(*words[:2])
         return 0
 
+    def manage_namespace(self, command, namespace, words):
+        media = self.media
+        if words[0] & 15 == 1 and media.is_there:
+            self.check_number(namespace, ALL)
+            media.is_there = media.is_attached = False
+            print('Namespace: deleted', flush=True)
+            return 0
+        if words[0] & 15 == 1:
+            raise Refused(INVALID_NAMESPACE)
+        if words[0] & 15:
+            raise Refused(INVALID_FIELD)
+        size, = struct.unpack_from('<Q', self.take(command, PAGE))
+        if media.is_there:
+            raise Refused(NO_IDENTIFIER)
+        if size * BLOCK != media.size:
+            raise Refused(NO_CAPACITY)
+        media.is_there = True
+        print('Namespace: created', flush=True)
+        return 1
+
+    def attach_namespace(self, command, namespace, words):
+        self.check_number(namespace)
+        count, controller = struct.unpack_from('<HH', self.take(command, PAGE))
+        if (not self.media.is_there or words[0] & 15 > 1
+                or (count, controller) != (1, 1)):
+            raise Refused(INVALID_FIELD)
+        attach = not words[0] & 15
+        if attach == self.media.is_attached:
+            raise Refused(ATTACHED if attach else NOT_ATTACHED)
+        self.media.is_attached = attach
+        return 0
+
     # I/O commands
 
     def flush(self, command, namespace, words):
@@ -467,8 +517,13 @@ class Nvme(vfio_user.Device):
         self.media.check(0, 0)
         return 0
 
+    def check_namespace(self, namespace, *more):
+        self.check_number(namespace, *more)
+        if not self.media.is_attached:
+            raise Refused(INVALID_NAMESPACE)
+
     @staticmethod
-    def check_namespace(namespace, *more):
+    def check_number(namespace, *more):
         if namespace not in (1, *more):
             raise Refused(INVALID_NAMESPACE)
 
@@ -479,8 +534,9 @@ class Nvme(vfio_user.Device):
     ADMIN = {0x00: delete_queue, 0x01: create_queue, 0x02: get_log_page,
              0x04: delete_completions, 0x05: create_completions,
              0x06: identify, 0x08: abort, 0x09: set_features,
-             0x0a: get_features, 0x0c: wait_for_event, 0x18: keep_alive,
-             0x84: sanitize}
+             0x0a: get_features, 0x0c: wait_for_event,
+             0x0d: manage_namespace, 0x15: attach_namespace,
+             0x18: keep_alive, 0x84: sanitize}
     IO = {0x00: flush, 0x01: write, 0x02: read, 0x08: write_zeroes,
           0x09: manage_dataset}
 

@@ -102,6 +102,8 @@ class Sanitize(base.Trial):
     """The guest has a disk whole, and leaves a secret in a block of it."""
 
     SECRET = '5ec2e700'
+    #: where the guest finds it, it deletes the namespaces
+    DELETE = 0xde1e7e00
 
     def setUp(self):
         super().setUp()
@@ -127,6 +129,12 @@ class Sanitize(base.Trial):
         with open(processes.RUN / 'sanitize.raw', 'rb') as medium:
             medium.seek(2048 * 512)
             return f'{int.from_bytes(medium.read(4), "little"):08x}'
+
+    def put(self, number):
+        """Write a number there, past the controller."""
+        with open(processes.RUN / 'sanitize.raw', 'r+b') as medium:
+            medium.seek(2048 * 512)
+            medium.write(number.to_bytes(4, 'little'))
 
     def is_fenced(self):
         return 'CUSTOM_ACCELERATOR_FENCED' in self.cloud.providers()[DISK][
@@ -173,6 +181,17 @@ class Sanitize(base.Trial):
             ['Sanitize: crypto begins', 'Sanitize: failed',
              'Sanitize: failure mode ends'], self.operations()[begin:begin + 3])
         self.assertEqual('Sanitize: ok', self.operations()[-1])
+        self.assertEqual('clean', newest_record()['Result'])
+        self.assertGuestFinds('00000000')
+
+    def test_3_guest_that_deletes_its_namespaces(self):
+        """A guest deletes the namespaces: the next one has them again."""
+        self.put(self.DELETE)
+        server = self.cloud.boot(self.flavor)
+        self.assertIn('NVME deletes, status=0000', self.cloud.console(server))
+        self.assertEqual(f'{self.DELETE:08x}', self.block())
+        self.cloud.delete(server)
+        self.wait_offer()
         self.assertEqual('clean', newest_record()['Result'])
         self.assertGuestFinds('00000000')
 

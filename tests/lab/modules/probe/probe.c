@@ -10,7 +10,8 @@
  *                    a register at +0x60018 and a word of memory at +0x60020,
  *                    in which it leaves a secret for the next guest
  *   NVMe 144d:a824   block 2048, in which it leaves one as well, read and
- *                    written by DMA, without interrupts
+ *                    written by DMA, without interrupts; where it finds
+ *                    DELETE there, it deletes all namespaces instead
  * Then it halts, so that the guest stays until somebody destroys it.
  */
 typedef unsigned int u32;
@@ -45,6 +46,7 @@ static volatile u32 *bar0(u32 fn)
 #define DATA ((volatile u32 *)0x404000u)
 #define ENTRIES 8u
 #define BLOCK 2048u
+#define DELETE 0xde1e7e00u
 
 static u32 sent[2];
 
@@ -68,7 +70,8 @@ static u32 command(volatile u32 *m, u32 queue, u32 opcode, u32 data, u32 dw10, u
 	for (i = 0; i < 16; i++)
 		entry[i] = 0;
 	entry[0] = opcode;
-	entry[1] = queue;		/* the namespace of an I/O command */
+	/* the namespace of an I/O command; all to manage */
+	entry[1] = opcode == 13 ? ~0u : queue;
 	entry[6] = data;
 	entry[10] = dw10; entry[11] = dw11; entry[12] = dw12;
 	sent[queue]++;
@@ -103,6 +106,11 @@ static void nvme(volatile u32 *m)
 	status |= command(m, 0, 1, QUEUES + 0x2000u, (ENTRIES - 1) << 16 | 1, 1 << 16 | 1, 0);
 	status |= command(m, 1, 2, (u32)DATA, BLOCK, 0, 0);
 	before = DATA[0];
+	if (before == DELETE) {
+		field("NVME deletes, status=", command(m, 0, 13, 0, 1, 0, 0), 4); print("\r\n");
+		m[0x14 / 4] = 0;
+		return;
+	}
 	DATA[0] = 0x5ec2e700;
 	status |= command(m, 1, 1, (u32)DATA, BLOCK, 0, 0);
 	DATA[0] = 0;
