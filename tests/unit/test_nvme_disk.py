@@ -29,9 +29,14 @@ QUEUES = {0: (0x1000, 0x2000), 1: (0x3000, 0x4000)}
 DATA = 0x10000
 MEMORY = 1 << 20
 SANITIZE_FAILED, SANITIZE_IN_PROGRESS = 0x1c, 0x1d
+INVALID_NAMESPACE, ALL = 0x0b, 0xffffffff
 CRYPTO, UNRESTRICTED, EXIT_FAILURE_MODE = 4, 8, 1
 FLUSH, WRITE, READ = 0, 1, 2
 SECRET = b'a secret of the last server'.ljust(BLOCK, b'\0')
+
+
+#: what the disk has, where it has any
+NAMESPACE = nvme_admin.Namespace(2048, 512, 0)
 
 
 class Machine:
@@ -159,12 +164,15 @@ class Driver(Machine):
         return self.command(1, opcode, block, 0, count - 1,
                             **{'namespace': 1, **kw})[1]
 
-    def ioctl(self, _fd, request, command):
-        """NVME_IOCTL_ADMIN_CMD."""
+    def ioctl(self, _fd, request, command=None):
+        """NVME_IOCTL_ADMIN_CMD, NVME_IOCTL_RESCAN."""
+        if request == nvme_admin.RESCAN:
+            return 0
         assert request == nvme_admin.ADMIN
         fields = nvme_admin.COMMAND.unpack(command)
         opcode, namespace, address, size = (fields[0], fields[3], fields[7],
                                             fields[9])
+        self.memory[DATA:DATA + size] = ctypes.string_at(address, size)
         result, status = self.admin(opcode, *fields[10:16],
                                     namespace=namespace)
         if address:
@@ -236,8 +244,7 @@ class NvmeDiskTest(base.BaseTestCase):
         found = nvme_admin.read_controller(0)
         self.assertEqual(
             nvme_admin.Controller('LAB-SANITIZE', 'LAB1', 'crypto', False,
-                                  False, (nvme_admin.Namespace(2048, 512, 0),),
-                                  0, 0), found)
+                                  True, (NAMESPACE,), 0, 0), found)
         self.assertEqual('never', nvme_admin.read_sanitize_status(0).state)
 
     def test_sanitize(self):
@@ -270,6 +277,39 @@ class NvmeDiskTest(base.BaseTestCase):
         self.assertEqual('running', nvme_admin.read_sanitize_status(0).state)
         self.assertEqual('done', self.ended().state)
         self.assertEqual((0, bytes(BLOCK)), self.content())
+
+    def test_namespaces(self):
+        """One that a guest deleted is created again, and is not clean."""
+        self.use_ioctl()
+        self.write_secret()
+        self.assertEqual((0, 0), self.disk.admin(0x0d, 1, namespace=ALL))
+        self.assertEqual(INVALID_NAMESPACE, self.content()[0])
+        self.assertEqual(INVALID_NAMESPACE,
+                         self.disk.admin(0x0d, 1, namespace=ALL)[1])
+        self.disk.begin()
+        found = nvme_admin.read_controller(0)
+        self.assertEqual(((), 0, 1 << 20), (
+            found.namespaces, found.detached, found.unallocated))
+        self.assertRaises(OSError, nvme_admin.restore_namespaces, 0, 'it',
+                          [NAMESPACE, NAMESPACE])
+        for wanted in ([NAMESPACE], []):
+            nvme_admin.restore_namespaces(0, 'it', wanted)
+            found = nvme_admin.read_controller(0)
+            self.assertEqual(((NAMESPACE,), 0, 0), (
+                found.namespaces, found.detached, found.unallocated))
+            self.assertEqual((0, SECRET), self.content())
+
+    def test_namespace_that_is_not_attached(self):
+        self.use_ioctl()
+        nvme_admin._attach(0, 1, 1, nvme_admin._DETACH)
+        found = nvme_admin.read_controller(0)
+        self.assertEqual(((), 1, 0), (
+            found.namespaces, found.detached, found.unallocated))
+        self.assertEqual(INVALID_NAMESPACE, self.content()[0])
+        self.assertRaises(OSError, nvme_admin._attach, 0, 1, 2,
+                          nvme_admin._ATTACH)
+        nvme_admin._attach(0, 1, 1, nvme_admin._ATTACH)
+        self.assertEqual(0, self.content()[0])
 
     def test_failure_mode(self):
         self.use_ioctl()
