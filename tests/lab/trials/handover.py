@@ -220,7 +220,8 @@ class Reset(base.Trial):
         self.restart(rule)
         self.cloud.wait('the function', lambda: (
             'cannot be reset between two servers' in machine.check(
-                '/opt/openstack/bin/nova-accel discover --driver pci')))
+                '/opt/openstack/bin/nova-accel discover --driver pci '
+                '-f value -c Health')))
         flavor = self.cloud.of_profile(self.group('EDU'))
         _server, fault = self.cloud.refused(flavor, host=None)
         self.assertIn('No valid host', fault)
