@@ -22,9 +22,9 @@ class PurgeTest(base.AcceleratorTestBase):
         # as an operator has them, who has no Keystone
         for name, value in (
                 ('AUTH_TYPE', 'admin_token'), ('TOKEN', 'admin:openstack'),
-                ('ENDPOINT', self.placement_fixture.endpoint),
+                ('ENDPOINT', self.placement.fixture.endpoint),
                 ('PLACEMENT_ENDPOINT_OVERRIDE',
-                 self.placement_fixture.endpoint),
+                 self.placement.fixture.endpoint),
                 ('COMPUTE_ENDPOINT_OVERRIDE', self.admin_api.base_url)):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
         self.service = commands_cloud.Cloud()
