@@ -16,6 +16,7 @@ from tests.lab import machine
 from tests.lab import processes
 from tests.lab.trials import boot
 from tests.lab.trials import computes
+from tests.lab.trials import desk
 from tests.lab.trials import drivers
 from tests.lab.trials import handover
 from tests.lab.trials import host
@@ -25,8 +26,8 @@ from tests.lab.trials import pools
 from tests.lab.trials import refusals
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, handover, refusals, kinds, pools, host, operations, computes,
-           drivers)
+MODULES = (boot, handover, refusals, kinds, pools, desk, host, operations,
+           computes, drivers)
 
 
 class Table(unittest.TestResult):
