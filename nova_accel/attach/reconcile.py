@@ -164,6 +164,9 @@ class Reconciler:
             c for c in claims if first or c.handle in before
             or c.instance_uuid in failed
             or c.instance_uuid not in there[c.role]))
+        # one that moved between the questions for its two providers was seen
+        # in neither
+        found = list(self._without_an_allocation(found))
         self._looked_at(failed)
         inventory.hold_back(c.handle for c in found)
         changed = before ^ inventory.held_back

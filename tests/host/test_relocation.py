@@ -106,6 +106,25 @@ class RelocationTest(RelocationTestCase):
         self.host.delete(one)
         self.assertEqual([(4, 0, 0)], self.amounts())
 
+    def test_move_while_claims_are_compared(self):
+        """Reconciliation asks for the one provider before the allocation is
+        there, and for the other one after it has left."""
+        server = self.boot(GPUS[2])
+        self.change('host')
+        consumers, asked = self.host.cloud.consumers, set()
+
+        def in_neither_at_first(provider_uuid):
+            if provider_uuid in asked:
+                return consumers(provider_uuid)
+            asked.add(provider_uuid)
+            return set()
+        self.host.cloud.consumers = in_neither_at_first
+        self.host.reconcile_first()
+        self.assertTrue(asked)
+        self.assertNotIn(server, self.log.output)
+        self.host.report()
+        self.assertEqual([(4, 0, 1)], self.amounts())
+
     def test_from_a_pool(self):
         """Claims choose which; nothing is shared."""
         self.change('host')
