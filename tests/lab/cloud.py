@@ -44,12 +44,14 @@ class Cloud:
                 provider['uuid']
             if not name.startswith(f'{host}_accel_'):
                 continue
-            found[name.removeprefix(f'{host}_accel_')] = {
-                'uuid': provider['uuid'],
-                'traits': set(self.placement(f'{uri}/traits')['traits']),
-                'inventories': self.placement(
-                    f'{uri}/inventories')['inventories'],
-                'usages': self.placement(f'{uri}/usages')['usages']}
+            traits, inventories, usages = (
+                self.placement(f'{uri}/{what}').get(what)
+                for what in ('traits', 'inventories', 'usages'))
+            # else it has gone in between
+            if None not in (traits, inventories, usages):
+                found[name.removeprefix(f'{host}_accel_')] = {
+                    'uuid': provider['uuid'], 'traits': set(traits),
+                    'inventories': inventories, 'usages': usages}
         return found
 
     def functions(self, provider, host='vm'):
