@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+import json
+
 from tests.lab import machine
 from tests.lab.trials import base
 from tests.lab.trials import kinds
@@ -58,13 +60,15 @@ class Pool(base.Trial):
         self.wait_released(held[0])
         self.assertEqual(held[0], self.held(self.cloud.boot(flavor)))
 
+    def claims(self):
+        return json.loads(machine.check(
+            '/opt/openstack/bin/nova-accel claims -f json'))
+
     def held(self, server):
         """Addresses of the VFs that a server has."""
-        return set(machine.check(
-            '/opt/openstack/bin/nova-accel claims -f csv --quote none '
-            f'-c Server -c Handle | grep ^{server.id} | cut -d, -f2').split())
+        return {claim['Handle'] for claim in self.claims()
+                if claim['Server'] == server.id}
 
     def wait_released(self, handles):
-        self.cloud.wait('VFs that are free', lambda: not handles & set(
-            machine.check('/opt/openstack/bin/nova-accel claims -f value '
-                          '-c Handle').split()))
+        self.cloud.wait('VFs that are free', lambda: not handles & {
+            claim['Handle'] for claim in self.claims()})
