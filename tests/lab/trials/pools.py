@@ -14,7 +14,7 @@ class Pool(base.Trial):
 
     def setUp(self):
         super().setUp()
-        self.addCleanup(self.restart, '')
+        self.addCleanup(self.as_usual)
         self.restart('[accel]\npools = host\n'
                      f'virtual_functions = {kinds.NIC}=4\n')
 
@@ -30,6 +30,12 @@ class Pool(base.Trial):
             else kinds.NIC in self.cloud.providers()))
         if not text:
             self.cloud.wait_ready()
+
+    def as_usual(self):
+        # no VF is taken away under a guest, or before it is clean
+        self.cloud.clear()
+        self.wait_clean()
+        self.restart('')
 
     def pool(self):
         """Name of the provider with all four, if there is one."""
