@@ -24,12 +24,12 @@ class Pool(base.Trial):
         machine.check(f'echo 0 > /sys/bus/pci/devices/{kinds.NIC}/'
                       f'sriov_numvfs')
         self.compute.configure(text)
+        before = self.compute.reported()
         machine.check('systemctl --no-block start nova-compute')
+        self.cloud.wait('nova-compute', lambda: (
+            machine.check_compute() or self.compute.reported() != before))
         self.cloud.wait('VFs in Placement', lambda: (
-            machine.check_compute() or self.pool() if text
-            else kinds.NIC in self.cloud.providers()))
-        if not text:
-            self.cloud.wait_ready()
+            self.pool() if text else kinds.NIC in self.cloud.providers()))
 
     def as_usual(self):
         # no VF is taken away under a guest, or before it is clean
