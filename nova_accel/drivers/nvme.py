@@ -425,7 +425,7 @@ class NvmeDriver(base.PciDriver):
             return None
         try:
             if handle.address != device.address:
-                return self._release_vf(device, handle.address, policy)
+                return self._release_vf(device, handle.address, policy, use)
             with self._bound(handle.address):
                 self._reset(handle.address)
                 return (self._clear(device) if policy is Policy.CLEAR
@@ -535,7 +535,7 @@ class NvmeDriver(base.PciDriver):
                 f'{device.address} was to be given to the next server, and '
                 f'{difference}.')
 
-    def _release_vf(self, device, vf, policy):
+    def _release_vf(self, device, vf, policy, use):
         pf = device.address
         vfs = pci.virtual_functions(self.kernel, pf)
         if vf not in vfs:
@@ -545,18 +545,40 @@ class NvmeDriver(base.PciDriver):
         if pci.driver(self.kernel, vf) == _DRIVER:
             # the host's driver would try to bring it back while it is offline
             self.kernel.rebind(vf, base.VFIO)
+        resources = self._resources(pf, number, use)
         if (policy is Policy.CLEAR
                 and not self.kernel.format_nvme_vf(pf, number)):
             raise exception.DeviceError(
                 f'{vf} was to be erased after its server, and it has no '
                 f'namespace: attach one to its secondary controller, and it '
                 f'is tried again.')
-        self.kernel.reset_nvme_vf(pf, number)
+        try:
+            self.kernel.reset_nvme_vf(pf, number, *resources)
+        except OSError as error:
+            if any(resources):
+                raise
+            raise exception.DeviceError(
+                f'{vf} was to be brought online after its server, and that '
+                f'failed without queues and interrupts ({error.strerror}): '
+                f'give its secondary controller some with nvme virt-mgmt, and '
+                f'it is tried again.') from error
         if not any(found.vf == number and found.online
                    for found in self.kernel.read_nvme_vfs(pf)):
             raise OSError(errno.EIO, 'its secondary controller is offline')
         return ('format by the PF' if policy is Policy.CLEAR
                 else 'reset by the PF')
+
+    def _resources(self, pf, number, use):
+        """Return the queues and interrupts of the controller of a VF.
+
+        Going offline takes them away: they are remembered before, so that a
+        call after one that failed, or was killed, can give them back.
+        """
+        for found in self.kernel.read_nvme_vfs(pf):
+            if found.vf == number and (found.queues or found.interrupts):
+                use.remember([found.queues, found.interrupts])
+                return found.queues, found.interrupts
+        return tuple(use.memory or (0, 0))
 
     def _await_controller(self, address):
         """The host's driver begins with a disk after it is bound to it."""

@@ -435,6 +435,8 @@ class Kernel:
     def format_nvme_vf(self, pf: str, vf: int) -> int:
         """Take the controller of a VF offline, and erase its namespaces.
 
+        It has no queues and interrupts then: reset_nvme_vf() gives it some.
+
         :param vf: its number, from 1.
         :returns: how many namespaces it has.
         :raises OSError: EBUSY when another VF has one of them as well,
@@ -444,13 +446,18 @@ class Kernel:
         """
         return privileged.format_nvme_vf(pf, vf)
 
-    def reset_nvme_vf(self, pf: str, vf: int) -> None:
+    def reset_nvme_vf(self, pf: str, vf: int, queues: int, interrupts: int,
+                      ) -> None:
         """Take the controller of a VF offline, and bring it online.
 
         :param vf: its number, from 1.
-        :raises OSError: as format_nvme_vf().
+        :param queues: flexible resources that it is to have, which going
+            offline takes away; 0 where it needs none.
+        :param interrupts: the same.
+        :raises OSError: as format_nvme_vf(); EIO without resources where it
+            needs them.
         """
-        privileged.reset_nvme_vf(pf, vf)
+        privileged.reset_nvme_vf(pf, vf, queues, interrupts)
 
     def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
         """Create a mediated device.

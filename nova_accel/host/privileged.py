@@ -69,6 +69,8 @@ _NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
 _WIPEFS_SECONDS = 60
 #: more than a controller can have attached in practice
 _MAX_NAMESPACES = 1024
+#: of one type that a controller has
+_MAX_RESOURCES = 0xffff
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
@@ -381,12 +383,14 @@ def format_nvme_vf(pf: str, vf: int) -> int:
 
 
 @privsep.disks.entrypoint
-def reset_nvme_vf(pf: str, vf: int) -> None:
+def reset_nvme_vf(pf: str, vf: int, queues: int, interrupts: int) -> None:
     check_number('VF', vf, MAX_VFS)
+    check_number('queues', queues, _MAX_RESOURCES)
+    check_number('interrupts', interrupts, _MAX_RESOURCES)
     with _controller(pf) as fd:
         controller = _secondary(fd, pf, vf)
         nvme_admin.set_offline(fd, controller)
-        nvme_admin.set_online(fd, controller)
+        nvme_admin.set_online(fd, controller, queues, interrupts)
 
 
 def _secondary(fd, pf, vf) -> int:

@@ -23,6 +23,8 @@ _TICK = 0.02
 _BLOCKS, _BLOCK_SIZE = 1 << 30, 512
 #: (bytes of data, bytes of metadata) of the blocks that it can have
 _FORMATS = ((512, 0), (4096, 0), (512, 8))
+#: queues and interrupts of a VF that is online
+_RESOURCES = 3, 2
 _USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs|zfs')
 
 
@@ -154,7 +156,7 @@ class NvmeCard(card.Card):
     def make_vfs(self, state, mine, count):
         super().make_vfs(state, mine, count)
         for vf in mine['vfs']:
-            vf['online'] = self.secondary == 'online'
+            _set_online(vf, self.secondary == 'online')
 
     # The controller
 
@@ -182,10 +184,10 @@ class NvmeCard(card.Card):
 
     def secondaries(self, mine) -> list[nvme_admin.Secondary]:
         # there is one for each VF that can be made
-        online = [vf['online'] for vf in mine['vfs']]
-        online += [False] * (self.total_vfs - len(online))
+        states = [(vf['online'], *vf['resources']) for vf in mine['vfs']]
+        states += [(False, 0, 0)] * (self.total_vfs - len(states))
         found = []
-        for vf, state in enumerate(online, 1):
+        for vf, (online, *resources) in enumerate(states, 1):
             spaces = others = None
             if self.namespace_management:
                 # those of its own, and those of others
@@ -198,8 +200,8 @@ class NvmeCard(card.Card):
                     *theirs, *mine['shared'].get(str(vf), ()),
                     *(other for n in theirs
                       for other in mine['shared'][str(n)])} - {vf}))
-            found.append(nvme_admin.Secondary(vf, vf, state, spaces,
-                                              others or ()))
+            found.append(nvme_admin.Secondary(vf, vf, online, spaces,
+                                              others or (), *resources))
         return found
 
     def drivers(self):
@@ -279,6 +281,12 @@ class NvmeCard(card.Card):
         if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
             return {self._number(mine, len(mine['namespaces'])): mine['use']}
         return {}
+
+
+def _set_online(vf, online, resources=_RESOURCES):
+    """As by an operator, who gives it resources first; it has none of them
+    when it has gone offline."""
+    vf['online'], vf['resources'] = online, resources if online else (0, 0)
 
 
 def _erase(mine):
@@ -459,7 +467,7 @@ class NvmeOperations(operations.Operations):
                 raise sysfs.error(errno.EOPNOTSUPP, pf)
             if {*found.secondaries(mine)[vf - 1].others} - {0}:
                 raise sysfs.error(errno.EBUSY, pf)
-            secondary['online'] = False
+            _set_online(secondary, False)
             if found.formats_all:
                 raise sysfs.error(errno.EOPNOTSUPP, pf)
         while True:
@@ -477,14 +485,17 @@ class NvmeOperations(operations.Operations):
                     return found.vf_namespaces
             time.sleep(_TICK)
 
-    def reset_nvme_vf(self, pf, vf):
+    def reset_nvme_vf(self, pf, vf, queues, interrupts):
         with self._update() as (host, state):
             _, _, faults, secondary = self._secondary(host, state, pf, vf)
-            secondary['online'] = False
-        if faults.get('virtualization') == 'offline':
-            raise sysfs.error(errno.EIO, pf)
-        if faults.get('virtualization') != 'ignored':
-            self.set_secondary(pf, vf, True)
+            _set_online(secondary, False)
+        with self._update() as (host, state):
+            *_, secondary = self._secondary(host, state, pf, vf)
+            secondary['resources'] = [queues, interrupts]
+            if (faults.get('virtualization') == 'offline'
+                    or not (queues and interrupts)):
+                raise sysfs.error(errno.EIO, pf)
+            secondary['online'] = faults.get('virtualization') != 'ignored'
 
     # What tests and demonstrations do to the host
 
@@ -501,13 +512,16 @@ class NvmeOperations(operations.Operations):
             (mine if vf is None else mine['vfs'][vf])['use'] = (
                 use and _use(use))
 
-    def set_secondary(self, pf: str, vf: int, online: bool) -> None:
-        """Bring the controller of a VF online or take it offline.
+    def set_secondary(self, pf: str, vf: int, online: bool,
+                      resources: tuple[int, int] = _RESOURCES) -> None:
+        """Bring the controller of a VF online, with resources, or take it
+        offline, which takes them away.
 
         :param vf: its number, from 1.
+        :param resources: queues and interrupts.
         """
         with self._update() as (_, state):
-            state['cards'][pf]['vfs'][vf - 1]['online'] = online
+            _set_online(state['cards'][pf]['vfs'][vf - 1], online, resources)
 
     def share_namespaces(self, pf: str, vf: int, *others: int) -> None:
         """Attach the namespaces of a VF to other controllers as well.

@@ -137,8 +137,8 @@ def main(address):
         refused(f'after {use.__name__}')
     check('a new disk with ext4', 'it has ext4 on nvme' in
           driver.discover()[address].reason, True)
-    check('a disk that was offered', driver.discover({address: device}),
-          {address: device})
+    check('a disk that was offered',
+          driver.discover({address: device})[address], device)
     run('wipefs', '--all', head(kernel, address))
     driver.prepare(device, handle, None, True, base.Use())
     for bound in ('nvme', 'vfio-pci'):
@@ -158,7 +158,7 @@ def main(address):
             disk.seek(1 << 20)
             check(f'what is left, from {bound}', disk.read(len(SECRET)),
                   bytes(len(SECRET)))
-    check('offered again', driver.discover(), {address: device})
+    check('offered again', driver.discover()[address], device)
     found = kernel.read_nvme(address)
     check('record', device.record, (
         ('serial number', found.serial), ('firmware', found.firmware),
@@ -242,8 +242,9 @@ def virtual_functions(kernel, driver, address):
     attach(address, 2, {one.id})
     driver.release(device, device.handles[0], None, base.Use())
     check('secondary controllers', [
-        (found.vf, found.online) for found in kernel.read_nvme_vfs(address)
-        if found.vf in (1, 2)], [(1, True), (2, False)])
+        (found.vf, found.online, found.queues, found.interrupts)
+        for found in kernel.read_nvme_vfs(address) if found.vf in (1, 2)],
+        [(1, True, 3, 2), (2, False, 0, 0)])
     # a namespace of two VFs is neither erased nor given on
     attach(address, 2, {one.id, two.id})
     check('shared namespace', number(kernel.format_nvme_vf, address, 1),

@@ -392,6 +392,8 @@ class ReleaseTestCase(TestCase):
         if serial:
             self.kernel.change_disk(A, serial=serial)
         self.kernel.guest_returns(self.handle.address)
+        #: as the claim store has it
+        self.memory = None
 
     def watch(self):
         """Return a list of the calls that change the disk from now on."""
@@ -410,7 +412,11 @@ class ReleaseTestCase(TestCase):
         return calls
 
     def release(self):
-        self.driver.release(self.device, self.handle, None, base.Use())
+        self.driver.release(self.device, self.handle, None, base.Use(
+            memory=self.memory, remember=self.remember))
+
+    def remember(self, value):
+        self.memory = json.loads(json.dumps(value))
 
     def look(self):
         return self.driver.examine(A, self.device)
@@ -933,6 +939,35 @@ class CleanVirtualFunctions(ReleaseTestCase):
         # as a kill leaves it after it was erased
         self.assertEqual([vf(1)], self.handles(self.look()))
         self.kernel.set_fault(A, virtualization=None)
+        self.release()
+        self.assertEqual(self.device, self.look())
+
+    def resources(self):
+        return [(found.queues, found.interrupts)
+                for found in self.kernel.read_nvme_vfs(A)[:2]]
+
+    def test_resources_as_they_were(self):
+        """Going offline takes them away."""
+        self.start()
+        self.kernel.set_secondary(A, 1, True, (7, 5))
+        self.kernel.set_fault(A, format='refused')
+        self.refused('Input/output')
+        self.assertEqual([(0, 0), (3, 2)], self.resources())
+        self.kernel.set_fault(A, format=None)
+        self.release()
+        self.assertEqual([(7, 5), (3, 2)], self.resources())
+        # the operator has changed them since
+        self.kernel.set_secondary(A, 1, True, (9, 9))
+        self.release()
+        self.assertEqual([(9, 9), (3, 2)], self.resources())
+
+    def test_without_resources(self):
+        """As after a boot of the host."""
+        self.start()
+        self.kernel.set_secondary(A, 1, False)
+        self.refused('give its secondary controller some with nvme virt-mgmt',
+                     data='')
+        self.kernel.set_secondary(A, 1, True)
         self.release()
         self.assertEqual(self.device, self.look())
 

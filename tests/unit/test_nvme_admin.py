@@ -21,6 +21,7 @@ FD = 77
 #: controller identifiers: of the PF, and of its VFs
 OWN, VF1, VF2 = 0x21, 0x31, 0x32
 _INVALID_FIELD, _INVALID_FORMAT, _PRIVATE = 0x4002, 0x410a, 0x4119
+_SECONDARY_STATE = 0x4120
 _FREE = 1 << 40
 
 
@@ -37,6 +38,8 @@ class Disk:
         self.log = []
         self.sanitize = (0, 0, 0)
         self.secondaries = [(VF1, 1, 1), (VF2, 2, 0)]
+        #: controller -> queues and interrupts
+        self.resources = {VF1: [3, 2]}
         #: whether Format NVM reaches namespaces of others
         self.formats_all = False
         #: opcodes that are refused
@@ -112,7 +115,8 @@ class Disk:
             found = [s for s in self.secondaries if s[0] >= begin][:127]
             self.put('<B', 0, len(found))
             for n, (id_, vf, online) in enumerate(found):
-                self.put('<HHB3xH', 32 + 32 * n, id_, OWN, online, vf)
+                self.put('<HHB3xHHH', 32 + 32 * n, id_, OWN, online, vf,
+                         *self.resources.get(id_, (0, 0)))
         else:
             raise AssertionError(cns)
 
@@ -146,8 +150,19 @@ class Disk:
                         f'{controller:#x}')
 
     def virtualize(self, nsid, cdw10, cdw11):
-        self.log.append(f'{ {7: "offline", 9: "online"}[cdw10 & 0xf]} '
-                        f'{cdw10 >> 16:#x}')
+        action, resource = cdw10 & 0xf, cdw10 >> 8 & 7
+        controller = cdw10 >> 16
+        mine = self.resources.setdefault(controller, [0, 0])
+        if action == 8:
+            mine[resource] = cdw11
+            return 0, cdw11
+        if action == 9 and not all(mine):
+            return _SECONDARY_STATE
+        if action == 7:
+            mine[:] = 0, 0
+        self.log.append(f'{ {7: "offline", 9: "online"}[action]} '
+                        f'{controller:#x}')
+        return None
 
     def format(self, nsid, cdw10, cdw11):
         space = self.namespaces[nsid]
@@ -328,7 +343,8 @@ class NvmeAdminTest(testtools.TestCase):
         self.disk.secondaries.append((0x40, 0, 1))
         self.disk.add(2, 10, 0, (VF1, OWN))
         self.disk.add(3, 10, 0, (VF1,))
-        self.assertEqual([nvme_admin.Secondary(1, VF1, True, (2, 3), (OWN,)),
+        self.assertEqual([nvme_admin.Secondary(1, VF1, True, (2, 3), (OWN,),
+                                               3, 2),
                           nvme_admin.Secondary(2, VF2, False, ())],
                          nvme_admin.read_secondaries(FD, PF))
         self.disk.add(4, 10, 0, (VF1, VF2))
@@ -337,7 +353,11 @@ class NvmeAdminTest(testtools.TestCase):
             one.namespaces, one.others, two.namespaces, two.others))
         # as they come from the privileged process, and from a capture
         self.assertEqual(one, nvme_admin.Secondary.from_tuple(
-            [1, VF1, True, [2, 3, 4], [OWN, VF2]]))
+            [1, VF1, True, [2, 3, 4], [OWN, VF2], 3, 2]))
+        # of a capture by an earlier release
+        self.assertEqual(nvme_admin.Secondary(1, VF1, True, (2,), (OWN,)),
+                         nvme_admin.Secondary.from_tuple(
+                             [1, VF1, True, [2], [OWN]]))
         self.assertEqual(nvme_admin.Secondary(1, VF1, True),
                          nvme_admin.Secondary.from_tuple([1, VF1, True]))
         self.disk.oacs = 1 << 7
@@ -352,10 +372,16 @@ class NvmeAdminTest(testtools.TestCase):
 
     def test_offline_and_online(self):
         nvme_admin.set_offline(FD, VF1)
-        nvme_admin.set_online(FD, VF2)
-        self.assertEqual(['offline 0x31', 'online 0x32'], self.disk.log)
+        # offline takes its resources away
+        self.assertIn('0x4120', self.refused(
+            errno.EIO, nvme_admin.set_online, VF1, 0, 0))
+        nvme_admin.set_online(FD, VF1, 5, 4)
+        nvme_admin.set_online(FD, VF2, 3, 2)
+        self.assertEqual(['offline 0x31', 'online 0x31', 'online 0x32'],
+                         self.disk.log)
+        self.assertEqual({VF1: [5, 4], VF2: [3, 2]}, self.disk.resources)
         self.disk.refuses = (0x1c,)
-        self.refused(errno.EIO, nvme_admin.set_online, VF1)
+        self.refused(errno.EIO, nvme_admin.set_online, VF1, 5, 4)
 
     def test_namespaces_of_a_vf(self):
         self.disk.add(2, 10, 0, (VF1,))

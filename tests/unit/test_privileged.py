@@ -493,7 +493,7 @@ class Privileged(testtools.TestCase):
                 (self.kernel.restore_nvme_namespaces, PF, ()),
                 (self.kernel.read_nvme_vfs, PF),
                 (self.kernel.format_nvme_vf, PF, 1),
-                (self.kernel.reset_nvme_vf, PF, 1))
+                (self.kernel.reset_nvme_vf, PF, 1, 3, 2))
 
     def test_nvme_without_controller(self):
         for call in (*self.nvme_calls(), (self.kernel.reset_nvme, PF)):
@@ -515,9 +515,10 @@ class Privileged(testtools.TestCase):
             self.fails(errno.EINVAL, self.kernel.start_nvme_sanitize, PF,
                        method)
         for vf in (-1, 1 << 16, True, '1', None):
-            for call in (self.kernel.format_nvme_vf,
-                         self.kernel.reset_nvme_vf):
-                self.fails(errno.EINVAL, call, PF, vf)
+            self.fails(errno.EINVAL, self.kernel.format_nvme_vf, PF, vf)
+            for numbers in ((vf, 3, 2), (1, vf, 2), (1, 3, vf)):
+                self.fails(errno.EINVAL, self.kernel.reset_nvme_vf, PF,
+                           *numbers)
         for call in (privileged.format_nvme,
                      privileged.restore_nvme_namespaces):
             for namespaces in (None, '1x512', ['1x512+'], ['1x512\n'], [None],
