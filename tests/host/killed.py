@@ -39,7 +39,7 @@ CALLS = {
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
         'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
-        'set_secondary', 'unbind', 'reset_function', 'probe',
+        'unbind', 'reset_function', 'probe',
         'write_timecard', 'program_xclbin', 'close_mailbox', 'call'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest', 'reshape'),
 }
