@@ -6,6 +6,8 @@ import re
 
 #: an absolute path, but no part of a URL
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
+#: where a service is, in a sentence of ours
+_ADDRESS = re.compile(r' at https?://\S+')
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
 
 
@@ -32,15 +34,15 @@ def told(error: Exception) -> str:
     the server, its metadata, or the answer of the API.
 
     Our sentences name what is the owner's, but for what they say after
-    AcceleratorError.found, and for paths of the host. Texts of libvirt, of the
-    kernel and of Python may name other servers as well. What is left out
-    belongs into the log: tell() writes it.
+    AcceleratorError.found, for paths of the host and for addresses of services
+    inside the cloud. Texts of libvirt, of the kernel and of Python may name
+    other servers as well. What is left out belongs into the log: tell() writes
+    it.
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
-    return _PATH.sub('(a path of the host)',
-                     f'{error.found}: {_IN_THE_LOG}' if error.found
-                     else str(error))
+    return _PATH.sub('(a path of the host)', _ADDRESS.sub(
+        '', f'{error.found}: {_IN_THE_LOG}' if error.found else str(error)))
 
 
 def tell(error: Exception, log: Callable[..., None], about: str) -> str:

@@ -228,6 +228,18 @@ def type_of(resource_class: str) -> str:
     return resource_class.removeprefix(_CLASS_PREFIX)
 
 
+def type_in(traits: Iterable[str]) -> str:
+    """Return the first word of the type that device_traits() wrote of a
+    device, '' where the traits do not show it."""
+    known = {t for t in traits if re.match('CUSTOM_[^_]+_', t)
+             and not is_volatile(t)}
+    # that of the vendor, with which those of product and family begin
+    base = min((t for t in known
+                if any(other.startswith(f'{t}_') for other in known)),
+               key=len, default='')
+    return base.removeprefix('CUSTOM_').partition('_')[0]
+
+
 def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
     """Return what device_traits() wrote of a device, in its spelling.
 

@@ -255,8 +255,10 @@ def _what(provider: _Provider, providers: Iterable[_Provider]) -> str:
     elif provider.depth > 1:
         # its card says it
         return ''
-    if not of.resource_class:
+    # what is not offered has no inventory
+    type_ = (naming.type_of(of.resource_class) if of.resource_class
+             else naming.type_in(of.traits))
+    if not type_:
         return ''
-    type_ = naming.type_of(of.resource_class)
     vendor, names = naming.product_of(type_, of.traits)
     return ' '.join(filter(None, (type_, vendor, *names)))

@@ -141,6 +141,15 @@ class TreeTest(testtools.TestCase):
         self.assertIn(f'| {IMAGE} ', self.call())
         self.assertIn(f'"{IMAGE}, {SERVER} (4)"', self.call('-f', 'csv'))
 
+    def test_device_that_is_not_offered(self):
+        """Without inventory, so that the traits alone say what it is."""
+        self.services.provider(
+            'compute1_accel_0000:3b:00.0', self.root,
+            traits=naming.device_traits(L40S) | {naming.FENCED})
+        row, = self.rows().values()
+        self.assertEqual(('GPU NVIDIA ADA L40S', '', 'fenced'), tuple(
+            row[n] for n in ('What', 'Total', 'Health')))
+
     def test_function_of_an_image(self):
         self.add_region('0000:5e:00.0', region(FUNCTION, bitstream_id=IMAGE))
         self.add_region('0000:81:00.0', region(OTHER))
@@ -225,3 +234,12 @@ class ProductTest(testtools.TestCase):
         self.assertEqual(('', []), naming.product_of('FPGA', {'OWNER_NOVA'}))
         self.assertEqual(('ACME', []), naming.product_of(
             'NPU', {'CUSTOM_NPU_ACME'}))
+
+    def test_type(self):
+        for device in CARD, L40S:
+            self.assertEqual(device.type, naming.type_in(
+                naming.device_traits(device)
+                | {naming.FENCED, 'CUSTOM_RACK', 'HW_NUMA_ROOT'}))
+        self.assertEqual('FPGA', naming.type_in(
+            naming.region_traits(CARD, region(FUNCTION))))
+        self.assertEqual('', naming.type_in({'OWNER_NOVA', naming.FENCED}))

@@ -77,7 +77,10 @@ class RefusedTest(testtools.TestCase):
                 exception.ProgrammingFailed(
                     "Programming 0000:5e:00.0 failed ([Errno 5] EIO: "
                     "'/srv/secret/x'): look at /srv/secret."),
-                exception.InvalidRequest('See /srv/secret/profiles.yaml: x.')):
+                exception.InvalidRequest('See /srv/secret/profiles.yaml: x.'),
+                exception.GlanceUnavailable(
+                    'Glance at http://secret.internal:9292 was asked for '
+                    'image 1 and did not answer: try again.')):
             for state in 'spawning', 'rebuilding':
                 said = self.refuse(error, state)
                 self.assertNotIn('secret', said)
