@@ -21,9 +21,9 @@ class AcceleratorError(Exception):
     def __init__(self, *args: object, found: str = ''):
         """
         :param args: the sentence, for the operator.
-        :param found: the part of it, from its first word, that the owner of a
-            server may read as well; '' for all. What follows is for the
-            operator: why a device is fenced, or what the kernel said.
+        :param found: what the owner of a server reads in its place, without a
+            full stop; '' for the whole sentence. Why a device is fenced, and
+            what the kernel said, is for the operator.
         """
         super().__init__(*args)
         self.found = found

@@ -12,13 +12,19 @@ card is given between them.
     dfl_on_kernel.py release REGION FUNCTION
     dfl_on_kernel.py stuck REGION FUNCTION
     dfl_on_kernel.py privileged
+    dfl_on_kernel.py reset REGION
 
 The exit status is 1 when the outcome is not the expected one.
 """
 
 import argparse
+import contextlib
+import fcntl
+import glob
+import mmap
 import os
 import pwd
+import struct
 import sys
 import threading
 import time
@@ -33,6 +39,11 @@ from nova_accel import privsep  # noqa: F401 (registers its options)
 from nova_accel.sim import gbs
 
 ROOM = '/var/tmp/nova_accel'
+#: of include/uapi/linux/fpga-dfl.h: DFL_FPGA_PORT_GET_REGION_INFO, and its
+#: argsz, flags, index, padding, size, offset
+REGION_INFO, REGION = 0xb642, struct.Struct('=IIIIQQ')
+#: words of the emulated card's AFU: a register, and the card's memory
+REGISTER, MEMORY = 0x18 // 8, 0x20 // 8
 
 
 def show(devices):
@@ -178,6 +189,35 @@ def release(driver, args):
             == args.function.replace('-', ''))
 
 
+@contextlib.contextmanager
+def afu(address, index):
+    """The 64-bit words of the function of a port, as the host sees them."""
+    found, = (path for path in glob.glob(
+        f'/sys/bus/pci/devices/{address}/fpga_region/region*/dfl-port.*')
+        if open(f'{path}/id').read().strip() == str(index))
+    info = bytearray(REGION.pack(REGION.size, 0, 0, 0, 0, 0))
+    with open(f'/dev/{os.path.basename(found)}', 'r+b', buffering=0) as node:
+        fcntl.ioctl(node, REGION_INFO, info)
+        *_, size, offset = REGION.unpack(info)
+        with mmap.mmap(node.fileno(), size, offset=offset) as pages:
+            with memoryview(pages) as octets, octets.cast('Q') as words:
+                yield words
+
+
+def reset(driver, args):
+    """What is left of a server's data by a reset of its port."""
+    (address, device), = driver.discover().items()
+    with afu(address, args.region) as words:
+        words[REGISTER] = words[MEMORY] = 0x5ec2e7
+        before = words[REGISTER], words[MEMORY]
+    print('  ' + driver.reset_region(device, device.region(args.region)))
+    with afu(address, args.region) as words:
+        after = words[REGISTER], words[MEMORY]
+    print(f'  register and memory: {before}, then {after}')
+    return (before == (0x5ec2e7, 0x5ec2e7) and after == (0, 0x5ec2e7)
+            and driver.discover()[address] == device)
+
+
 def stuck(driver, args):
     """A failure after which nobody recovered, as when nova-compute died."""
     (address, device), = driver.discover().items()
@@ -215,6 +255,9 @@ def main():
     step.add_argument('--expect')
     steps.add_parser('guest').set_defaults(step=guest)
     steps.add_parser('privileged').set_defaults(step=privileged_checks)
+    step = steps.add_parser('reset')
+    step.set_defaults(step=reset)
+    step.add_argument('region', type=int)
     for name, action in (('release', release), ('stuck', stuck)):
         step = steps.add_parser(name)
         step.add_argument('region', type=int)

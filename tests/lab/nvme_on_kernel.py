@@ -8,6 +8,12 @@ Runs as root on a machine whose disk at the PCI address given may be erased:
 Where it has VFs and a second namespace that may be shared, that one is given
 to a VF, and erased by the PF.
 
+    nvme_on_kernel.py 0000:02:00.0 give
+    nvme_on_kernel.py 0000:02:00.0 take
+
+only make two VFs, the first one with the second namespace, as an operator does
+with nvme-cli, and undo it.
+
 The exit status is 1 when something is not as expected.
 """
 
@@ -96,13 +102,16 @@ def held(node):
         os.close(fd)
 
 
-def main(address):
+def main(address, what=None):
     cfg.CONF([], project='nova', default_config_files=[])
     for context in (privsep.ctx, privsep.disks):
         context.set_client_mode(False)
     kernel = host_kernel.Kernel()
     cfg.CONF.set_override('include_devices', [f'address={address}'], 'accel')
     driver = nvme.NvmeDriver(kernel)
+    if what:
+        {'give': give, 'take': take}[what](kernel, driver, address)
+        return failed
     # from an earlier run
     run('wipefs', '--all', head(kernel, address))
     device = driver.discover()[address]
@@ -206,13 +215,9 @@ def second(kernel, address):
     raise SystemExit('the kernel shows no second namespace')
 
 
-def virtual_functions(kernel, driver, address):
-    """The second namespace is a VF's, and is erased by the PF."""
+def make_vfs(kernel, driver, address):
+    """Make two VFs; their secondary controllers, which are offline."""
     own = attach(address, 2, {None})
-    with open(second(kernel, address), 'r+b', buffering=0) as disk:
-        disk.seek(1 << 20)
-        disk.write(SECRET.ljust(4096, b'\0'))
-        os.fsync(disk.fileno())
     # the PF gives its flexible resources away at a reset of the function
     for resource in (0, 1):
         assign(address, 1, own, resource, 0)
@@ -223,15 +228,41 @@ def virtual_functions(kernel, driver, address):
               'w') as file:
         file.write('0')
     kernel.set_numvfs(address, 2)
-    check('VFs that are offline', driver.discover()[address].handles, ())
-    one, two = (found for found in kernel.read_nvme_vfs(address)
-                if found.vf in (1, 2))
+    return [found for found in kernel.read_nvme_vfs(address)
+            if found.vf in (1, 2)]
+
+
+def bring_online(address, one):
+    """Give the second namespace to a secondary controller."""
     # the first namespace stays with the PF
     attach(address, 1, {None})
     attach(address, 2, {one.id})
     for resource, count in ((0, 3), (1, 2)):
         assign(address, 8, one.id, resource, count)
     assign(address, 9, one.id, 0, 0)
+
+
+def give(kernel, driver, address):
+    kernel.set_numvfs(address, 0)
+    one, _two = make_vfs(kernel, driver, address)
+    bring_online(address, one)
+
+
+def take(kernel, driver, address):
+    kernel.set_numvfs(address, 0)
+    attach(address, 2, {None})
+
+
+def virtual_functions(kernel, driver, address):
+    """The second namespace is a VF's, and is erased by the PF."""
+    attach(address, 2, {None})
+    with open(second(kernel, address), 'r+b', buffering=0) as disk:
+        disk.seek(1 << 20)
+        disk.write(SECRET.ljust(4096, b'\0'))
+        os.fsync(disk.fileno())
+    one, two = make_vfs(kernel, driver, address)
+    check('VFs that are offline', driver.discover()[address].handles, ())
+    bring_online(address, one)
     device = driver.discover()[address]
     vf = pci.virtual_functions(kernel, address)[0]
     check('VFs that are online', [h.address for h in device.handles], [vf])
@@ -258,4 +289,4 @@ def virtual_functions(kernel, driver, address):
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -65,8 +65,8 @@ class Dfl(OnKernel):
         """The driver dfl by itself, with a card of two ports and its faults.
 
         Discovery, programming of either port, every failure of the card,
-        recovery, a trip to VFIO, what the privileged process refuses, ports
-        that are released.
+        recovery, a reset of a port, a trip to VFIO, what the privileged
+        process refuses, ports that are released.
         """
         self.step('discover')
         self.step('program 0', A, '--expect', A.replace('-', ''))
@@ -85,6 +85,7 @@ class Dfl(OnKernel):
         self.step('program 0', A, '--size 300001 --expect',
                   A.replace('-', ''))
         machine.card(ports=2)
+        self.step('reset 1')
         self.step('guest')
         self.step('privileged')
         self.step('release 1', C)

@@ -3,10 +3,12 @@
 import json
 import re
 
+from tests import lab
 from tests.lab import cloud
 from tests.lab import machine
 from tests.lab import processes
 from tests.lab.trials import base
+from tests.lab.trials import kinds
 
 DISK = '0000:00:0f.0'
 NOTHING = [('00000000', '00000000')]
@@ -194,6 +196,44 @@ class Sanitize(base.Trial):
         self.wait_offer()
         self.assertEqual('clean', newest_record()['Result'])
         self.assertGuestFinds('00000000')
+
+
+class Format(base.Trial):
+    """The guest has a VF of a disk, and leaves a secret in a block of the
+    namespace that is its own."""
+
+    def setUp(self):
+        super().setUp()
+        machine.put(lab.LAB / 'nvme_on_kernel.py',
+                    '/var/tmp/nvme_on_kernel.py')
+        self.addCleanup(self.operator, 'take', '')
+        self.operator('give', f'[accel]\nhandover = {kinds.NVME}=clear\n')
+        self.cloud.wait('an offer', lambda: self.cloud.providers()[kinds.NVME][
+            'inventories']['CUSTOM_ACCELERATOR_SSD']['total'] == 1)
+
+    def operator(self, what, configuration):
+        self.cloud.clear()
+        self.wait_clean()
+        self.compute.stop()
+        print('    ' + machine.check(
+            '/opt/openstack/bin/python -W ignore /var/tmp/nvme_on_kernel.py '
+            f'{kinds.NVME} {what}').replace('\n', '\n    '))
+        self.compute.configure(configuration)
+        self.compute.start()
+
+    def test_1_next_guest(self):
+        """The namespace of a VF is erased by the PF, and the VF is online
+        for the next guest, which reads zeros."""
+        flavor = self.cloud.of_profile(self.group('SSD', **kinds.OF_QEMU))
+        for _ in range(2):
+            server = self.cloud.boot(flavor)
+            self.assertIn('NVME status=0000 found=00000000 left=5ec2e700',
+                          self.cloud.console(server))
+            self.cloud.delete(server)
+            self.wait_clean()
+            record = newest_record()
+            self.assertEqual(('format by the PF', 'clean'),
+                             (record['Method'], record['Result']))
 
 
 class Reset(base.Trial):

@@ -9,9 +9,10 @@
  *   DFL  8086:09c4   BAR0+0 FME header, port 0's function UUID at +0x60008,
  *                    a register at +0x60018 and a word of memory at +0x60020,
  *                    in which it leaves a secret for the next guest
- *   NVMe 144d:a824   block 2048, in which it leaves one as well, read and
- *                    written by DMA, without interrupts; where it finds
- *                    DELETE there, it deletes all namespaces instead
+ *   NVMe 144d:a824   block 2048 of namespace 1, in which it leaves one as well,
+ *                    read and written by DMA, without interrupts; where it
+ *                    finds DELETE there, it deletes all namespaces instead
+ *   NVMe 1b36:0010   the same with namespace 2, where the VF is online
  * Then it halts, so that the guest stays until somebody destroys it.
  */
 typedef unsigned int u32;
@@ -48,7 +49,7 @@ static volatile u32 *bar0(u32 fn)
 #define BLOCK 2048u
 #define DELETE 0xde1e7e00u
 
-static u32 sent[2];
+static u32 sent[2], namespace;
 
 static int ready(volatile u32 *m, u32 wanted)
 {
@@ -71,7 +72,7 @@ static u32 command(volatile u32 *m, u32 queue, u32 opcode, u32 data, u32 dw10, u
 		entry[i] = 0;
 	entry[0] = opcode;
 	/* the namespace of an I/O command; all to manage */
-	entry[1] = opcode == 13 ? ~0u : queue;
+	entry[1] = opcode == 13 ? ~0u : queue ? namespace : 0;
 	entry[6] = data;
 	entry[10] = dw10; entry[11] = dw11; entry[12] = dw12;
 	sent[queue]++;
@@ -90,6 +91,9 @@ static void nvme(volatile u32 *m)
 	volatile u32 *memory = (volatile u32 *)QUEUES;
 	u32 i, before, status;
 
+	/* no capabilities: a VF that is offline */
+	if (!m[0])
+		return;
 	m[0x14 / 4] = 0;
 	if (!ready(m, 0))
 		return print("NVME does not end\r\n");
@@ -157,8 +161,10 @@ void _start(void)
 			field(" memory=", m[0x60020 / 4], 8); print("\r\n");
 			m[0x60018 / 4] = m[0x60020 / 4] = 0x5ec2e700;
 		}
-		if (id == 0xa824144d)
+		if (id == 0xa824144d || id == 0x00101b36) {
+			namespace = id == 0xa824144d ? 1 : 2;
 			nvme(bar0(fn));
+		}
 		if (!(fn & 7) && !(rd(fn, 0xc) >> 16 & 0x80))
 			fn |= 7;		/* single-function device */
 	}
