@@ -194,24 +194,29 @@ class Region:
         """The image that it carries, where that is the operator's or may be."""
         return None if self.has_projects_content else self.bitstream_id
 
-    def is_held_otherwise(self, card: str, held: Iterable[AttachHandle],
-                          ) -> bool:
-        """Whether none of its handles is free because a server has the whole
-        card, which has VFs since, or VFs of a card that is given whole now.
-
-        :param card: address of its device.
-        :param held: what servers have of it.
-        """
-        held = set(held)
-        return not held <= set(self.handles) and any(
-            handle.address == card for handle in (*held, *self.handles))
-
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'Region':
         """See AttachHandle.from_dict(); takes every health."""
         known = _known(cls, fields)
         return cls(**{**known, **_health(fields),
                       'handles': _handles(known.get('handles') or ())})
+
+
+def is_held_otherwise(part: 'Region | Device', card: str,
+                      held: Iterable[AttachHandle]) -> bool:
+    """Whether no handle of a part is free because a server has the whole card,
+    which has VFs since, or VFs of a card that is given whole now.
+
+    The VFs go at each boot of the host, and the physical function reaches what
+    the server of a VF has left in the card.
+
+    :param part: the device, or one of its regions.
+    :param card: address of the device.
+    :param held: what servers have of the part, or what is not clean after one.
+    """
+    held = set(held)
+    return not held <= set(part.handles) and any(
+        handle.address == card for handle in (*held, *part.handles))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -540,15 +540,17 @@ class Accelerators:
 
         :param held: claims of servers.
         """
-        taken = {claim.handle for claim in held} | self.holdings.waiting()
+        taken: dict = collections.defaultdict(set)
+        for holder in (*held, *self.holdings.to_be_given_back()):
+            taken[holder.device_address, holder.region_index].add(
+                holder.handle)
+        everywhere = set().union(*taken.values())
         return [
             (device, handle) for device, part in self._parts(provider)
-            if provider.region_index is None or not part.is_held_otherwise(
-                device.address, [
-                    c.handle for c in held
-                    if (c.device_address, c.region_index)
-                    == (device.address, part.index)])
-            for handle in part.handles if handle not in taken]
+            if not model.is_held_otherwise(
+                part, device.address,
+                taken[device.address, provider.region_index])
+            for handle in part.handles if handle not in everywhere]
 
     def _place(self, address):
         """As model.Device.place, of a PCI function that is Nova's own."""

@@ -226,7 +226,11 @@ class Holdings:
 
     def waiting(self) -> set[model.AttachHandle]:
         """Handles that wait for the operator."""
-        return {w.handle for w in self._store.waiting()}
+        return {w.handle for w in self.to_be_given_back()}
+
+    def to_be_given_back(self) -> tuple[model.Waiting, ...]:
+        """The same, each with its device."""
+        return self._store.waiting()
 
     def record(self, handover: model.Handover) -> None:
         """Write the record of a hand-over; a store that fails is logged, and

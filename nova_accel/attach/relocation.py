@@ -133,7 +133,9 @@ class Relocation:
         for claim in self._holdings.all():
             to = parts.get((claim.device_address, claim.region_index))
             if (to in (None, claim.provider_uuid)
-                    or claim.state is model.ClaimState.DELETING):
+                    or claim.state is model.ClaimState.DELETING
+                    # another driver has the card by now
+                    or claim.resource_class not in shown[to].inventory):
                 continue
             if (shown[to].step > 1 and not self._has_all(claim, shown[to])
                     # what is at its address is not what the server has

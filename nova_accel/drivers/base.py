@@ -557,6 +557,10 @@ class PciDriver(AcceleratorDriver):
             return tuple(
                 model.AttachHandle(model.HandleType.PCI, vf, parent=address)
                 for vf in vfs if not pci.obstacle(self.kernel, vf))
+        if sriov.wanted().get(address):
+            raise Defect(f'{sriov.OPTION} wants VFs of it, and it has none: '
+                         f'restart nova-compute, which makes them, and see '
+                         f'its log')
         obstacle = pci.obstacle(self.kernel, address, companions)
         if obstacle:
             raise Defect(obstacle)

@@ -42,9 +42,11 @@ READY_SECONDS = 3
 #: attribute of the management function with the requests that are refused
 MAILBOX = 'config_mailbox_channel_disable'
 #: requests by which a guest loads another function or shell:
-#: LOAD_XCLBIN_KADDR, LOAD_XCLBIN, PROGRAM_SHELL, LOAD_SLOT_XCLBIN. The first
-#: takes an address of the host's memory, for xocl on the host
-LOAD_REQUESTS = 1 << 7 | 1 << 8 | 1 << 14 | 1 << 18
+#: LOAD_XCLBIN_KADDR, LOAD_XCLBIN, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR,
+#: LOAD_SLOT_XCLBIN. Those with KADDR take an address of the host's memory, for
+#: xocl on the host: xclmgmt takes them from a guest as well where xocl had the
+#: card before (mgmt-core.c of XRT)
+LOAD_REQUESTS = 1 << 7 | 1 << 8 | 1 << 14 | 1 << 17 | 1 << 18
 #: and HOT_RESET, RECLOCK, READ_P2P_BAR_ADDR, which writes the configuration
 #: space of the management function
 CHANGE_REQUESTS = LOAD_REQUESTS | 1 << 5 | 1 << 9 | 1 << 15

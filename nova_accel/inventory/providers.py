@@ -354,6 +354,15 @@ class _Use:
             if claim.created_type:
                 self.made[claim.device_address].add(claim.handle)
 
+    def is_held_otherwise(self, part: model.Region | model.Device,
+                          address: str, index: int | None) -> bool:
+        """See model.is_held_otherwise()."""
+        key = address, index
+        return model.is_held_otherwise(part, address, (
+            *self.held.get(key, ()), *(
+                w.handle for w in self._waiting
+                if (w.device_address, w.region_index) == key)))
+
     def region(self, address: str, region: model.Region) -> model.Region:
         """A region as it is shown: one that is being cleaned as what it is
         going to be."""
@@ -407,6 +416,8 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     free, of a device not OK       1       1
     being cleaned, or held by a    1       1
     server without an allocation
+    of a PF whose VF a server      1       1
+    has, and the other way round
     a server has it from here      1       0: it is allocated
     a server has it from another   1       1
     provider (attach.relocation)
@@ -430,8 +441,11 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
                  if other != uuid for handle in handles}
     not_given = {handle: device for handle, device in owners.items()
                  if handle not in given}
+    held_otherwise = {d.address for d in members
+                      if use.is_held_otherwise(d, d.address, None)}
     free = {handle: device.address for handle, device in not_given.items()
             if device.health is model.Health.OK
+            and device.address not in held_otherwise
             and handle not in use.held_up and handle not in elsewhere}
     waiting = use.waiting_in_pool(uuid, free)
     fenced = all(d.health is not model.Health.OK for d in members) or (
@@ -470,7 +484,8 @@ def _providers_of(device, node, root_uuid, use):
     if not device.regions:
         inventory.update(memory)
     handles = {*device.handles, *use.made.get(device.address, ())}
-    left = handles - use.held_up
+    left = (set() if use.is_held_otherwise(device, device.address, None)
+            else handles - use.held_up)
     # With no handle left, keep the inventory and reserve all of it: an
     # inventory that is dropped while it is allocated could not come back
     fenced = not device_ok or not left and bool(handles or device.creatable)
@@ -495,9 +510,8 @@ def _providers_of(device, node, root_uuid, use):
             traits.add(naming.CLEANING)
         name = naming.region_provider_name(node, device.address, region.index)
         region_uuid = naming.provider_uuid(root_uuid, node, name)
-        left = [h for h in region.handles if h not in use.held_up
-                and not region.is_held_otherwise(
-                    device.address, use.held.get(key, ()))]
+        left = ([] if use.is_held_otherwise(region, *key) else
+                [h for h in region.handles if h not in use.held_up])
         fenced = (not device_ok or region.health is not model.Health.OK
                   or not left and bool(region.handles))
         if fenced:

@@ -26,8 +26,10 @@ VERSAL = frozenset(('V70',))
 #: base and shell of a U250
 DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
                       '862c7020a250293e32036f19956669e5')
-#: LOAD_XCLBIN and LOAD_SLOT_XCLBIN, requests of the mailbox
-_LOAD_REQUESTS = 1 << 8 | 1 << 18
+#: LOAD_XCLBIN_KADDR, LOAD_XCLBIN, LOAD_XCLBIN_SLOT_KADDR and
+#: LOAD_SLOT_XCLBIN, requests of the mailbox. Each will do: those with an
+#: address of the host are taken because xocl had the card before
+_LOAD_REQUESTS = 1 << 7 | 1 << 8 | 1 << 17 | 1 << 18
 _MAILBOX = 'config_mailbox_channel_disable'
 _NEVER = 1e12
 #: seconds between two polls of a blocking operation

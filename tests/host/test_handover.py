@@ -803,7 +803,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
         self.host.inventory._scanner.look()
         mine = self.host.kernel._look()[1]['cards'][self.MANAGEMENT]
-        self.assertEqual(0x4c3a0, mine['mailbox'])
+        self.assertEqual(0x6c3a0, mine['mailbox'])
 
     def test_build_closes_it(self):
         self.host.kernel.opens_mailbox(self.MANAGEMENT)

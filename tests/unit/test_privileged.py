@@ -473,9 +473,9 @@ class Privileged(testtools.TestCase):
 
     def test_mailbox(self):
         path = f'{self.device}/config_mailbox_channel_disable'
-        for before, after in (('0x0', '0x4c3a0'), ('0x11', '0x4c3b1')):
+        for before, after in (('0x0', '0x6c3a0'), ('0x11', '0x6c3b1')):
             self.write(f'{self.root}/sys/{path}', f'{before}\n')
-            self.kernel.close_mailbox(PF, 0x4c3a0)
+            self.kernel.close_mailbox(PF, 0x6c3a0)
             self.assertEqual(after, self.kernel.read(path))
         for requests in (-1, 1 << 64, '0x1', None, True):
             self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, requests)

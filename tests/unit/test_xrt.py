@@ -21,9 +21,9 @@ from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 USER = f'{A[:-1]}1'
 #: requests by which a guest changes the card: LOAD_SLOT_XCLBIN,
-#: READ_P2P_BAR_ADDR, PROGRAM_SHELL, RECLOCK, LOAD_XCLBIN, LOAD_XCLBIN_KADDR,
-#: HOT_RESET
-CLOSED = '0x4c3a0'
+#: LOAD_XCLBIN_SLOT_KADDR, READ_P2P_BAR_ADDR, PROGRAM_SHELL, RECLOCK,
+#: LOAD_XCLBIN, LOAD_XCLBIN_KADDR, HOT_RESET
+CLOSED = '0x6c3a0'
 
 
 class TestCase(testtools.TestCase):

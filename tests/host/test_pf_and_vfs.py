@@ -1,0 +1,194 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A card is given as a whole or by VFs, never both: the kernel forgets VFs at
+each boot of the host, and the physical function reaches what the server of a VF
+has on the card."""
+
+import errno
+
+import fixtures
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.unit.host import A, B, vf
+
+AI, GPU, SSD, VGPU = (f'CUSTOM_ACCELERATOR_{type_}'
+                      for type_ in ('AI', 'GPU', 'SSD', 'VGPU'))
+NPU = {'vendor': '19e5', 'device': 'd801', 'class': '0x120000',
+       'driver': 'davinci', 'total_vfs': 2}
+RULE = 'vendor=19e5 product=d801 type=AI'
+
+
+class TestCase(base.HostTestCase):
+
+    CLASS = SSD
+
+    def boot(self, address=A):
+        return self.host.boot({f'resources1:{self.CLASS}': '1'},
+                              self.host.allocation(address, self.CLASS))
+
+    def refused(self, address=A):
+        self.assertRaises(exception.DeviceUnavailable, self.boot, address)
+
+    def lose_vfs(self):
+        """The host boots, and nobody has made VFs when nova-compute looks."""
+        self.host.power_cut()
+        self.restart()
+        self.host.reconciler.run()
+        self.host.report()
+
+    def free(self):
+        """How many accelerators of each provider Placement has free."""
+        return {address: sum(
+            inventory[self.CLASS]['total'] - inventory[self.CLASS]['reserved']
+            - self.given(uuid) for uuid, inventory in (
+                (uuid, provider['inventory']) for uuid, provider
+                in self.host.cloud.read()['providers'].items())
+            if self.CLASS in inventory
+            and address in self.host.inventory.providers()[uuid].addresses)
+            for address in (A, B)}
+
+    def given(self, uuid):
+        return sum(uuid in allocations for allocations
+                   in self.host.cloud.read()['allocations'].values())
+
+    def make_vfs(self, *addresses):
+        for address in addresses:
+            self.simulated.kernel.set_numvfs(address, 2)
+        self.host.inventory.scan()
+        self.host.report()
+
+
+class DiskTest(TestCase):
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(drivers=('nvme',), nvmes=[
+            {'address': A, 'total_vfs': 4, 'vfs': 2},
+            {'address': B, 'total_vfs': 4, 'vfs': 2}])
+        self.server = self.boot()
+        self.held, = self.host.devices_of(self.server)
+        self.simulated.kernel.write_disk(self.held, 'secret')
+
+    def test_pf_while_a_server_has_a_vf(self):
+        self.lose_vfs()
+        self.refused()
+        self.assertEqual([B], self.host.devices_of(self.boot(B)))
+        self.make_vfs(A)
+        self.assertNotEqual(self.held, self.host.devices_of(self.boot())[0])
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, self.held)
+
+    def test_pf_while_a_vf_is_not_clean(self):
+        """The server is deleted while its VF is away."""
+        self.lose_vfs()
+        self.host.delete(self.server)
+        self.host.reconciler.run()
+        self.host.report()
+        claim, = self.host.holdings.all()
+        self.assertIs(model.ClaimState.DELETING, claim.state)
+        self.assertEqual([A], self.fenced())
+        self.refused()
+        self.make_vfs(A)
+        self.host.reconciler.run()
+        self.host.report()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual('', self.simulated.kernel.data_of_disk(self.held))
+        self.assertEqual([], self.fenced())
+
+    def test_pf_while_a_vf_waits_for_the_operator(self):
+        self.config.config(handover=['operator'], group='accel')
+        self.host.delete(self.server)
+        self.lose_vfs()
+        self.refused()
+
+    def test_vfs_that_are_wanted_and_not_made(self):
+        """Then nobody gets the disk whole either."""
+        self.host.delete(self.server)
+        self.config.config(virtual_functions=[f'{A}=2'], group='accel')
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.sim.SimulatedKernel.set_numvfs', self.no_memory))
+        self.lose_vfs()
+        self.refused()
+        self.assertIn('wants VFs of it, and it has none',
+                      self.host.inventory.devices[A].reason)
+
+    @staticmethod
+    def no_memory(kernel, pf, count):
+        raise OSError(errno.ENOMEM, 'Cannot allocate memory')
+
+    def fenced(self):
+        return [a for a, free in self.free().items() if not free]
+
+
+class PooledDiskTest(DiskTest):
+
+    POOLS = 'host'
+
+    def test_count_of_the_pool(self):
+        self.lose_vfs()
+        self.assertEqual({A: 1, B: 1}, self.free())
+        self.assertEqual([B], self.host.devices_of(self.boot()))
+        self.refused()
+
+    # the provider has both disks
+    test_pf_while_a_server_has_a_vf = None
+    test_pf_while_a_vf_is_not_clean = None
+    test_pf_while_a_vf_waits_for_the_operator = None
+    test_vfs_that_are_wanted_and_not_made = None
+
+
+class RuleTest(TestCase):
+
+    CLASS = AI
+    POOLS = 'none'
+
+    def start(self, vfs):
+        self.config.config(pci_devices=[RULE], group='accel')
+        self.start_host(drivers=('pci',), others=[
+            {'address': address, 'vfs': vfs, **NPU} for address in (A, B)])
+        return self.boot()
+
+    def test_pf_while_a_server_has_a_vf(self):
+        server = self.start(vfs=2)
+        self.lose_vfs()
+        self.refused()
+        self.make_vfs(A)
+        self.host.start_guest(server)
+        self.assertHas(server, vf(A))
+
+    def test_vfs_while_a_stopped_server_has_the_pf(self):
+        server = self.start(vfs=0)
+        self.host.cloud.stop_guest(server)
+        self.config.config(virtual_functions=[f'{A}=2'], group='accel')
+        self.restart()
+        self.host.report()
+        self.assertEqual([vf(A), vf(A, 1)], [
+            h.address for h in self.host.inventory.devices[A].handles])
+        self.refused()
+        self.assertEqual([B], self.host.devices_of(self.boot(B)))
+
+
+class OtherDriverTest(TestCase):
+    """VFs of a GPU that make vGPUs; without them it is a whole GPU."""
+
+    CLASS = VGPU
+
+    def test_allocation_stays(self):
+        """Placement refuses to move it to an inventory of another class."""
+        card = {'framework': 'sriov', 'vendor': '1002', 'device': '73a1',
+                'driver': 'gim', 'total_vfs': 4, 'vfs': 2}
+        self.start_host(drivers=('vgpu', 'gpu'), vgpus=[
+            {'address': address, **card} for address in (A, B)])
+        server = self.boot()
+        held, = self.host.devices_of(server)
+        self.lose_vfs()
+        self.assertEqual('gpu', self.host.inventory.devices[A].driver)
+        self.CLASS = GPU
+        self.assertEqual([B], self.host.devices_of(self.boot()))
+        self.refused()
+        self.make_vfs(A, B)
+        self.host.start_guest(server)
+        self.assertHas(server, held)
