@@ -221,7 +221,7 @@ class Discovery(TestCase):
         self.assertFalse(self.start({'address': A})[A].regions[0].programmable)
 
     @ddt.data(('0x0', CLOSED), ('0x40120', CLOSED), (CLOSED, CLOSED),
-              ('0x10', '0x4c3b0'))
+              ('0x10', '0x6c3b0'))
     @ddt.unpack
     def test_mailbox_is_closed(self, before, after):
         self.start({'address': A, 'mailbox_disabled': before})
@@ -230,7 +230,7 @@ class Discovery(TestCase):
             f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
 
     @ddt.data(('0x0', True), ('0x40120', True), ('0x4c320', True),
-              ('0x44180', False), (CLOSED, False))
+              ('0x64180', False), (CLOSED, False))
     @ddt.unpack
     def test_mailbox_that_the_operator_leaves_open(self, disabled, is_open):
         self.config.config(group='accel', whole_cards=[A])
