@@ -471,8 +471,11 @@ class Loaded:
 
 #: results of a hand-over after which the device is released
 EXCHANGED = 'another card is in its place'
-ENDS = ('clean', 'reset only', 'not cleaned', 'waits for the operator',
-        EXCHANGED)
+#: nothing of the server is left; or only what is in the memory of an FPGA card,
+#: which nothing clears that the operator has
+CLEAN, MEMORY_KEPT = 'clean', 'clean, memory kept'
+ENDS = (CLEAN, MEMORY_KEPT, 'reset only', 'not cleaned',
+        'waits for the operator', EXCHANGED)
 
 
 @dataclasses.dataclass(frozen=True)

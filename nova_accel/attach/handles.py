@@ -314,7 +314,7 @@ class Handles:
         :raises AcceleratorsUnavailable: that the operator has to give the
             handle back cannot be written down.
         """
-        result = 'clean' if done else 'not cleaned'
+        result = model.CLEAN if done else 'not cleaned'
         policy = handover.policy(device, claim.handle.address)
         left = self._region(
             self._inventory.devices.get(device.address), claim)
@@ -323,6 +323,9 @@ class Handles:
                 and left.origin != model.OPERATOR):
             # a reset leaves what a project has loaded
             result = 'reset only'
+        elif (done and claim.prepared and left and device.memory
+              and 'memory cleared' not in done):
+            result = model.MEMORY_KEPT
         if not claim.created_type and policy is handover.Policy.OPERATOR:
             self._holdings.await_operator(claim)
             LOG.warning('%s, which server %s had, is given to another server '

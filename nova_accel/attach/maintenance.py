@@ -128,12 +128,16 @@ class Maintenance:
         done = [newest[claim.handle.address] for claim in claims
                 if claim.handle.address in newest]
         for one in done:
-            if one.result != 'clean':
+            if one.result not in (model.CLEAN, model.MEMORY_KEPT):
                 raise exception.DeviceUnavailable(
                     f'{one.handle} was to be cleaned, and its release ended '
                     f'otherwise ({one.result}): see nova-accel handovers.')
-        how = ', '.join(dict.fromkeys(one.method for one in done))
-        return f'{name} is clean ({how or "see the log of nova-compute"}).'
+        how = ', '.join(dict.fromkeys(one.method for one in done)) or (
+            'see the log of nova-compute')
+        kept = (', and nothing cleared the memory of its card'
+                if any(one.result == model.MEMORY_KEPT for one in done)
+                else '')
+        return f'{name} is clean ({how}){kept}.'
 
     def program(self, order: str) -> str:
         """Program an idle region with an image of the operator.

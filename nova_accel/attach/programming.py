@@ -274,7 +274,9 @@ class Programming:
         client = self._cloud.service_images()
         image = glance.find_clearing(client, region.region_type_uuid, cleared)
         self._load(client, image, device, region)
-        return f'cleared with image {image.id}'
+        return (f'memory cleared with image {image.id}'
+                if image.record.get(glance.CLEARS) == glance.CLEARED[0]
+                else f'cleared with image {image.id}')
 
     def _load(self, client, image, device, region):
         wanted = request.AcceleratorRequest(

@@ -261,15 +261,24 @@ def find_clearing(client, region_type: str | None,
     :param region_type: UUID in the form of model.uuid_hex.
     :param cleared: which of CLEARED it may clear.
     :raises ImageNotFound: there is none.
+    :raises BitstreamError: there is one, and it is not active: nothing else
+        is as clean as the operator wants it.
     :raises GlanceUnavailable: Glance did not answer.
     """
     for what in cleared if region_type else ():
         records = [
             r for r in _list(client, {CLEARS: what})
-            if r['status'] == 'active' and origin(r) == model.OPERATOR
+            if origin(r) == model.OPERATOR
             and _hex(r.get(REGION_TYPE_ID) or '') == region_type]
+        active = [r for r in records if r['status'] == 'active']
+        if active:
+            return _image(min(active, key=lambda r: r['id']))
         if records:
-            return _image(min(records, key=lambda r: r['id']))
+            raise exception.BitstreamError(
+                f'{_named(records[:1])} was to clear regions of type '
+                f'{uuid.UUID(region_type)}, and its status in Glance is '
+                f'{records[0]["status"]}: reactivate it, upload another one, '
+                f'or delete it if no region is to be cleared so.')
     raise exception.ImageNotFound(
         f'An image that clears regions of type '
         f'{uuid.UUID(region_type) if region_type else "unknown"} was looked '

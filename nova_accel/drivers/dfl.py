@@ -420,8 +420,11 @@ class DflDriver(base.PciDriver):
         """See the base class; resets the port."""
         what = f'{region.name} of {device.address} was to be reset'
         try:
-            _, port = self._prepare(device.address, region.index)
+            fme, port = self._prepare(device.address, region.index)
             self.kernel.reset_dfl_port(port.function, port.id)
+            self._function(port, fme)
+            # what the server's guest has caused
+            self.kernel.clear_dfl_port_errors(port.function, port.id)
             # the ids of a VF read as ones in every state
             if not pci.answers(self.kernel, device.address):
                 raise _Defect('the card does not answer after it')

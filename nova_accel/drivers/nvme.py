@@ -164,6 +164,7 @@ class NvmeDriver(base.PciDriver):
             raise base.Defect(difference)
         if is_new or dict(device.record).get(_SERIAL, serial) != serial:
             self._check_content(address)
+            self._check_detached(address)
         self._check_erasable(device)
         if begins or not _recorded_layout(device):
             return _with_record(device, serial, firmware, layout)
@@ -203,6 +204,21 @@ class NvmeDriver(base.PciDriver):
                 f'it has {kinds[:60]} on {disks[0]}, which nova_accel has not '
                 f'put there: if neither the host nor a server needs it, run '
                 f'wipefs --all /dev/{disks[0]}')
+
+    def _check_detached(self, address):
+        """:raises Defect: the disk has namespaces that the host does not see,
+        which a server could attach, and which are deleted after it."""
+        try:
+            count = self.kernel.read_nvme(address).detached
+        except OSError:
+            # where it matters _check_erasable() says so
+            return
+        if count:
+            raise base.Defect(
+                f'it has {count} namespaces that are attached to no '
+                f'controller, and what is on them cannot be told: attach '
+                f'them with nvme attach-ns and look, or delete them with '
+                f'nvme delete-ns')
 
     def _writes(self, address) -> tuple[str, ...]:
         """How often each disk was written, by Documentation/block/stat.rst of
@@ -474,11 +490,14 @@ class NvmeDriver(base.PciDriver):
         """Sanitize a disk, and wait until that has ended.
 
         An operation that runs already is ours after a restart of nova-compute
-        if it is of the same kind. One that has ended proves nothing: the
-        server may have written after it.
+        if it is of the same kind; one that the server began erases as well,
+        but an overwrite has a pattern of its choice, which no log page tells.
+        One that has ended proves nothing: the server may have written after
+        it.
         """
         status = self.kernel.read_nvme_sanitize(address)
-        is_ours = status.state == 'running' and status.method == method
+        is_ours = (status.state == 'running' and status.method == method
+                   and method != 'overwrite')
         if not is_ours:
             self._await_sanitize(address, status)
             self._exit_failure(address)

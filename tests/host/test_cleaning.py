@@ -233,8 +233,9 @@ class CleaningTest(CleaningTestCase):
         self.write()
         self.delete(server)
         done = self.host.accelerators.store.handovers()[-1]
-        self.assertEqual(f'cleared with image {clearing}, programmed again '
-                         f'with image {image}', done.method)
+        self.assertEqual(
+            (f'memory cleared with image {clearing}, programmed again with '
+             f'image {image}', 'clean'), (done.method, done.result))
         self.assertEqual(2 + 1, len(self.programmed))
         self.assertNextReads(CLEAN, FUNCTION)
 
@@ -620,7 +621,7 @@ class WholeCardTest(base.HostTestCase):
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         record = self.host.accelerators.store.handovers()[-1]
-        self.assertEqual((clouds.PROJECT, 'clean'),
+        self.assertEqual((clouds.PROJECT, model.MEMORY_KEPT),
                          (record.origin, record.result))
         self.assertIn('programmed again', record.method)
         self.boot(FUNCTION)
@@ -669,6 +670,15 @@ class WholeCardTest(base.HostTestCase):
             self.host.cloud.delete_image(image)
             self.clearing_image()
         self.assertMemoryIsCleared(lambda: None, mend)
+
+    def test_clearing_image_that_is_deactivated(self):
+        """It is not taken for none: the memory would be kept."""
+        image = self.clearing_image()
+        self.host.cloud.change_image(image, status='deactivated')
+        self.assertMemoryIsCleared(lambda: None, lambda: (
+            self.host.cloud.change_image(image, status='active')))
+        self.assertIn('status in Glance is deactivated', ' '.join(
+            h.result for h in self.host.accelerators.store.handovers()))
 
     def test_neither_image_nor_clearing_image(self):
         self.host.delete(self.boot())

@@ -127,7 +127,7 @@ class RegionTest(DisableTestCase):
         self.host.disable(A)
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
-        self.assertIn(('clean', vf(A)), [
+        self.assertIn((model.MEMORY_KEPT, vf(A)), [
             (h.result, h.handle)
             for h in self.host.accelerators.store.handovers()])
         for _ in range(2):

@@ -785,7 +785,8 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         record = self.host.accelerators.store.handovers()[-1]
-        self.assertEqual((EVE, 'clean'), (record.origin, record.result))
+        self.assertEqual((EVE, model.MEMORY_KEPT),
+                         (record.origin, record.result))
         self.assertEqual((self.image, model.OPERATOR), (
             self.region().bitstream_id, self.region().origin))
 

@@ -299,7 +299,8 @@ class CleanRegionTest(RegionTestCase):
         self.leave_secret(self.boot(FUNCTION))
         self.programmed.clear()
         self.assertEqual(
-            f'{A} is clean (programmed again with image {image}).',
+            f'{A} is clean (programmed again with image {image}), and '
+            f'nothing cleared the memory of its card.',
             self.done('clean', A))
         self.assertEqual((plain(FUNCTION), image),
                          (self.region().function_uuid,
@@ -366,7 +367,8 @@ class WholeCardTest(OrderTestCase):
         self.host.disable(A)
         self.done('program', A, FUNCTION)
         self.assertEqual(
-            f'{A} is clean (programmed again with image {image}).',
+            f'{A} is clean (programmed again with image {image}), and '
+            f'nothing cleared the memory of its card.',
             self.done('clean', A))
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
         self.host.enable()

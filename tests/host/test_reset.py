@@ -187,8 +187,9 @@ class RecordTest(HandoverTestCase):
         self.start_host({'address': A})
         image = self.host.upload(FUNCTION)
         for policy, method, result in (
-                ('clear', f'programmed again with image {image}', 'clean'),
-                ('reset', 'port reset', 'clean'),
+                ('clear', f'programmed again with image {image}',
+                 model.MEMORY_KEPT),
+                ('reset', 'port reset', model.MEMORY_KEPT),
                 ('none', 'none', 'not cleaned')):
             self.config.config(handover=[policy], group='accel')
             self.host.delete(self.host.boot(

@@ -89,7 +89,7 @@ class HandOverTest(test_handover.MailboxTestCase):
 
     def test_function_without_an_image_is_reset(self):
         self.host.delete(self.has())
-        self.assertDone('clean', RESET, 'reset')
+        self.assertDone(model.MEMORY_KEPT, RESET, 'reset')
 
     def test_policy_reset(self):
         """What a project has loaded stays, and the record says so."""
@@ -104,15 +104,15 @@ class HandOverTest(test_handover.MailboxTestCase):
         clearing = self.clearing('memory')
         self.host.delete(self.has(base.asks(FUNCTION)))
         self.assertDone(
-            'clean', f'cleared with image {clearing}, programmed again with '
-                     f'image {self.image}', plain(BLANK), plain(FUNCTION))
+            'clean', f'memory cleared with image {clearing}, programmed again '
+                     f'with image {self.image}', plain(BLANK), plain(FUNCTION))
         self.assertEqual(self.image, self.region().bitstream_id)
 
     def test_project_is_cleared(self):
         self.clearing('registers', visibility='private', owner=clouds.PROJECT)
         clearing = self.clearing('registers')
         self.host.delete(self.tenants())
-        self.assertDone('clean', f'cleared with image {clearing}',
+        self.assertDone(model.MEMORY_KEPT, f'cleared with image {clearing}',
                         plain(BLANK))
         self.assertEqual(model.OPERATOR, self.region().origin)
 
@@ -123,7 +123,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.assertFenced('was to be reset', 'does not answer')
         self.assertEqual(['reset'], self.done)
         self.heal(reset_kills=True, dead=True)
-        self.assertDone('clean', RESET, 'reset', 'reset')
+        self.assertDone(model.MEMORY_KEPT, RESET, 'reset', 'reset')
 
     def test_driver_that_is_offline_after_the_reset(self):
         server = self.has()
@@ -138,7 +138,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.assertFenced('was to be reset', 'offline')
         self.host.kernel.write_attribute = write
         self.heal(attributes={})
-        self.assertDone('clean', RESET, 'reset', 'reset')
+        self.assertDone(model.MEMORY_KEPT, RESET, 'reset', 'reset')
 
     def test_clearing_that_fails(self):
         server = self.tenants()
@@ -147,7 +147,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.host.delete(server)
         self.assertFenced('was to be programmed', 'the card failed (EIO)')
         self.heal(program_error='EIO')
-        self.assertDone('clean', f'cleared with image {clearing}',
+        self.assertDone(model.MEMORY_KEPT, f'cleared with image {clearing}',
                         plain(BLANK))
 
     def test_memory_that_cannot_be_cleared(self):

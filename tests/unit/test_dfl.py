@@ -15,6 +15,7 @@ from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import pci
 from nova_accel import model
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
                              SimulatedHost, vf)
@@ -617,9 +618,16 @@ class Reset(TestCase):
         self.kernel.guest_takes(guest)
         self.kernel.guest_writes(guest, registers='secret', memory='secret')
         self.kernel.guest_returns(guest)
+        # the guest has caused them
+        self.kernel.set_fault(A, port_errors='0x4')
         region = device.region(1 if vfs else 0)
         self.assertEqual('port reset',
                          self.driver.reset_region(device, region))
+        ports = [self.kernel.read(f'{port.path}/errors/errors')
+                 for port in self.driver._ports(
+                     A, pci.virtual_functions(self.kernel, A))
+                 if port.id == region.index]
+        self.assertEqual(['0x0'], ports)
         self.kernel.guest_takes(guest)
         self.assertEqual({'memory': 'secret'}, self.kernel.guest_reads(guest))
 

@@ -243,6 +243,21 @@ class Content(TestCase):
         self.start({'address': A, 'signatures': ['ext4']})
         self.refused('ext4')
 
+    def test_namespaces_that_nobody_sees(self):
+        """As an operator prepares them for secondary controllers."""
+        TestCase.start(self, {'address': A, 'namespaces': 2})
+        spaces = [[1 << 20, 512, 0, True], [1 << 20, 512, 0, False]]
+        self.kernel.change_disk(A, namespaces=spaces)
+        self.refused('1 namespaces that are attached to no controller')
+        spaces[1][3] = True
+        self.kernel.change_disk(A, namespaces=spaces)
+        device = self.driver.discover()[A]
+        self.assertEqual((OK, [A]), (device.health, self.handles(device)))
+        # what a server detaches is another thing
+        spaces[0][3] = False
+        self.kernel.change_disk(A, namespaces=spaces)
+        self.assertIn('were', self.driver.discover({A: device})[A].reason)
+
     def test_what_a_server_wrote(self):
         known = self.start({'address': A})
         self.kernel.sign_disk(A, 'ext4')
@@ -618,6 +633,14 @@ class Sanitize(ReleaseTestCase):
         self.release()
         self.assertEqual((['reset_nvme', 'start_nvme_sanitize'], ''),
                          (calls, self.data()))
+
+    def test_overwriting_that_the_server_began(self):
+        """With a pattern of its own, which the next server would read."""
+        self.start(sanitize=['overwrite'])
+        self.kernel.sanitize_disk(A, 'overwrite', 0.1)
+        calls = self.watch()
+        self.release()
+        self.assertEqual(['reset_nvme', 'start_nvme_sanitize'], calls)
 
     def test_one_that_ended_before_proves_nothing(self):
         self.start(sanitize=['crypto'])

@@ -230,6 +230,7 @@ class Discovery(TestCase):
             f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
 
     @ddt.data(('0x0', True), ('0x40120', True), ('0x4c320', True),
+              ('0x44180', True),
               ('0x64180', False), (CLOSED, False))
     @ddt.unpack
     def test_mailbox_that_the_operator_leaves_open(self, disabled, is_open):
