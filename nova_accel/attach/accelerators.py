@@ -158,7 +158,11 @@ class Accelerators:
                     and not claim.prepared
                     and self.inventory.prepares_every_handle(device)):
                 self.holdings.mark_prepared(claim, True)
-        # what a process that is gone was doing when it went
+        # what a process that is gone was doing when it went; an earlier
+        # release wrote that a bind had failed before it released
+        self.holdings.releasing(
+            [c for c in self.holdings.all()
+             if c.state is model.ClaimState.BIND_FAILED])
         self.holdings.doubt(
             [c for c in self.holdings.all() if c.state in (
                 model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
@@ -396,12 +400,9 @@ class Accelerators:
             self.readiness.first(context, server, todo)
             for wanted, claims in todo:
                 self.ahead.count(wanted, claims)
-        except Exception as error:
+        except Exception:
             if taken:
-                self.holdings.failed(
-                    [c for c in self.holdings.now(taken) if c.state in
-                     server_holdings.TRANSITIONS['failed']], str(error))
-                self.release(context, self.holdings.now(taken))
+                self.release(context, taken)
                 taken.clear()
             raise
         claims = self.holdings.of(server.uuid)
