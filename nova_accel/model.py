@@ -378,6 +378,7 @@ class ClaimState(enum.Enum):
     INITIAL = 'Initial'
     PROVISIONING = 'Provisioning'
     BOUND = 'Bound'
+    #: only in the store of an earlier release
     BIND_FAILED = 'BindFailed'
     DELETING = 'Deleting'
     UNKNOWN = 'Unknown'

@@ -158,7 +158,11 @@ class Accelerators:
                     and not claim.prepared
                     and self.inventory.prepares_every_handle(device)):
                 self.holdings.mark_prepared(claim, True)
-        # what a process that is gone was doing when it went
+        # what a process that is gone was doing when it went; an earlier
+        # release wrote that a bind had failed before it released
+        self.holdings.releasing(
+            [c for c in self.holdings.all()
+             if c.state is model.ClaimState.BIND_FAILED])
         self.holdings.doubt(
             [c for c in self.holdings.all() if c.state in (
                 model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
@@ -396,12 +400,9 @@ class Accelerators:
             self.readiness.first(context, server, todo)
             for wanted, claims in todo:
                 self.ahead.count(wanted, claims)
-        except Exception as error:
+        except Exception:
             if taken:
-                self.holdings.failed(
-                    [c for c in self.holdings.now(taken) if c.state in
-                     server_holdings.TRANSITIONS['failed']], str(error))
-                self.release(context, self.holdings.now(taken))
+                self.release(context, taken)
                 taken.clear()
             raise
         claims = self.holdings.of(server.uuid)
@@ -651,12 +652,12 @@ class Accelerators:
             allocations = self._cloud.allocations(context, server.uuid)
             held = self._located(held, allocations)
             ours = self._ours(allocations, held)
-            self._check_settled(server.uuid, allocations, ours)
+            self._check_settled(server.uuid, allocations, held)
             steps = plan.to_start(
                 server.uuid, server.wanted, allocations, ours, held)
         self._carry_out(context, server, steps, claimed)
 
-    def _check_settled(self, server_uuid, allocations, ours):
+    def _check_settled(self, server_uuid, allocations, held):
         """Before a server starts to which a claim is missing.
 
         :raises DeviceUnavailable: what it had may be a device that is not
@@ -666,20 +667,28 @@ class Accelerators:
         if not unsettled:
             return
 
-        given = sum(sum(naming.accelerators(a['resources']).values())
-                    for a in allocations.values())
-        known = sum(sum(a.resources.values()) for a in ours)
-        providers, devices = self.inventory.providers(), self.inventory.devices
-        if given > known or any(
-                row.means(devices[address])
-                for row in unsettled for a in ours
-                if a.provider_uuid in providers
-                for address in providers[a.provider_uuid].addresses):
+        has = collections.Counter(claim.provider_uuid for claim in held)
+        if any(self._may_be_unsettled(uuid, resources, unsettled)
+               for uuid, allocation in allocations.items()
+               for resources in [naming.accelerators(allocation['resources'])]
+               if sum(resources.values()) > has[uuid]):
             raise exception.DeviceUnavailable(
                 f'Server {server_uuid} is to start, and which devices it has '
                 f'is being found out, because the claim store is new: start '
                 f'it again in some minutes; the log of nova-compute says what '
                 f'is missing.')
+
+    def _may_be_unsettled(self, provider_uuid, resources, unsettled):
+        """Whether what a provider gave may be a device that is not settled."""
+        provider = self.inventory.providers().get(provider_uuid)
+        if provider:
+            devices = self.inventory.devices
+            return any(row.means(devices[address]) for row in unsettled
+                       for address in provider.addresses)
+        # of a device that is away, unless it is a vGPU of Nova's own
+        return any(map(naming.is_custom, resources)) or bool(
+            self._cloud.find_providers(
+                trait=CONF.accel.owner_trait, uuid=provider_uuid))
 
     def _back_from_a_failed_move(self, context, server):
         """What was set aside for a move is the server's again, where the move

@@ -11,7 +11,6 @@ Transition   From                                         To
 claim                                                     INITIAL
 provisioning INITIAL, PROVISIONING, BOUND, UNKNOWN        PROVISIONING
 bound        INITIAL, PROVISIONING, BOUND, UNKNOWN        BOUND
-failed       INITIAL, PROVISIONING                        BIND_FAILED
 doubt        INITIAL, PROVISIONING, BOUND, UNKNOWN        UNKNOWN
 not_ready    PROVISIONING, BOUND                          BOUND
 releasing    any                                          DELETING
@@ -46,7 +45,6 @@ _IN_HAND = frozenset((_State.INITIAL, _State.PROVISIONING, _State.BOUND,
 TRANSITIONS = {
     'provisioning': _IN_HAND,
     'bound': _IN_HAND,
-    'failed': frozenset((_State.INITIAL, _State.PROVISIONING)),
     'doubt': _IN_HAND,
     'not_ready': frozenset((_State.PROVISIONING, _State.BOUND)),
     'releasing': frozenset(_State),
@@ -120,10 +118,6 @@ class Holdings:
     def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
         """The devices are ready, with what they are to carry unchanged."""
         self._go('bound', claims, state=_State.BOUND, error='')
-
-    def failed(self, claims: Iterable[model.Claim], error: str) -> None:
-        """New claims came to nothing."""
-        self._go('failed', claims, state=_State.BIND_FAILED, error=error)
 
     def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
         """It is not known what is on the devices; the next start finds out."""

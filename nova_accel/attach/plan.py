@@ -58,18 +58,17 @@ class Plan:
 
 
 def is_complete(requests: Requests, held: Iterable[model.Claim]) -> bool:
-    """Whether a server has all that its flavor asks of us, bound.
+    """Whether a server has all that its flavor asks for, bound.
 
-    Where standard resource classes are in force a request may be one for a
-    vGPU of Nova's own, which no claim of ours answers. All claims of a server
-    are made at once: where it has one, it has them all.
+    What no claim answers may be a vGPU of Nova's own, where standard resource
+    classes are in force, or a device whose claim was lost: Placement knows.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)
     return (bool(held or not requests)
             and all(c.state is model.ClaimState.BOUND for c in held)
-            and all(has[name] >= amount for name, amount
-                    in _amounts(requests).items() if naming.is_custom(name)))
+            and all(has[name] >= amount
+                    for name, amount in _amounts(requests).items()))
 
 
 def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,

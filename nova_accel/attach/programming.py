@@ -62,13 +62,16 @@ class Programming:
 
         :param project_id: of the server.
         :param claims: the handles of that region that its server holds.
-        :param scheduled: whether nova-scheduler has just chosen the region.
+        :param scheduled: whether nova-scheduler has just chosen the region;
+            otherwise quarantine does not matter, while the card answers.
         :raises AcceleratorError: the region does not carry it.
         """
         if not wanted.programs:
             return
-        device, region = self._inventory.find(
-            claims[0].device_address, claims[0].region_index)
+        device, region = (
+            self._inventory.find(
+                claims[0].device_address, claims[0].region_index) if scheduled
+            else self._inventory.find_held(claims[0]))
         if region is None:
             raise exception.InvalidRequest(
                 f'The flavor asks {wanted} for a function, and '

@@ -44,6 +44,9 @@ class Reconciler:
         self._ran_at: float | None = None
         #: whether a run has come to its end since nova-compute started
         self._has_run = False
+        #: servers that nova-compute may have left half done when it ended,
+        #: and that could not be looked at since
+        self._unseen: set[str] = set()
         #: device without a claim -> guest that has it, as the log has told
         self._strange: dict[str, str] = {}
         #: servers of which an operation failed, as of the last run
@@ -80,11 +83,13 @@ class Reconciler:
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
         claims = self._holdings.all()
+        if first:
+            self._unseen = {c.instance_uuid for c in claims}
         running = self._cloud.running()
         self._fence_what_has_no_claim(claims, running)
         self._remember_cards(claims, running)
         if claims:
-            self._reattach_all(claims, running, first)
+            self._reattach_all(claims, running)
             for server_uuid, judged in _by_server(
                     self._without_a_server(claims)).items():
                 released += self._release(server_uuid, judged)
@@ -262,26 +267,30 @@ class Reconciler:
 
     # Guests without their devices, and devices without their claims
 
-    def _reattach_all(self, claims, running, first):
-        for server_uuid in {c.instance_uuid for c in claims} & set(running):
-            lacking = _lacking(claims, server_uuid, running, first)
-            if not lacking:
+    def _reattach_all(self, claims, running):
+        found = {c.instance_uuid for c in claims} & set(running)
+        # a guest that is down gets its devices when it starts
+        self._unseen &= found
+        for server_uuid in found:
+            if not self._lacking(claims, server_uuid, running):
+                self._unseen.discard(server_uuid)
                 continue
             try:
-                self._reattach(server_uuid, first)
+                self._reattach(server_uuid)
             except Exception as error:
                 LOG.error('Server %s runs and may be without its '
                           'accelerators (virsh dumpxml %s): %s',
                           server_uuid, server_uuid, error)
 
-    def _reattach(self, server_uuid, first):
+    def _reattach(self, server_uuid):
         """Give a running guest back what it lost, and touch nothing else."""
         with self._accelerators.exclusive(server_uuid):
-            lacking = _lacking(self._holdings.of(server_uuid), server_uuid,
-                               self._cloud.running(), first)
+            lacking = self._lacking(self._holdings.of(server_uuid),
+                                    server_uuid, self._cloud.running())
             for server in self._cloud.servers([server_uuid]):
                 if not lacking or server.task_state is not None:
                     continue
+                self._unseen.discard(server_uuid)
                 LOG.warning('Server %s runs without its accelerators, which '
                             'it gets back now', server_uuid)
                 try:
@@ -294,6 +303,20 @@ class Reconciler:
                     # not each minute: the next start tries again
                     self._holdings.doubt(lacking, str(error))
                     raise
+
+    def _lacking(self, claims, server_uuid, running):
+        """Claims whose devices the running guest of their server has not got.
+
+        Of those that were left without their function, which are not bound,
+        the owner has been told; a crash may have left others so.
+        """
+        return [c for c in claims
+                if c.instance_uuid == server_uuid
+                and c.role is model.Role.CURRENT
+                and c.state is not model.ClaimState.DELETING
+                and (c.state is model.ClaimState.BOUND
+                     or server_uuid in self._unseen)
+                and c.handle.address not in running.get(server_uuid, ())]
 
     def _fence_what_has_no_claim(self, claims, running):
         """A device of ours that a guest has without a claim is offered to no
@@ -319,17 +342,3 @@ def _by_server(claims):
     for claim in claims:
         found.setdefault(claim.instance_uuid, []).append(claim)
     return found
-
-
-def _lacking(claims, server_uuid, running, first):
-    """Claims whose devices the running guest of their server has not got.
-
-    Of those that were left without their function, which are not bound, the
-    owner has been told; a crash may have left others so.
-    """
-    return [c for c in claims
-            if c.instance_uuid == server_uuid
-            and c.role is model.Role.CURRENT
-            and c.state is not model.ClaimState.DELETING
-            and (first or c.state is model.ClaimState.BOUND)
-            and c.handle.address not in running.get(server_uuid, ())]

@@ -13,7 +13,7 @@ from nova_accel import model
 from nova_accel import naming
 from tests.host import base
 from tests.host import killed
-from tests.unit.host import A, B, FUNCTION, vf
+from tests.unit.host import A, B, FUNCTION, OTHER, plain, vf
 
 ONE, TWO = '0000:02:00.0', '0000:03:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
@@ -120,6 +120,32 @@ class RegionTest(DisableTestCase):
         self.assertHas(server, vf(A))
         self.host.reconciler.run(first=True)
         self.assertHas(server, vf(A))
+
+    def test_a_server_keeps_what_its_image_wants(self):
+        wish, other = ({'accel:bitstream_id': self.host.upload(OTHER)}
+                       for _ in range(2))
+        server = self.host.boot(
+            base.asks(FUNCTION, runtime_programming='true'),
+            self.host.allocation(A), wish)
+        self.host.disable(A)
+
+        def doubted():
+            self.host.holdings.doubt(self.host.holdings.of(server), 'killed')
+            self.host.reboot(server)
+
+        def power_cut():
+            self.host.holdings.doubt(self.host.holdings.of(server), 'killed')
+            self.host.power_cut()
+            self.restart()
+            self.host.start_guest(server)
+        for restart in (lambda: self.host.rebuild(server, wish), doubted,
+                        power_cut, lambda: self.host.rebuild(server, other)):
+            restart()
+            self.assertHas(server, vf(A))
+            self.assertEqual(plain(OTHER), self.host.carries(A))
+        claim, = self.host.holdings.of(server)
+        self.assertEqual(other['accel:bitstream_id'], claim.restore_bitstream)
+        self.assertEqual((1, 1, True), self.shown(A))
 
     def test_its_server_is_deleted(self):
         """It is cleaned, and not offered."""

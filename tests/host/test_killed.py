@@ -156,6 +156,22 @@ class FpgaTest(KilledTestCase, OperationsMixin):
         self.assertEqual(plain(FUNCTION), self.compute.run(
             [['carries', A]])[0])
 
+    def test_plug_that_fails(self):
+        """The server, whose allocation Nova may leave, starts later."""
+        kernel = self.simulated.kernel
+
+        def after():
+            kernel.set_fault(A, pr_error=None)
+            self.compute.run([['reconcile'], ['start_again', SERVER]])
+            self.assertHolds()
+            self.assertEqual(plain(OTHER), self.compute.run(
+                [['carries', A]])[0])
+            self.delete()
+        self.at_each_point(
+            lambda: kernel.set_fault(A, pr_error='crc'),
+            lambda: [['boot_that_fails', base.asks(OTHER), self.allocation,
+                      None, SERVER]], after)
+
     def test_move(self):
         """A move away, which is reverted."""
         def after():

@@ -64,12 +64,15 @@ class ReconcileTest(base.HostTestCase):
         self.assertHas(self.server, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
-    def test_first_look_is_repeated_until_it_ran(self):
-        """A guest that nova-compute left without its device, by a crash."""
+    def left_without_its_device(self):
+        """A guest, by a crash of nova-compute."""
         claim, = self.host.holdings.all()
         self.host.accelerators.store.update([claim], state=State.PROVISIONING)
         self.host.cloud.detach(self.server, [claim.handle])
         self.restart()
+
+    def test_first_look_is_repeated_until_it_ran(self):
+        self.left_without_its_device()
         self.config.config(discovery_interval=1, group='accel')
         running = self.host.cloud.running
         self.host.cloud.running = lambda: {}[self.server]
@@ -77,6 +80,34 @@ class ReconcileTest(base.HostTestCase):
         self.assertIn('Claims could not be compared', self.log.output)
         self.host.cloud.running = running
         self.host.reconciler._logged_run()
+        self.assertHas(self.server, vf(A))
+
+    def test_first_look_is_repeated_until_it_could_be_looked_at(self):
+        self.left_without_its_device()
+        self.host.cloud.set_server(self.server, task_state='image_snapshot')
+        self.host.reconciler._logged_run()
+        servers = self.host.cloud.servers
+        self.host.cloud.servers = lambda uuids: {}[uuids[0]]
+        self.host.reconciler._logged_run()
+        self.assertIn('may be without its accelerators', self.log.output)
+        self.host.cloud.servers = servers
+        self.host.reconciler._logged_run()
+        self.assertEqual([], self.host.devices_of(self.server))
+        self.host.cloud.set_server(self.server, task_state=None)
+        self.host.reconciler._logged_run()
+        self.assertHas(self.server, vf(A))
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+
+    def test_guest_is_tried_once(self):
+        """Where its device cannot go back, the next start does it."""
+        self.left_without_its_device()
+        self.host.cloud.attach_error = RuntimeError('QEMU refuses')
+        self.host.reconciler._logged_run()
+        self.assertIn('QEMU refuses', self.log.output)
+        self.host.cloud.attach_error = None
+        self.host.reconciler._logged_run()
+        self.assertEqual([], self.host.devices_of(self.server))
+        self.host.reboot(self.server)
         self.assertHas(self.server, vf(A))
 
     def assertHeldBack(self, *addresses):

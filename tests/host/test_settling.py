@@ -6,6 +6,7 @@ and nothing is erased on a guess.
 """
 
 import os
+import uuid
 
 import ddt
 
@@ -529,3 +530,67 @@ class PoolTest(SettlingTestCase):
         self.assertEqual(
             {claim.provider_uuid: {'resources': {SSD: 1}}},
             self.host.cloud.read()['allocations'][server])
+
+
+class StandardClassesTest(SettlingTestCase):
+    """A class that Nova has as well does not hide that a claim is missing."""
+
+    CARDS = (ONE, TWO)
+
+    def start(self, type_, **devices):
+        self.config.config(resource_classes='standard', group='accel')
+        self.start_host(drivers=(type_,), **devices)
+
+    def boot_both(self, name):
+        return self.host.boot(
+            {'resources1:' + name: '1', 'resources2:' + name: '1',
+             'group_policy': 'isolate'},
+            {uuid: allocation for address in self.CARDS for uuid, allocation
+             in self.host.allocation(address, name).items()})
+
+    def lost_while_one_is_away(self):
+        self.host.accelerators.close()
+        self.host.power_cut()
+        self.simulated.kernel.set_fault(self.CARDS[1], vanish=True)
+        self.lost()
+        self.host.reconciler.run(first=True)
+
+    def assertStartsWithBothOrNot(self, server):
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.start_guest, server)
+        self.assertIn('being found out', str(error))
+        self.assertIsNone(self.host.devices_of(server))
+        self.simulated.kernel.set_fault(self.CARDS[1], vanish=None)
+        self.host.inventory.scan()
+        self.host.reconciler.run()
+        self.settled()
+        self.host.start_guest(server)
+
+    def test_whole_cards(self):
+        self.start('gpu', gpus=[{'address': a} for a in self.CARDS])
+        server = self.boot_both('PGPU')
+        self.lost_while_one_is_away()
+        self.assertStartsWithBothOrNot(server)
+        self.assertHas(server, *self.CARDS)
+
+    def test_vgpus(self):
+        self.start('vgpu', vgpus=[
+            test_vgpu.gpu('mdev', address=a, types=test_vgpu.TYPES[:1])
+            for a in self.CARDS])
+        server = self.boot_both('VGPU')
+        self.lost_while_one_is_away()
+        self.assertEqual([State.BOUND], self.host.states(server))
+        self.assertStartsWithBothOrNot(server)
+        self.assertEqual(2, len(self.host.devices_of(server)))
+
+    def test_vgpu_of_novas_own(self):
+        """It is no device that would have to be settled."""
+        self.start('gpu', gpus=[{'address': a} for a in self.CARDS])
+        native = {str(uuid.uuid4()): {'resources': {'VGPU': 1}}}
+        server = self.host.boot(
+            {'resources1:PGPU': '1', 'resources2:VGPU': '1'},
+            {**self.host.allocation(ONE, 'PGPU'), **native})
+        self.lost_while_one_is_away()
+        self.assertNotEqual(frozenset(), self.host.holdings.unsettled())
+        self.host.start_guest(server)
+        self.assertHas(server, ONE)

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A server that had devices starts with them, or not at all."""
 
+from unittest import mock
+
 import ddt
 
 from nova_accel import exception
@@ -76,12 +78,30 @@ class StartTest(base.HostTestCase):
         self.assertHas(self.server, vf(A))
 
     def test_killed_at_each_state_then_restarted(self):
-        for state in (State.INITIAL, State.PROVISIONING, State.BOUND):
+        for state in State:
             self.left_by_a_crash(state)
             self.restart()
             self.host.reboot(self.server)
             self.assertHas(self.server, vf(A))
             self.assertEqual(plain(FUNCTION), self.host.carries(A))
+            self.claim, = self.host.holdings.all()
+
+    def test_plug_fails_and_the_store_as_well(self):
+        """What could not be released is started with."""
+        image = self.host.upload(OTHER)
+        server = self.host.cloud.add_server(base.asks(OTHER))
+        self.host.cloud.allocate(server, self.host.allocation(B))
+        self.host.kernel.set_fault(B, pr_error='crc')
+        releasing = self.host.holdings.releasing
+        self.host.holdings.releasing = mock.Mock(
+            side_effect=exception.AcceleratorsUnavailable('The disk is full.'))
+        self.assertRaises(exception.AcceleratorError, self.host.spawn, server)
+        self.host.holdings.releasing = releasing
+        self.host.kernel.set_fault(B, pr_error=None)
+        self.host.start_guest(server)
+        self.assertHas(server, vf(B))
+        self.assertEqual(image, self.host.holdings.of(
+            server)[0].restore_bitstream)
 
     def test_host_boot(self):
         """The card has its first function again, and the guest gets its own

@@ -26,9 +26,6 @@ TABLE = {
         lambda h, c: h.bound_as_before([c]),
         {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
         State.BOUND),
-    'failed': (
-        lambda h, c: h.failed([c], 'why'),
-        {State.INITIAL, State.PROVISIONING}, State.BIND_FAILED),
     'doubt': (
         lambda h, c: h.doubt([c], 'why'),
         {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},

@@ -138,7 +138,11 @@ class PlanTest(testtools.TestCase):
                 (False, [asks()], []), (False, [asks(amount=2)], [holds()]),
                 (False, [asks(), asks('2')], [holds()]),
                 (False, [asks(name='VGPU')], []),
-                (True, [asks(name='VGPU'), asks('2')], [holds(group='2')]),
+                # whose the other one is, only Placement knows
+                *((False, [asks(name=name), asks('2')], [holds(group='2')])
+                  for name in ('VGPU', 'PGPU')),
+                (False, [asks(name='PGPU'), asks('2', 'PGPU')],
+                 [holds(group='2', name='PGPU')]),
                 *((False, [asks()], [holds(state=state)])
                   for state in model.ClaimState
                   if state is not model.ClaimState.BOUND)):
