@@ -308,6 +308,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._handles_to_start(context, instance)
         super().unrescue(context, instance, *args, **kwargs)
 
+    def _create_guest(self, context, xml, instance, *args, **kwargs):
+        """Wherever a guest starts. The XML from before a rescue lacks what
+        was out of the guest then, as after a programming that failed."""
+        if instance.task_state == task_states.UNRESCUING and (
+                handles := self.accelerators.handles(instance.uuid)):
+            xml = self.cloud.hostdevs.complete(xml, handles)
+        return super()._create_guest(context, xml, instance, *args, **kwargs)
+
     # A server moves
 
     def check_can_live_migrate_source(self, context, instance, *args,
