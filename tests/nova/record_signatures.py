@@ -47,7 +47,6 @@ RECORDED = {
     'nova.compute.task_states': [
         'SPAWNING', 'DELETING', 'REBUILDING', 'REBUILD_SPAWNING',
         'REBUILD_BLOCK_DEVICE_MAPPING', 'RESIZE_MIGRATING', 'UNRESCUING'],
-    'nova.compute.vm_states': ['SOFT_DELETED'],
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
     'nova.scheduler.manager': [
