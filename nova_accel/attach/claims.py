@@ -308,6 +308,9 @@ class ClaimStore:
         values = {name: getattr(value, 'value', value)
                   for name, value in changes.items()}
         uuids = [claim.uuid for claim in claims]
+        if not uuids:
+            # a server that holds nothing does not depend on this file
+            return []
         with self._transaction() as db:
             if changes:
                 db.executemany(
@@ -322,6 +325,8 @@ class ClaimStore:
     def remove(self, claims: Iterable[model.Claim]) -> None:
         """Give their handles free."""
         uuids = {claim.uuid for claim in claims}
+        if not uuids:
+            return
         with self._transaction() as db:
             db.executemany('DELETE FROM claims WHERE uuid = ?',
                            [(uuid,) for uuid in uuids])

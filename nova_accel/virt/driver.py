@@ -13,7 +13,6 @@ import functools
 import threading
 
 from nova.compute import task_states
-from nova.compute import vm_states
 from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
@@ -308,6 +307,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._handles_to_start(context, instance)
         super().unrescue(context, instance, *args, **kwargs)
 
+    def _create_guest(self, context, xml, instance, *args, **kwargs):
+        """Wherever a guest starts. The XML from before a rescue lacks what
+        was out of the guest then, as after a programming that failed."""
+        if instance.task_state == task_states.UNRESCUING and (
+                handles := self.accelerators.handles(instance.uuid)):
+            xml = self.cloud.hostdevs.complete(xml, handles)
+        return super()._create_guest(context, xml, instance, *args, **kwargs)
+
     # A server moves
 
     def check_can_live_migrate_source(self, context, instance, *args,
@@ -360,16 +367,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.accelerators.wait_until_idle(instance.uuid)
             self._set_aside(context, instance)
         super().destroy(context, instance, *args, **kwargs)
+        # Nova's start and its periodic tasks take one server after the other,
+        # and have no user (nova.context.get_admin_context)
+        wait = context.user_id is not None
         if not (leaves or instance.uuid in self._hard_reboots()
                 or instance.task_state == task_states.REBUILDING):
-            # Nova's periodic tasks, which delete these, do not wait
-            self.accelerators.unplug(
-                context, instance.uuid, wait=not (
-                    instance.deleted
-                    or instance.vm_state == vm_states.SOFT_DELETED))
+            self.accelerators.unplug(context, instance.uuid, wait=wait)
         if instance.task_state == task_states.DELETING:
             # of a move that failed
-            self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
+            self.accelerators.unplug(
+                context, instance.uuid, model.Role.OLD, wait)
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
         """In destroy(), and by itself when a resize to another cell is

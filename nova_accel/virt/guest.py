@@ -8,6 +8,7 @@ nova.virt.libvirt.guest.Guest.
 from collections.abc import Callable, Iterable, Mapping
 import time
 
+from lxml import etree
 from nova.virt.libvirt import config
 
 from nova_accel import exception
@@ -46,13 +47,31 @@ class Hostdevs:
     def attach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
         """Into a running guest, where it has not got them; a device that was
         in it before comes back to its place."""
-        there = self.addresses(guest)
+        for hostdev in self._missing(handles, self.addresses(guest)):
+            hostdev.port = expanders.port_of(
+                _address(hostdev), guest.get_xml_desc())
+            guest.attach_device(hostdev, live=True)
+
+    def complete(self, xml: str,
+                 handles: Iterable[model.AttachHandle]) -> str:
+        """Add what is missing to guest XML that libvirt gave earlier; a device
+        that was in that guest before comes back to its place."""
+        earlier = config.LibvirtConfigGuest()
+        earlier.parse_str(xml)
+        missing = list(self._missing(handles, _addresses(earlier.devices)))
+        if not missing:
+            return xml
+        document = etree.fromstring(xml)
+        for hostdev in missing:
+            hostdev.port = expanders.port_of(_address(hostdev), xml)
+            document.find('devices').append(hostdev.format_dom())
+        return etree.tostring(document, encoding='unicode')
+
+    def _missing(self, handles, there):
         for handle in handles:
             for hostdev in self._hostdevs(handle):
                 if _address(hostdev) not in there:
-                    hostdev.port = expanders.port_of(
-                        _address(hostdev), guest.get_xml_desc())
-                    guest.attach_device(hostdev, live=True)
+                    yield hostdev
 
     def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
         """Out of a running guest; ends when they are out.

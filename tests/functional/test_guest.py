@@ -285,7 +285,7 @@ class GuestTest(operations.OperationsTestBase):
         self.killed(self.accelerators(self.host).store, 'update',
                     forceDelete=None)
         self._wait_until_deleted(self.server)
-        self.assertEqual([], self.claims())
+        self._wait_for_assert(lambda: self.assertEqual([], self.claims()))
         self.delete_all()
 
     def test_host_boot_without_resume(self):

@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 import re
+import sqlite3
 import threading
 
 import fixtures
@@ -148,3 +149,29 @@ class NothingHeldTest(operations.OperationsTestBase):
         self.assertSame('create', self.boot_on)
         self.assertSame('cold snapshot', self.act(
             'createImage', {'name': 'snapshot'}))
+
+
+class StoreLockedTest(operations.OperationsTestBase):
+    """The claim stores of both hosts cannot be written."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot({})
+        for host in self.HOSTS:
+            path = self.accelerators(host).store.path
+            other = self.enterContext(contextlib.closing(
+                sqlite3.connect(path)))
+            other.execute('BEGIN IMMEDIATE')
+
+    def test_moves(self):
+        host = self.host_of(self.server)
+        self._migrate_server(self.server)
+        self._revert_resize(self.server)
+        self.assertEqual(host, self.host_of(self.server))
+        flavor = self._create_flavor(extra_spec={}, vcpu=3)
+        self._resize_server(self.server, flavor)
+        self._revert_resize(self.server)
+        self.assertEqual(host, self.host_of(self.server))
+        self._resize_server(self.server, flavor)
+        self._confirm_resize(self.server)
+        self.assertNotEqual(host, self.host_of(self.server))

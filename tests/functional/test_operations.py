@@ -7,6 +7,7 @@ The docstring of each test is its row in docs/source/operations.rst.
 from unittest import mock
 
 from nova import exception as nova_exception
+from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_accel import model
 from nova_accel import naming
@@ -66,6 +67,21 @@ class KeepTest(operations.OperationsTestBase):
         self._rescue_server(self.server)
         self.assertHas(self.server)
         self._unrescue_server(self.server)
+        self.assertKept()
+
+    def test_unrescue_of_a_guest_that_lacked_its_devices(self):
+        host, address = self.before[0]
+        cloud = self.computes[host].driver.cloud
+        cloud.detach(self.server['id'], self.accelerators(host).handles(
+            self.server['id']))
+        self.assertEqual([], self.hostdevs(self.server))
+        self._rescue_server(self.server)
+        self.assertHas(self.server)
+        # a guest that has no room for it while it runs has it at its start
+        with mock.patch.object(
+                fakelibvirt.Domain, 'attachDeviceFlags',
+                side_effect=fakelibvirt.libvirtError('no room')):
+            self._unrescue_server(self.server)
         self.assertKept()
 
     def test_rebuild(self):

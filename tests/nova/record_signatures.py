@@ -46,8 +46,7 @@ RECORDED = {
         'ResourceTracker: instance_claim _move_claim'],
     'nova.compute.task_states': [
         'SPAWNING', 'DELETING', 'REBUILDING', 'REBUILD_SPAWNING',
-        'REBUILD_BLOCK_DEVICE_MAPPING', 'RESIZE_MIGRATING'],
-    'nova.compute.vm_states': ['SOFT_DELETED'],
+        'REBUILD_BLOCK_DEVICE_MAPPING', 'RESIZE_MIGRATING', 'UNRESCUING'],
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
     'nova.scheduler.manager': [

@@ -404,6 +404,9 @@ class DamageTest(StoreTestCase):
                                    self.path, timeout=0.05)
             # readers do not wait
             self.assertEqual([one], store.claims())
+            # nor does what changes nothing
+            self.assertEqual([], store.update([], error='x'))
+            store.remove([])
         store.remove([one])
 
     def test_every_method(self):

@@ -234,3 +234,12 @@ class AttachTest(testtools.TestCase):
     def test_device_that_had_none(self):
         hostdevs().attach(self.guest, [D])
         self.assertEqual({**self.before, 'd8:00.0': False}, self.now())
+
+    def test_before_it_starts(self):
+        self.guest.detach('3b:00.1', C.address)
+        xml = self.guest.xml.decode()
+        guest = Running(hostdevs().complete(xml, [A, B, C]))
+        self.assertEqual(
+            self.before, ports(ElementTree.fromstring(guest.xml)))
+        self.assertEqual(guest.xml, hostdevs().complete(
+            guest.xml, [A, B, C]))
