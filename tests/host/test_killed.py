@@ -453,6 +453,18 @@ class VgpuTest(KilledTestCase, OperationsMixin):
             [], self.simulated.kernel.listdir('bus/mdev/devices'))
 
 
+class VgpuOfVfTest(VgpuTest):
+    """Those that NVIDIA's driver makes of VFs: a type that is written."""
+
+    DEVICES = {'vgpus': [test_vgpu.gpu('vendor-vfio')]}
+
+    def check_clean(self):
+        kernel = self.simulated.kernel
+        self.assertEqual(['0'] * len(test_vgpu.VF), [
+            kernel.read(pci.path(address, 'nvidia/current_vgpu_type'))
+            for address in test_vgpu.VF])
+
+
 class GpuTest(KilledTestCase, OperationsMixin):
 
     DEVICES = {'gpus': [{'address': A}]}
