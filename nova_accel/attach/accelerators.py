@@ -223,7 +223,8 @@ class Accelerators:
             self.inventory.update_tree(
                 tree, node, lambda uuid: any(
                     uuid in given['allocations']
-                    for given in allocations.values()), moved, used)
+                    for given in allocations.values()), moved, used,
+                self.publisher.named)
             return True
         if self.relocation.is_needed(node, tree.data(node).uuid) and starting:
             return False
@@ -231,7 +232,8 @@ class Accelerators:
         # scheduled to it, and Placement would refuse its report
         self.publisher.show(self._cloud.admin_context(),
                             self.inventory.update_tree(
-                                tree, node, self.publisher.in_use))
+                                tree, node, self.publisher.in_use,
+                                named=self.publisher.named))
         return True
 
     def reported(self) -> None:

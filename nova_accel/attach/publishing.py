@@ -48,3 +48,10 @@ class Publisher:
             return bool(self._cloud.consumers(provider_uuid))
         except exception.PlacementUnavailable:
             return True
+
+    def named(self, name: str) -> set[str]:
+        """The uuids of the providers of a name, wherever they are.
+
+        :raises PlacementUnavailable: it is not known.
+        """
+        return self._cloud.find_providers(name=name)

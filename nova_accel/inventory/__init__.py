@@ -572,7 +572,9 @@ class Inventory:
 
     def update_tree(self, tree, node: str, in_use: Callable[[str], bool],
                     moved: Iterable[model.Claim] = (),
-                    used: Callable[[str], int] = lambda uuid: 0) -> set[str]:
+                    used: Callable[[str], int] = lambda uuid: 0,
+                    named: Callable[[str], set[str]] = lambda name: set(),
+                    ) -> set[str]:
         """Make Nova's provider tree show our devices; touch nothing else.
 
         An error of the store is logged once and leaves the tree as it is.
@@ -583,6 +585,9 @@ class Inventory:
         :param moved: claims whose allocations go to other providers in the
             same request to Placement, as they will be.
         :param used: how much of a provider will be allocated then.
+        :param named: uuids of the providers of a name in all of Placement;
+            asked only before one of ours is made. It may raise
+            PlacementUnavailable.
         :returns: uuids of providers that were there and were changed.
         :raises Exception: only with moved: allocations would move without
             the tree.
@@ -600,7 +605,7 @@ class Inventory:
                 held = {c.device_address for c in self._store.claims()}
                 gone = [a for a in gone if a not in held]
             removed, changed = self._tree.update(tree, node, wanted, gone,
-                                                 in_use, used)
+                                                 in_use, used, named)
             for address in removed:
                 self._table.remove(address)
         except exception.AcceleratorError as error:

@@ -4,10 +4,14 @@
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
+import re
 
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
+
+#: of a resource class or a trait, as Placement accepts it
+_NAME = re.compile('[A-Z0-9_]{1,255}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,21 +289,45 @@ def providers(devices: Iterable[model.Device],
     for device in devices:
         try:
             pool = pool_of(device)
-            if pool:
-                # a name that cannot be a trait is this device's trouble
-                naming.device_traits(device)
-                pools.setdefault(pool, []).append(device)
-                continue
-            for provider in _providers_of(device, node, root_uuid, use):
-                result[provider.uuid] = provider
-        except exception.InvalidName as error:
+            # what cannot be shown of it must not cost the others of its pool
+            alone = ([_pool(pool, [device], node, root_uuid, use)] if pool
+                     else list(_providers_of(device, node, root_uuid, use)))
+            for provider in alone:
+                _check(provider)
+        except Exception as error:
             if report:
-                report(device.address, str(error))
+                report(device.address, _why(device, error))
+            continue
+        if pool:
+            pools.setdefault(pool, []).append(device)
+        else:
+            result.update({provider.uuid: provider for provider in alone})
     for name, members in pools.items():
         provider = _pool(name, members, node, root_uuid, use,
                          (sets or {}).get(name))
         result[provider.uuid] = provider
     return result
+
+
+def _check(provider: Provider) -> None:
+    """Check what a driver reports, of another package as a rule: Placement
+    would refuse it, and with it Nova's report of the whole host.
+
+    :raises ValueError: a name or a number is wrong.
+    """
+    for name in (*provider.inventory, *provider.traits):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f'{name!r} is not a name for Placement')
+    for name, total in provider.inventory.items():
+        if not isinstance(total, int) or total < 1:
+            raise ValueError(f'{total!r} is not a number of {name}')
+
+
+def _why(device: model.Device, error: Exception) -> str:
+    if isinstance(error, exception.InvalidName):
+        return str(error)
+    return (f'the driver {device.driver} reports of it what cannot be shown '
+            f'({type(error).__name__}: {error}); correct the driver.')
 
 
 def by_part(shown: Mapping[str, Provider],

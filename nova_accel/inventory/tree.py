@@ -15,6 +15,8 @@ of one that is gone             fenced; removed in a later pass when nothing
 ours without a device           the same
 of somebody else                the same, with an ERROR in the log; ours of
                                 that name is not made meanwhile
+of somebody else, outside of    left alone, with an ERROR in the log; ours of
+Nova's tree of this host        that name is not made meanwhile
 ==============================  ============================================
 
 A device that is gone leaves its pool at once. A new pool takes over what the
@@ -35,6 +37,7 @@ from nova_accel import naming
 LOG = logging.getLogger(__name__)
 
 InUse = Callable[[str], bool]
+Named = Callable[[str], set[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,8 @@ class _Pass:
 
     #: (name, parent, uuid) of those to be made, parents first
     made: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+    #: whether Placement is asked for names; not again once it did not answer
+    asks: bool = True
     #: (uuid, inventory)
     inventories: list[tuple[str, dict]] = dataclasses.field(
         default_factory=list)
@@ -100,6 +105,7 @@ class Tree:
                wanted: Mapping[str, providers.Provider],
                gone: Iterable[str], in_use: InUse,
                used: Callable[[str], int] = lambda uuid: 0,
+               named: Named = lambda name: set(),
                ) -> tuple[list[str], set[str]]:
         """Make the tree show what is wanted; touch nothing else.
 
@@ -110,6 +116,9 @@ class Tree:
         :param in_use: whether anything is allocated from a provider uuid.
         :param used: how much of a provider the same request to Placement
             allocates.
+        :param named: uuids of the providers of a name in all of Placement;
+            asked only before a provider is made. It may raise
+            PlacementUnavailable.
         :returns: those of gone of which nothing is left in the tree; the
             uuids of providers that were there and were changed.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
@@ -120,7 +129,7 @@ class Tree:
         there = _walk(tree, node)
         plan = _Pass()
         foreign = self._foreign(everything, wanted)
-        self._plan_ours(plan, everything, foreign, wanted, in_use)
+        self._plan_ours(plan, everything, foreign, wanted, in_use, named)
         left = self._plan_stale(plan, tree, node, there, foreign, wanted,
                                 set(gone), in_use)
         self._leave_room(plan, there, wanted, used)
@@ -160,7 +169,8 @@ class Tree:
                  if p.uuid not in everything}
         return {s.name: s for s in everything.values() if s.name in names}
 
-    def _plan_ours(self, plan, everything, foreign, wanted, in_use) -> None:
+    def _plan_ours(self, plan, everything, foreign, wanted, in_use,
+                   named) -> None:
         made = set()
         for uuid, provider in wanted.items():
             shown = everything.get(uuid)
@@ -168,7 +178,8 @@ class Tree:
                 if provider.name in foreign or not (
                         provider.region_index is None
                         or provider.parent in everything
-                        or provider.parent in made):
+                        or provider.parent in made) or self._is_taken(
+                            plan, provider, named):
                     continue
                 made.add(uuid)
                 plan.made.append((provider.name, provider.parent, uuid))
@@ -181,6 +192,30 @@ class Tree:
                     and settled[2] == shown.traits):
                 continue
             self._plan_one(plan, provider, shown, in_use)
+
+    def _is_taken(self, plan, provider, named) -> bool:
+        """Whether a provider outside of Nova's tree has the name. Placement
+        would refuse a second one, and Nova's whole report would fail."""
+        if not plan.asks:
+            return False
+        try:
+            others = named(provider.name) - {provider.uuid}
+        except exception.PlacementUnavailable as error:
+            # Nova's report needs Placement as well, and tells if it fails
+            LOG.debug('Provider %s is made without a look for others of its '
+                      'name: %s', provider.name, error)
+            plan.asks = False
+            return False
+        for uuid in others - self._named:
+            self._named.add(uuid)
+            LOG.error(
+                'Provider %s was to be made for %s, and Placement has one of '
+                'this name (%s) that nova_accel did not make, outside of the '
+                'tree of this host: delete it, or rename it with "openstack '
+                'resource provider set --name", as the device is not reported '
+                'until then', provider.name, ', '.join(provider.addresses),
+                uuid)
+        return bool(others)
 
     def _leave_room(self, plan, there, wanted, used) -> None:
         """Placement refuses a request that reserves what it allocates: leave

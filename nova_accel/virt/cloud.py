@@ -84,11 +84,13 @@ class NovaCloud:
             return False
         return response is not None and response.status_code == 404
 
-    def find_providers(self, resources=None, trait=None, uuid=None):
-        query = {'required': trait, 'uuid': uuid, 'resources': ','.join(
-            f'{name}:{amount}' for name, amount in (resources or {}).items())}
+    def find_providers(self, resources=None, trait=None, uuid=None,
+                       name=None):
+        query = {'required': trait, 'uuid': uuid, 'name': name,
+                 'resources': ','.join(f'{class_}:{amount}' for class_, amount
+                                       in (resources or {}).items())}
         url = '/resource_providers?' + parse.urlencode(
-            {name: value for name, value in query.items() if value})
+            {key: value for key, value in query.items() if value})
         try:
             # 1.18: required
             response = self._placement.get(url, version='1.18')

@@ -76,6 +76,45 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual({mine}, nova.find_providers(trait=trait))
         self._delete_server(server)
 
+    def test_find_providers_by_name(self):
+        nova = self.computes['compute1'].driver.cloud
+        self.assertEqual({self.provider(self.region)['uuid']},
+                         nova.find_providers(name=self.region))
+        self.assertEqual(set(), nova.find_providers(name='nobody & none'))
+
+    @cloud.fresh
+    def test_name_that_is_taken_elsewhere(self):
+        """A provider of somebody else under one of our names costs that
+        device, not the host: servers without accelerators are built."""
+        other = 'compute3_accel_' + DEVICE
+        self.placement.post('/resource_providers', {'name': other},
+                            version='1.20')
+        uuid = self.provider(other)['uuid']
+        self.describe_host('compute3', {'cards': [
+            base.card(DEVICE), base.card('0000:af:00.0')]})
+        self.start_compute('compute3')
+        self.report()
+        tree = self.provider_tree()
+        self.assertNotIn(f'{other}_region0', tree)
+        self.assertIn('compute3_accel_0000:af:00.0_region0', tree)
+        self.assertEqual(uuid, self.provider(other)['uuid'])
+        said, = [line for line in self.stdlog.logger.output.splitlines()
+                 if uuid in line and ' ERROR [nova_accel.' in line]
+        self.assertIn('delete it', said)
+        self.assertIsNotNone(self.provider('compute3'))
+        server = self._build_server(
+            networks='none', image_uuid=self.glance.guest_image,
+            flavor_id=self._create_flavor(extra_spec={}))
+        server.pop('availability_zone', None)
+        server = self.admin_api.post_server(
+            {'server': {**server, 'host': 'compute3'}})
+        self._wait_for_state_change(server, 'ACTIVE')
+        self._delete_server(server)
+        # the operator deletes it
+        self.placement.delete(f'/resource_providers/{uuid}')
+        self.report()
+        self.assertIn(f'{other}_region0', self.provider_tree())
+
     @cloud.fresh
     def test_what_others_set_survives(self):
         region = self.provider(self.region)['uuid']

@@ -152,8 +152,17 @@ class Host:
         self.accelerators.set_aside(uuid_, migration)
         return migration
 
-    def confirm(self, uuid_, migration):
-        self.cloud.stop_guest(uuid_, undefine=True)
+    def resize_here(self, uuid_, allocation):
+        """A resize that stays on this host; the migration's uuid."""
+        migration = self.migrate_away(uuid_)
+        self.cloud.allocate(uuid_, allocation)
+        self.spawn(uuid_)
+        return migration
+
+    def confirm(self, uuid_, migration, here=False):
+        """:param here: the server was resized on this host, and runs."""
+        if not here:
+            self.cloud.stop_guest(uuid_, undefine=True)
         self.accelerators.unplug(self.cloud.admin_context(), uuid_,
                                  model.Role.OLD)
         self.settle()
@@ -207,6 +216,15 @@ class Host:
 
     def go_and_come_back(self, uuid_):
         self.revert(uuid_, self.migrate_away(uuid_))
+
+    def delete_moved(self, uuid_):
+        """A server is deleted of which a move on this host did not end."""
+        self.cloud.stop_guest(uuid_, undefine=True)
+        for role in model.Role:
+            self.accelerators.unplug(self.cloud.admin_context(), uuid_, role)
+        self.settle()
+        for consumer in self.cloud.read()['allocations']:
+            self.cloud.allocate(consumer, None)
 
     def come_back(self, uuid_):
         """The operator takes a move back, wherever it stands."""

@@ -64,8 +64,8 @@ class Cloud:
         #: raised instead of telling which guests there are
         self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to,
-        #: searched for providers
-        self.asked = self.shown = self.searched = 0
+        #: searched for providers, asked for names of providers
+        self.asked = self.shown = self.searched = self.named = 0
         #: providers of other hosts, as those of the state
         self.other_providers = {}
 
@@ -110,15 +110,19 @@ class Cloud:
                 in self.read()['allocations'].items()
                 if provider_uuid in allocation}
 
-    def find_providers(self, resources=None, trait=None, uuid=None):
-        self.searched += 1
+    def find_providers(self, resources=None, trait=None, uuid=None,
+                       name=None):
+        if name is None:
+            self.searched += 1
+        else:
+            self.named += 1
         if self.placement_error:
             raise self.placement_error
         state = self.read()
 
-        def has(uuid_, provider, name, amount):
-            item = provider['inventory'].get(name)
-            used = sum(allocation[uuid_]['resources'].get(name, 0)
+        def has(uuid_, provider, class_, amount):
+            item = provider['inventory'].get(class_)
+            used = sum(allocation[uuid_]['resources'].get(class_, 0)
                        for allocation in state['allocations'].values()
                        if uuid_ in allocation)
             return item and item['total'] - item['reserved'] - used >= amount
@@ -126,6 +130,7 @@ class Cloud:
             uuid_ for uuid_, provider in (*state['providers'].items(),
                                           *self.other_providers.items())
             if trait in (None, *provider['traits']) and uuid in (None, uuid_)
+            and name in (None, provider.get('name'))
             and all(has(uuid_, provider, *item)
                     for item in (resources or {}).items())}
 
@@ -328,6 +333,11 @@ class Cloud:
         """
         tree = Tree(self)
         if accelerators.report(tree, NODE, None, starting):
+            names = {p.get('name') for p in self.other_providers.values()}
+            for provider in tree.providers.values():
+                if provider['name'] in names:
+                    raise AssertionError(
+                        f'Placement refuses a second {provider["name"]}')
             with self.state() as state:
                 state['providers'] = tree.providers
         else:

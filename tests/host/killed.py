@@ -40,7 +40,8 @@ CALLS = {
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
         'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
         'unbind', 'reset_function', 'probe',
-        'write_timecard', 'program_xclbin', 'close_mailbox', 'call'),
+        'write_attribute', 'write_timecard', 'program_xclbin',
+        'close_mailbox', 'call'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest', 'reshape'),
 }
 

@@ -133,6 +133,18 @@ class OperationsMixin:
         self.at_each_point(
             self.booted, lambda: [['delete', SERVER]], self.delete)
 
+    def test_confirm(self):
+        """A move to another host is confirmed, here on its source."""
+        def begin():
+            self.booted()
+            self.migration, _ = self.compute.run([['migrate_away', SERVER]])
+
+        def after():
+            self.compute.run([['reconcile'],
+                              ['confirm', SERVER, self.migration]])
+        self.at_each_point(
+            begin, lambda: [['confirm', SERVER, self.migration]], after)
+
     def test_resume(self):
         def begin():
             self.booted()
@@ -180,6 +192,34 @@ class FpgaTest(KilledTestCase, OperationsMixin):
             self.delete()
         self.at_each_point(
             self.booted, lambda: [['go_and_come_back', SERVER]], after)
+
+    def test_resize_on_the_same_host(self):
+        """A server that fails in it, and is deleted."""
+        other = self.host.allocation(B)
+        self.at_each_point(
+            self.booted, lambda: [['resize_here', SERVER, other]],
+            lambda: self.compute.run([['reconcile'],
+                                      ['delete_moved', SERVER]]))
+
+    def test_confirm_on_the_same_host(self):
+        """The server keeps what it got by the resize."""
+        other = self.host.allocation(B)
+
+        def begin():
+            self.booted()
+            self.migration, _ = self.compute.run(
+                [['resize_here', SERVER, other]])
+
+        def steps():
+            return [['confirm', SERVER, self.migration, True]]
+
+        def after():
+            self.compute.run([['reconcile'], *steps()])
+            self.assertEqual(
+                [[[SERVER, vf(B)]], {SERVER: [vf(B)]}],
+                self.compute.run([['seen']])[0])
+            self.delete()
+        self.at_each_point(begin, steps, after)
 
     def test_runtime_programming(self):
         def begin():
@@ -326,7 +366,7 @@ class SanitizeTest(DiskTest):
 
 class HangingSanitizeTest(SanitizeTest):
 
-    test_plug = test_unplug = test_resume = None
+    test_plug = test_unplug = test_confirm = test_resume = None
 
     def test_sanitize_that_runs_when_it_is_killed(self):
         """The next nova-compute waits for it."""
@@ -367,7 +407,7 @@ class LostStoreTest(DiskTest):
 
     FREE = '0000:03:00.0'
     DEVICES = {'nvmes': [{'address': DISK}, {'address': FREE}]}
-    test_plug = test_unplug = test_resume = None
+    test_plug = test_unplug = test_confirm = test_resume = None
 
     def begin(self):
         self.booted()
@@ -394,7 +434,7 @@ class ExchangedTest(DiskTest):
 
     SLOT = '0000:03:00.0'
     DEVICES = {'nvmes': [{'address': DISK}, {'address': SLOT}]}
-    test_plug = test_unplug = test_resume = None
+    test_plug = test_unplug = test_confirm = test_resume = None
 
     def begin(self):
         self.booted()
@@ -427,6 +467,18 @@ class VgpuTest(KilledTestCase, OperationsMixin):
     def check_clean(self):
         self.assertEqual(
             [], self.simulated.kernel.listdir('bus/mdev/devices'))
+
+
+class VgpuOfVfTest(VgpuTest):
+    """Those that NVIDIA's driver makes of VFs: a type that is written."""
+
+    DEVICES = {'vgpus': [test_vgpu.gpu('vendor-vfio')]}
+
+    def check_clean(self):
+        kernel = self.simulated.kernel
+        self.assertEqual(['0'] * len(test_vgpu.VF), [
+            kernel.read(pci.path(address, 'nvidia/current_vgpu_type'))
+            for address in test_vgpu.VF])
 
 
 class GpuTest(KilledTestCase, OperationsMixin):

@@ -7,13 +7,53 @@ import ddt
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel import naming
 from tests.host import base
+from tests.host import cloud as clouds
 from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain, vf
 
 State = model.ClaimState
 DISK = '0000:02:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
 NO_ANSWER = exception.PlacementUnavailable('Placement answered 500.')
+
+
+class NameTest(base.HostTestCase):
+    """Placement has a provider under one of our names elsewhere."""
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        self.name = naming.device_provider_name(clouds.NODE, B)
+        self.host.cloud.other_providers = {'elsewhere': {
+            'name': self.name, 'inventory': {}, 'traits': []}}
+        # as before the first report
+        with self.host.cloud.state() as state:
+            state['providers'] = {}
+
+    def names(self):
+        return {provider['name'] for provider
+                in self.host.cloud.read()['providers'].values()}
+
+    def test_other_devices_are_reported(self):
+        self.host.report()
+        self.assertEqual({clouds.NODE, f'{clouds.NODE}_accel_{A}',
+                          f'{clouds.NODE}_accel_{A}_region0'}, self.names())
+        self.assertIn('elsewhere', self.log.output)
+        # the operator deletes it
+        self.host.cloud.other_providers.clear()
+        self.host.report()
+        self.assertIn(self.name, self.names())
+        # and then there is nothing to ask for
+        named = self.host.cloud.named
+        self.host.report()
+        self.assertEqual(named, self.host.cloud.named)
+
+    def test_placement_does_not_answer(self):
+        self.host.cloud.other_providers.clear()
+        self.host.cloud.placement_error = NO_ANSWER
+        self.host.report()
+        self.assertIn(self.name, self.names())
 
 
 @ddt.ddt

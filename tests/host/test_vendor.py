@@ -172,6 +172,21 @@ class VendorTest(base.HostTestCase):
         self.wait(lambda: all(c.device_address != A
                               for c in self.host.holdings.all()))
 
+    def test_device_that_cannot_be_shown(self):
+        """It costs itself: the other one is given, and Nova's own work, for
+        which our providers are asked as well, goes on."""
+        self.change_driver(
+            'return dataclasses.replace(\n            device, handles',
+            'return dataclasses.replace(\n            device, '
+            f'memory=((\'HBM\', \'8\' if device.address == {A!r} else 8),), '
+            'handles')
+        self.start()
+        self.assertHas(self.boot({f'resources1:{AI}': '1'}, B), B)
+        line, = [line for line in self.log.output.splitlines()
+                 if 'is not reported' in line]
+        self.assertIn(f'Device {A}', line)
+        self.assertIn('the driver acme reports', line)
+
     def test_driver_of_another_contract(self):
         """It is left out, and says so; the others go on."""
         self.change_driver('CONTRACT = 2', 'CONTRACT = 3')

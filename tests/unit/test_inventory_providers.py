@@ -208,6 +208,32 @@ class ProvidersTest(testtools.TestCase):
         self.assertEqual({B}, {p.addresses[0] for p in found.values()})
         self.assertEqual(A, told[0][0])
 
+    WRONG = ({'bridges': (7,)}, {'traits': ('custom foo',)},
+             {'traits': None}, {'state_traits': None}, {'vendor': None})
+
+    @ddt.data(*WRONG, {'memory': (('HBM', '8'),)}, {'memory': (('HBM', 8.5),)},
+              {'memory': (('HBM', 0),)}, {'memory': (('hbm', 8),)},
+              {'memory': None}, {'regions': (None,)})
+    def test_device_that_cannot_be(self, wrong):
+        """It costs itself, and no other device."""
+        self.check_costs_itself(fpga(A), wrong)
+
+    @ddt.data(*WRONG, {'handles': None})
+    def test_member_of_a_pool_that_cannot_be(self, wrong):
+        self.check_costs_itself(card(), wrong, 'host_accel_pool')
+
+    def check_costs_itself(self, device, wrong, pool=None):
+        told = []
+        found = providers.providers(
+            [dataclasses.replace(device, **wrong),
+             dataclasses.replace(device, address=B)], [], 'host', ROOT,
+            report=lambda *args: told.append(args),
+            pool_of=lambda device: pool)
+        self.assertEqual({(B,)}, {p.addresses for p in found.values()})
+        (address, why), = told
+        self.assertEqual(A, address)
+        self.assertIn(f'the driver {device.driver} reports', why)
+
 
 @ddt.ddt
 class MergedTest(testtools.TestCase):

@@ -322,6 +322,56 @@ class ForeignTest(InventoryTestBase):
             self.assertIn(naming.device_traits(fpga(A)).pop(),
                           data[CARD].traits)
 
+    def update_beside(self, others, asked):
+        """A pass while Placement has providers outside of Nova's tree.
+
+        :param others: name -> uuid.
+        :param asked: receives the names that Placement is asked for.
+        """
+        def named(name):
+            asked.append(name)
+            return {others[name]} if name in others else set()
+        self.inventory.scan()
+        self.inventory.update_tree(self.tree, NODE, self.in_use, named=named)
+        return {self.name(u) for u in self.tree.get_provider_uuids(NODE)}
+
+    def test_outside_of_the_tree(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        others, asked = {CARD: self.uuid}, []
+        for _ in range(3):
+            self.assertEqual({NODE, f'{NODE}_accel_{B}', OTHER},
+                             self.update_beside(others, asked))
+        self.assertEqual(1, logged.output.count(self.uuid))
+        # once for what is there, each time for what is not
+        self.assertEqual([CARD, f'{NODE}_accel_{B}', OTHER, CARD, CARD],
+                         asked)
+        others.clear()
+        self.assertIn(REGION, self.update_beside(others, asked))
+        asked.clear()
+        self.update_beside(others, asked)
+        self.assertEqual([], asked)
+
+    def test_outside_of_the_tree_is_a_region(self):
+        there = self.update_beside({REGION: self.uuid}, [])
+        self.assertIn(CARD, there)
+        self.assertNotIn(REGION, there)
+
+    def test_ours_that_nova_has_not_read(self):
+        there = self.update_beside(
+            {CARD: naming.provider_uuid(self.root, NODE, CARD)}, [])
+        self.assertIn(CARD, there)
+
+    def test_names_are_not_known(self):
+        asked = []
+
+        def named(name):
+            asked.append(name)
+            raise exception.PlacementUnavailable('Placement answered 500.')
+        self.inventory.scan()
+        self.inventory.update_tree(self.tree, NODE, self.in_use, named=named)
+        self.assertEqual(4, len(self.tree.get_provider_uuids(NODE)) - 1)
+        self.assertEqual(1, len(asked))
+
     def test_comes_later(self):
         self.update()
         self.make_foreign(f'{NODE}_accel_0000:07:00.0')
