@@ -211,6 +211,11 @@ Nova's own weighers. Zero disables the preference."""),
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
             *SCHEDULER_OPTS]
 
+#: those that a capture has; the others say where things are on a host, or in
+#: OpenStack
+CAPTURED_OPTS = [option for option in COMPUTE_OPTS
+                 if option.name not in ('simulated_host', 'owner_trait')]
+
 CONF = cfg.CONF
 CONF.register_group(GROUP)
 CONF.register_opts(ALL_OPTS, group=GROUP)
