@@ -204,6 +204,40 @@ class WellTest(CheckTestCase):
         self.assertEqual(['options', 'filter', 'weigher'],
                          [line['Check'] for line in self.lines])
 
+    def test_services_with_files_of_their_own(self):
+        """Each is checked with what it reads, and with nothing else."""
+        self.useFixture(fixtures.EnvironmentVariable('HOME', self.directory))
+        directory = os.path.join(self.directory, '.nova')
+        os.mkdir(directory)
+        everything = self.sections
+        for program, names in (
+                ('nova-compute', {'libvirt', 'service_user'}),
+                ('nova-scheduler', {'filter_scheduler'}),
+                ('nova', everything.keys() - {
+                    'libvirt', 'service_user', 'filter_scheduler'})):
+            self.config = os.path.join(directory, f'{program}.conf')
+            self.sections = {'DEFAULT': {}, **{
+                name: everything[name] for name in names}}
+            self.set('DEFAULT')
+        self.assertEqual([], self.bad_of_all())
+        self.assertEqual(1, [x['Check'] for x in self.lines].count('options'))
+        self.assertIn('filter', [line['Check'] for line in self.lines])
+        with open(os.path.join(directory, 'nova-scheduler.conf'), 'a') as file:
+            file.write('[accel]\nweight_multiplier = 0\n')
+        self.assertEqual(['weigher'], self.bad_of_all())
+
+    def bad_of_all(self):
+        try:
+            result = commands.run('check', '-f', 'json', check=check.Check)
+        finally:
+            conf.CONF.reset()
+            conf.CONF.unregister_opts(
+                ks_loading.get_auth_plugin_conf_options('password'),
+                'service_user')
+        self.assertEqual('', result.stderr)
+        self.lines = json.loads(result.stdout)
+        return [x['Check'] for x in self.lines if x['Result'] != 'ok']
+
     def test_service_that_is_asked_for(self):
         self.set('accel', enabled_drivers='absent')
         self.check(0, '--service', 'api')
