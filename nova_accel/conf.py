@@ -267,6 +267,14 @@ def unknown() -> list[str]:
     return result
 
 
+def why_invalid(error: Exception) -> str:
+    """What is wrong with a value, of an error of oslo.config about it."""
+    # ConfigSourceValueError (10.7) has no attributes; before this it names the
+    # option, and prints its own objects
+    return ' '.join(str(error).partition(' is not valid: ')[2].split()) or (
+        ' '.join(str(error).split()))
+
+
 def list_opts():
     """Return the options for oslo-config-generator."""
     return [(GROUP, ALL_OPTS)]
