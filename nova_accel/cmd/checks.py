@@ -386,6 +386,17 @@ def _glance(host) -> Iterator[Line]:
         yield Line(FAILURE, *_split(str(error)))
     except Exception as error:
         # of three libraries without a common base
+        where = glance.unreachable(error)
+        if where:
+            yield Line(FAILURE, f'{where} cannot be reached',
+                       'correct [service_user] auth_url, or [glance] '
+                       'api_servers, or see that the service runs')
+            return
+        if glance.rejects_credentials(error):
+            yield Line(FAILURE, f'Keystone rejects the credentials of '
+                                f'[service_user] ({short(error)})',
+                       'correct username and password there')
+            return
         yield Line(FAILURE, f'Glance does not answer the credentials of '
                             f'[service_user] ({short(error)})',
                    'see that it runs, and compare [glance] api_servers and '

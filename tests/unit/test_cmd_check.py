@@ -15,6 +15,7 @@ import fixtures
 from keystoneauth1 import fixture as keystone
 from keystoneauth1 import loading as ks_loading
 from oslo_privsep import priv_context
+import requests
 import requests_mock
 
 from nova_accel.attach import claims
@@ -506,7 +507,18 @@ class ComputeTest(CheckTestCase):
 
     def test_wrong_password(self):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
-        self.assertFails('Glance', '[service_user]', '401')
+        self.assertFails('Glance', '[service_user]', '401',
+                         'correct username and password')
+
+    def test_no_keystone(self):
+        for path in ('', '/auth/tokens'):
+            self.http.register_uri(
+                requests_mock.ANY, f'{KEYSTONE}{path}',
+                exc=requests.exceptions.ConnectionError('refused'))
+        self.assertFails(
+            'Glance', f'Keystone at {KEYSTONE}', 'cannot be reached',
+            'correct [service_user] auth_url')
+        self.assertNotIn('rejects', str(self.lines))
 
     def test_no_glance(self):
         self.http.get(f'{GLANCE}/v2/images', status_code=503)
