@@ -211,6 +211,11 @@ Nova's own weighers. Zero disables the preference."""),
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
             *SCHEDULER_OPTS]
 
+#: those that a capture has; the others say where things are on a host, or in
+#: OpenStack
+CAPTURED_OPTS = [option for option in COMPUTE_OPTS
+                 if option.name not in ('simulated_host', 'owner_trait')]
+
 CONF = cfg.CONF
 CONF.register_group(GROUP)
 CONF.register_opts(ALL_OPTS, group=GROUP)
@@ -260,6 +265,14 @@ def unknown() -> list[str]:
             f'has no effect: '
             + (f'write {near[0]}.' if near else 'correct or remove it.'))
     return result
+
+
+def why_invalid(error: Exception) -> str:
+    """What is wrong with a value, of an error of oslo.config about it."""
+    # ConfigSourceValueError (10.7) has no attributes; before this it names the
+    # option, and prints its own objects
+    return ' '.join(str(error).partition(' is not valid: ')[2].split()) or (
+        ' '.join(str(error).split()))
 
 
 def list_opts():

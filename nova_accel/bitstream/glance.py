@@ -43,6 +43,10 @@ from nova_accel import text
 
 CONF = conf.CONF
 
+_URL = re.compile(r'https?://[^\s\'")]+')
+#: where Keystone (API v3) gives tokens
+_TOKENS = '/auth/tokens'
+
 #: UUID of the function in the bitstream (DFL: afu_id)
 FUNCTION_ID = 'accel:function_id'
 #: name of the function; any string that can become a trait
@@ -361,11 +365,17 @@ def service_client(endpoint: str | None):
 
     :param endpoint: URL without version; None takes it from the catalog.
     :raises NoCredentials: [service_user] has none.
-    :raises GlanceUnavailable: Keystone rejects them.
+    :raises GlanceUnavailable: Keystone rejects them, or cannot be reached.
     """
     try:
         return _service_client(endpoint)
     except ks_exc.ClientException as error:
+        where = unreachable(error)
+        if where.startswith('Keystone'):
+            raise exception.GlanceUnavailable(
+                f'Glance was asked for a bitstream, and {where} cannot be '
+                f'reached: correct [service_user] auth_url in nova.conf of '
+                f'this host, or see that Keystone runs.') from None
         raise exception.GlanceUnavailable(
             f'Glance was asked for a bitstream, and Keystone rejects the '
             f'credentials of [service_user] in nova.conf of this host '
@@ -410,6 +420,32 @@ def check_use(client, image_id: str, project_id: str) -> None:
             f'{text.printable(image_id)} is not the id of an image: give a '
             f'UUID.') from None
     _by_id(client, image_id, project_id, None, chosen_by_owner=True)
+
+
+def unreachable(error: BaseException) -> str:
+    """Return what cannot be reached, of an error that keystoneauth's brought
+    about.
+
+    :returns: 'Keystone at <URL>', or the URL of another service; '' of another
+        error.
+    """
+    inner: BaseException | None = error
+    while not isinstance(inner, (ks_exc.ConnectFailure, ks_exc.ConnectTimeout,
+                                 ks_exc.DiscoveryFailure)):
+        if inner is None:
+            return ''
+        inner = inner.__context__
+    found = _URL.search(str(inner))
+    url = found[0].rstrip(':.,') if found else ''
+    if isinstance(inner, ks_exc.DiscoveryFailure) or _TOKENS in url:
+        return f'Keystone at {url}' if url else 'Keystone'
+    return url or 'it'
+
+
+def rejects_credentials(error: BaseException) -> bool:
+    """Return whether an error is the refusal of Keystone to give a token."""
+    return (isinstance(error, ks_exc.Unauthorized)
+            and _TOKENS in (error.url or ''))
 
 
 def by_name_or_id(client, name_or_id: str) -> list[dict]:

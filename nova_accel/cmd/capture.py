@@ -37,8 +37,6 @@ _ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
          'sriov_numvfs', 'sriov_drivers_autoprobe', 'current_link_speed',
          'current_link_width', 'max_link_speed', 'max_link_width',
          'power_state', 'd3cold_allowed', 'driver_override')
-#: options that say where things are on this host, or in OpenStack
-_NOT_SHOWN = ('simulated_host', 'owner_trait')
 
 
 class Capture(command.Command):
@@ -171,9 +169,8 @@ def _of_tree(answer, recorded):
 def _options():
     """Options of devices that are not at their default."""
     found = {}
-    for option in conf.COMPUTE_OPTS:
+    for option in conf.CAPTURED_OPTS:
         value = CONF.accel[option.dest]
-        if (value != option.default and option.dest not in (
-                *_NOT_SHOWN, 'enabled_drivers')):
+        if value != option.default and option.dest != 'enabled_drivers':
             found[option.dest] = value
     return found

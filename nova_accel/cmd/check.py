@@ -20,6 +20,10 @@ _UNEXPECTED = 255
 _SECTIONS = {checks.COMPUTE: {'libvirt'},
              checks.SCHEDULER: {'scheduler', 'filter_scheduler'},
              checks.API: {'api', 'api_database'}}
+#: names under which oslo.config finds their files
+_PROGRAMS = {checks.COMPUTE: configuration.COMPUTE,
+             checks.SCHEDULER: configuration.SCHEDULER,
+             checks.API: configuration.API}
 
 
 class Check(lister.Lister):
@@ -32,7 +36,10 @@ class Check(lister.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
+        parser.add_argument(
+            '--config-file', action='append', metavar='FILE',
+            help='configuration of the services, may be repeated (default: as '
+                 'each of them finds it)')
         parser.add_argument(
             '--service', action='append', choices=checks.SERVICES,
             help='check what concerns this service; may be repeated '
@@ -58,28 +65,43 @@ class Check(lister.Lister):
         return self._status
 
     def take_action(self, parsed_args):
-        configuration.read(parsed_args.config_file)
-        services = parsed_args.service or _services()
-        lines = list(checks.lines(checks.Host(services)))
+        lines = _lines(parsed_args)
         self._status = max(_STATUS[line.result] for _, line in lines)
         return (('Check', 'Result', 'Found', 'What to do'),
                 [(name, *dataclasses.astuple(line)) for name, line in lines])
 
 
-def _services() -> list[str]:
-    """Those for which nova.conf has something.
+def _lines(parsed_args) -> list[tuple[str, checks.Line]]:
+    """(check, line) of everything, each service with the configuration that
+    it reads.
 
-    :raises ConfigurationError: it does not tell.
+    :raises ConfigurationError: the configuration cannot be read, or does not
+        tell which services there are.
     """
-    there = conf.sections()
-    found = [service for service, names in _SECTIONS.items()
-             if names & there.keys()]
-    if checks.COMPUTE not in found and (
-            'compute_driver' in there.get('DEFAULT', {})
-            or 'enabled_drivers' in there.get('accel', {})):
-        found.append(checks.COMPUTE)
-    if not found:
+    # files -> services that read them
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for service in checks.SERVICES:
+        configuration.read(parsed_args.config_file, _PROGRAMS[service])
+        if (service in parsed_args.service if parsed_args.service
+                else _is_here(service)):
+            groups.setdefault(tuple(conf.files()), []).append(service)
+    if not groups:
         raise exception.ConfigurationError(
             'nova.conf does not say which services this host runs: give '
             '--service.')
-    return found
+    lines: list[tuple[str, checks.Line]] = []
+    # nova-compute last: Keystone's options are required once they are known
+    for services in reversed(groups.values()):
+        configuration.read(parsed_args.config_file, _PROGRAMS[services[0]])
+        lines[:0] = checks.lines(checks.Host(services))
+    # what several have to say is said once
+    return list(dict.fromkeys(lines))
+
+
+def _is_here(service: str) -> bool:
+    """Whether the configuration that was read has something for a service."""
+    there = conf.sections()
+    return bool(_SECTIONS[service] & there.keys()) or (
+        service == checks.COMPUTE and (
+            'compute_driver' in there.get('DEFAULT', {})
+            or 'enabled_drivers' in there.get('accel', {})))

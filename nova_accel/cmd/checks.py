@@ -92,6 +92,9 @@ class Host:
         self.problem = ''
         #: what could not be asked, see Inventory.failures()
         self.failures: dict[str, str] = {}
+        #: for what nova-compute would not start, and what is without effect
+        self.refused: list[str] = []
+        self.without_effect: list[str] = []
         self.kernel: typing.Any = None
         self._conflicts: typing.Any = None
         if COMPUTE in self.services:
@@ -119,8 +122,46 @@ class Host:
             self.failures = found.failures()
             self.providers = list(found.providers_of(
                 CONF.host, '00000000-0000-0000-0000-000000000000').values())
-        except (exception.AcceleratorError, cfg.Error, ValueError) as error:
+            # the readers of malformed options would say them again
+            if not options.malformed():
+                self._judge(found)
+                self._read_conflicts()
+        except exception.AcceleratorError as error:
             self.problem = str(error)
+        except (cfg.Error, ValueError) as error:
+            self.problem = (f'the devices are not looked at '
+                            f'({conf.why_invalid(error)}): correct the '
+                            f'options.')
+
+    def _judge(self, found):
+        """What nova-compute does at its start, without a change to the
+        host."""
+        for driver in self.drivers.values():
+            try:
+                driver.check_options()
+            except exception.ConfigurationError as error:
+                self.refused.append(str(error))
+        try:
+            without_effect = found.without_effect()
+            # devices that were not found tell nothing of rules
+            if self.drivers and not self.failed and not self.failures:
+                self.without_effect = without_effect
+        except exception.ConfigurationError as error:
+            self.refused.append(str(error))
+
+    def _read_conflicts(self):
+        if not (CONF.pci.device_spec or CONF.devices.enabled_mdev_types):
+            return
+        # it imports seconds of Nova
+        from nova_accel.virt import conflicts
+        try:
+            self._conflicts = conflicts.of_options(self.kernel)
+        except Exception as error:
+            # of Nova, whose nova-compute does not start either
+            self.refused.append(
+                f'Nova cannot read what it has of PCI devices and vGPUs '
+                f'({conf.why_invalid(error)}): correct [pci] device_spec or '
+                f'[devices] enabled_mdev_types.')
 
     @property
     def unseen(self) -> dict[str, str]:
@@ -135,20 +176,17 @@ class Host:
 
     def taken_elsewhere(self, device: model.Device) -> str:
         """As virt.conflicts.Conflicts.taken_elsewhere()."""
-        if not (CONF.pci.device_spec or CONF.devices.enabled_mdev_types):
-            return ''
-        if self._conflicts is None:
-            # it imports seconds of Nova
-            from nova_accel.virt import conflicts
-            self._conflicts = conflicts.of_options(self.kernel)
-        return self._conflicts.taken_elsewhere(device)
+        return (self._conflicts.taken_elsewhere(device)
+                if self._conflicts else '')
 
 
 # Every service
 
 def _options(host) -> Iterator[Line]:
-    for sentence in conf.unknown() + options.malformed():
+    for sentence in conf.unknown() + options.malformed() + host.refused:
         yield Line(FAILURE, *_split(sentence))
+    for sentence in host.without_effect:
+        yield Line(WARNING, *_split(sentence))
     if host.simulated and COMPUTE in host.services:
         yield Line(
             WARNING, f'[accel] simulated_host is {CONF.accel.simulated_host}',
@@ -178,8 +216,11 @@ def _drivers(host) -> Iterator[Line]:
     for name in host.drivers:
         failure = host.failures.get(f'driver {name}')
         if failure:
-            yield Line(FAILURE, f'the driver {name} failed: {failure}',
-                       'see the kernel log')
+            # a sentence of ours says what to do
+            what, remedy = (_split(failure) if failure.endswith('.')
+                            else (failure, ''))
+            yield Line(FAILURE, f'the driver {name} failed: {what}',
+                       remedy or 'see the kernel log')
         elif not host.unseen and not any(
                 d.driver == name for d in host.devices.values()):
             yield Line(
@@ -345,6 +386,17 @@ def _glance(host) -> Iterator[Line]:
         yield Line(FAILURE, *_split(str(error)))
     except Exception as error:
         # of three libraries without a common base
+        where = glance.unreachable(error)
+        if where:
+            yield Line(FAILURE, f'{where} cannot be reached',
+                       'correct [service_user] auth_url, or [glance] '
+                       'api_servers, or see that the service runs')
+            return
+        if glance.rejects_credentials(error):
+            yield Line(FAILURE, f'Keystone rejects the credentials of '
+                                f'[service_user] ({short(error)})',
+                       'correct username and password there')
+            return
         yield Line(FAILURE, f'Glance does not answer the credentials of '
                             f'[service_user] ({short(error)})',
                    'see that it runs, and compare [glance] api_servers and '
@@ -510,6 +562,9 @@ def _profiles(host) -> Iterator[Line]:
         yield Line(OK, f'{count} profile{"s" * (count != 1)}')
 
 
+#: how oslo.config (10.7) begins what it says of a value
+_INVALID = re.compile(r'Value for option (?P<name>\S+) from ')
+
 #: name, for which services, what it does with a Host
 _CHECKS = (
     ('options', {*SERVICES}, _options),
@@ -578,10 +633,19 @@ def _done(functions, *args) -> list[Line]:
             raise
         except Exception as error:
             # one check that fails must not hide the others
-            lines.append(Line(FAILURE, f'it could not be checked: '
-                                       f'{type(error).__name__}, '
-                                       f'{short(error)}'))
+            lines.append(_failed(error))
+    if any(line.result == FAILURE for line in lines):
+        return [line for line in lines if line.result != OK]
     return lines
+
+
+def _failed(error) -> Line:
+    invalid = _INVALID.match(str(error))
+    if isinstance(error, cfg.Error) and invalid:
+        return Line(FAILURE, f'the option {invalid["name"]} cannot be read '
+                             f'({conf.why_invalid(error)})', 'correct it')
+    return Line(FAILURE, f'it could not be checked: {type(error).__name__}, '
+                         f'{short(error)}')
 
 
 def _split(sentence: str) -> tuple[str, str]:

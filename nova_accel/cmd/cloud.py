@@ -11,6 +11,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import textwrap
 import typing
 from urllib import parse
 
@@ -299,6 +300,11 @@ def asking(service: str, what: str) -> Iterator[None]:
     try:
         yield
     except (ks_exc.Unauthorized, ks_exc.Forbidden) as error:
+        if glance.rejects_credentials(error):
+            raise exception.ConfigurationError(
+                f'{asked} Keystone rejects the credentials '
+                f'({_reason(error)}): correct OS_USERNAME and OS_PASSWORD, or '
+                f'clouds.yaml.') from error
         raise exception.ConfigurationError(
             f'{asked} it refused ({_reason(error)}): use credentials of an '
             f'administrator.') from error
@@ -311,8 +317,14 @@ def asking(service: str, what: str) -> Iterator[None]:
             f'{asked} it refused ({_detail(error.response)}): correct the '
             f'request.') from error
     except (ks_exc.ClientException, OSError, *NOT_AN_ANSWER) as error:
+        where = glance.unreachable(error)
+        if where.startswith('Keystone'):
+            raise exception.ServiceUnavailable(
+                f'{asked} {where} cannot be reached: correct OS_AUTH_URL or '
+                f'clouds.yaml, or see that Keystone runs.') from error
+        why = f'{where} cannot be reached' if where else _reason(error)
         raise exception.ServiceUnavailable(
-            f'{asked} there was no answer ({_reason(error)}): see the log of '
+            f'{asked} there was no answer ({why}): see the log of '
             f'the service and the network between.') from error
 
 
@@ -330,5 +342,5 @@ def _detail(response) -> str:
 
 
 def _reason(error) -> str:
-    return (' '.join(str(error).split())[:200].rstrip('.')
+    return (textwrap.shorten(str(error), 200, placeholder=' ...').rstrip('.')
             or type(error).__name__)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The configuration of nova-compute, read by the commands."""
+"""The configuration of Nova's services, read by the commands."""
 
 from collections.abc import Iterable
 import importlib.util
@@ -14,14 +14,20 @@ from nova_accel import exception
 
 CONF = conf.CONF
 
+#: services, by the names under which oslo.config finds their files
+COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
+
 
 class Reader(command.Command):
     """A command with --config-file, whose exit status is 1 where it could not
     use a part of what it read."""
 
+    #: whose configuration it reads
+    SERVICE = COMPUTE
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        add_argument(parser)
+        add_argument(parser, self.SERVICE)
         return parser
 
     def run(self, parsed_args):
@@ -29,18 +35,19 @@ class Reader(command.Command):
         return super().run(parsed_args) or int(self.left_out)
 
 
-def add_argument(parser) -> None:
+def add_argument(parser, service: str = COMPUTE) -> None:
     """Give a command the argument --config-file."""
     parser.add_argument(
         '--config-file', action='append', metavar='FILE',
-        help='configuration of nova-compute, may be repeated (default: as '
-             'nova-compute finds it)')
+        help=f'configuration of {service}, may be repeated (default: as '
+             f'{service} finds it)')
 
 
-def read(files: Iterable[str] | None) -> None:
-    """Read the configuration as nova-compute does.
+def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:
+    """Read the configuration as a service does.
 
-    :param files: in place of those that nova-compute finds.
+    :param files: in place of those that the service finds: beside nova.conf
+        those with its own name, such as nova-compute.conf.
     :raises ConfigurationError: it cannot be read.
     """
     # Nova registers them likewise, see nova.conf.netconf and nova.conf.paths
@@ -54,7 +61,7 @@ def read(files: Iterable[str] | None) -> None:
     arguments = [argument for file in files or ()
                  for argument in ('--config-file', file)]
     try:
-        CONF(arguments, project='nova', prog='nova-compute')
+        CONF(arguments, project='nova', prog=service)
     except cfg.Error as error:
         raise exception.ConfigurationError(
             f'The configuration cannot be read ({error}): correct it or give '

@@ -69,8 +69,7 @@ class Discover(output.Lister):
     def table(self, parsed_args):
         # reads the configuration, too, and so comes before the overrides
         known = self._known(parsed_args)
-        _configure(parsed_args)
-        found = self._discover(known)
+        found = self._discover(known, _configure(parsed_args))
         self._devices = {
             address: dataclasses.replace(device, reason=device.reason.replace(
                 device_table.DISABLED,
@@ -183,12 +182,12 @@ class Discover(output.Lister):
                      ] if providers[address] else [_unreported(device)]
         return rows
 
-    def _discover(self, known):
+    def _discover(self, known, kernel):
         """
         :param known: the claim store, by which it is known what was
             programmed; None where it is not.
+        :param kernel: of the host that is looked at.
         """
-        kernel = host_kernel.open_kernel(CONF.host, writes=False)
         loaded, failed = {}, {}
         for name in CONF.accel.enabled_drivers:
             try:
@@ -256,12 +255,43 @@ def _quiet(name):
 
 
 def _configure(parsed_args):
+    """Have CONF say what the arguments want, and return the kernel of the
+    host that is looked at.
+
+    :raises ConfigurationError: the configuration cannot be read, or has no
+        driver.
+    :raises InvalidSimulation: the simulated host cannot be used.
+    """
     configuration.read(parsed_args.config_file)
     if parsed_args.simulated_host:
         CONF.set_override('simulated_host', parsed_args.simulated_host,
                           group='accel')
+    kernel = host_kernel.open_kernel(CONF.host, writes=False)
+    if parsed_args.simulated_host:
+        _take_options(kernel, parsed_args.simulated_host)
     CONF.set_override('enabled_drivers', configuration.drivers(parsed_args),
                       group='accel')
+    return kernel
+
+
+def _take_options(kernel, path):
+    """Have CONF say what it said on the host that was captured.
+
+    :raises InvalidSimulation: an option has a value that it cannot have.
+    """
+    options = getattr(kernel, 'options', None)
+    # neither a capture nor one of which somebody has removed them
+    if not options:
+        return
+    for option in conf.CAPTURED_OPTS:
+        try:
+            CONF.set_override(
+                option.dest, options.get(option.dest, option.default),
+                group='accel')
+        except (TypeError, ValueError) as error:
+            raise exception.InvalidSimulation(
+                f'The capture {path} has a value of {option.dest} in options '
+                f'that cannot be used ({error}): correct it.') from error
 
 
 def _holder(claim):

@@ -34,6 +34,8 @@ class ImportProfiles(configuration.Reader):
     What cannot be carried over is named on stderr, and the exit status is 1.
     """
 
+    SERVICE = configuration.API
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('file', metavar='FILE',
@@ -43,7 +45,7 @@ class ImportProfiles(configuration.Reader):
         return parser
 
     def take_action(self, parsed_args):
-        configuration.read(parsed_args.config_file)
+        configuration.read(parsed_args.config_file, self.SERVICE)
         for profile in _read(parsed_args.file):
             try:
                 name, text = translate(profile)

@@ -37,6 +37,8 @@ class NovaAccel(app.App):
         if self.options.verbose_level <= self.DEFAULT_VERBOSE_LEVEL:
             # that it starts its process, five lines before each answer
             logging.getLogger('oslo_privsep').setLevel(logging.WARNING)
+            # that Keystone does not answer, beside our error that says it
+            logging.getLogger('keystoneauth').setLevel(logging.ERROR)
 
 
 def main(argv: list[str] | None = None) -> int:

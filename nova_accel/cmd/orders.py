@@ -41,24 +41,27 @@ def carry_out(known: claims.ClaimStore, verb: str, argument: str,
             known.look()
             order = next((o for o in known.orders() if o.number == number),
                          None)
-            waited = time.monotonic() - began
-            if order is None or order.state is _State.NEW and (
-                    waited > _TAKEN_ON):
-                raise exception.DeviceUnavailable(
-                    f'nova-compute of this host has not taken the order on '
-                    f'within {_TAKEN_ON} s, and it is withdrawn: see that '
-                    f'nova-compute runs, and is of the release of this '
-                    f'command.')
-            if order.state in ended:
+            if order is None or order.state in ended:
                 break
-            if waited > seconds:
-                raise exception.DeviceUnavailable(
-                    f'nova-compute has not answered within {seconds} s, and '
-                    f'goes on: see nova-accel claims and its log.')
+            limit = (min(seconds, _TAKEN_ON) if order.state is _State.NEW
+                     else seconds)
+            if time.monotonic() - began > limit:
+                # as it is now: it may have been taken on meanwhile
+                order = known.withdraw_order(number, (_State.NEW, *ended))
+                break
             time.sleep(_PAUSE)
     finally:
         # also where the operator interrupts the command
         known.withdraw_order(number, (_State.NEW, *ended))
+    if order is None or order.state is _State.NEW:
+        raise exception.DeviceUnavailable(
+            f'nova-compute of this host has not taken the order on within '
+            f'{min(seconds, _TAKEN_ON)} s, and it is withdrawn: see that '
+            f'nova-compute runs, and is of the release of this command.')
     if order.state is _State.REFUSED:
         raise exception.DeviceUnavailable(order.answer)
+    if order.state not in ended:
+        raise exception.DeviceUnavailable(
+            f'nova-compute has not answered within {seconds} s, and goes on: '
+            f'see nova-accel claims and its log.')
     return order.answer

@@ -17,6 +17,8 @@ CONF = conf.CONF
 class _Reads(configuration.Reader):
     """Names the files that cannot be used on stderr."""
 
+    SERVICE = configuration.API
+
     def _load(self, path):
         files = profiles.load(path)
         for error in files.bad.values():
@@ -25,7 +27,7 @@ class _Reads(configuration.Reader):
         return [p for found in files.good.values() for p in found]
 
     def _configured(self, parsed_args):
-        configuration.read(parsed_args.config_file)
+        configuration.read(parsed_args.config_file, self.SERVICE)
         return self._load(CONF.accel.device_profiles)
 
 
@@ -79,7 +81,7 @@ class CheckProfiles(_Reads):
         return parser
 
     def take_action(self, parsed_args):
-        configuration.read(parsed_args.config_file)
+        configuration.read(parsed_args.config_file, self.SERVICE)
         for path in parsed_args.files or [CONF.accel.device_profiles]:
             found = self._load(os.path.abspath(path))
             self.app.stdout.write(

@@ -53,7 +53,7 @@ class Why(lister.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser)
+        configuration.add_argument(parser, configuration.API)
         clouds.add_arguments(parser)
         parser.add_argument('flavor', metavar='FLAVOR', help='name or id')
         parser.add_argument(
@@ -77,7 +77,7 @@ class Why(lister.Lister):
         return FOUND if self._found else NONE
 
     def take_action(self, parsed_args):
-        configuration.read(parsed_args.config_file)
+        configuration.read(parsed_args.config_file, configuration.API)
         cloud = clouds.Cloud(parsed_args.os_cloud)
         flavor = cloud.flavor(parsed_args.flavor)
         properties = (cloud.image(parsed_args.image)

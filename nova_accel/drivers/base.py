@@ -101,6 +101,15 @@ class AcceleratorDriver(abc.ABC):
         """:param kernel: the machine's, or a simulated one."""
         self.kernel = kernel
 
+    def check_options(self) -> None:
+        """Say before configure() whether it will refuse the options.
+
+        Called by nova-accel check, too: reads only what find() reads, and
+        changes nothing.
+
+        :raises ConfigurationError: it will, and nova-compute will not start.
+        """
+
     def configure(self) -> None:
         """Bring the host's devices into the state that nova.conf asks for.
 

@@ -83,16 +83,20 @@ class DflDriver(base.PciDriver):
 
     # Configuration
 
+    def check_options(self):
+        """See the base class."""
+        for address in sorted(sriov.wanted().keys() & base.whole_cards()):
+            raise exception.ConfigurationError(
+                f'{base.WHOLE_CARDS} has {address}, and so has '
+                f'{sriov.OPTION}: remove it from one of the two.')
+
     def configure(self):
         """Hand ports to VFs as [accel] virtual_functions asks for.
 
         The first ports go, one to a VF; with fewer VFs than ports the others
         cannot be given to anybody.
         """
-        for address in sorted(sriov.wanted().keys() & base.whole_cards()):
-            raise exception.ConfigurationError(
-                f'{base.WHOLE_CARDS} has {address}, and so has '
-                f'{sriov.OPTION}: remove it from one of the two.')
+        self.check_options()
         for address in self.names(pci.DEVICES):
             try:
                 if (address in sriov.wanted() and self.identify(address)

@@ -47,16 +47,16 @@ def malformed() -> list[str]:
         try:
             getattr(CONF.accel, option.dest)
         except (cfg.Error, ValueError) as error:
-            found.append(f'[accel] {option.name} cannot be read ({error}): '
-                         f'correct it.')
-    if found:
-        # the readers below would stumble over these
-        return found
+            found.append(f'[accel] {option.name} cannot be read '
+                         f'({conf.why_invalid(error)}): correct it.')
     for read in _READERS:
         try:
             read()
         except exception.ConfigurationError as error:
             found.append(str(error))
+        except (cfg.Error, ValueError):
+            # of an option that is among them already
+            continue
     return found
 
 

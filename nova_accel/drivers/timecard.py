@@ -75,8 +75,8 @@ class TimecardDriver(base.PciDriver):
     PREPARES_EVERY_HANDLE = True
     RESETS = True
 
-    def configure(self):
-        """Nothing to set.
+    def check_options(self):
+        """See the base class.
 
         :raises ConfigurationError: [accel] ptp_devices names a network card,
             or what is no PCI address.
@@ -92,6 +92,10 @@ class TimecardDriver(base.PciDriver):
                     f'{OPTION} names {address}, which is a network card, '
                     f'whose clock is never given away: take it out of the '
                     f'option.')
+
+    def configure(self):
+        """Nothing to set; raises what check_options() raises."""
+        self.check_options()
 
     # Discovery
 

@@ -440,7 +440,16 @@ class Inventory:
         :raises ConfigurationError: two drivers find the same device, one of
             Nova's options has it as well, or an option cannot be read.
         """
-        self._scanner.check_configuration()
+        for sentence in self.without_effect():
+            LOG.warning('%s', sentence)
+
+    def without_effect(self) -> list[str]:
+        """check_configuration() for a command: logs nothing.
+
+        :returns: a sentence for each rule without effect.
+        :raises ConfigurationError: as check_configuration().
+        """
+        return list(self._scanner.check_configuration())
 
     def failures(self) -> dict[str, str]:
         """What could not be asked, 'driver <name>' or an address -> why."""

@@ -8,7 +8,7 @@ cheaply which drivers and cards have to be scanned. What fails or hangs is
 fenced, and the others go on.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import threading
@@ -388,8 +388,8 @@ class Scanner:
 
     # Configuration
 
-    def check_configuration(self) -> None:
-        """See Inventory.check_configuration()."""
+    def check_configuration(self) -> Iterator[str]:
+        """See Inventory.without_effect()."""
         for address, names in self._table.shared.items():
             raise exception.ConfigurationError(
                 f'{address} is found by the drivers {" and ".join(names)} of '
@@ -406,23 +406,28 @@ class Scanner:
                 raise exception.ConfigurationError(
                     f'{conflict} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
-        self._check_sets()
+        yield from self._check_sets()
         policies = handover.policies()
-        for text in self.rules.unused() + [
-                rule.without_match() for rule, _ in policies.by_rule
-                if not any(map(rule.matches_device, there))] + [
-                f'{option} names {address}, which no driver of [accel] '
-                f'enabled_drivers finds: correct the address, or enable its '
-                f'driver.' for option, addresses in (
-                    (sriov.OPTION, sriov.wanted()),
-                    (handover.OPTION, [about for about in policies.named
-                                       if ':' in about]),
-                    (base.WHOLE_CARDS, sorted(base.whole_cards())))
-                for address in addresses if address not in seen]:
-            LOG.warning('%s', text)
+        yield from self.rules.unused()
+        for rule, _ in policies.by_rule:
+            if not any(map(rule.matches_device, there)):
+                yield rule.without_match()
+        for option, addresses in (
+                (sriov.OPTION, sriov.wanted()),
+                (handover.OPTION, [about for about in policies.named
+                                   if ':' in about]),
+                (base.WHOLE_CARDS, sorted(base.whole_cards()))):
+            for address in addresses:
+                if address not in seen:
+                    yield (f'{option} names {address}, which no driver of '
+                           f'[accel] enabled_drivers finds: correct the '
+                           f'address, or enable its driver.')
 
-    def _check_sets(self) -> None:
-        """:raises ConfigurationError: of a set that can never be given."""
+    def _check_sets(self) -> Iterator[str]:
+        """A sentence for each device of a set that is not there.
+
+        :raises ConfigurationError: of a set that can never be given.
+        """
         found = self._table.snapshot()
         for members in sets.wanted():
             there = [found[address] for address in members if address in found]
@@ -437,10 +442,9 @@ class Scanner:
                         f'a set is of whole devices of one type, of the '
                         f'drivers gpu, nvme and pci.')
             for address in sorted({*members} - found.keys()):
-                LOG.warning(
-                    '%s names %s, which no driver of [accel] enabled_drivers '
-                    'finds: its set is given to no server until it is there',
-                    sets.OPTION, address)
+                yield (f'{sets.OPTION} names {address}, which no driver of '
+                       f'[accel] enabled_drivers finds: its set is given to '
+                       f'no server until it is there.')
 
     def _no_part_of_a_set(self, device: model.Device) -> str:
         driver = self._drivers.get(device.driver)

@@ -109,7 +109,10 @@ def _to_plain(answer):
 
 
 def _load(path):
-    """:raises InvalidSimulation: the file is malformed."""
+    """Return (tree, answers, options of [accel]).
+
+    :raises InvalidSimulation: the file is malformed.
+    """
     try:
         with open(path, encoding='utf-8') as file:
             found = yaml.load(file, Loader=_Loader)
@@ -123,6 +126,9 @@ def _load(path):
                    for item in found['answers']}
         if not isinstance(tree, dict):
             raise TypeError('sysfs is not a mapping')
+        options = found.get('options', {})
+        if not isinstance(options, dict):
+            raise TypeError('options is not a mapping')
     except (OSError, yaml.YAMLError, KeyError, TypeError,
             ValueError) as error:
         raise exception.InvalidSimulation(
@@ -133,7 +139,7 @@ def _load(path):
         directory = tree
         for name in place.split('/'):
             directory = directory.setdefault(name, {})
-    return tree, answers
+    return tree, answers, options
 
 
 class CapturedKernel(sysfs.Reads):
@@ -144,7 +150,9 @@ class CapturedKernel(sysfs.Reads):
 
         :raises InvalidSimulation: the file is malformed.
         """
-        self._sysfs, self._answers = _load(path)
+        self._sysfs, self._answers, found = _load(path)
+        #: those of [accel] on the host that were not at their default, by name
+        self.options: dict[str, typing.Any] = found
 
     def _tree(self):
         return self._sysfs

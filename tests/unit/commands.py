@@ -25,9 +25,10 @@ def run(*arguments, stdout=None, **commands):
         which may be of another tree.
     :returns: subprocess.CompletedProcess.
     """
-    log, privsep = logging.getLogger(), logging.getLogger('oslo_privsep')
-    handlers, level = log.handlers[:], log.level
-    level_of_privsep = privsep.level
+    log = logging.getLogger()
+    handlers = log.handlers[:]
+    levels = {name: logging.getLogger(name).level
+              for name in (None, 'oslo_privsep', 'keystoneauth')}
     stdout = stdout or io.StringIO()
     with (contextlib.redirect_stdout(stdout),
           contextlib.redirect_stderr(io.StringIO()) as stderr):
@@ -39,8 +40,8 @@ def run(*arguments, stdout=None, **commands):
             status = app.run(list(arguments))
         finally:
             log.handlers[:] = handlers
-            log.setLevel(level)
-            privsep.setLevel(level_of_privsep)
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
     return subprocess.CompletedProcess(
         arguments, status, stdout.getvalue(), stderr.getvalue())
 

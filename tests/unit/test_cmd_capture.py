@@ -105,6 +105,36 @@ class PlayTest(CaptureTestCase):
                     d['driver'] for d in json.loads(there).values()})
             self.assertEqual(there, here)
 
+    def test_options_of_the_capture(self):
+        """Those of the host on which it is played do not count."""
+        gpu = '0000:3b:00.0'
+        self.configure(
+            enabled_drivers='dfl, gpu', include_devices='vendor=10de',
+            handover=f'{gpu}=operator', simulated_host=self.describe(
+                cards=[{'address': A, 'vfs': 1}], gpus=[{'address': gpu}]))
+        self.capture()
+        there = self.discover('-f', 'json')
+        self.assertIn(gpu, there)
+        for accel in ({}, {'enabled_drivers': 'xrt', 'pools': 'none',
+                           'include_devices': f'address={A}'}):
+            self.configure(**accel)
+            self.assertEqual(there, self.discover(
+                '-f', 'json', '--simulated-host', self.file))
+        self.assertNotIn(gpu, self.discover(
+            '-f', 'json', '--simulated-host', self.file, '--driver', 'dfl'))
+
+    def test_options_that_cannot_be_used(self):
+        self.configure()
+        path = os.path.join(self.directory, 'capture.yaml')
+        for options, said in (('[dfl]', 'options is not a mapping'),
+                              ('{pools: some}', 'has a value of pools')):
+            pathlib.Path(path).write_text(
+                f'capture: 1\nsysfs: {{}}\nanswers: []\noptions: {options}')
+            self.COMMAND = 'discover'
+            result = self.call('--simulated-host', path)
+            self.assertEqual(1, result.returncode)
+            self.assertIn(said, result.stderr)
+
     def test_devices_that_are_not_well(self):
         """Errors of attributes are played, too."""
         self.configure(enabled_drivers='dfl', simulated_host=self.describe(

@@ -9,16 +9,19 @@ import sys
 import threading
 import time
 import types
+from unittest import mock
 
 import fixtures
 from keystoneauth1 import fixture as keystone
 from keystoneauth1 import loading as ks_loading
 from oslo_privsep import priv_context
+import requests
 import requests_mock
 
 from nova_accel.attach import claims
 from nova_accel.cmd import check
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel import privsep
 from tests import acme
 from tests.unit import commands
@@ -204,6 +207,40 @@ class WellTest(CheckTestCase):
         self.assertEqual(['options', 'filter', 'weigher'],
                          [line['Check'] for line in self.lines])
 
+    def test_services_with_files_of_their_own(self):
+        """Each is checked with what it reads, and with nothing else."""
+        self.useFixture(fixtures.EnvironmentVariable('HOME', self.directory))
+        directory = os.path.join(self.directory, '.nova')
+        os.mkdir(directory)
+        everything = self.sections
+        for program, names in (
+                ('nova-compute', {'libvirt', 'service_user'}),
+                ('nova-scheduler', {'filter_scheduler'}),
+                ('nova', everything.keys() - {
+                    'libvirt', 'service_user', 'filter_scheduler'})):
+            self.config = os.path.join(directory, f'{program}.conf')
+            self.sections = {'DEFAULT': {}, **{
+                name: everything[name] for name in names}}
+            self.set('DEFAULT')
+        self.assertEqual([], self.bad_of_all())
+        self.assertEqual(1, [x['Check'] for x in self.lines].count('options'))
+        self.assertIn('filter', [line['Check'] for line in self.lines])
+        with open(os.path.join(directory, 'nova-scheduler.conf'), 'a') as file:
+            file.write('[accel]\nweight_multiplier = 0\n')
+        self.assertEqual(['weigher'], self.bad_of_all())
+
+    def bad_of_all(self):
+        try:
+            result = commands.run('check', '-f', 'json', check=check.Check)
+        finally:
+            conf.CONF.reset()
+            conf.CONF.unregister_opts(
+                ks_loading.get_auth_plugin_conf_options('password'),
+                'service_user')
+        self.assertEqual('', result.stderr)
+        self.lines = json.loads(result.stdout)
+        return [x['Check'] for x in self.lines if x['Result'] != 'ok']
+
     def test_service_that_is_asked_for(self):
         self.set('accel', enabled_drivers='absent')
         self.check(0, '--service', 'api')
@@ -245,7 +282,68 @@ class ComputeTest(CheckTestCase):
 
     def test_option_of_another_type(self):
         self.set('accel', runtime_programming_pause='soon')
-        self.assertFails('options', 'runtime_programming_pause', 'soon')
+        self.assertFails('options', 'runtime_programming_pause',
+                         "int() with base 10: 'soon'): correct it")
+
+    def test_all_options_of_other_types(self):
+        self.set('accel', runtime_programming_pause='soon', pools='all',
+                 fixed_devices='5e:00.0')
+        bad = [line['Found'] for line in self.check(2)
+               if line['Check'] == 'options']
+        self.assertEqual(3, len(bad))
+        self.assertNotIn('LocationInfo', result := ' '.join(bad))
+        for words in ("found 'all'", "'soon'", 'fixed_devices'):
+            self.assertIn(words, result)
+
+    def test_option_of_nova_of_another_type(self):
+        self.set('libvirt', virt_type='none')
+        self.assertFails('libvirt', 'virt_type', "found 'none'): correct it")
+
+    def test_set_of_two_kinds(self):
+        self.set('accel', device_sets=f'{GPU} {DISK}')
+        self.assertFails('options', '[accel] device_sets', 'of one type')
+
+    def test_clock_of_a_network_card(self):
+        nic = '0000:04:00.0'
+        self.use_kernel(self.useFixture(SimulatedHost(
+            nics=[{'address': nic}])).kernel)
+        self.set('accel', enabled_drivers='timecard', ptp_devices=nic,
+                 include_devices=None)
+        self.assertIn(('options', 'take it out of the option'), [
+            (line['Check'], line['What to do']) for line in self.check(2)])
+
+    def test_card_given_whole_and_by_vfs(self):
+        self.set('accel', whole_cards=A, virtual_functions=f'{A}=1')
+        self.assertIn(('options', 'remove it from one of the two'), [
+            (line['Check'], line['What to do']) for line in self.check(2)])
+
+    def test_two_drivers_that_find_a_card(self):
+        self.set('accel', enabled_drivers='dfl,gpu,nvme,pci',
+                 pci_devices='vendor=10de type=GPU')
+        self.assertIn(('options', f'{GPU} is found by the drivers gpu and pci '
+                                  f'of [accel] enabled_drivers'), [
+            (line['Check'], line['Found']) for line in self.check(2)])
+
+    def test_rule_without_effect(self):
+        self.set('accel', exclude_devices='vendor=8086 product=ffff',
+                 handover='0000:99:00.0=operator')
+        bad = self.check(1)
+        self.assertEqual([('options', 'warning')] * 2, [
+            (line['Check'], line['Result']) for line in bad])
+        self.assertIn('product=ffff matches no device', bad[0]['Found'])
+
+    def test_driver_that_fails(self):
+        """What is to be done is of the error where it says it."""
+        for error, remedy in (
+                (exception.ConfigurationError('[accel] x is y: correct it.'),
+                 'correct it'),
+                (OSError(5, "Input/output error: 'path'"),
+                 'see the kernel log')):
+            self.useFixture(fixtures.MonkeyPatch(
+                'nova_accel.drivers.gpu.GpuDriver.find',
+                mock.Mock(side_effect=error)))
+            lines = {line['Check']: line for line in self.check(2)}
+            self.assertEqual(remedy, lines['drivers']['What to do'])
 
     def test_malformed_values(self):
         """All of them, whatever reads the option, and in the same way."""
@@ -409,7 +507,18 @@ class ComputeTest(CheckTestCase):
 
     def test_wrong_password(self):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
-        self.assertFails('Glance', '[service_user]', '401')
+        self.assertFails('Glance', '[service_user]', '401',
+                         'correct username and password')
+
+    def test_no_keystone(self):
+        for path in ('', '/auth/tokens'):
+            self.http.register_uri(
+                requests_mock.ANY, f'{KEYSTONE}{path}',
+                exc=requests.exceptions.ConnectionError('refused'))
+        self.assertFails(
+            'Glance', f'Keystone at {KEYSTONE}', 'cannot be reached',
+            'correct [service_user] auth_url')
+        self.assertNotIn('rejects', str(self.lines))
 
     def test_no_glance(self):
         self.http.get(f'{GLANCE}/v2/images', status_code=503)
@@ -519,6 +628,11 @@ class DeviceTest(CheckTestCase):
         self.set('pci', device_spec=json.dumps(
             {'vendor_id': '10de', 'product_id': '26b9'}))
         self.assertFails(GPU, '[pci] device_spec', 'one of the two')
+        self.assertEqual(1, [line['Check'] for line in self.lines].count(GPU))
+
+    def test_malformed_pci_of_nova(self):
+        self.set('pci', device_spec='{"vendor_id": 10de}')
+        self.assertFails('options', 'correct [pci] device_spec')
 
     def test_vgpus_of_nova(self):
         self.use_kernel(self.useFixture(SimulatedHost(vgpus=[{

@@ -4,11 +4,17 @@
 import logging
 import threading
 
+import fixtures
+from keystoneauth1 import fixture as keystone
+import requests
+import requests_mock
+from requests_mock.contrib import fixture as mocker
 import testtools
 
 from nova_accel.cmd import cloud
 from nova_accel.cmd import providers
 from nova_accel import exception
+from tests.unit import commands
 from tests.unit import placement
 
 GPU = 'CUSTOM_ACCELERATOR_GPU'
@@ -46,6 +52,55 @@ class RefusalTest(ProvidersTestCase):
             'Placement was asked for allocation candidates, and it refused '
             '(Invalid resource class in resources parameter: No such resource '
             'class CUSTOM_ACCELERATOR_NPU): correct the request.', str(error))
+
+
+class KeystoneTest(testtools.TestCase):
+    """Keystone refuses, or is not there; the operator reads one line."""
+
+    URL = 'http://keystone.example:5000/v3'
+
+    def setUp(self):
+        super().setUp()
+        for name, value in (
+                ('AUTH_URL', self.URL), ('USERNAME', 'admin'),
+                ('PASSWORD', 'secret'), ('PROJECT_NAME', 'admin'),
+                ('USER_DOMAIN_NAME', 'd'), ('PROJECT_DOMAIN_NAME', 'd'),
+                ('CLIENT_CONFIG_FILE', '/nonexistent')):
+            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+        self.http = self.useFixture(mocker.Fixture())
+        self.http.get(self.URL, json={
+            'version': keystone.V3Discovery(self.URL)})
+
+    def line(self, *words):
+        result = commands.run('tree')
+        self.assertEqual((1, ''), (result.returncode, result.stdout))
+        line, = result.stderr.splitlines()
+        for word in words:
+            self.assertIn(word, line)
+        return line
+
+    def test_wrong_password(self):
+        self.http.post(f'{self.URL}/auth/tokens', status_code=401)
+        self.assertNotIn('administrator', self.line(
+            'Keystone rejects the credentials',
+            'correct OS_USERNAME and OS_PASSWORD, or clouds.yaml.'))
+
+    def test_unreachable(self):
+        for path in ('/auth/tokens', ''):
+            self.http.register_uri(
+                requests_mock.ANY, f'{self.URL}{path}',
+                exc=requests.exceptions.ConnectionError(
+                    "HTTPConnectionPool(host='keystone.example')"))
+            self.assertNotIn('HTTPConnectionPool', self.line(
+                f'Keystone at {self.URL}', ' cannot be reached: correct '
+                'OS_AUTH_URL'))
+
+    def test_no_keystone(self):
+        """Something else answers there."""
+        self.http.get(requests_mock.ANY, status_code=404)
+        self.useFixture(fixtures.EnvironmentVariable(
+            'OS_AUTH_URL', 'http://keystone.example'))
+        self.line('Keystone cannot be reached: correct OS_AUTH_URL')
 
 
 class TreesTest(ProvidersTestCase):

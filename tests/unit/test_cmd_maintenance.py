@@ -117,6 +117,17 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         self.store.look()
         self.assertEqual((), self.store.orders())
 
+    def test_order_that_is_not_taken_on_in_time(self):
+        """It does not go on, whatever the time that was given."""
+        for self.COMMAND, *wanted in ('clean',), ('program', 'crypto'):
+            result = self.call(A, *wanted, '--timeout', '1')
+            self.assertEqual(1, result.returncode)
+            self.assertIn('has not taken the order on within 1 s, and it is '
+                          'withdrawn', result.stderr)
+            self.assertNotIn('goes on', result.stderr)
+        self.store.look()
+        self.assertEqual((), self.store.orders())
+
     def test_store_of_an_earlier_release(self):
         """Its nova-compute would not know the order."""
         with self.store._transaction() as db:

@@ -3,6 +3,8 @@
 
 import os
 
+import fixtures
+
 from tests.unit import commands
 from tests.unit.test_profiles import FPGA, FUNCTION
 
@@ -39,6 +41,13 @@ class ListTest(ProfilesTestCase):
         self.assertEqual([{
             'Name': 'nlb', 'Groups': 1, 'Description': 'loopback',
             'Where': f'{self.good}, line 1'}], self.rows())
+
+    def test_configuration_of_nova_api(self):
+        self.useFixture(fixtures.EnvironmentVariable('HOME', self.directory))
+        directory = os.path.join(self.directory, '.nova')
+        os.mkdir(directory)
+        os.rename(self.config, os.path.join(directory, 'nova-api.conf'))
+        self.assertIn('loopback', self.main('profile', 'list').stdout)
 
     def test_malformed(self):
         bad = self.write('bad.yml', 'name: bad\n')
