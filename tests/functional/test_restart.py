@@ -288,6 +288,8 @@ class StopTest(base.AcceleratorTestBase):
             self.flags(manager_shutdown_timeout=21)
         kernel = self.kernel('compute1')
         kernel.set_fault(FPGA, hang='program')
+        # also where the test fails: its threads would wait for the card
+        self.addCleanup(kernel.set_fault, FPGA, hang=None)
         flavor = base.fpga_flavor(function_id=base.CRYPTO)
         server = self.api.post_server({'server': self._build_server(
             networks='none', image_uuid=self.glance.guest_image,
