@@ -13,9 +13,15 @@ from collections.abc import Iterable
 import errno
 import functools
 
+from oslo_config import cfg
 from oslo_privsep import capabilities
 from oslo_privsep import daemon
 from oslo_privsep import priv_context
+
+#: calls that a process carries out side by side; more than a host has cards.
+#: A call that hangs in the kernel keeps its thread, and threads are started as
+#: they are needed
+THREADS = 128
 
 
 class Context(priv_context.PrivContext):
@@ -34,6 +40,9 @@ class Context(priv_context.PrivContext):
         self.needs = tuple(capabilities)
         super().__init__(prefix, cfg_section=cfg_section, pypath=pypath,
                          capabilities=self.needs)
+        # that of oslo.privsep is the number of processors: as many cards that
+        # hang would stop every other call
+        cfg.CONF.set_default('thread_pool_size', THREADS, group=cfg_section)
 
     def entrypoint(self, func):
         """See the base class; what it returns has the function's name."""

@@ -5,11 +5,18 @@ Nothing releases a device on the way, whatever Placement answers and whatever
 a crash left in the claims.
 """
 
+import time
+
+from nova_accel import conf
 from nova_accel import model
+from nova_accel import naming
 from tests.functional import base
+from tests.functional import cloud
 from tests.functional import faults
 from tests.functional import operations
+from tests.functional import process
 from tests.functional import test_vgpu
+from tests.host import base as host_base
 
 FPGA, VF, DISK = '0000:5e:00.0', '0000:5e:00.1', '0000:02:00.0'
 SECRET = 'data of the tenant'
@@ -262,3 +269,49 @@ class StandardClassesTest(test_vgpu.NativeTestBase):
                 self._wait_for_state_change(self.server, 'ACTIVE')
                 # its own vGPU Nova knows by the guest that was there
                 self.assertIn(VF, self.hostdevs(self.server))
+
+
+class StopTest(base.AcceleratorTestBase):
+    """nova-compute is stopped, as Nova does it after a SIGTERM."""
+
+    HOSTS = {'compute1': {'cards': [base.card(FPGA, [base.NLB0])]}}
+
+    @cloud.fresh
+    def test_while_a_card_is_programmed(self):
+        """It ends in order, long before the programming, which hangs."""
+        self.upload_bitstream(base.CRYPTO, properties={
+            'accel:function_id': base.CRYPTO})
+        self.flags(programming_timeout=10 * process.PATIENCE, group='accel')
+        if 'manager_shutdown_timeout' in conf.CONF:
+            # Nova 34: 20 s of it are for cleanup_host(), and as long as the
+            # rest it waits for builds before
+            self.flags(manager_shutdown_timeout=21)
+        kernel = self.kernel('compute1')
+        kernel.set_fault(FPGA, hang='program')
+        # also where the test fails: its threads would wait for the card
+        self.addCleanup(kernel.set_fault, FPGA, hang=None)
+        flavor = base.fpga_flavor(function_id=base.CRYPTO)
+        server = self.api.post_server({'server': self._build_server(
+            networks='none', image_uuid=self.glance.guest_image,
+            flavor_id=self._create_flavor(extra_spec=flavor))})
+        host_base.wait_until_programmed(kernel, FPGA)
+        began = time.monotonic()
+        self.computes['compute1'].stop()
+        self._wait_for_state_change(server, 'ERROR')
+        self.assertLess(time.monotonic() - began, process.PATIENCE)
+        self.assertIn('is left alone, because nova-compute stops',
+                      self.fault(server))
+        # the claim ended with the build; what the region carries is not known
+        self.assertEqual([], self.claims())
+        loaded, = self.accelerators('compute1').store.loaded().values()
+        self.assertIsNone(loaded.content)
+        kernel.set_fault(FPGA, hang=None)
+        self.restart_compute_service('compute1')
+        self.report()
+        self.assertFalse({naming.function_trait(function) for function in (
+            base.NLB0, base.CRYPTO)} & self.traits(
+                f'compute1_accel_{FPGA}_region0'))
+        self._delete_server(server)
+        again = self.boot(flavor)
+        self.assertEqual([VF], self.hostdevs(again))
+        self._delete_server(again)

@@ -163,7 +163,9 @@ class HangingTest(ScannerTestBase):
         self.assertEqual([OK, QUARANTINED, OK], self.healths())
 
     def test_start_waits_one_limit(self):
-        for address in (A, B, C):
+        cards = [f'0000:{number:02x}:00.0' for number in range(0x40, 0x60)]
+        self.driver.devices = tuple(map(fpga, cards))
+        for address in cards:
             self.hang(self.driver, 'examine', address)
         self.hang(self.driver, 'configure')
         self.other.devices = (fpga('0000:09:00.0', driver='other'),)
@@ -174,8 +176,9 @@ class HangingTest(ScannerTestBase):
             self.inventory.check_configuration()
         self.conf.config(group='accel', discovery_timeout=4)
         took = self.timed(start)
-        # four calls hang
-        self.assertTrue(3.5 < took < 8, took)
+        # a limit for each card would be a minute and more; what is above one
+        # limit is for a loaded machine
+        self.assertTrue(3.5 < took < 40, took)
         self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_known_card_that_hangs_at_the_start(self):

@@ -619,6 +619,28 @@ class Privileged(testtools.TestCase):
                          f'{int(capabilities.CAP_SYS_ADMIN)}\n',
                          result.stdout, result.stderr)
 
+    def test_calls_that_hang(self):
+        """As many as the host has processors, or cards, leave room for the
+        next call. In a fresh process, as above."""
+        result = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', textwrap.dedent('''
+                import os, threading
+                from oslo_config import cfg
+                from oslo_privsep import daemon
+                from nova_accel import privsep
+                cfg.CONF([], project='nova', default_config_files=[])
+                for context in (privsep.ctx, privsep.disks):
+                    pool = daemon.Daemon(None, context).thread_pool
+                    ends = threading.Event()
+                    for _ in range(max(64, os.cpu_count() + 1)):
+                        pool.submit(ends.wait)
+                    try:
+                        print(pool.submit(str, 'done').result(10), flush=True)
+                    finally:
+                        ends.set()
+                ''')], capture_output=True, text=True)
+        self.assertEqual('done\ndone\n', result.stdout, result.stderr)
+
 
 class StartTest(testtools.TestCase):
 
