@@ -182,6 +182,9 @@ class RuntimeProgramming:
             raise exception.DeviceUnavailable(
                 f'Server {server.uuid} was to have {wanted} programmed, and '
                 f'has no accelerator there: hard reboot it.')
+        # nothing is programmed on a card that is not well, or disabled
+        self._accelerators.inventory.find(
+            claims[0].device_address, claims[0].region_index)
         handles = [claim.handle for claim in claims]
         try:
             self._cloud.detach(server.uuid, handles)

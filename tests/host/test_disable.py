@@ -147,6 +147,17 @@ class RegionTest(DisableTestCase):
         self.assertEqual(other['accel:bitstream_id'], claim.restore_bitstream)
         self.assertEqual((1, 1, True), self.shown(A))
 
+    def test_nothing_is_programmed_at_run_time(self):
+        server = self.host.boot(
+            base.asks(FUNCTION, runtime_programming='true'),
+            self.host.allocation(A))
+        self.host.disable(A)
+        self.host.ask(server, self.host.upload(OTHER))
+        self.host.run_runtime()
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+        self.assertHas(server, vf(A))
+        self.assertIn('quarantined', self.log.output)
+
     def test_its_server_is_deleted(self):
         """It is cleaned, and not offered."""
         server = self.boot()
