@@ -91,7 +91,8 @@ class Cloud(typing.Protocol):
         uuid of its server."""
 
     def say(self, instance_uuid: str, key: str, text: str) -> None:
-        """Set one key of a server's metadata and leave the others alone."""
+        """Set one key of a server's metadata and leave the others alone, but
+        for what its owner writes in the same moment."""
 
     # Guests
 

@@ -210,7 +210,11 @@ class NovaCloud:
     def say(self, instance_uuid, key, text):
         context = self.admin_context()
         for _ in range(_TRIES):
-            # read at the last moment: Nova writes all keys or none
+            # Read at the last moment: a save writes all keys and removes the
+            # others (_instance_metadata_update_in_place of nova.db.main.api),
+            # and what nova-conductor offers compares none. What an owner
+            # writes between the two is lost, as between two of his own
+            # requests; docs/source/tenants.rst tells it.
             instance = objects.Instance.get_by_uuid(
                 context, instance_uuid, expected_attrs=['metadata'])
             instance.metadata = {**instance.metadata, key: text}
