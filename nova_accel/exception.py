@@ -144,6 +144,10 @@ class AcceleratorsUnavailable(AcceleratorError):
     """The accelerators of this host could not be initialized."""
 
 
+class NoClaimStore(AcceleratorsUnavailable):
+    """nova-compute was not started on this host, or has another store."""
+
+
 class ConfigurationError(AcceleratorError):
     """nova.conf has a value that cannot be used on this host."""
 

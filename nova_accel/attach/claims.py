@@ -13,6 +13,7 @@ closing the last one makes it wait for the disk once more than a commit does.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import sqlite3
@@ -89,14 +90,16 @@ class ClaimStore:
     """
 
     def __init__(self, path: str, source: sqlite3.Connection | None = None,
-                 timeout: float = 10):
+                 timeout: float = 10, name: str = ''):
         """Open the store, make it or bring it to this release's version.
 
         :param path: of the file; its directory is made if need be.
         :param source: of a store that is copied into this one first.
         :param timeout: seconds to wait for another process that writes.
+        :param name: of the file in errors, where path is not that of source.
         """
         self.path = path
+        self._name = name or path
         # one thread at a time inside SQLite: under eventlet a second green
         # thread that waited there would stop the first one too
         self._lock = threading.Lock()
@@ -152,7 +155,7 @@ class ClaimStore:
     def _check(self, version):
         if version > schema.VERSION:
             raise exception.AcceleratorsUnavailable(
-                f'The claim store {self.path} has version {version}, and this '
+                f'The claim store {self._name} has version {version}, and this '
                 f'release of nova_accel knows no later one than '
                 f'{schema.VERSION}: '
                 f'install the release that wrote it, or restore the backup '
@@ -209,7 +212,7 @@ class ClaimStore:
             # extended codes have the plain one in their lowest byte
             code = getattr(error, 'sqlite_errorcode', -1) & 0xff
             raise exception.AcceleratorsUnavailable(
-                f'The claim store {self.path} cannot be used ({error}): '
+                f'The claim store {self._name} cannot be used ({error}): '
                 f'{_ADVICE.get(code, _OTHER_ADVICE)}.',
                 found='The claim store of this host cannot be used'
                 ) from error
@@ -221,7 +224,7 @@ class ClaimStore:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise exception.AcceleratorsUnavailable(
-                f'The claim store {self.path} has a row in its table {table} '
+                f'The claim store {self._name} has a row in its table {table} '
                 f'that cannot be read ({error}): '
                 f'{_ADVICE[sqlite3.SQLITE_CORRUPT]}.') from error
 
@@ -664,18 +667,17 @@ def copy_of(path: str) -> ClaimStore:
 
     The copy is of this release's version, whatever the file is of.
 
-    :raises AcceleratorsUnavailable: the file does not exist or cannot be read.
+    :raises NoClaimStore: there is none.
+    :raises AcceleratorsUnavailable: it cannot be read, or is of a later
+        release.
     """
+    _check_exists(path)
     try:
         with contextlib.closing(sqlite3.connect(
                 f'file:{parse.quote(path)}?mode=ro', uri=True)) as file:
-            return ClaimStore(MEMORY, file)
-    except (sqlite3.Error, OSError, exception.AcceleratorsUnavailable
-            ) as error:
-        raise exception.AcceleratorsUnavailable(
-            f'The claim store {path} cannot be read ({error}): name the file '
-            f'of this host by --store, and read it as the user of '
-            f'nova-compute.') from error
+            return ClaimStore(MEMORY, file, name=path)
+    except (sqlite3.Error, OSError) as error:
+        raise _refused(path, 'read', error) from error
 
 
 def existing(path: str) -> ClaimStore:
@@ -684,28 +686,47 @@ def existing(path: str) -> ClaimStore:
 
     It is neither made nor changed in version: nova-compute does that.
 
-    :raises AcceleratorsUnavailable: there is none, it cannot be written, or it
-        is of another release.
+    :raises NoClaimStore: there is none.
+    :raises AcceleratorsUnavailable: it cannot be written, or is of another
+        release.
     """
+    _check_exists(path)
     try:
         with contextlib.closing(sqlite3.connect(
                 f'file:{parse.quote(path)}?mode=rw', uri=True)) as file:
             version = file.execute('PRAGMA user_version').fetchone()[0]
-        if version == schema.VERSION:
-            return ClaimStore(path)
-        error: BaseException | str = (
-            f'it has version {version}, and this release of nova_accel writes '
-            f'version {schema.VERSION}')
-        advice = 'start nova-compute of the same release as this command first'
-    except (sqlite3.Error, OSError, exception.AcceleratorsUnavailable
-            ) as problem:
-        error = problem.__cause__ or problem
-        advice = (
-            'run the command as the user of nova-compute, on a host where that '
-            'has been started, or name the file by --store')
-    raise exception.AcceleratorsUnavailable(
-        f'The claim store {path} cannot be written ({str(error).rstrip(".")}'
-        f'): {advice}.')
+    except (sqlite3.Error, OSError) as error:
+        raise _refused(path, 'written', error) from error
+    # SQLite says so only when something is to be written
+    if not os.access(path, os.W_OK, effective_ids=True):
+        raise _refused(path, 'written', os.strerror(errno.EACCES))
+    if version < schema.VERSION:
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {path} has version {version}, and this release '
+            f'of nova_accel writes version {schema.VERSION}: start '
+            f'nova-compute of the same release as this command first.')
+    # which says what is to be done with one of a later release
+    return ClaimStore(path)
+
+
+def _check_exists(path):
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        raise exception.NoClaimStore(
+            f'The claim store {path} does not exist: nova-compute makes it at '
+            f'its first start; else name the file of this host by --store.'
+            ) from None
+    except OSError:
+        # who opens it says why
+        pass
+
+
+def _refused(path, what, error):
+    code = getattr(error, 'sqlite_errorcode', -1) & 0xff
+    advice = _ADVICE.get(code, 'run the command as the user of nova-compute')
+    return exception.AcceleratorsUnavailable(
+        f'The claim store {path} cannot be {what} ({error}): {advice}.')
 
 
 def _disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:

@@ -2,6 +2,7 @@
 """nova-accel capture: a host's accelerators as a file, for a bug report."""
 
 import contextlib
+import io
 import logging
 import os
 import platform
@@ -66,11 +67,13 @@ class Capture(command.Command):
         names = configuration.drivers(parsed_args)
         kernel = host_kernel.open_kernel(CONF.host, writes=False)
         recorded = record(kernel, names, self._warn)
+        text = io.StringIO()
+        write(recorded, names, text)
         try:
             with (contextlib.nullcontext(self.app.stdout)
                   if parsed_args.file == '-'
                   else open(parsed_args.file, 'x', encoding='utf-8')) as file:
-                write(recorded, names, file)
+                file.write(text.getvalue())
         except FileExistsError as error:
             raise exception.ConfigurationError(
                 f'The capture was to be written to {parsed_args.file}, which '
@@ -96,6 +99,7 @@ def record(kernel, names, warn) -> recorder.Recorder:
     :param kernel: the machine's, or a simulated one.
     :param names: of the drivers.
     :param warn: takes a sentence about a driver that failed.
+    :raises ConfigurationError: no driver can be loaded.
     """
     recorded = recorder.Recorder(kernel)
     loaded = {}
@@ -105,6 +109,10 @@ def record(kernel, names, warn) -> recorder.Recorder:
         except Exception as error:
             # the others may be what the report is about
             warn(f'driver {name}: {error}')
+    if not loaded:
+        raise exception.ConfigurationError(
+            'Nothing was captured, because none of the drivers can be loaded: '
+            'correct --driver or [accel] enabled_drivers.')
     found = inventory.Inventory(loaded, claims.ClaimStore(claims.MEMORY),
                                 reads_serials=False)
     log = logging.getLogger(inventory.__name__)

@@ -4,16 +4,16 @@
 import dataclasses
 import logging
 
-from cliff import lister
 
 from nova_accel.cmd import checks
 from nova_accel.cmd import configuration
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
 
 #: exit status; those of nova-status (nova/cmd/status.py)
 _STATUS = {checks.OK: 0, checks.WARNING: 1, checks.FAILURE: 2}
-_UNEXPECTED = 255
+_NOT_RUN = 255
 
 #: sections of nova.conf that only hosts of a service have; Nova's own sample
 #: of nova.conf says which service reads them
@@ -26,7 +26,7 @@ _PROGRAMS = {checks.COMPUTE: configuration.COMPUTE,
              checks.API: configuration.API}
 
 
-class Check(lister.Lister):
+class Check(output.Table):
     """Show what would stop nova_accel from working on this host.
 
     One line for each check and for each device: what was found and what to
@@ -54,12 +54,12 @@ class Check(lister.Lister):
             super().run(parsed_args)
         except exception.ConfigurationError as error:
             self.app.stderr.write(f'{error}\n')
-            return _STATUS[checks.FAILURE]
+            return _NOT_RUN
         except Exception as error:
             self.app.stderr.write(
                 f'The check could not be run ({type(error).__name__}: '
-                f'{checks.short(error)}): report it, with nova.conf.\n')
-            return _UNEXPECTED
+                f'{checks.short(error)}): report it.\n')
+            return _NOT_RUN
         finally:
             logging.disable(logging.NOTSET)
         return self._status

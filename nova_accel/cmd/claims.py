@@ -3,14 +3,13 @@
 
 import uuid
 
-from cliff import lister
-
+from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel.inventory import identity
 from nova_accel import model
 
 
-class Claims(lister.Lister):
+class Claims(output.Lister):
     """Show what servers hold on this host, and what FPGA regions carry.
 
     Each claim has a row, and so has each free region that nova_accel
@@ -27,7 +26,11 @@ class Claims(lister.Lister):
                             help='only what this server holds')
         return parser
 
-    def take_action(self, parsed_args):
+    def table(self, parsed_args):
+        self.nothing = (
+            'No claim matches.' if parsed_args.device or parsed_args.server
+            else 'No server holds a device, and nothing is programmed or '
+                 'disabled.')
         known = store.read(parsed_args)
         loaded = known.loaded()
         rows, held = [], set()

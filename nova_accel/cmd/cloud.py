@@ -85,21 +85,23 @@ class Cloud:
             return self._session.get_project_id() or ''
 
     def get(self, service: str, path: str, missing: typing.Any = None,
-            what: str = '') -> dict:
+            what: str = '', key: str = '') -> typing.Any:
         """Return the body of a successful GET.
 
         :param service: 'placement' or 'compute'.
         :param missing: returned for 404, if given.
         :param what: for errors, in place of the path.
+        :param key: of the part of the body that is returned alone.
         :raises: as asking().
         """
         with asking(service, what or path):
             try:
-                return self.adapter(service).get(path).json()
+                body = self.adapter(service).get(path).json()
             except ks_exc.NotFound:
                 if missing is None:
                     raise
                 return missing
+            return body[key] if key else body
 
     def images(self) -> glance_client.Client:
         """Return a client of Glance.
@@ -214,14 +216,17 @@ class Cloud:
         """Return a flavor, with its extra specs.
 
         :raises NotThere: there is none.
+        :raises ConfigurationError: Nova does not show extra specs to these
+            credentials.
+        :raises: as asking().
         """
         found = self.get('compute', f'/flavors/{_quoted(name_or_id)}',
-                         missing={})
+                         missing={}, key='flavor')
+        found = found or next((flavor for flavor in self._flavors()
+                               if flavor['name'] == name_or_id), None)
         if found:
-            return found['flavor']
-        for flavor in self._flavors():
-            if flavor['name'] == name_or_id:
-                return flavor
+            _check_extra_specs([found])
+            return found
         raise exception.NotThere(
             f'Nova has no flavor with the name or id '
             f'{text.printable(name_or_id)} that your credentials can see: '
@@ -236,10 +241,7 @@ class Cloud:
         :raises: as asking().
         """
         found = list(self._flavors())
-        if any('extra_specs' not in flavor for flavor in found):
-            raise exception.ConfigurationError(
-                'Nova was asked for its flavors, and does not show their extra '
-                'specs to your credentials: use those of an administrator.')
+        _check_extra_specs(found)
         return found
 
     def _flavors(self):
@@ -263,17 +265,25 @@ class Cloud:
 
     def server_name(self, uuid: str) -> str | None:
         """Return the name of a server, None where Nova does not know it."""
-        server = self.get('compute', f'/servers/{uuid}', missing={})
-        return server['server']['name'] if server else None
+        server = self.get('compute', f'/servers/{uuid}', missing={},
+                          key='server')
+        return server['name'] if server else None
 
     def _pages(self, service, path, key) -> Iterator[dict]:
         start = path
         while True:
-            found = self.get(service, path)[key]
+            found = self.get(service, path, key=key)
             yield from found
             if not found:
                 return
             path = f'{start}&marker={found[-1]["id"]}'
+
+
+def _check_extra_specs(flavors):
+    if any('extra_specs' not in flavor for flavor in flavors):
+        raise exception.ConfigurationError(
+            'Nova was asked for its flavors, and does not show their extra '
+            'specs to your credentials: use those of an administrator.')
 
 
 def query(**fields: str) -> str:
@@ -323,6 +333,8 @@ def asking(service: str, what: str) -> Iterator[None]:
                 f'{asked} {where} cannot be reached: correct OS_AUTH_URL or '
                 f'clouds.yaml, or see that Keystone runs.') from error
         why = f'{where} cannot be reached' if where else _reason(error)
+        if isinstance(error, KeyError):
+            why = f'what came has no {error}'
         raise exception.ServiceUnavailable(
             f'{asked} there was no answer ({why}): see the log of '
             f'the service and the network between.') from error

@@ -62,7 +62,11 @@ def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:
                  for argument in ('--config-file', file)]
     try:
         CONF(arguments, project='nova', prog=service)
-    except cfg.Error as error:
+    except cfg.ConfigFilesPermissionDeniedError as error:
+        raise exception.ConfigurationError(
+            f'The configuration cannot be read ({error}: Permission denied): '
+            f'run the command as the user of Nova.') from error
+    except (cfg.Error, OSError, UnicodeDecodeError) as error:
         raise exception.ConfigurationError(
             f'The configuration cannot be read ({error}): correct it or give '
             f'--config-file.') from error

@@ -8,8 +8,8 @@ nova-compute hears of it (nova_accel/attach/words.py) or finds it at its start.
 import datetime
 
 from cliff import command
-from cliff import lister
 
+from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import exception
 from nova_accel.inventory import identity
@@ -77,7 +77,7 @@ class Disable(_Disables):
             f'within seconds, or when it starts\n')
 
 
-class Drain(_Disables, lister.Lister):
+class Drain(_Disables, output.Table):
     """Disable a device, and show what still stands in the way of work on it.
 
     One row for each claim of a server on it. The exit status is 3 while there

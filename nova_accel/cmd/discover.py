@@ -107,6 +107,10 @@ class Discover(output.Lister):
         try:
             return store.read(parsed_args)
         except exception.AcceleratorsUnavailable as error:
+            if (isinstance(error, exception.NoClaimStore)
+                    and not parsed_args.store):
+                # before the first start of nova-compute
+                return None
             self.app.stderr.write(
                 f'WARNING: which servers hold devices is not known. {error}\n')
             return None

@@ -33,7 +33,9 @@ class Handovers(output.Lister):
         return parser
 
     def table(self, parsed_args):
-        self.nothing = 'No hand-over is recorded.'
+        self.nothing = (
+            'No hand-over matches.' if parsed_args.device or parsed_args.server
+            else 'No hand-over is recorded.')
         found = [
             h for h in store.read(parsed_args).handovers()
             if parsed_args.device in (None, h.device, h.handle)

@@ -143,8 +143,12 @@ def _read(file):
             f'({" ".join(str(error).split())}): give the answer of GET '
             f'/v2/device_profiles.') from error
     if isinstance(found, dict):
-        found = found.get('device_profiles', [found.get(
-            'device_profile', found)])
+        if 'device_profiles' in found:
+            found = found['device_profiles']
+        elif 'device_profile' in found:
+            found = [found['device_profile']]
+        elif 'name' in found:
+            found = [found]
     if not isinstance(found, list) or not found:
         raise exception.ConfigurationError(
             f'{file} has no device profiles, but {json.dumps(found)[:60]}: '

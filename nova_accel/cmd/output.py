@@ -9,7 +9,23 @@ from cliff import lister
 RED, GREEN, YELLOW = 31, 32, 33
 
 
-class Lister(lister.Lister):
+class Table(lister.Lister):
+    """A list; an unknown column is an error of the arguments."""
+
+    def produce_output(self, parsed_args, column_names, data):
+        known = set(map(self._normalize_column_name, column_names))
+        for column in parsed_args.columns:
+            if self._normalize_column_name(column) not in known:
+                self.app.stderr.write(
+                    f'{self.cmd_name or self.app.NAME}: error: argument '
+                    f'-c/--column: there is no column {column!r}: choose from '
+                    f'{", ".join(map(repr, column_names))}.\n')
+                # as argparse ends
+                raise SystemExit(2)
+        return super().produce_output(parsed_args, column_names, data)
+
+
+class Lister(Table):
     """A list that is a sentence where it would be an empty table."""
 
     #: that sentence

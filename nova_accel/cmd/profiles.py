@@ -3,9 +3,9 @@
 
 import os
 
-from cliff import lister
 
 from nova_accel.cmd import configuration
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import profiles
@@ -31,7 +31,7 @@ class _Reads(configuration.Reader):
         return self._load(CONF.accel.device_profiles)
 
 
-class ListProfiles(_Reads, lister.Lister):
+class ListProfiles(_Reads, output.Table):
     """Show the device profiles of [accel] device_profiles.
 
     A file that is malformed is named on stderr, and the exit status is 1.
@@ -43,7 +43,7 @@ class ListProfiles(_Reads, lister.Lister):
                  for p in self._configured(parsed_args)])
 
 
-class ShowProfile(_Reads, lister.Lister):
+class ShowProfile(_Reads, output.Table):
     """Show the extra specs that a flavor with a device profile gets.
 
     They are what nova-api writes into the flavor of a new server.
@@ -70,7 +70,8 @@ class CheckProfiles(_Reads):
     """Check files of device profiles, as nova-api would read them.
 
     Each malformed file is named on stderr with the line and what to do. The
-    exit status is 1 when there is one.
+    exit status is 1 when there is one, or when a name is taken already by
+    another file of [accel] device_profiles.
     """
 
     def get_parser(self, prog_name):
@@ -84,5 +85,22 @@ class CheckProfiles(_Reads):
         configuration.read(parsed_args.config_file, self.SERVICE)
         for path in parsed_args.files or [CONF.accel.device_profiles]:
             found = self._load(os.path.abspath(path))
+            for sentence in _taken(found):
+                self.left_out = True
+                self.app.stderr.write(f'{sentence}\n')
             self.app.stdout.write(
                 f'{path}: {len(found)} profiles can be used\n')
+
+
+def _taken(found):
+    """A sentence for each profile whose name another file has that nova-api
+    reads. One with the same name of the file is going to be replaced."""
+    for path, there in profiles.load(CONF.accel.device_profiles).good.items():
+        where = {p.name: p.where for p in there}
+        for profile in found:
+            file = profile.where.rpartition(', line ')[0]
+            if (profile.name in where
+                    and os.path.basename(file) != os.path.basename(path)):
+                yield (f'{profile.where}: the profile name {profile.name!r} '
+                       f'is taken by {where[profile.name]}: rename one of the '
+                       f'two.')

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel providers purge: removes a host's providers from Placement."""
 
-from cliff import lister
 from keystoneauth1 import exceptions as keystone
 from oslo_config import cfg
 
 from nova_accel.cmd import cloud
 from nova_accel.cmd import configuration
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import naming
@@ -21,7 +21,7 @@ _COMPUTE_VERSION = '2.53'
 _ATTEMPTS = 5
 
 
-class PurgeProviders(lister.Lister):
+class PurgeProviders(output.Table):
     """Remove the resource providers of nova_accel of a host from Placement.
 
     For a host that returns to Nova's own driver, or is removed. Only

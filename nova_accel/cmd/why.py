@@ -7,11 +7,11 @@ import dataclasses
 import functools
 import typing
 
-from cliff import lister
 
 from nova_accel.bitstream import glance
 from nova_accel.cmd import cloud as clouds
 from nova_accel.cmd import configuration
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import demand
 from nova_accel import exception
@@ -37,7 +37,7 @@ _NAMED = 3
 FOUND, NONE, UNKNOWN = 0, 1, 2
 
 
-class Why(lister.Lister):
+class Why(output.Table):
     """Show which hosts can take a server of a flavor, and why others cannot.
 
     One row for each provider of the wanted classes. Hosts that can take the
@@ -229,8 +229,10 @@ class Answer:
             # a class or a trait that nothing in the cloud has
             self._refusal = str(error)
             return {}
-        summaries = answer['provider_summaries']
-        for candidate in answer['allocation_requests']:
+        with clouds.asking('placement', 'allocation candidates'):
+            summaries = answer['provider_summaries']
+            found = answer['allocation_requests']
+        for candidate in found:
             provider = next(iter(candidate['allocations']))
             self._candidates[summaries[provider]['root_provider_uuid']].append(
                 candidate)

@@ -12,6 +12,7 @@ import re
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 
 CONF = conf.CONF
@@ -23,6 +24,8 @@ KEYS = ('address', 'vendor', 'product')
 _AS_WRITTEN = ('driver', 'type', 'traits', 'name')
 #: hexadecimal digits of an identifier
 _DIGITS = {'vendor': 4, 'product': 4, 'class': 6}
+#: how lspci writes them
+_IDS = re.compile('[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}')
 _WILDCARD = re.compile('[*?[]')
 
 
@@ -73,7 +76,7 @@ def _rule(option, text, keys):
     for word in text.split():
         key, _, value = word.partition('=')
         if not value:
-            problem = f'has no value: write {key or "key"}=value'
+            problem = f'has no value: write {_instead_of(key)}'
         elif key not in keys:
             problem = f'is none of the keys {", ".join(keys)}'
         elif key in pairs:
@@ -91,6 +94,17 @@ def _rule(option, text, keys):
             f'{option} has an empty rule, which would match everything: '
             f'write key=value, or remove it.')
     return Rule(option, text, pairs)
+
+
+def _instead_of(word):
+    """What is to be written where a word has no key: other tools name devices
+    by the values alone."""
+    if _IDS.fullmatch(word):
+        vendor, product = word.lower().split(':')
+        return f'vendor={vendor} product={product}'
+    if pci.ADDRESS.fullmatch(word.lower()):
+        return f'address={word.lower()}'
+    return f'{word or "key"}=value'
 
 
 def _value(key, value):

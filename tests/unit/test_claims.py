@@ -908,18 +908,20 @@ class DisabledTest(StoreTestCase):
         self.assertEqual(1, len(self.store.claims()))
 
     def test_stores_that_a_command_does_not_write(self):
-        for version, words in ((schema.VERSION - 1, 'start nova-compute'),
-                               (schema.VERSION + 1, 'start nova-compute')):
+        for version, words in (
+                (schema.VERSION - 1, 'start nova-compute of the same release'),
+                (schema.VERSION + 1, 'install the release that wrote it')):
             with self.file() as db:
                 db.execute(f'PRAGMA user_version = {version}')
             error = self.assertRaises(
                 exception.AcceleratorsUnavailable, self.command)
-            self.assertIn(f'it has version {version}', str(error))
+            self.assertIn(f'{self.path} has version {version}', str(error))
             self.assertIn(words, str(error))
             self.assertRegex(str(error), r'[^.]\.\Z')
             with self.file() as db:
                 self.assertEqual((version,), db.execute(
                     'PRAGMA user_version').fetchone())
         os.remove(self.path)
-        self.assertUnavailable('cannot be written', self.command)
+        self.assertUnavailable('does not exist: nova-compute makes it',
+                               self.command)
         self.assertFalse(os.path.exists(self.path))

@@ -303,6 +303,17 @@ class RefusedTest(CaptureTestCase):
         self.configure()
         self.assertIn('No driver is enabled', self.call().stderr)
 
+    def test_no_driver_that_can_be_loaded(self):
+        """No file stands in the way of the next try."""
+        self.configure(simulated_host=self.describe(cards=[{'address': A}]))
+        path = os.path.join(self.directory, 'capture.yaml')
+        result = self.call('--driver', 'foo', path)
+        self.assertEqual(1, result.returncode)
+        self.assertIn("'foo'", result.stderr)
+        self.assertIn('Nothing was captured', result.stderr)
+        self.assertFalse(os.path.exists(path))
+        self.assertEqual(0, self.call('--driver', 'dfl', path).returncode)
+
     def test_malformed(self):
         path = os.path.join(self.directory, 'bad.yaml')
         for text, said in (

@@ -252,13 +252,13 @@ class WellTest(CheckTestCase):
                          'service_user': GOOD['service_user']}
         self.set('DEFAULT', host='compute1')
         result = self.call()
-        self.assertEqual(2, result.returncode)
+        self.assertEqual(255, result.returncode)
         self.assertIn('give --service', result.stderr)
 
     def test_configuration_that_cannot_be_read(self):
         os.unlink(self.config)
         result = self.call()
-        self.assertEqual(2, result.returncode)
+        self.assertEqual(255, result.returncode)
         self.assertIn('--config-file', result.stderr)
 
     def test_what_nobody_expects(self):
@@ -267,6 +267,15 @@ class WellTest(CheckTestCase):
         result = self.call()
         self.assertEqual(255, result.returncode)
         self.assertIn('report it', result.stderr)
+        # it has passwords
+        self.assertNotIn('nova.conf', result.stderr)
+
+    def test_configuration_that_is_no_configuration(self):
+        with open(self.config, 'w') as file:
+            file.write('compute_driver\n')
+        result = self.call()
+        self.assertEqual(255, result.returncode)
+        self.assertIn('cannot be read', result.stderr)
 
     def test_it_changes_nothing(self):
         before = sorted(os.listdir(self.directory))

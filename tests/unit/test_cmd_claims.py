@@ -91,6 +91,16 @@ class ClaimsTest(commands.StoreCommandTestCase):
             self.assertEqual(servers, sorted(
                 row[0] for row in self.shown(*arguments)))
 
+    def test_nothing(self):
+        self.open_store()
+        for arguments, said in (
+                (('--server', 's9'), 'No claim matches.\n'),
+                (('--device', ADDRESS), 'No claim matches.\n'),
+                ((), 'No server holds a device, and nothing is programmed or '
+                     'disabled.\n')):
+            self.assertEqual(said, self.call(*arguments).stdout)
+            self.assertEqual([], self.rows(*arguments))
+
     def test_disabled(self):
         """Where the device is now, or was when it is not on this host."""
         store = self.open_store()
@@ -122,8 +132,29 @@ class ClaimsTest(commands.StoreCommandTestCase):
         self.assertIn('Bound', {row[2] for row in self.shown()})
         self.assertEqual(before, os.stat(self.path).st_mtime_ns)
 
+    def test_stores_that_cannot_be_read(self):
+        """Each error has the real path, and its own advice only."""
+        self.open_store()
+        with sqlite3.connect(self.path) as db:
+            db.execute('PRAGMA user_version = 99')
+        db.close()
+        for said in 'install the release that wrote it', 'restore a backup':
+            result = self.call()
+            self.assertEqual(1, result.returncode)
+            self.assertIn(f'The claim store {self.path} ', result.stderr)
+            self.assertIn(said, result.stderr)
+            for word in ':memory:', 'user of nova-compute', '--store':
+                self.assertNotIn(word, result.stderr)
+            for name in os.listdir(self.directory):
+                if name.startswith('accel_claims'):
+                    os.remove(os.path.join(self.directory, name))
+            with open(self.path, 'w') as file:
+                file.write('no database at all, but long enough' * 100)
+
     def test_no_store(self):
         result = self.call()
         self.assertEqual(1, result.returncode)
         self.assertIn(self.path, result.stderr)
+        self.assertIn('nova-compute makes it at its first start',
+                      result.stderr)
         self.assertFalse(os.path.exists(self.path))

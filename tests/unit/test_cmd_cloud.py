@@ -103,6 +103,22 @@ class KeystoneTest(testtools.TestCase):
         self.line('Keystone cannot be reached: correct OS_AUTH_URL')
 
 
+class AnswerTest(ProvidersTestCase):
+
+    def test_answer_without_what_was_asked_for(self):
+        self.services.answer('/flavors/gpu', {'of': 'a proxy'})
+        error = self.assertRaises(exception.ServiceUnavailable,
+                                  self.cloud.flavor, 'gpu')
+        self.assertIn("there was no answer (what came has no 'flavor')",
+                      str(error))
+
+    def test_flavor_without_extra_specs(self):
+        self.services.answer('/flavors/gpu', {'flavor': {'name': 'gpu'}})
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.cloud.flavor, 'gpu')
+        self.assertIn('those of an administrator', str(error))
+
+
 class TreesTest(ProvidersTestCase):
 
     def names(self, *args, **kwargs):

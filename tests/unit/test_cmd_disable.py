@@ -229,7 +229,7 @@ class StoresTest(DisableTestCase):
     def test_no_store(self):
         error = self.refused('disable', A)
         self.assertIn(self.path, error)
-        self.assertIn('as the user of nova-compute', error)
+        self.assertIn('nova-compute makes it at its first start', error)
         self.assertFalse(os.path.exists(self.path))
 
     def test_other_releases(self):
@@ -237,11 +237,11 @@ class StoresTest(DisableTestCase):
         with sqlite3.connect(self.path) as db, open(VERSION_3) as file:
             db.executescript(file.read())
         db.close()
-        self.assertIn('it has version 3', self.refused('disable', A))
+        self.assertIn('has version 3', self.refused('disable', A))
         with sqlite3.connect(self.path) as db:
             db.execute(f'PRAGMA user_version = {schema.VERSION + 1}')
         db.close()
-        self.assertIn(f'it has version {schema.VERSION + 1}',
+        self.assertIn(f'has version {schema.VERSION + 1}',
                       self.refused('disable', A))
 
     def test_no_permission(self):
@@ -263,7 +263,27 @@ class StoresTest(DisableTestCase):
             return found
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.store._path', as_another_user))
-        error = self.refused('disable', '--store', other, A)
-        self.assertRegex(
-            error, r'cannot be written \(.*\): run the command as the user of '
-                   r'nova-compute')
+        for name in other, self.path:
+            # the second has a log (WAL), so that SQLite opens it
+            error = self.refused('disable', '--store', name, A)
+            os.seteuid(0)
+            self.assertRegex(
+                error, r'cannot be written \(.*\): run the command as the user '
+                       r'of nova-compute')
+
+    def test_store_of_a_later_release(self):
+        self.nova_compute()
+        with contextlib.closing(sqlite3.connect(self.path)) as db:
+            db.execute('PRAGMA user_version = 99')
+        self.assertIn('install the release that wrote it',
+                      self.refused('disable', A))
+
+    def test_configuration_of_another_user(self):
+        if os.geteuid():
+            self.skipTest('only root can become another user')
+        os.chmod(self.directory, 0o755)
+        os.chmod(self.config, 0o600)
+        self.addCleanup(os.seteuid, 0)
+        os.seteuid(65534)
+        self.assertIn('run the command as the user of Nova',
+                      self.refused('disable', A))

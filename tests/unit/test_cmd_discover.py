@@ -80,6 +80,15 @@ class Discover(commands.StoreCommandTestCase):
         self.assertEqual([''] * 5, [used for _, used, _ in self.held(
             '--simulated-host', self.host.path).values()])
 
+    def test_before_the_first_start(self):
+        self.configure(simulated_host=self.host.path, enabled_drivers='dfl')
+        with open(self.config, 'a') as file:
+            file.write('[DEFAULT]\nhost = compute7\n')
+        result = self.call('-f', 'json')
+        self.assertEqual((0, ''), (result.returncode, result.stderr))
+        self.assertEqual([''] * 5, [
+            row['Used'] for row in json.loads(result.stdout)])
+
     def test_vanished_card(self):
         devices = dfl.DflDriver(self.host.kernel).discover()
         self.store.set_devices({
@@ -258,9 +267,10 @@ class Discover(commands.StoreCommandTestCase):
             self.assertEqual(1, result.returncode)
             self.assertIn(said, result.stderr)
         os.unlink(self.config)
-        result = self.call()
-        self.assertEqual(1, result.returncode)
-        self.assertIn('--config-file', result.stderr)
+        for self.config in self.config, self.directory:
+            result = self.call()
+            self.assertEqual(1, result.returncode)
+            self.assertIn('--config-file', result.stderr)
 
     def test_function_is_shown_after_programming(self):
         driver = dfl.DflDriver(self.host.kernel)

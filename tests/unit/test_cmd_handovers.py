@@ -69,6 +69,14 @@ class HandoversTest(commands.StoreCommandTestCase):
             self.assertEqual(
                 servers, [h['Server'] for h in self.rows(*arguments)])
 
+    def test_nothing(self):
+        self.open_store()
+        for arguments, said in (
+                ((), 'No hand-over is recorded.\n'),
+                (('--device', '0000:99:00.0'), 'No hand-over matches.\n'),
+                (('--server', 's9'), 'No hand-over matches.\n')):
+            self.assertEqual(said, self.call(*arguments).stdout)
+
     def test_store_that_nobody_has_open(self):
         self.fill()
         self.store._db.close()
@@ -80,14 +88,14 @@ class HandoversTest(commands.StoreCommandTestCase):
         self.assertFalse(os.path.exists(self.path))
 
     def test_stores_that_cannot_be_read(self):
-        def refused():
+        def refused(advice):
             result = self.call()
             self.assertEqual(1, result.returncode)
             self.assertIn(self.path, result.stderr)
-            self.assertIn('--store', result.stderr)
-        refused()
+            self.assertIn(advice, result.stderr)
+        refused('--store')
         self.assertFalse(os.path.exists(self.path))
         with open(self.path, 'w') as file:
             file.write('not a database, ' * 100)
-        refused()
+        refused('restore a backup')
         self.assertNotIn('Traceback', self.call().stderr)

@@ -49,6 +49,20 @@ class ListTest(ProfilesTestCase):
         os.rename(self.config, os.path.join(directory, 'nova-api.conf'))
         self.assertIn('loopback', self.main('profile', 'list').stdout)
 
+    def test_column_that_is_not_there(self):
+        try:
+            result = self.call('-c', 'Nix')
+        except SystemExit as error:
+            self.assertEqual(2, error.code)
+        else:
+            self.assertEqual(2, result.returncode)
+        self.assertEqual('nlb\n', self.call(
+            '-c', 'name', '-f', 'value').stdout)
+        result = self.start('-c', 'Nix')
+        self.assertEqual((2, ''), (result.returncode, result.stdout))
+        self.assertIn("there is no column 'Nix': choose from 'Name', 'Groups'",
+                      result.stderr)
+
     def test_malformed(self):
         bad = self.write('bad.yml', 'name: bad\n')
         result = self.call()
@@ -96,6 +110,18 @@ class CheckTest(ProfilesTestCase):
         self.assertIn(f"{bad}, line 5, key 'accel:bitstream_id'",
                       result.stderr)
         self.assertNotIn('Traceback', result.stderr)
+
+    def test_name_that_is_taken(self):
+        for name, status in (('new.yaml', 1), ('nlb.yaml', 0)):
+            new = os.path.join(self.directory, name)
+            with open(new, 'w') as file:
+                file.write(NLB)
+            result = self.call(new)
+            self.assertEqual(status, result.returncode)
+            self.assertEqual(
+                f"{new}, line 1: the profile name 'nlb' is taken by "
+                f'{self.good}, line 1: rename one of the two.\n' * status,
+                result.stderr)
 
     def test_nothing_there(self):
         result = self.call('/nonexistent')

@@ -134,3 +134,15 @@ class Devices(TestCase):
         card = device(A, handles=(handle(A, companions=('0000:5e:00.1',)),))
         found = self.rules(exclude=['address=0000:5e:00.1'])
         self.assertEqual((), found.applied(card).handles)
+
+
+class AdviceTest(TestCase):
+
+    def test_words_of_other_tools(self):
+        for text, advice in (
+                ('10DE:26b9', 'write vendor=10de product=26b9'),
+                (A, f'write address={A}'), ('vendor', 'write vendor=value')):
+            error = self.assertRaises(
+                exception.ConfigurationError, rules.parse, rules.INCLUDE,
+                [text], rules.KEYS)
+            self.assertIn(advice, str(error))
