@@ -92,7 +92,8 @@ class ImportProfilesTest(commands.CommandTestCase):
             self.assertIn('a.yaml', self.run_import(answer)[1])
 
     def test_what_is_no_answer(self):
-        for text in ('{', '[]', 'null', '{"device_profiles": []}'):
+        for text in ('{', '[]', 'null', '{"device_profiles": []}',
+                     '{"error": 1}'):
             error = self.assertRaises(exception.ConfigurationError,
                                       self.run_import, text)
             self.assertIn('GET /v2/device_profiles', str(error))
