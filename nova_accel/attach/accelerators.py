@@ -465,7 +465,7 @@ class Accelerators:
             self._clean(context, left, patient=True)
 
     def can_have(self, server: request.Server,
-                 allocations: plan.Allocations) -> bool:
+                 allocations: plan.Allocations, moving: bool = False) -> bool:
         """Whether plug() would find what the flavor of a server demands.
 
         A look in memory and in the store, which claims nothing: Nova calls it
@@ -474,9 +474,13 @@ class Accelerators:
 
         :param server: numa_nodes are those on which its guest may be.
         :param allocations: as for plug().
+        :param moving: the server moves, perhaps within this host: what it has
+            is set aside before plug(), and nobody's until the move is
+            confirmed.
         """
         try:
-            held = self._located(self.holdings.of(server.uuid), allocations)
+            held = [] if moving else self._located(
+                self.holdings.of(server.uuid), allocations)
             steps = plan.to_plug(server.uuid, server.wanted, allocations,
                                  self._ours(allocations, held), held)
             self._chosen(
