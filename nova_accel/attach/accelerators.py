@@ -29,6 +29,7 @@ from nova_accel.attach import closeness
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import names as function_names
 from nova_accel.attach import plan
 from nova_accel.attach import programming
 from nova_accel.attach import publishing
@@ -119,8 +120,9 @@ class Accelerators:
         self.holdings = server_holdings.Holdings(store)
         self._cloud = cloud
         self.publisher = publishing.Publisher(inventory, cloud)
+        self.names = function_names.Names(inventory, self.publisher, cloud)
         self.programming = programming.Programming(
-            inventory, self.holdings, cloud, self.publisher)
+            inventory, self.holdings, cloud, self.publisher, self.names)
         self.ahead = ahead.Ahead(
             inventory, self.holdings, self.programming, self.publisher, cloud)
         regions = cleaning.Regions(inventory, self.programming)
@@ -164,6 +166,7 @@ class Accelerators:
                 model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
             'nova-compute stopped while the device was prepared')
         self._make_again()
+        self.names.start()
         self.words.start()
 
     def _make_again(self):

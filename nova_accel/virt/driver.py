@@ -122,6 +122,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 raise nova_exception.ReshapeNeeded()
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
+            self.accelerators.names.run_if_due()
             self.accelerators.ahead.run_if_due()
 
     def get_available_resource(self, nodename):
