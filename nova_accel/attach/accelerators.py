@@ -29,6 +29,7 @@ from nova_accel.attach import closeness
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import names as function_names
 from nova_accel.attach import plan
 from nova_accel.attach import programming
 from nova_accel.attach import publishing
@@ -119,8 +120,9 @@ class Accelerators:
         self.holdings = server_holdings.Holdings(store)
         self._cloud = cloud
         self.publisher = publishing.Publisher(inventory, cloud)
+        self.names = function_names.Names(inventory, self.publisher, cloud)
         self.programming = programming.Programming(
-            inventory, self.holdings, cloud, self.publisher)
+            inventory, self.holdings, cloud, self.publisher, self.names)
         self.ahead = ahead.Ahead(
             inventory, self.holdings, self.programming, self.publisher, cloud)
         regions = cleaning.Regions(inventory, self.programming)
@@ -168,6 +170,7 @@ class Accelerators:
                 model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
             'nova-compute stopped while the device was prepared')
         self._make_again()
+        self.names.start()
         self.words.start()
 
     def _make_again(self):
@@ -468,7 +471,7 @@ class Accelerators:
             self._clean(context, left, patient=True)
 
     def can_have(self, server: request.Server,
-                 allocations: plan.Allocations) -> bool:
+                 allocations: plan.Allocations, moving: bool = False) -> bool:
         """Whether plug() would find what the flavor of a server demands.
 
         A look in memory and in the store, which claims nothing: Nova calls it
@@ -477,9 +480,13 @@ class Accelerators:
 
         :param server: numa_nodes are those on which its guest may be.
         :param allocations: as for plug().
+        :param moving: the server moves, perhaps within this host: what it has
+            is set aside before plug(), and nobody's until the move is
+            confirmed.
         """
         try:
-            held = self._located(self.holdings.of(server.uuid), allocations)
+            held = [] if moving else self._located(
+                self.holdings.of(server.uuid), allocations)
             steps = plan.to_plug(server.uuid, server.wanted, allocations,
                                  self._ours(allocations, held), held)
             self._chosen(

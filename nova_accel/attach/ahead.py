@@ -277,6 +277,9 @@ class Ahead:
                         region.name, error)
             self._programming.record(device, region, 'none', str(error))
             return True
+        if image is None:
+            # it was there without the name, and the next look counts it
+            return True
         LOG.info('%s %s was programmed ahead with image %s, because %s is '
                  'asked for and no idle region has it', device.address,
                  region.name, image, wanted.wanted_traits[0])

@@ -20,6 +20,7 @@ from oslo_log import log as logging
 
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import names as function_names
 from nova_accel.attach import publishing
 from nova_accel.bitstream import cache as bitstream_cache
 from nova_accel.bitstream import glance
@@ -40,11 +41,13 @@ class Programming:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 publisher: publishing.Publisher):
+                 publisher: publishing.Publisher,
+                 names: function_names.Names):
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
         self._publisher = publisher
+        self._names = names
         #: regions that are programmed for no server now
         self._ahead: set[tuple[str, int]] = set()
         #: guards the set
@@ -160,6 +163,8 @@ class Programming:
                 and region.function_uuid not in (
                     None, *model.SHARED_FUNCTIONS)):
             return False
+        # other regions may carry it as well
+        self._names.hear(image, region)
         self._inventory.set_loaded(device.address, region.index, model.Loaded(
             region.function_uuid, region.bitstream_id,
             glance.function_name(image), image.content if same else '',
@@ -290,7 +295,8 @@ class Programming:
 
     def ahead(self, device: model.Device, region: model.Region,
               wanted: request.AcceleratorRequest,
-              is_free: Callable[[], bool], is_idle: Callable[[], bool]) -> str:
+              is_free: Callable[[], bool], is_idle: Callable[[], bool],
+              ) -> str | None:
         """Program an idle region with an image of the operator.
 
         A build that claims the region before the card is touched overtakes;
@@ -301,7 +307,8 @@ class Programming:
             Placement.
         :param is_idle: whether no claim names the region and it is as given;
             from memory, called in the worker of the card.
-        :returns: the image's id.
+        :returns: the image's id; None where nothing was programmed, because a
+            region carries that already and shows it now.
         :raises BitstreamError: the operator has no image for it.
         :raises IncompatibleBitstream: none for this type of region.
         :raises AcceleratorError: of other kinds: it could not be programmed.
@@ -314,6 +321,8 @@ class Programming:
                 f'{image} was found for programming ahead, and it is not the '
                 f'operator\'s: make it public, or add its project to [accel] '
                 f'bitstream_owners.')
+        if self._names.hear(image, region):
+            return None
         overtaken = exception.DeviceUnavailable(
             f'{device.address} {region.name} was to be programmed ahead, and '
             f'a server gets it, or it has changed: nothing has to be done.')

@@ -392,6 +392,17 @@ class Inventory:
         """
         self._table.set_loaded(address, index, loaded)
 
+    def name_function(self, function: str, region_type: str | None,
+                      name: str | None) -> set[tuple[str, int]]:
+        """Note in memory which name a function has in regions of a type: those
+        that carry it from the operator, and of which no name is known from
+        their programming.
+
+        :param name: None: it has none.
+        :returns: (address, index) of the regions that have another name now.
+        """
+        return self._table.name_function(function, region_type, name)
+
     # Scans
 
     def configure(self) -> None:

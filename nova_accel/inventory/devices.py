@@ -110,6 +110,8 @@ class DeviceTable:
         self._writing = threading.RLock()
         self._told: dict[str, model.Device] = dict(store.devices())
         self._loaded: dict[Key, model.Loaded] = dict(store.loaded())
+        #: (function, type of region) -> name, by the operator's images
+        self._names: dict[tuple[str, str | None], str] = {}
         self._saved = dict(self._told)
         self._unsaved_since_error = False
         self._fences: dict[str, dict[Fence, str]] = {}
@@ -232,6 +234,8 @@ class DeviceTable:
                 origin = loaded.origin
             elif not (loaded.function_uuid or loaded.bitstream_id):
                 origin = loaded.origin
+        if function and name is None and origin == model.OPERATOR:
+            name = self._names.get((function, region.region_type_uuid))
         if (function, image, name, origin) == (
                 region.function_uuid, region.bitstream_id,
                 region.function_name, region.origin):
@@ -578,6 +582,25 @@ class DeviceTable:
                 self._know(key, loaded)
                 self._since[address] = next(self._clock)
         self.save()
+
+    def name_function(self, function: str, region_type: str | None,
+                      name: str | None) -> set[Key]:
+        """See Inventory.name_function()."""
+        with self._lock:
+            before = self._function_names()
+            if name:
+                self._names[function, region_type] = name
+            else:
+                self._names.pop((function, region_type), None)
+            changed = dict(before.items() ^ self._function_names().items())
+            self._generation += bool(changed)
+            return set(changed)
+
+    def _function_names(self) -> dict[Key, str | None]:
+        return {(address, region.index):
+                self._with_content(address, region).function_name
+                for address, device in self._told.items()
+                for region in device.regions}
 
     def forget(self, address: str, index: int, origin: str | None) -> None:
         """Nothing is known of a region but what the driver will read.

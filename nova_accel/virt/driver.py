@@ -48,6 +48,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         #: whether Nova makes its first report, with which alone it moves
         #: allocations from one provider to another
         self._starting = False
+        #: whether it was asked to move some
+        self._moving = False
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
         with errors.start_refused():
@@ -92,6 +94,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self._starting = True
             try:
                 hook(*args, **kwargs)
+            except nova_exception.ReshapeFailed as error:
+                if self._moving:
+                    errors.tell_move_refused(error)
+                raise
             finally:
                 self._starting = False
             self.accelerators.reported()
@@ -118,9 +124,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if not self.accelerators.report(
                     provider_tree, nodename, allocations, self._starting):
                 # Nova calls again, with the allocations
+                self._moving = True
                 raise nova_exception.ReshapeNeeded()
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
+            self.accelerators.names.run_if_due()
             self.accelerators.ahead.run_if_due()
 
     def get_available_resource(self, nodename):

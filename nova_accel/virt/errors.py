@@ -43,6 +43,21 @@ def start_refused():
         end_process(1)
 
 
+def tell_move_refused(error: Exception) -> None:
+    """Placement refused to move allocations; Nova ends nova-compute.
+
+    What Nova logs names neither the cause on our side nor what to do.
+
+    :param error: nova.exception.ReshapeFailed
+    """
+    LOG.critical(
+        'Allocations of servers were to move to the providers that show their '
+        'devices now, and Placement refused (%s): nova-compute does not start '
+        'before you undo the change of [accel] pools, device_sets or '
+        'resource_classes, or correct what Placement names, and start it '
+        'again.', ' '.join(str(error).split())[:600].rstrip('.'))
+
+
 def warn_of_simulation() -> None:
     """At start: this host is not what it looks like in Placement."""
     if CONF.accel.simulated_host:

@@ -93,7 +93,8 @@ class GuestNodes:
                 and compute_node.numa_topology):
             return []
         server = cloud.server_of(claim.instance)
-        if isinstance(claim, claims.MoveClaim):
+        moving = isinstance(claim, claims.MoveClaim)
+        if moving:
             server = dataclasses.replace(
                 server, extra_specs=claim.flavor.extra_specs)
         if not (server.requests and server.affinity.with_guest):
@@ -105,7 +106,8 @@ class GuestNodes:
             itertools.combinations(nodes, count), _SETS))
         found = [chosen for chosen in sets
                  if self._accelerators.can_have(dataclasses.replace(
-                     server, numa_nodes=frozenset(chosen)), allocations)]
+                     server, numa_nodes=frozenset(chosen)), allocations,
+                     moving)]
         if len(found) == math.comb(len(nodes), count):
             return []
         # of single nodes Nova takes the one that it likes best

@@ -1,6 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices that are alike share a provider: servers get one, some or all."""
 
+from unittest import mock
+
+from nova import exception as nova_exception
+from nova.scheduler.client import report
+
 from tests.functional import operations
 
 GPUS = [f'0000:{bus}:00.0' for bus in (
@@ -242,5 +247,46 @@ class MovedTest(PoolsTestBase):
             self._delete_server(server)
         self.assertEqual([(4, 0, 0)] * 4, self.counts())
         self.pools('none')
+        self.report()
+        self.assertEqual([(1, 0, 0)] * 16, self.counts())
+
+    def test_placement_refuses(self):
+        """Nothing has moved; with the old value nova-compute starts, and with
+        the new one as soon as Placement takes it."""
+        server = self.boot(groups(1))
+        host, before = self.host_of(server), self.hostdevs(server)
+        known = self.computes[host], self.compute_rp_uuids[host]
+        post = report.SchedulerReportClient.post
+
+        def too_much(client, url, data, *args, **kwargs):
+            if url == '/reshaper':
+                for consumer in data['allocations'].values():
+                    for given in consumer['allocations'].values():
+                        if CLASS in given['resources']:
+                            given['resources'][CLASS] = 99
+            return post(client, url, data, *args, **kwargs)
+        with mock.patch.object(
+                report.SchedulerReportClient, 'post', too_much):
+            self.assertRaises(nova_exception.ReshapeFailed,
+                              self.pools, 'host', host)
+        self.assertRegex(
+            self.stdlog.logger.output,
+            'CRITICAL .* Allocations of servers were to move to the providers '
+            'that show their devices now, and Placement refused .*violate '
+            'inventory constraints.*: nova-compute does not start before you')
+        alone = [(1, 0, 0)] * 7 + [(1, 0, 1)]
+        # the pool is there, with nothing in it
+        self.assertEqual([(0, 0, 0), *alone], self.of(host))
+        self.computes[host], self.compute_rp_uuids[host] = known
+        self.pools('none', host)
+        self.report()
+        self.assertEqual(alone, self.of(host))
+        self.assertEqual(before, self.assertServer(server, 1))
+        self.pools('host', host)
+        self.report()
+        self.assertEqual([(8, 0, 1)], self.of(host))
+        self.assertEqual(before, self.assertServer(server, 1))
+        self._delete_server(server)
+        self.pools('none', host)
         self.report()
         self.assertEqual([(1, 0, 0)] * 16, self.counts())

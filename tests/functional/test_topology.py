@@ -153,6 +153,23 @@ class GuestNodesTest(test_pools.PoolsTestBase):
         for server in (other, one, two):
             self._delete_server(server)
 
+    def test_more_devices_on_the_same_host(self):
+        """Those of before the resize are the server's until it is
+        confirmed."""
+        self.flags(allow_resize_to_same_host=True)
+        required = {'accel:numa_affinity': 'required', 'hw:numa_nodes': '1'}
+        server = self.boot(groups(2) | required)
+        self.assertEqual(GPUS[:2], self.assertServer(server, 2))
+        # which is on node 1, so that Nova by itself would take node 0 again
+        other = self.boot({'hw:numa_nodes': '1'})
+        self._resize_server(server, self._create_flavor(
+            extra_spec=groups(4) | required))
+        self.assertEqual({1}, {*self.nodes().values()})
+        self._confirm_resize(server)
+        self.assertEqual(GPUS[4:], self.assertServer(server, 4))
+        for each in (server, other):
+            self._delete_server(each)
+
 
 class SetsTest(test_pools.PoolsTestBase):
 

@@ -87,6 +87,27 @@ class AheadTest(Base):
             (record.device, record.server, record.method, record.before,
              record.after, record.result))
 
+    def test_name_of_what_idle_regions_carry(self):
+        """From their flash: they need the name, and no programming."""
+        image = self.host.upload(FIRST)
+        self.host.delete(self.host.boot(
+            base.asks(FUNCTION), self.host.allocation(A)))
+        self.host.cloud.change_image(image, **{'accel:function_name': 'first'})
+        self.host.boot(base.asks(function_name='first'),
+                       self.host.allocation(A))
+        self.host.report()
+        self.programmed.clear()
+        trait = naming.function_name_trait('first')
+        self.assertNotIn(trait, self.traits(B))
+        self.assertTrue(self.run_ahead())
+        self.assertIn(trait, self.traits(B))
+        self.assertFalse(self.run_ahead())
+        self.assertEqual([], self.programmed)
+
+    def traits(self, address):
+        return self.host.cloud.read()['providers'][self.provider(address)][
+            'traits']
+
     def test_only_one_idle_copy(self):
         self.ask()
         searched = self.host.cloud.searched

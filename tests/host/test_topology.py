@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Where in the host the devices of a server are."""
 
+import dataclasses
+
 from nova_accel import exception
 from tests.host import base
 
@@ -71,6 +73,24 @@ class PlannedTest(TopologyTestCase):
         self.assertEqual(([0, 1], []), (self.nodes(4), self.nodes(5)))
         self.boot(3)
         self.assertEqual(([0, 1], [1]), (self.nodes(1), self.nodes(2)))
+
+    def test_server_that_moves_within_its_host(self):
+        """It keeps what it has until the move is confirmed."""
+        self.start()
+        required = {'accel:numa_affinity': 'required'}
+        server = self.boot(2, specs=required, numa_nodes=[0])
+        bigger = {f'resources1:{GPU}': '4', **required}
+        for node, expected in (0, False), (1, True):
+            self.assertEqual(expected, self.host.accelerators.can_have(
+                dataclasses.replace(
+                    self.host.cloud.server(server), extra_specs=bigger,
+                    numa_nodes=frozenset([node])),
+                self.host.allocation(A, GPU, 4), moving=True), node)
+        self.host.migrate_away(server)
+        self.host.cloud.set_server(server, extra_specs=bigger, numa_nodes=[1])
+        self.host.cloud.allocate(server, self.host.allocation(A, GPU, 4))
+        self.host.spawn(server)
+        self.assertHas(server, E, F, G, H)
 
     def test_nothing_allocated(self):
         self.start()

@@ -68,7 +68,8 @@ RECORDED = {
     'nova.exception': [
         'NovaException: __init__ format_message', 'InvalidRequest',
         'BuildAbortException', 'ComputeResourcesUnavailable',
-        'ConsumerAllocationRetrievalFailed', 'ReshapeNeeded',
+        'ConsumerAllocationRetrievalFailed',
+        'ReshapeFailed', 'ReshapeNeeded',
         'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
         'InstanceNotFound', 'MigrationNotFound', 'MigrationPreCheckError',
         'NoValidHost', 'RequestFilterFailed',
