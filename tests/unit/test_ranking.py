@@ -317,6 +317,33 @@ class RankingTest(Base):
         self.assertEqual([1, 1, 0], [
             round(n) for n in self.demand.counts(traits).values()])
 
+    def test_the_first_of_several_functions_that_is_loaded(self):
+        second_soon = with_trait(naming.CLEANING)
+        scheduling = self.look(
+            {'first': region(WANTED), 'second': region(OTHER),
+             'soon': second_soon, 'third': region(THIRD), 'empty': region()},
+            **{f'resources1__{FPGA}': '1',
+               'accel1__function_id': f'{WANTED},{OTHER},{THIRD}'})
+        expected = [*map(self.as_group_1, (
+            'first', 'second', 'soon', 'third', 'empty'))]
+        self.assertBestFirst(scheduling, *expected)
+        # and so of several hosts, each by a clear step
+        scores = self.scores(scheduling, *expected)
+        del scores[2]
+        self.assertEqual(1.0, scores[0])
+        for better, worse in itertools.pairwise(scores):
+            self.assertGreater(better, worse + 0.03)
+
+    def test_a_later_function_costs_less_than_a_programming(self):
+        scheduling = self.look(
+            {'last': region(THIRD), 'empty': region(), 'other': region(OTHER)},
+            **{**TWO, 'accel_ACCEL0__function_id':
+               f'{WANTED},{"a" * 32},{"b" * 32},{THIRD}'})
+        pairs = candidate('last', 'other'), candidate('empty', 'other')
+        self.assertBestFirst(scheduling, *pairs)
+        loaded, programmed = self.scores(scheduling, *pairs)
+        self.assertGreater(loaded, programmed + 0.05)
+
     def test_stable(self):
         scheduling = self.look(
             {'a': region(WANTED), 'b': region(WANTED)}, **ONE)
