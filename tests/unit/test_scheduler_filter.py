@@ -9,11 +9,13 @@ import unittest
 from unittest import mock
 
 from nova import objects
+from nova import weights as nova_weights
 
 from nova_accel import conf
 from nova_accel import naming
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import scheduling
+from nova_accel.scheduler import weights
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
@@ -96,6 +98,16 @@ class PlacesTest(FilterTestCase):
             with self.subTest(specs):
                 self.assertEqual((expected, []), self.drop(found, **specs))
                 self.assertIsNone(self.scheduling.refused)
+
+    def test_hosts_are_weighed(self):
+        spec = self.spec(**self.SPECS)
+        self.schedulings.begin(spec, {
+            f'{host}{n}': self.summary(n) for host in 'abc' for n in '01'})
+        hosts = [self.host('a', ['01']), self.host('b', ['11']),
+                 self.host('c', [])]
+        apart, close, none = weights.AcceleratorWeigher().weigh_objects(
+            [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
+        self.assertTrue(close > apart > none == 0)
 
     def test_said_when_nothing_is_left(self):
         left, (line,) = self.drop({'a': ['01'], 'b': ['10', '01']},
