@@ -11,6 +11,8 @@ Nova claims element 0 of host_state.allocation_candidates
 Hence a filter chooses the device, and a weigher chooses the host.
 """
 
+import random
+
 from nova.scheduler.client import report
 from nova.scheduler import filters
 from oslo_log import log as logging
@@ -66,11 +68,24 @@ class AcceleratorFilter(filters.BaseHostFilter):
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
         several = spec_obj.num_instances > 1
         for host in hosts:
+            _shuffle(host.allocation_candidates)
             ranking.sort(scheduling, host.allocation_candidates)
             if several:
                 scheduling.left[host.uuid] = (
                     host.num_instances, list(host.allocation_candidates))
         return hosts
+
+
+def _shuffle(candidates):
+    """Put candidates in any order, before those of one rank keep theirs.
+
+    Requests at the same time have the same answer of Placement. If all took
+    the first of several regions that are as good, one would get it, and the
+    others would go on to another host: Nova tries one candidate of each.
+    """
+    if len(candidates) > 1:
+        # a third of the time of random.shuffle()
+        candidates.sort(key=lambda _: random.random())
 
 
 def _has_driver(host, scheduling):

@@ -48,8 +48,9 @@ def rank(scheduling: schedulings.Scheduling,
     nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
         scheduling.is_taken(candidate), sum(r.stuck for r in found),
-        sum(r.programmings for r in found), sum(r.cleanings for r in found),
-        len(nodes), len(roots), sum(r.loss for r in found))
+        sum(r.programmings for r in found), sum(r.choice for r in found),
+        sum(r.cleanings for r in found), len(nodes), len(roots),
+        sum(r.loss for r in found))
 
 
 def places(scheduling: schedulings.Scheduling,
@@ -105,20 +106,41 @@ _USABLE = 0.45
 #: the part of a group's score for losing nothing. At the default multiplier
 #: about that of one of Nova's weights
 _KEEPING = 0.2
+#: the most that is taken off a group's score because its region carries a
+#: later one of the functions that will do; the second costs half of it, at
+#: the default multiplier about as much as one of Nova's weights
+_LATER = 0.4
+#: the most that is taken off, for each accelerator group, because the devices
+#: are apart; two groups on two NUMA nodes cost half of it, about half of one
+#: of Nova's weights. The three together are less than 1, which a programming
+#: is worth
+_APART = 0.3
 
 
 def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
     """Return a host's score; a better rank gives a better score.
 
+    What a rank compares one after the other once the programmings are alike
+    is added up here: the function's place in the list, how far apart the
+    devices are, and what is lost.
+
     :param best: the rank of the host's first candidate.
-    :returns: 0 (no candidate can be used) to 1 (every wanted function is
-        loaded). 0 also for requests without functions, which have no
-        preference.
+    :returns: 0 (no candidate can be used) to 1 (every wanted function, the
+        first of those that will do, is loaded, and all devices are close). 0
+        also for one group without a function, which has no preference.
     """
     groups = len(scheduling.wishes)
-    if not groups or best.taken or best.stuck:
+    if best.taken or best.stuck or not (
+            groups or scheduling.compares_places):
         return 0.0
-    carried: float = groups - best.programmings
-    if best.programmings:
-        carried += _KEEPING * (1 - best.loss / best.programmings)
-    return _USABLE + (1 - _USABLE) * carried / groups
+    part = 1.0
+    if groups:
+        carried: float = groups - best.programmings
+        if best.programmings:
+            carried += _KEEPING * (1 - best.loss / best.programmings)
+        carried -= _LATER * (1 - 1 / (1 + best.choice))
+        part = carried / groups
+    # of pools that show no node the host chooses, and may find one
+    apart = 1 - 1 / (max(1, best.nodes) + max(0, best.roots - 1) / 10)
+    return _USABLE + (1 - _USABLE) * (
+        part - _APART * apart / len(scheduling.requests))

@@ -55,8 +55,9 @@ class Wish(typing.NamedTuple):
 
     group: str
     resource_class: str
-    #: a region with one of them needs no programming
-    traits: frozenset[str]
+    #: a region with one of them needs no programming; in the order of
+    #: preference, one for each function that will do
+    traits: tuple[str, ...]
 
 
 class Rank(typing.NamedTuple):
@@ -68,6 +69,8 @@ class Rank(typing.NamedTuple):
     stuck: int
     #: groups whose region has to be programmed
     programmings: int
+    #: how many functions the flavor names before those that the regions carry
+    choice: int = 0
     #: groups whose region is being cleaned, for which a build waits
     cleanings: int = 0
     #: NUMA nodes, and PCI root complexes, that the devices are known to be
@@ -95,7 +98,7 @@ class Scheduling:
                  demand: demands.Demand, get: Callable[[str, str], typing.Any]):
         self.requests = _requests(spec)
         self.wishes = [
-            Wish(r.group, r.resource_class, frozenset(r.wanted_traits))
+            Wish(r.group, r.resource_class, tuple(r.wanted_traits))
             for r in self.requests if r.programs]
         #: where all accelerators of the server are to be
         self.affinity = (request.affinity(spec.flavor.extra_specs)
@@ -123,7 +126,7 @@ class Scheduling:
         #: (provider, class) of which something was taken since that answer
         self._taken: set[tuple[str, str]] = set()
         #: provider -> traits that its region gets from servers of this request
-        self._promised: dict[str, frozenset[str]] = {}
+        self._promised: dict[str, tuple[str, ...]] = {}
 
     def count(self, server: str) -> None:
         """Count what one server asks for, once for each server.
@@ -268,11 +271,12 @@ class Scheduling:
     def _rank(wish, kind, loss):
         *traits, _, used = kind
         cleanings = int(naming.CLEANING in traits)
-        if not wish.traits.isdisjoint(traits):
-            return Rank(False, 0, 0, cleanings)
+        for choice, trait in enumerate(wish.traits):
+            if trait in traits:
+                return Rank(False, 0, 0, choice, cleanings)
         # a server uses it, or is about to
         stuck = used or naming.PROGRAMMABLE not in traits
-        return Rank(False, int(bool(stuck)), 1, cleanings, loss=loss)
+        return Rank(False, int(bool(stuck)), 1, cleanings=cleanings, loss=loss)
 
     def _losses(self, kinds):
         """0 to 1 for each kind: 0 for those that carry nothing or are full."""

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A weigher that prefers hosts with the wanted functions already loaded."""
+"""A weigher that prefers hosts with the wanted functions already loaded, and
+with devices that are close to each other."""
 
 from nova.scheduler import utils
 from nova.scheduler import weights
@@ -32,9 +33,10 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             host_state, 'accel_weight_multiplier', self._multiplier)
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
-        """Return 0 to 1 for each host; 0 where the flavor wants no function."""
+        """Return 0 to 1 for each host; 0 where the flavor wants one group
+        without a function."""
         scheduling = filters.SCHEDULINGS.of(weight_properties)
-        if not scheduling.wishes:
+        if not (scheduling.wishes or scheduling.compares_places):
             return [0.0] * len(weighed_obj_list)
         return [self._weigh_object(weighed.obj, scheduling)
                 for weighed in weighed_obj_list]

@@ -11,7 +11,10 @@ Nova's HostState and weighers with our filter and weigher schedule the burst,
 on summaries as Placement has them. "told" adds to the summaries what the
 scheduler process has given away in this burst, as it would know it from one
 more wrapped method of Nova; each of the processes (workers of nova-scheduler
-on all controllers) is told of its own servers only.
+on all controllers) is told of its own servers only. "at once" are requests
+with the same answer of Placement, as of schedulers that asked at the same time:
+the first that claims a region has it, and the others go on to their next host,
+as Nova does.
 
 "loaded" is the share of servers whose region carries their function, or is
 going to for an earlier server; "refused" is the share of those whose region an
@@ -47,6 +50,8 @@ KINDS = (('one function', [1]),
 HANDLES = (1, 2, 4)
 #: None: not told
 PROCESSES = (None, 1, 4, 16)
+#: requests with the same answer of Placement
+AT_ONCE = (4, 16)
 
 
 class Fleet:
@@ -101,10 +106,12 @@ def possible(fleet, asked):
         for function, servers in collections.Counter(asked).items()) / SERVERS
 
 
-def play(handles, kind, processes, seed):
+def play(handles, kind, processes, seed, at_once=1):
     """(share that is loaded, share that is refused, share that could be
     loaded)."""
     chance = random.Random(seed)
+    # which of the regions that are as good the filter takes
+    random.seed(seed)
     fleet = Fleet(handles, chance)
     filters.SCHEDULINGS = scheduling.Schedulings(get=None)
     told = [{} for _ in range(processes or 1)]
@@ -112,8 +119,9 @@ def play(handles, kind, processes, seed):
             weights.AcceleratorWeigher()]
     loaded = refused = 0
     asked = chance.choices(weigh.FUNCTIONS[:len(kind)], kind, k=SERVERS)
-    for function in asked:
-        requests, summaries = fleet.answer(function)
+    for number, function in enumerate(asked):
+        if number % at_once == 0:
+            requests, summaries = fleet.answer(function)
         given = chance.choice(told)
         if processes:
             tell(summaries, given)
@@ -125,9 +133,15 @@ def play(handles, kind, processes, seed):
         filters.SCHEDULINGS.begin(spec, summaries)
         state = nova_filters.HostFilterHandler().get_filtered_objects(
             [filters.AcceleratorFilter()], state, spec)
-        best = nova_weights.HostWeightHandler().get_weighed_objects(
-            ours, state, spec)[0].obj
-        region, = best.allocation_candidates[0]['mappings']['_ACCEL0']
+        ordered = nova_weights.HostWeightHandler().get_weighed_objects(
+            ours, state, spec)
+        offered = [region for weighed in ordered for region in
+                   weighed.obj.allocation_candidates[0]['mappings']['_ACCEL0']]
+        region = next((region for region in offered
+                       if fleet.used.get(region, 0) < handles), None)
+        if not region:
+            # no host is left
+            continue
         found = fleet.carries(region)
         if found == function:
             loaded += 1
@@ -147,11 +161,15 @@ def main():
           f'servers; mean of {seeds} seeds: loaded, refused')
     print(f'{"handles of a region":20} {"asked for":20}' + ''.join(
         f'{f"told, {count} processes" if count else "not told":>20}'
-        for count in PROCESSES) + f'{"possible":>12}')
+        for count in PROCESSES) + ''.join(
+        f'{f"{count} at once":>20}' for count in AT_ONCE)
+        + f'{"possible":>12}')
     for handles, (name, kind) in itertools.product(HANDLES, KINDS):
         print(f'{handles:<20} {name:20}', end='')
-        for processes in PROCESSES:
-            played = [play(handles, kind, processes, seed)
+        for processes, at_once in [
+                *((count, 1) for count in PROCESSES),
+                *((None, count) for count in AT_ONCE)]:
+            played = [play(handles, kind, processes, seed, at_once)
                       for seed in range(seeds)]
             means = [statistics.mean(column) for column in zip(*played)]
             print(f'{f"{means[0]:.2f} {means[1]:.2f}":>20}', end='',

@@ -146,6 +146,42 @@ class PlacesTest(Base):
                              ('a1', 'b1'))
                 for rank in [ranking.rank(self.placed(), candidate(*pair))]])
 
+    def test_hosts_whose_devices_are_close_score_more(self):
+        pairs = [candidate(*pair) for pair in (
+            ('a1', 'a2'), ('a1', 'a3'), ('a1', 'b1'))]
+        functions = {f'accel_ACCEL{n}__function_id': WANTED for n in range(2)}
+        for specs in {}, functions:
+            with self.subTest(specs):
+                near, roots, nodes = self.scores(self.placed(**specs), *pairs)
+                self.assertTrue(near > roots > nodes > 0, (near, roots, nodes))
+        # at the default multiplier half of one of Nova's weights, and never
+        # so much that the host counts as one that cannot be used
+        multiplier = conf.CONF.accel.weight_multiplier
+        self.assertTrue(0.3 < (near - nodes) * multiplier < 1)
+        self.assertGreater(nodes * multiplier, 4)
+        # a pool of a whole host may find what is close
+        self.assertEqual(self.scores(self.placed(), candidate('any', 'any')),
+                         self.scores(self.placed(), pairs[0]))
+        # one group has nothing to be close to
+        self.assertEqual([0.0], self.scores(
+            self.look({'a': at(0)}, **{f'resources1__{FPGA}': '1'}),
+            candidate(**{'1': 'a'})))
+
+    def test_closeness_never_outweighs_a_programming(self):
+        last = {f'accel_ACCEL{n}__function_id': ','.join(
+            [8 * f'{n}abc', *(8 * f'{n}{i}ef' for i in range(5)), function])
+            for n, function in enumerate((WANTED, OTHER))}
+        for specs in TWO, {**TWO, **last}:
+            with self.subTest(specs):
+                scheduling = self.look({
+                    'far': at(0, '3A', function=WANTED),
+                    'apart': at(1, '9A', function=OTHER),
+                    'near': at(0, '3A'), 'empty': at(0, '3A')}, **specs)
+                pairs = candidate('far', 'apart'), candidate('far', 'near')
+                self.assertBestFirst(scheduling, *pairs)
+                loaded, programmed = self.scores(scheduling, *pairs)
+                self.assertGreater(loaded, programmed)
+
     def test_server_that_does_not_care(self):
         scheduling = self.placed(accel__numa_affinity='none')
         both = [candidate('a1', 'b1'), candidate('a1', 'a2')]
@@ -316,6 +352,33 @@ class RankingTest(Base):
         traits = [naming.function_trait(f) for f in (WANTED, OTHER, THIRD)]
         self.assertEqual([1, 1, 0], [
             round(n) for n in self.demand.counts(traits).values()])
+
+    def test_the_first_of_several_functions_that_is_loaded(self):
+        second_soon = with_trait(naming.CLEANING)
+        scheduling = self.look(
+            {'first': region(WANTED), 'second': region(OTHER),
+             'soon': second_soon, 'third': region(THIRD), 'empty': region()},
+            **{f'resources1__{FPGA}': '1',
+               'accel1__function_id': f'{WANTED},{OTHER},{THIRD}'})
+        expected = [*map(self.as_group_1, (
+            'first', 'second', 'soon', 'third', 'empty'))]
+        self.assertBestFirst(scheduling, *expected)
+        # and so of several hosts, each by a clear step
+        scores = self.scores(scheduling, *expected)
+        del scores[2]
+        self.assertEqual(1.0, scores[0])
+        for better, worse in itertools.pairwise(scores):
+            self.assertGreater(better, worse + 0.03)
+
+    def test_a_later_function_costs_less_than_a_programming(self):
+        scheduling = self.look(
+            {'last': region(THIRD), 'empty': region(), 'other': region(OTHER)},
+            **{**TWO, 'accel_ACCEL0__function_id':
+               f'{WANTED},{"a" * 32},{"b" * 32},{THIRD}'})
+        pairs = candidate('last', 'other'), candidate('empty', 'other')
+        self.assertBestFirst(scheduling, *pairs)
+        loaded, programmed = self.scores(scheduling, *pairs)
+        self.assertGreater(loaded, programmed + 0.05)
 
     def test_stable(self):
         scheduling = self.look(

@@ -9,11 +9,13 @@ import unittest
 from unittest import mock
 
 from nova import objects
+from nova import weights as nova_weights
 
 from nova_accel import conf
 from nova_accel import naming
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import scheduling
+from nova_accel.scheduler import weights
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
@@ -27,6 +29,9 @@ class FilterTestCase(unittest.TestCase):
         patch = mock.patch.object(filters, 'SCHEDULINGS', self.schedulings)
         patch.start()
         self.addCleanup(patch.stop)
+        self.shuffle = mock.patch.object(filters, '_shuffle')
+        self.shuffle.start()
+        self.addCleanup(self.shuffle.stop)
 
     @staticmethod
     def spec(attempts=None, **specs):
@@ -97,6 +102,16 @@ class PlacesTest(FilterTestCase):
                 self.assertEqual((expected, []), self.drop(found, **specs))
                 self.assertIsNone(self.scheduling.refused)
 
+    def test_hosts_are_weighed(self):
+        spec = self.spec(**self.SPECS)
+        self.schedulings.begin(spec, {
+            f'{host}{n}': self.summary(n) for host in 'abc' for n in '01'})
+        hosts = [self.host('a', ['01']), self.host('b', ['11']),
+                 self.host('c', [])]
+        apart, close, none = weights.AcceleratorWeigher().weigh_objects(
+            [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
+        self.assertTrue(close > apart > none == 0)
+
     def test_said_when_nothing_is_left(self):
         left, (line,) = self.drop({'a': ['01'], 'b': ['10', '01']},
                                   **{'accel:same': 'numa'})
@@ -120,6 +135,30 @@ class PlacesTest(FilterTestCase):
         with self.assertNoLogs('nova_accel', 'WARNING'):
             kept = filters.AcceleratorFilter().filter_all(hosts, spec)
         self.assertEqual(['b'], [host.uuid for host in kept])
+
+
+class ShuffleTest(FilterTestCase):
+    """Requests at the same time, with the same answer of Placement."""
+
+    def test_any_of_the_best(self):
+        self.shuffle.stop()
+        carried = {'traits': [naming.function_trait(WANTED)]}
+        regions = {f'r{n}': {'resources': {FPGA: {'capacity': 1, 'used': 0}},
+                             'traits': [], **(carried if n < 4 else {})}
+                   for n in range(6)}
+        taken = set()
+        for _ in range(200):
+            spec = self.spec()
+            self.schedulings.begin(spec, regions)
+            host = types.SimpleNamespace(
+                uuid='root', host='a', num_instances=0,
+                stats={naming.STATISTIC: '1'}, allocation_candidates=[{
+                    'allocations': {name: {'resources': {FPGA: 1}}},
+                    'mappings': {'1': [name]}} for name in regions])
+            filters.AcceleratorFilter().filter_all([host], spec)
+            taken.add(host.allocation_candidates[0]['mappings']['1'][0])
+        # all of those that carry it, but for once in 10 ** 24
+        self.assertEqual({'r0', 'r1', 'r2', 'r3'}, taken)
 
 
 class DriverTest(FilterTestCase):
