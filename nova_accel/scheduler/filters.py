@@ -2,19 +2,21 @@
 """A filter that orders the allocation candidates of each host.
 
 It drops candidates, and hosts, only where the flavor demands that all devices
-are on one NUMA node or below one PCI root complex, and where a host has
-providers of nova_accel in Placement although its nova-compute runs another
-driver: that would start the server without its devices.
+are on one NUMA node or below one PCI root complex, or where the guest is, and
+where a host has providers of nova_accel in Placement although its nova-compute
+runs another driver: that would start the server without its devices.
 
 Nova claims element 0 of host_state.allocation_candidates
 (scheduler manager, 31 to 34) and calls weighers only with two or more hosts.
 Hence a filter chooses the device, and a weigher chooses the host.
 """
 
+import functools
 import random
 
 from nova.scheduler.client import report
 from nova.scheduler import filters
+from nova.virt import hardware
 from oslo_log import log as logging
 
 from nova_accel import naming
@@ -117,13 +119,19 @@ def _has_driver(host, scheduling):
 
 def _where_the_flavor_demands(hosts, scheduling, spec):
     """Drop what cannot satisfy it, and say what there is if nothing can."""
-    if not (scheduling.compares_places and scheduling.affinity.is_strict):
+    guest = _guest(scheduling, spec)
+    if not guest and not (
+            scheduling.compares_places and scheduling.affinity.is_strict):
         return hosts
     left, refused = [], []
     for host in hosts:
         candidates = host.allocation_candidates
         kept = [c for c in candidates or ()
                 if ranking.may_satisfy(scheduling, c)]
+        if guest:
+            fits = functools.cache(functools.partial(_fits, host, guest))
+            kept = [c for c in kept if fits(frozenset(
+                ranking.shown_places(scheduling, c)[0]))]
         if kept or not candidates:
             if candidates:
                 candidates[:] = kept
@@ -131,17 +139,51 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
         else:
             refused.append(host)
     if refused and not left:
-        scheduling.refused = schedulings.Refusal.PLACES
+        scheduling.refused = (schedulings.Refusal.GUEST if guest
+                              else schedulings.Refusal.PLACES)
         LOG.info(
             'Server %(server)s wants all accelerators %(where)s, and no host '
             'has that: %(there)s.',
-            {'server': spec.instance_uuid, 'where': scheduling.affinity,
+            {'server': spec.instance_uuid, 'where': f'{scheduling.affinity}'
+             + (', where its guest fits' if guest else ''),
              'there': '; '.join(
                  f'{host.host} offers them on '
                  + ranking.fewest_places(
                      scheduling, host.allocation_candidates)
                  for host in refused[:_SAID])})
     return left
+
+
+def _guest(scheduling, spec):
+    """The NUMA topology of a guest that has to be where its devices are."""
+    if not scheduling.affinity.with_guest or 'numa_topology' not in spec:
+        return None
+    return spec.numa_topology
+
+
+def _fits(host, guest, shown):
+    """Whether a guest fits on the nodes of its devices; True where that is not
+    known.
+
+    Nova claims one candidate of a host, and does not try the next one when
+    nova-compute refuses. Memory and processors are looked at, with the limits
+    that nova-compute will get (of NUMATopologyFilter, if it was before us; its
+    arguments are the same in Nova 31 to 34).
+
+    :param shown: traits of the nodes.
+    """
+    if not host.numa_topology or len(shown) != len(guest):
+        return True
+    nodes = {int(trait.rpartition('_')[2]) for trait in shown}
+    topology = host.numa_topology.obj_clone()
+    for cell in topology.cells:
+        # as nova_accel.virt.guest_nodes has it
+        if cell.id not in nodes:
+            cell.cpuset, cell.pcpuset = set(), set()
+    # a try writes into the guest's what it finds
+    return bool(hardware.numa_fit_instance_to_host(
+        topology, guest.obj_clone(), provider_mapping=None,
+        limits=host.limits.get('numa_topology')))
 
 
 def _is_retry(spec):

@@ -67,6 +67,9 @@ def refusal(wanted: scheduling.Scheduling) -> str:
     if wanted.refused is scheduling.Refusal.PLACES:
         return (f'Accelerators: no host for this server has all of them free '
                 f'{wanted.affinity}: {_LATER}.')
+    if wanted.refused is scheduling.Refusal.GUEST:
+        return (f'Accelerators: no host has them free on NUMA nodes where this '
+                f'server fits, too: {_LATER}.')
     if wanted.refused is scheduling.Refusal.DRIVER:
         return (f'Accelerators: the hosts that have them for this server do '
                 f'not give any out now: {_LATER}.')

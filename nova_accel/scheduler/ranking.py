@@ -64,6 +64,13 @@ def places(scheduling: schedulings.Scheduling,
     """
     if not scheduling.compares_places:
         return set(), set()
+    return shown_places(scheduling, candidate)
+
+
+def shown_places(scheduling: schedulings.Scheduling,
+                 candidate: schedulings.Candidate,
+                 ) -> tuple[set[str], set[str]]:
+    """As places(), also where candidates are not compared by them."""
     found = [scheduling.place(provider) for wanted in scheduling.requests
              for provider in providers(wanted, candidate)]
     return ({node for node, _ in found if node},
@@ -87,7 +94,7 @@ def fewest_places(scheduling: schedulings.Scheduling,
     :param candidates: of one host, at least one.
     """
     nodes, roots = min(
-        (places(scheduling, c) for c in candidates),
+        (shown_places(scheduling, c) for c in candidates),
         key=lambda found: (len(found[0]), len(found[1])))
     return ', '.join(sorted(nodes | roots))
 

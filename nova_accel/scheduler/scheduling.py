@@ -48,6 +48,8 @@ class Refusal(enum.Enum):
     DRIVER = 'driver'
     #: their devices are not where the flavor demands
     PLACES = 'places'
+    #: the guest does not fit where their devices are, as the flavor demands
+    GUEST = 'guest'
 
 
 class Wish(typing.NamedTuple):

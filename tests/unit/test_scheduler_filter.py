@@ -14,6 +14,7 @@ from nova import weights as nova_weights
 from nova_accel import conf
 from nova_accel import naming
 from nova_accel.scheduler import filters
+from nova_accel.scheduler import missing
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import weights
 
@@ -135,6 +136,72 @@ class PlacesTest(FilterTestCase):
         with self.assertNoLogs('nova_accel', 'WARNING'):
             kept = filters.AcceleratorFilter().filter_all(hosts, spec)
         self.assertEqual(['b'], [host.uuid for host in kept])
+
+
+class GuestTest(FilterTestCase):
+    """Devices and guest are to be on the same node."""
+
+    @staticmethod
+    def topology(*free):
+        """A host with two processors on each node, so many not pinned."""
+        return objects.NUMATopology(cells=[objects.NUMACell(
+            id=node, cpuset=set(), pcpuset={2 * node, 2 * node + 1},
+            memory=1024, cpu_usage=0, memory_usage=0, mempages=[],
+            siblings=[{2 * node}, {2 * node + 1}],
+            pinned_cpus=set([2 * node, 2 * node + 1][count:]))
+            for node, count in enumerate(free)])
+
+    @staticmethod
+    def guest(cells=1):
+        return objects.InstanceNUMATopology(cells=[
+            objects.InstanceNUMACell(
+                id=number, cpuset=set(), pcpuset={2 * number, 2 * number + 1},
+                memory=256, cpu_policy='dedicated')
+            for number in range(cells)])
+
+    def left(self, topology, guest, affinity='required'):
+        """The nodes of the candidates of a host that are left; None where the
+        host is not."""
+        spec = self.spec(**{f'resources1:{FPGA}': '1',
+                            'accel:numa_affinity': affinity})
+        spec.numa_topology = guest
+        before = guest and guest.obj_to_primitive()
+        self.scheduling = self.schedulings.begin(
+            spec, {str(n): PlacesTest.summary(n) for n in '01-'})
+        host = types.SimpleNamespace(
+            uuid='root', host='a', num_instances=0, limits={},
+            numa_topology=topology, stats={naming.STATISTIC: '1'},
+            allocation_candidates=[{
+                'allocations': {node: {'resources': {FPGA: 1}}},
+                'mappings': {'1': [node]}} for node in '01-'])
+        hosts = filters.AcceleratorFilter().filter_all([host], spec)
+        self.assertEqual(before, guest and guest.obj_to_primitive())
+        return [c['mappings']['1'][0] for c in host.allocation_candidates
+                ] if hosts else None
+
+    def test_node_without_room_for_the_guest(self):
+        for free, expected in (((2, 2), '01-'), ((0, 2), '1-'),
+                               ((2, 1), '0-'), ((1, 1), '-')):
+            self.assertEqual([*expected], self.left(
+                self.topology(*free), self.guest()), free)
+
+    def test_what_is_not_looked_at(self):
+        full = self.topology(0, 2)
+        for arguments in ((full, None), (None, self.guest()),
+                          (full, self.guest(), 'preferred'),
+                          (full, self.guest(2))):
+            self.assertEqual([*'01-'], self.left(*arguments))
+
+    def test_said_when_nothing_is_left(self):
+        with mock.patch.object(filters.ranking, 'shown_places',
+                               return_value=({'CUSTOM_ACCELERATOR_NUMA_0'},
+                                             set())):
+            with self.assertLogs('nova_accel', 'INFO') as log:
+                self.assertIsNone(
+                    self.left(self.topology(0, 2), self.guest()))
+        self.assertIs(scheduling.Refusal.GUEST, self.scheduling.refused)
+        self.assertIn('where its guest fits', log.output[0])
+        self.assertIn('this server fits', missing.refusal(self.scheduling))
 
 
 class ShuffleTest(FilterTestCase):
