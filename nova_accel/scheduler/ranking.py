@@ -42,15 +42,21 @@ def rank(scheduling: schedulings.Scheduling,
         [wish], [ranks] = scheduling.wishes, scheduling.ranks
         for provider in providers(wish, candidate):
             return ranks.get(provider, schedulings.UNKNOWN_REGION)
-    found = [ranks.get(provider, schedulings.UNKNOWN_REGION)
-             for wish, ranks in zip(scheduling.wishes, scheduling.ranks)
-             for provider in providers(wish, candidate)]
+    # one pass: a scheduling ranks thousands of candidates
+    stuck = programmings = choice = cleanings = 0
+    loss = 0.0
+    for wish, ranks in zip(scheduling.wishes, scheduling.ranks):
+        for provider in providers(wish, candidate):
+            one = ranks.get(provider, schedulings.UNKNOWN_REGION)
+            stuck += one.stuck
+            programmings += one.programmings
+            choice += one.choice
+            cleanings += one.cleanings
+            loss += one.loss
     nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
-        scheduling.is_taken(candidate), sum(r.stuck for r in found),
-        sum(r.programmings for r in found), sum(r.choice for r in found),
-        sum(r.cleanings for r in found), len(nodes), len(roots),
-        sum(r.loss for r in found))
+        scheduling.is_taken(candidate), stuck, programmings, choice, cleanings,
+        len(nodes), len(roots), loss)
 
 
 def places(scheduling: schedulings.Scheduling,
@@ -71,10 +77,16 @@ def shown_places(scheduling: schedulings.Scheduling,
                  candidate: schedulings.Candidate,
                  ) -> tuple[set[str], set[str]]:
     """As places(), also where candidates are not compared by them."""
-    found = [scheduling.place(provider) for wanted in scheduling.requests
-             for provider in providers(wanted, candidate)]
-    return ({node for node, _ in found if node},
-            {root for _, root in found if root})
+    nodes: set[str] = set()
+    roots: set[str] = set()
+    for wanted in scheduling.requests:
+        for provider in providers(wanted, candidate):
+            node, root = scheduling.place(provider)
+            if node:
+                nodes.add(node)
+            if root:
+                roots.add(root)
+    return nodes, roots
 
 
 def may_satisfy(scheduling: schedulings.Scheduling,

@@ -152,7 +152,7 @@ class Scheduling:
 
     def is_taken(self, candidate: Candidate) -> bool:
         """Whether a device was allocated since Placement offered it."""
-        return any(
+        return bool(self._taken) and any(
             (provider, name) in self._taken
             and amount > self._room(provider, name)
             for provider, given in candidate['allocations'].items()
