@@ -18,6 +18,7 @@ import os
 import textwrap
 import typing
 
+import os_resource_classes
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import uuidutils
@@ -50,6 +51,8 @@ from nova_accel import request
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+#: classes of which Nova's own libvirt driver has devices as well
+_NOVAS = (os_resource_classes.VGPU,)
 
 Allocations = Callable[[], plan.Allocations]
 
@@ -653,18 +656,31 @@ class Accelerators:
             held = (self.holdings.of(server.uuid)
                     or self._back_from_a_failed_move(context, server))
         self.readiness.look_again(held)
-        if plan.is_complete(server.requests, held):
-            steps = plan.Plan(keep=tuple(
-                plan.Keep(wanted, tuple(claims)) for wanted, claims
-                in _by_request(requests, held)))
-        else:
-            allocations = self._cloud.allocations(context, server.uuid)
-            held = self._located(held, allocations)
-            ours = self._ours(allocations, held)
-            self._check_settled(server.uuid, allocations, held)
-            steps = plan.to_start(
-                server.uuid, server.wanted, allocations, ours, held)
+        steps = plan.Plan(keep=tuple(
+            plan.Keep(wanted, tuple(claims)) for wanted, claims
+            in _by_request(requests, held)))
+        if not plan.is_complete(server.requests, held):
+            try:
+                steps = self._as_allocated(context, server, held)
+            except exception.AcceleratorError:
+                # what no claim answers is a vGPU of Nova's own, as long as
+                # nothing was lost: Nova knows it by the guest that was there
+                if self.holdings.unsettled() or not plan.is_complete(
+                        server.requests, held, but_for=_NOVAS):
+                    raise
         self._carry_out(context, server, steps, claimed)
+
+    def _as_allocated(self, context, server, held):
+        """What is to be done where a claim is missing or half done.
+
+        :raises AcceleratorError: the guest must not start.
+        """
+        allocations = self._cloud.allocations(context, server.uuid)
+        held = self._located(held, allocations)
+        ours = self._ours(allocations, held)
+        self._check_settled(server.uuid, allocations, held)
+        return plan.to_start(
+            server.uuid, server.wanted, allocations, ours, held)
 
     def _check_settled(self, server_uuid, allocations, held):
         """Before a server starts to which a claim is missing.

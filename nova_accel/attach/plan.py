@@ -20,7 +20,7 @@ flavor back and left the allocation of the new one.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 
 from nova_accel import exception
@@ -57,18 +57,22 @@ class Plan:
     surplus: tuple[model.Claim, ...] = ()
 
 
-def is_complete(requests: Requests, held: Iterable[model.Claim]) -> bool:
+def is_complete(requests: Requests, held: Iterable[model.Claim],
+                but_for: Collection[str] = ()) -> bool:
     """Whether a server has all that its flavor asks for, bound.
 
     What no claim answers may be a vGPU of Nova's own, where standard resource
     classes are in force, or a device whose claim was lost: Placement knows.
+
+    :param but_for: resource classes of which it may have less.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)
     return (bool(held or not requests)
             and all(c.state is model.ClaimState.BOUND for c in held)
             and all(has[name] >= amount
-                    for name, amount in _amounts(requests).items()))
+                    for name, amount in _amounts(requests).items()
+                    if name not in but_for))
 
 
 def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
