@@ -208,8 +208,13 @@ class Format(base.Trial):
                     '/var/tmp/nvme_on_kernel.py')
         self.addCleanup(self.operator, 'take', '')
         self.operator('give', f'[accel]\nhandover = {kinds.NVME}=clear\n')
-        self.cloud.wait('an offer', lambda: self.cloud.providers()[kinds.NVME][
-            'inventories']['CUSTOM_ACCELERATOR_SSD']['total'] == 1)
+        self.cloud.wait('an offer', self.is_offered)
+
+    def is_offered(self):
+        found = self.cloud.providers()[kinds.NVME]
+        inventory = found['inventories'].get('CUSTOM_ACCELERATOR_SSD', {})
+        return (inventory.get('total') == 1 and not inventory['reserved']
+                and 'CUSTOM_ACCELERATOR_FENCED' not in found['traits'])
 
     def operator(self, what, configuration):
         self.cloud.clear()
@@ -234,6 +239,8 @@ class Format(base.Trial):
             record = newest_record()
             self.assertEqual(('format by the PF', 'clean'),
                              (record['Method'], record['Result']))
+            # the VF was offline meanwhile, as a look at it may have seen
+            self.cloud.wait('an offer', self.is_offered)
 
 
 class Reset(base.Trial):
