@@ -277,13 +277,13 @@ class Answer:
         if self._scheduling.affinity.is_strict:
             kept = [c for c in offered
                     if ranking.may_satisfy(self._scheduling, c)]
-        ranking.sort(self._scheduling, kept)
+        rank_of = ranking.ranker(self._scheduling)
+        kept.sort(key=rank_of)
         ranks = self._ranks(kept)
         why = self._of_whole(providers, offered, kept)
         score = None
         if kept and not why:
-            score = round(ranking.score(self._scheduling, ranking.rank(
-                self._scheduling, kept[0])), 2)
+            score = round(ranking.score(self._scheduling, rank_of(kept[0])), 2)
         rows = []
         for need in reasons.needs(self._question.groups):
             if not any(map(naming.is_accelerator_class, need.resources)):

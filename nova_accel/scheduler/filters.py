@@ -69,9 +69,11 @@ class AcceleratorFilter(filters.BaseHostFilter):
             scheduling.count(spec_obj.instance_uuid)
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
         several = spec_obj.num_instances > 1
+        rank = ranking.ranker(scheduling)
         for host in hosts:
-            _shuffle(host.allocation_candidates)
-            ranking.sort(scheduling, host.allocation_candidates)
+            if len(host.allocation_candidates) > 1:
+                _shuffle(host.allocation_candidates)
+                host.allocation_candidates.sort(key=rank)
             if several:
                 scheduling.left[host.uuid] = (
                     host.num_instances, list(host.allocation_candidates))
@@ -85,9 +87,8 @@ def _shuffle(candidates):
     the first of several regions that are as good, one would get it, and the
     others would go on to another host: Nova tries one candidate of each.
     """
-    if len(candidates) > 1:
-        # a third of the time of random.shuffle()
-        candidates.sort(key=lambda _: random.random())
+    # a third of the time of random.shuffle()
+    candidates.sort(key=lambda _: random.random())
 
 
 def _has_driver(host, scheduling):

@@ -6,7 +6,7 @@ host by its first candidate, which Nova claims. Both use this ranking and
 cannot disagree.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import functools
 
 from nova_accel import request
@@ -31,18 +31,29 @@ def providers(wish: schedulings.Wish | request.AcceleratorRequest,
             and wish.resource_class in allocations[provider]['resources']]
 
 
-def rank(scheduling: schedulings.Scheduling,
-         candidate: schedulings.Candidate) -> schedulings.Rank:
-    """Return the rank of a candidate.
+def ranker(scheduling: schedulings.Scheduling,
+           ) -> Callable[[schedulings.Candidate], schedulings.Rank]:
+    """Return the function that ranks the candidates of a scheduling.
 
     A region of which nothing is known counts as one that has to be programmed
-    and carries nothing.
+    and carries nothing. The function holds until a server of the request gets
+    its candidate (Scheduling.take, Scheduling.refresh).
     """
-    if scheduling.is_of_one_provider:
+    if scheduling.is_of_one_provider and scheduling.wishes[0].group:
         [wish], [ranks] = scheduling.wishes, scheduling.ranks
-        for provider in providers(wish, candidate):
-            return ranks.get(provider, schedulings.UNKNOWN_REGION)
-    # one pass: a scheduling ranks thousands of candidates
+        return functools.partial(_rank_of_one, wish.group, ranks)
+    return functools.partial(_rank_of_several, scheduling)
+
+
+def _rank_of_one(group, ranks, candidate):
+    # a scheduling ranks thousands of candidates, most of them of one group
+    for provider in candidate['mappings'].get(group, ()):
+        return ranks.get(provider, schedulings.UNKNOWN_REGION)
+    return schedulings.UNKNOWN_REGION
+
+
+def _rank_of_several(scheduling, candidate):
+    # one pass, for the same reason
     stuck = programmings = choice = cleanings = 0
     loss = 0.0
     for wish, ranks in zip(scheduling.wishes, scheduling.ranks):
@@ -109,13 +120,6 @@ def fewest_places(scheduling: schedulings.Scheduling,
         (shown_places(scheduling, c) for c in candidates),
         key=lambda found: (len(found[0]), len(found[1])))
     return ', '.join(sorted(nodes | roots))
-
-
-def sort(scheduling: schedulings.Scheduling,
-         candidates: list[schedulings.Candidate]) -> None:
-    """Put the candidates of one host in order, the best first; stable."""
-    if len(candidates) > 1:
-        candidates.sort(key=functools.partial(rank, scheduling))
 
 
 #: Score of a usable host. A loaded function adds about as much again. At the

@@ -2,6 +2,8 @@
 """A weigher that prefers hosts with the wanted functions already loaded, and
 with devices that are close to each other."""
 
+import functools
+
 from nova.scheduler import utils
 from nova.scheduler import weights
 
@@ -38,13 +40,16 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
         scheduling = filters.SCHEDULINGS.of(weight_properties)
         if not (scheduling.wishes or scheduling.compares_places):
             return [0.0] * len(weighed_obj_list)
-        return [self._weigh_object(weighed.obj, scheduling)
+        rank = ranking.ranker(scheduling)
+        # many hosts, few ranks
+        score = functools.cache(functools.partial(ranking.score, scheduling))
+        return [self._weigh_object(weighed.obj, lambda c: score(rank(c)))
                 for weighed in weighed_obj_list]
 
-    def _weigh_object(self, host_state, scheduling):
-        """Return 0 to 1; 0 also for hosts without candidates (rebuild)."""
+    def _weigh_object(self, host_state, weigh):
+        """Return 0 to 1; 0 also for hosts without candidates (rebuild).
+
+        :param weigh: callable of a candidate.
+        """
         candidates = host_state.allocation_candidates
-        if not candidates:
-            return 0.0
-        return ranking.score(
-            scheduling, ranking.rank(scheduling, candidates[0]))
+        return weigh(candidates[0]) if candidates else 0.0

@@ -192,7 +192,8 @@ class Ours(Rule):
         spec = Spec(self.ids[function])
         begun = self.chance.choice(self.begun).begin(spec, summaries)
         begun.count('server')
-        scores = [(ranking.score(begun, ranking.rank(begun, {
+        rank = ranking.ranker(begun)
+        scores = [(ranking.score(begun, rank({
             'allocations': {region.uuid: {'resources': {FPGA: 1}}},
             'mappings': {'1': [region.uuid]}})), region) for region in free]
         return max(scores, key=lambda pair: pair[0])[1]

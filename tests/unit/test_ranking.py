@@ -100,7 +100,7 @@ class Base(unittest.TestCase):
 
     def order(self, scheduling, *candidates):
         candidates = list(candidates)
-        ranking.sort(scheduling, candidates)
+        candidates.sort(key=ranking.ranker(scheduling))
         return candidates
 
     def assertBestFirst(self, scheduling, *expected):
@@ -109,8 +109,8 @@ class Base(unittest.TestCase):
                          self.order(scheduling, *reversed(expected)))
 
     def scores(self, scheduling, *candidates):
-        return [ranking.score(scheduling, ranking.rank(scheduling, c))
-                for c in candidates]
+        return [ranking.score(scheduling, rank)
+                for rank in map(ranking.ranker(scheduling), candidates)]
 
 
 def at(node=None, root=None, **more):
@@ -144,7 +144,7 @@ class PlacesTest(Base):
                 (rank.nodes, rank.roots)
                 for pair in (('a1', 'any'), ('a1', 'pool'), ('any', 'any'),
                              ('a1', 'b1'))
-                for rank in [ranking.rank(self.placed(), candidate(*pair))]])
+                for rank in [ranking.ranker(self.placed())(candidate(*pair))]])
 
     def test_hosts_whose_devices_are_close_score_more(self):
         pairs = [candidate(*pair) for pair in (
@@ -487,8 +487,9 @@ class RankingTest(Base):
         names = st.sampled_from([f'r{n}' for n in range(len(drawn))])
         candidates = [candidate(data.draw(names), data.draw(names))
                       for _ in range(4)]
-        ranking.sort(scheduling, candidates)
-        ranks = [ranking.rank(scheduling, c) for c in candidates]
+        rank = ranking.ranker(scheduling)
+        candidates.sort(key=rank)
+        ranks = list(map(rank, candidates))
         scores = [ranking.score(scheduling, r) for r in ranks]
         self.assertEqual(sorted(scores, reverse=True), scores)
         self.assertTrue(all(0 <= s <= 1 for s in scores))
