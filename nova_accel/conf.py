@@ -267,6 +267,18 @@ def unknown() -> list[str]:
     return result
 
 
+def malformed() -> list[str]:
+    """A sentence for each option in [accel] whose value is not of its type."""
+    found = []
+    for option in ALL_OPTS:
+        try:
+            getattr(CONF.accel, option.dest)
+        except (cfg.Error, ValueError) as error:
+            found.append(f'[accel] {option.name} cannot be read '
+                         f'({why_invalid(error)}): correct it.')
+    return found
+
+
 def why_invalid(error: Exception) -> str:
     """What is wrong with a value, of an error of oslo.config about it."""
     # ConfigSourceValueError (10.7) has no attributes; before this it names the

@@ -22,8 +22,26 @@ class Commands(commandmanager.CommandManager):
             self.commands[entry_point.name.replace('_', ' ')] = entry_point
 
 
+class _Sentences(logging.LoggerAdapter):
+    """Tells of an option with a malformed value as nova-compute does.
+
+    oslo.config reads a value when it is used, and its error shows its own
+    objects.
+    """
+
+    def process(self, msg, kwargs):
+        if isinstance(msg, Exception):
+            # no command imports it that ends before it reads options
+            from nova_accel import conf
+            if isinstance(msg, conf.cfg.Error):
+                msg = ' '.join(conf.malformed()) or msg
+        return msg, kwargs
+
+
 class NovaAccel(app.App):
     """The command nova-accel; its subcommands are entry points."""
+
+    LOG = _Sentences(app.App.LOG)  # type: ignore[assignment]
 
     def __init__(self):
         super().__init__(

@@ -13,6 +13,14 @@ class Table(lister.Lister):
     """A list; an unknown column is an error of the arguments."""
 
     def produce_output(self, parsed_args, column_names, data):
+        self.check_columns(parsed_args, column_names)
+        return super().produce_output(parsed_args, column_names, data)
+
+    def check_columns(self, parsed_args, column_names):
+        """Refuse an unknown --column; before it acts, of a command that does.
+
+        :raises SystemExit: after a sentence on stderr, as argparse does.
+        """
         known = set(map(self._normalize_column_name, column_names))
         for column in parsed_args.columns:
             if self._normalize_column_name(column) not in known:
@@ -20,9 +28,7 @@ class Table(lister.Lister):
                     f'{self.cmd_name or self.app.NAME}: error: argument '
                     f'-c/--column: there is no column {column!r}: choose from '
                     f'{", ".join(map(repr, column_names))}.\n')
-                # as argparse ends
                 raise SystemExit(2)
-        return super().produce_output(parsed_args, column_names, data)
 
 
 class Lister(Table):

@@ -42,13 +42,7 @@ def malformed() -> list[str]:
 
     Options of drivers that are not enabled are read as well.
     """
-    found = []
-    for option in conf.ALL_OPTS:
-        try:
-            getattr(CONF.accel, option.dest)
-        except (cfg.Error, ValueError) as error:
-            found.append(f'[accel] {option.name} cannot be read '
-                         f'({conf.why_invalid(error)}): correct it.')
+    found = conf.malformed()
     for read in _READERS:
         try:
             read()

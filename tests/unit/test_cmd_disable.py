@@ -214,6 +214,13 @@ class DrainTest(DisableTestCase):
         self.assertEqual(f'{A} is disabled, and no server has it\n',
                          self.call(A).stderr)
 
+    def test_unknown_column(self):
+        """It is refused before the device is disabled."""
+        self.nova_compute()
+        self.COMMAND = 'drain'
+        self.assertRaises(SystemExit, self.call, A, '-c', 'Nix')
+        self.assertEqual([], self.words())
+
     def test_usage(self):
         """Is neither 0 nor what says that servers are left."""
         self.COMMAND = 'drain'

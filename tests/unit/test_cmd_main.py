@@ -79,6 +79,21 @@ class LogTest(testtools.TestCase):
         self.assertIn('Running privsep helper', told.stderr)
 
 
+class MalformedOptionTest(commands.CommandTestCase):
+
+    COMMAND = 'discover'
+
+    def test_sentence(self):
+        """Each of them is named, and no object of oslo.config is shown."""
+        self.configure(enabled_drivers='dfl', discovery_timeout='soon',
+                       pools='odd')
+        self.assertEqual(
+            "[accel] pools cannot be read (Valid values are [host, numa_node, "
+            "none], but found 'odd'): correct it. [accel] discovery_timeout "
+            "cannot be read (invalid literal for int() with base 10: 'soon'): "
+            "correct it.\n", self.call().stderr)
+
+
 class CompletionTest(commands.CommandTestCase):
 
     def setUp(self):

@@ -31,7 +31,7 @@ class PurgeTest(commands.CommandTestCase):
         return str(self.assertRaises(
             exception.ConfigurationError, command.take_action,
             argparse.Namespace(config_file=[self.config], host=host,
-                               os_cloud=None, dry_run=False)))
+                               os_cloud=None, dry_run=False, columns=[])))
 
     def test_own_host_that_would_create_them_again(self):
         self.assertIn('compute_driver = accel.AccelLibvirtDriver',
