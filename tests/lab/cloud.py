@@ -144,9 +144,9 @@ class Cloud:
                 **(properties or {'accel:function_id': function}))
         return function
 
-    def flavor(self, **specs):
+    def flavor(self, vcpus=1, **specs):
         flavor = self.compute.create_flavor(
-            name=f'lab-{uuid.uuid4()}', ram=64, vcpus=1, disk=0)
+            name=f'lab-{uuid.uuid4()}', ram=64 * vcpus, vcpus=vcpus, disk=0)
         self.compute.create_flavor_extra_specs(flavor, specs)
         return flavor
 

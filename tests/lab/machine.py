@@ -8,10 +8,12 @@
     02:00.0  NVMe, 1b36:0010, 4 VFs              QEMU                   nvme
     03:00.0  a network card that says it is a    QEMU, modules/idshift  stub
              QAT, 8086:37c8, VFs 8086:37c9
+    81:00.0  random numbers, 1af4:1044           QEMU                   virtio
     00:0a.0, 00:0b.0  edu, 1234:11e8             QEMU                   none
     mtty, mdpy  mediated devices, samples of the kernel
 
-All are behind an emulated IOMMU. No KVM: everything is interpreted.
+All are behind an emulated IOMMU. The machine has two NUMA nodes, and 81:00.0
+is on node 1; of the others nobody tells. No KVM: everything is interpreted.
 """
 
 import contextlib
@@ -50,6 +52,10 @@ def qemu():
         'qemu-system-x86_64', '-name', NAME,
         '-accel', 'tcg,thread=multi,tb-size=512',
         '-machine', 'q35', '-cpu', 'max', '-smp', '2', '-m', '3G',
+        '-object', 'memory-backend-ram,id=m0,size=1536M',
+        '-object', 'memory-backend-ram,id=m1,size=1536M',
+        '-numa', 'node,nodeid=0,cpus=0,memdev=m0',
+        '-numa', 'node,nodeid=1,cpus=1,memdev=m1',
         '-device', 'intel-iommu,intremap=on,caching-mode=on',
         '-nodefaults', '-no-user-config', '-display', 'none',
         '-chardev', 'socket,id=con,path=/lab/serial.sock,server=on,wait=off,'
@@ -57,7 +63,8 @@ def qemu():
         '-serial', 'chardev:con',
         '-kernel', '/image/vmlinuz', '-initrd', '/image/initrd',
         '-append', 'console=ttyS0 root=/dev/vda rw intel_iommu=on iommu=nopt '
-                   'mitigations=off quiet systemd.show_status=0 audit=0 '
+                   'mitigations=off numa_balancing=disable '
+                   'quiet systemd.show_status=0 audit=0 '
                    # a busy host lets ticks be missed; a panic tries again
                    'no_timer_check panic=1 '
                    'net.ifnames=0',
@@ -86,6 +93,10 @@ def qemu():
         '-drive', 'if=none,id=n1,file=/lab/nvme1.raw,format=raw,cache=unsafe',
         '-device', 'nvme-ns,drive=n1,nsid=2,shared=on',
         '-device', 'igb,bus=rp3,id=qat0',
+        '-device', 'pxb-pcie,id=far,bus_nr=0x80,numa_node=1,addr=0x10',
+        '-device', 'pcie-root-port,id=rp4,chassis=4,slot=4,bus=far',
+        '-object', 'rng-builtin,id=r1',
+        '-device', 'virtio-rng-pci,rng=r1,bus=rp4',
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
         *emulated('fpga', '0xc'), *emulated('timecard', '0xd'),
         *emulated('sanitize', '0xf')]

@@ -24,10 +24,11 @@ from tests.lab.trials import kinds
 from tests.lab.trials import operations
 from tests.lab.trials import pools
 from tests.lab.trials import refusals
+from tests.lab.trials import topology
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, handover, refusals, kinds, pools, desk, host, operations,
-           computes, drivers)
+MODULES = (boot, handover, refusals, kinds, pools, topology, desk, host,
+           operations, computes, drivers)
 
 
 class Table(unittest.TestResult):

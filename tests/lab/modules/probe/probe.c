@@ -1,7 +1,7 @@
 /* Licensed under the Apache License, Version 2.0. See LICENSE. */
 /*
  * The "operating system" of the lab's guests: a multiboot 1 kernel that scans
- * PCI buses 0..31 through ports 0xcf8/0xcfc (SeaBIOS has assigned the BARs),
+ * all PCI buses through ports 0xcf8/0xcfc (SeaBIOS has assigned the BARs),
  * prints one line per function on COM1, and touches four devices to prove that
  * accesses to BARs reach them:
  *   edu  1234:11e8   BAR0+0 identification, BAR0+4 liveness (reads inverted)
@@ -13,6 +13,8 @@
  *                    read and written by DMA, without interrupts; where it
  *                    finds DELETE there, it deletes all namespaces instead
  *   NVMe 1b36:0010   the same with namespace 2, where the VF is online
+ * Before, it prints on which NUMA node of its own each further PCI host bridge
+ * is, as the firmware tells (ACPI, _PXM beside _BBN).
  * Then it halts, so that the guest stays until somebody destroys it.
  */
 typedef unsigned int u32;
@@ -125,12 +127,56 @@ static void nvme(volatile u32 *m)
 	m[0x14 / 4] = 0;
 }
 
+static int same(const u8 *p, const char *text)
+{
+	while (*text)
+		if (*p++ != *text++)
+			return 0;
+	return 1;
+}
+
+/* An integer of AML: zero, one, or a byte. */
+static u32 integer(const u8 *p) { return p[0] == 0x0a ? p[1] : p[0]; }
+
+/* Names in the AML of the DSDT; an object of its own begins with 5b 82. */
+static void nodes(void)
+{
+	const u8 *p = (const u8 *)0xe0000, *table, *end;
+	const u32 *entry;
+	u32 bus = ~0u;
+
+	while (p < (const u8 *)0x100000 && !same(p, "RSD PTR "))
+		p += 16;
+	if (p >= (const u8 *)0x100000)
+		return print("no RSDP\r\n");
+	table = (const u8 *)*(const u32 *)(p + 16);
+	end = table + *(const u32 *)(table + 4);
+	for (entry = (const u32 *)(table + 36); (const u8 *)entry < end; entry++)
+		if (same((const u8 *)*entry, "FACP"))
+			break;
+	if ((const u8 *)entry >= end)
+		return print("no FADT\r\n");
+	table = (const u8 *)*(const u32 *)((const u8 *)*entry + 40);
+	end = table + *(const u32 *)(table + 4);
+	for (p = table + 36; p + 6 < end; p++) {
+		if (p[0] == 0x5b && p[1] == 0x82)
+			bus = ~0u;
+		if (same(p, "_BBN"))
+			bus = integer(p + 4);
+		if (same(p, "_PXM") && bus != ~0u) {
+			field("BRIDGE bus=", bus, 2);
+			field(" node=", integer(p + 4), 2); print("\r\n");
+		}
+	}
+}
+
 void _start(void)
 {
 	u32 fn;
 
 	print("PROBE UP\r\n");
-	for (fn = 0; fn < 32 << 8; fn++) {
+	nodes();
+	for (fn = 0; fn < 256 << 8; fn++) {
 		u32 id = rd(fn, 0);
 
 		if (id == 0xffffffffu) {
