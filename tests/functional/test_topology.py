@@ -5,6 +5,8 @@ together, with Nova's scheduler and Placement."""
 from xml.etree import ElementTree
 
 import fixtures
+from nova import context
+from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from tests.functional import test_pools
@@ -55,6 +57,35 @@ class NearTest(test_pools.PoolsTestBase):
         self.assertServer(last, 3)
         for server in (one, two, last):
             self._delete_server(server)
+
+
+class GuestFitsTest(test_pools.PoolsTestBase):
+    """Placement shows where devices are, and Nova's scheduler how large the
+    nodes of a host are."""
+
+    POOLS = 'numa_node'
+
+    def test_where_the_guest_fits(self):
+        node = objects.ComputeNode.get_by_host_and_nodename(
+            context.get_admin_context(), 'compute1', 'compute1')
+        sizes = [len(cell.cpuset) for cell in objects.NUMATopology
+                 .obj_from_db_obj(node.numa_topology).cells]
+        self.assertEqual(2, len(sizes))
+        required = {'accel:numa_affinity': 'required', 'hw:numa_nodes': '1'}
+        for size, status in ((max(sizes), 'ACTIVE'),
+                             (max(sizes) + 1, 'ERROR')):
+            server = self._create_server(
+                flavor_id=self._create_flavor(
+                    vcpu=size, extra_spec=groups(1) | required),
+                image_uuid=self.glance.guest_image, networks='none',
+                expected_state=status)
+            if status == 'ERROR':
+                self.assertIn(
+                    'No valid host was found. Accelerators: no host has them '
+                    'free on NUMA nodes where this server fits, too: ',
+                    self.fault(server))
+            self._delete_server(server)
+        self.assertEqual([], self.claims())
 
 
 class NearOnTheHostTest(test_pools.PoolsTestBase):

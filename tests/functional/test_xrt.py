@@ -203,3 +203,24 @@ class FixedFunctionTest(XrtTestBase):
                          self.region().function_uuid)
         self._delete_server(server)
         self.assertEqual([], self.claims())
+
+
+class HbmTest(XrtTestBase):
+
+    CARD = {**XrtTestBase.CARD, 'product': 'U50'}
+
+    def test_memory_of_the_card(self):
+        """One group asks for an FPGA and a part of its memory."""
+        hbm = 'CUSTOM_ACCELERATOR_MEMORY_HBM'
+        self.assertEqual(
+            {'CUSTOM_ACCELERATOR_FPGA': (1, 0), hbm: (8192, 0)},
+            self.provider_tree()[REGION][0])
+        self.upload_xclbin(self.function)
+        specs = self.flavor(function_id=self.function)
+        failed = self.boot(specs | {f'resources1:{hbm}': '9000'},
+                           expected_state='ERROR')
+        self.assertIn('9000 MiB of MEMORY_HBM', self.fault(failed))
+        server = self.boot(specs | {f'resources1:{hbm}': '4096'})
+        self.assertEqual([USER], self.hostdevs(server))
+        self.assertEqual({'CUSTOM_ACCELERATOR_FPGA': 1, hbm: 4096},
+                         self.provider_tree()[REGION][2])
