@@ -4,12 +4,16 @@
 import types
 
 import fixtures
+from nova import exception as nova_exception
 from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.virt import errors
+
+
+UUID = '8cbd5a65-71b3-4e4d-a14b-b84002c35b86'
 
 
 class Refused(Exception):
@@ -59,7 +63,7 @@ class RefusedTest(testtools.TestCase):
     def refuse(self, error, task_state='spawning'):
         """Return what the owner reads of an error of ours."""
         builds = errors.Builds()
-        server = types.SimpleNamespace(uuid='one', task_state=task_state)
+        server = types.SimpleNamespace(uuid=UUID, task_state=task_state)
 
         def build():
             with builds.translated(server):
@@ -94,6 +98,27 @@ class RefusedTest(testtools.TestCase):
             self.assertEqual(text, exception.told(error))
             self.assertEqual(text, self.refuse(error, 'rebuilding'))
         self.assertEqual('', self.log.output)
+
+    def test_rescue(self):
+        """Nova begins the fault of a rescue itself, so that less is left."""
+        def fault(text):
+            said = self.refuse(exception.ProgrammingFailed(text), 'rescuing')
+            whole = str(nova_exception.InstanceNotRescuable(
+                instance_id=UUID, reason=f'Driver Error: {said}'))
+            self.assertLessEqual(len(whole), 255)
+            return said
+        text = (f'region0 of 0000:5e:00.0 was to be programmed with {UUID}, '
+                f'and the card failed (EIO: reconfig CRC error); it was '
+                f'recovered by binding dfl-pci anew: check the bitstream, or '
+                f'look at the card if others fail as well.')
+        said = fault(text)
+        self.assertEqual(text, self.refuse(
+            exception.ProgrammingFailed(text), 'rebuilding'))
+        self.assertRegex(said, '^region0 of .* [^ ]+ [.]{3}: check the '
+                               'bitstream, or look at the card if others fail '
+                               'as well[.]$')
+        self.assertIn(text, self.log.output)
+        self.assertEqual('It is broken: look.', fault('It is broken: look.'))
 
     def test_log(self):
         log = self.log
