@@ -256,6 +256,9 @@ class Device:
     traits: tuple[str, ...] = ()
     #: traits that come and go: those that are not in traits now are taken away
     state_traits: tuple[str, ...] = ()
+    #: what earlier cards at the address, or earlier shells of this one, showed
+    #: of themselves and it does not: taken away as well. Drivers leave it out
+    earlier_traits: tuple[str, ...] = ()
     #: vendor and device id of the subsystem, '10de:1533'; '' where it is not
     #: known
     subsystem: str = ''
@@ -318,7 +321,8 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('bridges', 'company', 'traits', 'state_traits'):
+        for name in ('bridges', 'company', 'traits', 'state_traits',
+                     'earlier_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(

@@ -355,11 +355,7 @@ def region_traits(device: model.Device, region: model.Region) -> set[str]:
     """
     of = f'device {device.address}'
     vendor = normalize(device.vendor, of)
-    traits = device_traits(device)
-    if region.region_type_uuid:
-        type_uuid = _dashed(region.region_type_uuid)
-        traits |= {f'CUSTOM_FPGA_{vendor}_REGION_{type_uuid}',
-                   f'CUSTOM_FPGA_REGION_{vendor}_{type_uuid}'}
+    traits = device_traits(device) | _type_traits(vendor, region)
     if region.origin != model.OPERATOR:
         return {_checked(t, of) for t in traits}
     if region.function_uuid in model.SHARED_FUNCTIONS:
@@ -375,6 +371,25 @@ def region_traits(device: model.Device, region: model.Region) -> set[str]:
     if region.function_name:
         traits.add(function_name_trait(region.function_name))
     return {_checked(t, of) for t in traits}
+
+
+def _type_traits(vendor, region):
+    if not region.region_type_uuid:
+        return set()
+    type_uuid = _dashed(region.region_type_uuid)
+    return {f'CUSTOM_FPGA_{vendor}_REGION_{type_uuid}',
+            f'CUSTOM_FPGA_REGION_{vendor}_{type_uuid}'}
+
+
+def identity_traits(device: model.Device) -> frozenset[str]:
+    """Return what a card shows of what it is, and of its regions' types; none
+    where a name cannot become a trait."""
+    try:
+        vendor = normalize(device.vendor, device.address)
+        return frozenset(device_traits(device)).union(*(
+            _type_traits(vendor, region) for region in device.regions))
+    except exception.InvalidName:
+        return frozenset()
 
 
 def property_trait(type_: str, *words: str) -> str:

@@ -100,6 +100,9 @@ class Inventory:
     def _hangs(self, key: str, why: str) -> None:
         """A call for a key of Cards does not return."""
         self._table.fence(key, devices.Fence.HANGS, why)
+        if not self.cards.hanging(key):
+            # it ended meanwhile, and may have said so before that
+            self._table.unfence(key, devices.Fence.HANGS)
 
     def _ended(self, key: str) -> None:
         """A call for a key has returned after it hung."""

@@ -67,6 +67,7 @@ from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel import model
+from nova_accel import naming
 
 LOG = logging.getLogger(__name__)
 
@@ -282,6 +283,8 @@ class DeviceTable:
                     return False
             self._since[address] = ticket
             device = self._with_record(device, before)
+            if before:
+                device = _with_earlier_traits(device, before)
             if before and not identity.is_other_card(before, device):
                 device = self._with_past(device, before)
             if before != device:
@@ -684,3 +687,14 @@ class DeviceTable:
 def clause(error: BaseException) -> str:
     """An error as a clause of a longer sentence."""
     return str(error).rstrip('.') or repr(error)
+
+
+def _with_earlier_traits(device, before):
+    """The device, which knows what was shown at its address before.
+
+    Placement still has that, and who asks for a product or a type of region
+    that is not there any more would get the device.
+    """
+    earlier = {*before.earlier_traits, *naming.identity_traits(before)
+               } - naming.identity_traits(device)
+    return dataclasses.replace(device, earlier_traits=tuple(sorted(earlier)))

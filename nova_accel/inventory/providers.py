@@ -521,13 +521,14 @@ def _providers_of(device, node, root_uuid, use):
         inventory[resource_class] = len(left or handles)
     place = naming.place_traits(device)
     traits = naming.device_traits(device) | place
-    device_traits = traits
+    # of one that is not well, it may be unknown what it is
+    earlier = frozenset(device.earlier_traits if device_ok else ())
     yield Provider(
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory=inventory,
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
         fenced=fenced, waiting=use.waiting(uuid, device.address, None, left),
-        retired_traits=frozenset(device.state_traits) - device_traits)
+        retired_traits=earlier | frozenset(device.state_traits) - traits)
     for region in device.regions:
         traits = naming.region_traits(
             device, use.region(device.address, region)) | place
@@ -551,4 +552,5 @@ def _providers_of(device, node, root_uuid, use):
             if region.handles else {},
             traits=frozenset(traits), fenced=fenced,
             waiting=use.waiting(
-                region_uuid, device.address, region.index, left))
+                region_uuid, device.address, region.index, left),
+            retired_traits=earlier)

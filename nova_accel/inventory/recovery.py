@@ -72,6 +72,9 @@ class Recovery:
         for address, device in self._table.snapshot().items():
             reasons = sorted(r.reason for r in device.regions
                              if r.health is model.Health.QUARANTINED)
+            if device.health is model.Health.OK and not reasons:
+                # it is well, and the same may happen to it again
+                self._tried.pop(address, None)
             if (device.health is model.Health.OK and reasons
                     and reasons != self._tried.get(address)
                     and device.driver in self._drivers

@@ -148,6 +148,23 @@ class HangingTest(ScannerTestBase):
         hangs.set()
         self.wait_for(lambda: self.health(B) is OK)
 
+    def test_ends_just_as_its_limit_passes(self):
+        """Its thread says so before it is told that it hangs."""
+        self.inventory.scan()
+        hangs = self.hang(self.driver, 'examine', B)
+        fence = self.inventory._table.fence
+
+        def late(address, cause, why):
+            hangs.set()
+            self.wait_for(lambda: not self.inventory.cards.is_busy(B))
+            return fence(address, cause, why)
+        self.useFixture(fixtures.MockPatchObject(
+            self.inventory._table, 'fence', late))
+        self.inventory.scan()
+        self.driver.trouble.clear()
+        self.inventory.scan()
+        self.assertEqual([OK] * 3, self.healths())
+
     def test_twenty_passes_make_one_thread(self):
         self.inventory.scan()
         self.hang(self.driver, 'examine', B)
@@ -725,6 +742,16 @@ class RecoveryTest(ScannerTestBase):
             self.inventory.recover()
         self.assertEqual(1, self.driver.count('recover'))
         self.assertIs(OK, self.health(A))
+
+    def test_again_when_it_was_well_in_between(self):
+        ill = self.driver.devices
+        for _ in range(3):
+            self.driver.devices = ill
+            self.inventory.scan()
+            self.recover()
+            self.assertIs(OK, self.inventory.devices[A].regions[0].health)
+            # the reconciliation that finds it well
+            self.inventory.recover()
 
     def test_recovery_that_hangs(self):
         self.conf.config(group='accel', programming_timeout=1)

@@ -4,6 +4,7 @@
 import copy
 import dataclasses
 import itertools
+import re
 import threading
 import uuid
 
@@ -65,6 +66,37 @@ class TreeTest(InventoryTestBase):
         traits = self.update()[CARD].traits
         self.assertLessEqual({'CUSTOM_LOST', 'CUSTOM_OF_OTHERS'}, traits)
         self.assertNotIn('CUSTOM_LOCKED', traits)
+
+    def test_another_card_in_the_slot(self):
+        """It shows nothing of the card that was there when nova-compute was
+        stopped, nor does one with another shell."""
+        old = fpga(A)
+        self.driver.devices = (old,)
+        self.tree.add_traits(self.update()[REGION].uuid, 'CUSTOM_OF_OTHERS')
+        other_shell = old.with_region(0, region_type_uuid='d' * 32)
+        for now in (other_shell, dataclasses.replace(
+                other_shell, vendor_id='9999', vendor='OTHER', product='Z9'),
+                old):
+            sick = dataclasses.replace(
+                now, vendor='UNKNOWN', product='UNKNOWN',
+                health=model.Health.QUARANTINED, reason='it is silent')
+            self.driver.devices = (now,)
+            self.inventory = self.make()
+            data = self.update()
+            shown = naming.identity_traits(now)
+            types = {trait for trait in shown if '_REGION_' in trait}
+            self.assertEqual(2, len(types))
+            for name, expected in ((CARD, shown - types), (REGION, shown)):
+                self.assertEqual(expected, {
+                    trait for trait in data[name].traits
+                    if not naming.is_volatile(trait)} - {'CUSTOM_OF_OTHERS'})
+            self.assertIn('CUSTOM_OF_OTHERS', data[REGION].traits)
+            # what it is stays while that cannot be read
+            before = data[REGION].traits
+            self.driver.devices = (sick,)
+            self.assertLessEqual(
+                {t for t in before if t.startswith('CUSTOM_FPGA_')
+                 and not naming.is_volatile(t)}, self.update()[REGION].traits)
 
     def test_handle_that_cannot_be_released(self):
         """Placement is not told of what would be refused."""
