@@ -87,7 +87,7 @@ class Regions:
         """
         device, region = self._part(claims)
         if device is None or region is None:
-            # what it carries is known when it comes back
+            # it is cleaned when it comes back
             return None
         used = any(claim.prepared for claim in claims)
         policy = handover.policy(

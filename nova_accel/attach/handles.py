@@ -178,6 +178,8 @@ class Handles:
             if there and where is identity.Where.MOVED:
                 device = there
                 claims = [self._moved(claim, there) for claim in claims]
+            if there is None or there.health is model.Health.GONE:
+                self._clean_when_back(claims, there)
             self._regions.look_after(claims)
             device = self._inventory.devices.get(
                 claims[0].device_address) or device
@@ -197,6 +199,32 @@ class Handles:
                     self._record(claim, device, 'none', str(error))
             return False
 
+    def _clean_when_back(self, claims, device):
+        """The card is gone, as it is too where its driver is not enabled any
+        more: what the server left in its region is there when it comes back.
+
+        :raises AcceleratorsUnavailable: that cannot be written down.
+        """
+        claim = claims[0]
+        if not any(c.prepared for c in claims):
+            return
+        region = self._region(device, claim)
+        if region and (region.guest_can_reprogram or any(
+                c.handle.address == c.device_address for c in claims)):
+            # only the guest knows what it loaded
+            self._inventory.forget(
+                device.address, region.index, claim.project_id)
+        if device is None or handover.policy(
+                device, *(c.handle.address for c in claims)) not in (
+                    handover.Policy.NONE, handover.Policy.OPERATOR):
+            self._clean_first(claim)
+
+    def _clean_first(self, claim):
+        """Note that the card of a claim is cleaned when it comes back."""
+        self._holdings.settle(todo=[
+            model.Unsettled(serial=claim.serial) if claim.serial
+            else model.Unsettled(claim.device_address, ids=claim.ids)])
+
     def _release(self, claim, freed):
         try:
             if self._clean(claim, late=lambda: freed(claim)):
@@ -215,10 +243,10 @@ class Handles:
             # a guest had it when it was first seen, and has returned it
             self._inventory.scan(addresses=[device.address])
             where, device = self._inventory.whereabouts(claim)
-        if device is None or claim.created_type and (
-                where is not identity.Where.HERE
-                or device.health is model.Health.GONE):
-            # a vGPU ends when the host loses its power
+        if device is None or (
+                claim.created_type and where is not identity.Where.HERE):
+            # a vGPU ends when the host loses its power; of a GPU that is only
+            # gone the driver says that, when it is enabled
             return True
         try:
             if where is identity.Where.EXCHANGED:
@@ -280,10 +308,7 @@ class Handles:
         :raises AcceleratorsUnavailable: that cannot be written down.
         """
         if claim.prepared:
-            # when it comes back it is cleaned first
-            self._holdings.settle(todo=[
-                model.Unsettled(serial=claim.serial) if claim.serial
-                else model.Unsettled(claim.device_address, ids=claim.ids)])
+            self._clean_first(claim)
         if (not (claim.serial and other.serial)
                 or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
             # it may be the same one, which its guest made look like another

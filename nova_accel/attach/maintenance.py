@@ -14,6 +14,7 @@ from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel.inventory import providers
 from nova_accel import model
 from nova_accel import naming
@@ -60,7 +61,22 @@ class Maintenance:
         self._accelerators.publisher.show_devices(
             self._cloud.admin_context(), claims)
         self._accelerators.release_to_the_end(claims)
-        return self._told(name, claims)
+        left = [] if region else self._left_alone(device)
+        return self._told(name, claims) + (
+            f' {", ".join(left)} of it cannot be given to servers now, and '
+            f'was left alone.' if left else '')
+
+    def _left_alone(self, device):
+        """Parts of a device that show no handle, such as a VF that another
+        driver has."""
+        if device.regions:
+            return [r.name for r in device.regions if not r.handles]
+        offered = {handle.address for handle in device.handles}
+        if device.creatable or device.address in offered:
+            return []
+        return [function for function in pci.virtual_functions(
+            self._accelerators.kernel, device.address)
+            if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
         """A guest may have it without a claim, since the last comparison.

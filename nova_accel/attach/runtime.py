@@ -230,7 +230,7 @@ class RuntimeProgramming:
         accelerators.readiness.look_again(now)
         accelerators.programming.restore(context, server.project_id, now)
         region = accelerators.programming.region_of(now)
-        if function and not (region and region.function_uuid):
+        if function and not (region and region.function_uuid == function):
             raise exception.DeviceUnavailable(
                 f'Function {function} is lost, and it is not known from which '
                 f'image it came: rebuild the server.')

@@ -44,6 +44,7 @@ from nova_accel.attach import publishing
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import identity
 from nova_accel.inventory import providers
 from nova_accel import model
 from nova_accel import naming
@@ -204,7 +205,10 @@ class Settling:
                 if c.device_address == device.address}
         # a card that came back is known by more
         by_address = any(row.address and not row.ids for row in rows)
-        if held and not by_address:
+        if not by_address and any(
+                c.device_address == device.address
+                and self._inventory.whereabouts(c)[0]
+                is not identity.Where.HERE for c in self._holdings.all()):
             raise _Unknown('servers have claims on another card at its '
                            'address; shelve or delete them')
         found: list[model.Claim] = []

@@ -314,22 +314,78 @@ class CleaningTest(CleaningTestCase):
         self.delete(server)
         self.assertFenced(BLANK)
 
+    def test_file_with_another_circuit_than_it_says(self):
+        """The server, whose function came from the card's flash, is not told
+        that it has it back."""
+        server = self.boot(runtime_programming='true')
+        image = self.host.upload(OTHER, payload_function=TROJAN, image={
+            'visibility': 'private', 'owner': clouds.PROJECT})
+        self.host.ask(server, image)
+        self.host.runtime.run()
+        status = self.host.cloud.read()['servers'][server]['metadata'][
+            'accel1:status']
+        self.assertTrue(status.startswith(f'detached {image}: '), status)
+        claim, = self.host.holdings.of(server)
+        self.assertIs(model.ClaimState.UNKNOWN, claim.state)
+        self.assertEqual([], self.host.devices_of(server))
+
+    def goes(self):
+        self.host.kernel.set_fault(A, vanish=True)
+        self.host.inventory.scan()
+
+    def comes_back(self):
+        self.host.kernel.set_fault(A, vanish=None)
+        self.host.kernel.rebind(A, 'dfl-pci')
+        # makes its VFs again
+        self.restart()
+
+    def is_not_named(self, **options):
+        """nova-compute is started with a configuration without the card."""
+        self.config.config(group='accel', **options)
+        self.restart()
+
+    def assertClearedWhenItComesBack(self, goes, comes_back):
+        """What a server left in the region that was deleted meanwhile."""
+        self.clearing_image('memory')
+        server = self.boot()
+        self.write()
+        self.host.cloud.stop_guest(server, undefine=True)
+        goes()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        comes_back()
+        self.host.report()
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertNextReads(CLEAN)
+
+    def test_gone(self):
+        self.assertClearedWhenItComesBack(self.goes, self.comes_back)
+
+    def test_driver_that_is_not_enabled(self):
+        self.assertClearedWhenItComesBack(
+            lambda: self.is_not_named(enabled_drivers=[]),
+            lambda: self.is_not_named(enabled_drivers=['dfl']))
+
+    def test_excluded(self):
+        self.assertClearedWhenItComesBack(
+            lambda: self.is_not_named(exclude_devices=[f'address={A}']),
+            lambda: self.is_not_named(exclude_devices=[]))
+
     def test_card_that_was_gone(self):
         """Its server is released meanwhile; it comes back as it was."""
         server = self.tenant_loads(self.private_image())
         self.write()
         self.host.cloud.stop_guest(server, undefine=True)
-        self.host.kernel.set_fault(A, vanish=True)
-        self.host.inventory.scan()
+        self.goes()
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
-        self.host.kernel.set_fault(A, vanish=None)
-        self.host.kernel.rebind(A, 'dfl-pci')
-        # makes its VFs again
-        self.restart()
+        self.comes_back()
         self.host.report()
         self.assertEqual(plain(OTHER), self.host.carries(A))
         self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.host.reconciler.run()
         self.assertFenced('accel:clears')
         self.clearing_image()
         self.assertEqual(1, self.host.reconciler.run())

@@ -594,3 +594,22 @@ class StandardClassesTest(SettlingTestCase):
         self.assertNotEqual(frozenset(), self.host.holdings.unsettled())
         self.host.start_guest(server)
         self.assertHas(server, ONE)
+
+
+class CleanTest(SettlingTestCase):
+    """The host is installed again, and its operator cleans what is there."""
+
+    CLASS = base.FPGA
+
+    def test_part_that_cannot_be_given(self):
+        """The answer does not speak of it as clean."""
+        self.start_host({'address': A, 'ports': 2, 'vfs': 2})
+        self.host.kernel.rebind(vf(A, 1), 'vfio-pci')
+        self.lose()
+        with self.host.cloud.state() as state:
+            state['providers'].clear()
+        self.restart()
+        self.host.report()
+        self.assertRegex(
+            self.host.maintenance.clean(A), 'is clean .* region1 of it cannot '
+            'be given to servers now, and was left alone[.]$')

@@ -154,6 +154,22 @@ class VgpuTest(AttachTestCase):
             self.unplug()
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 
+    def test_deleted_while_its_driver_is_not_enabled(self):
+        """It is taken away when the driver is there again."""
+        for framework in ('mdev', 'vendor-vfio'):
+            self.start_vgpus(framework)
+            self.give('nvidia-1560')
+            for names in ([], ['vgpu']):
+                self.config.config(enabled_drivers=names, group='accel')
+                self.start()
+                if not names:
+                    self.unplug()
+                    claim, = self.accelerators.store.claims()
+                    self.assertIn('needs the driver vgpu', claim.error)
+            self.host.reconciler.run()
+            self.assertEqual([], self.accelerators.store.claims())
+            self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
+
     def test_room_that_strangers_have(self):
         """What is allocated meanwhile is reserved, and given back later."""
         self.start_vgpus()

@@ -4,7 +4,6 @@
 import copy
 import dataclasses
 import itertools
-import re
 import threading
 import uuid
 
