@@ -302,8 +302,10 @@ class Accelerators:
 
     def abandon(self, context, server_uuid: str) -> None:
         """The build failed before its guest was to be made."""
-        self._give_up(context, server_uuid, None)
-        self._plugging.pop(server_uuid, None)
+        try:
+            self._give_up(context, server_uuid, None)
+        finally:
+            self._plugging.pop(server_uuid, None)
 
     def _give_up(self, context, server_uuid, error):
         plugging = self._plugging.get(server_uuid)

@@ -106,7 +106,9 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 
     :raises DeviceUnavailable: Placement does not stand behind its devices.
     """
-    if (held or _missing(requests, allocations)) and not ours:
+    if not ours and (held or _missing(requests, allocations) or any(
+            # another host has them, as where a move was not taken back
+            naming.is_custom(wanted.resource_class) for wanted in requests)):
         raise exception.DeviceUnavailable(
             f'Server {server_uuid} is to start with {_said(requests, held)}, '
             f'and Placement has none allocated to it, as after a rebuild or '

@@ -16,6 +16,7 @@ from nova.compute import task_states
 from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
+from oslo_utils import excutils
 
 from nova_accel.attach import accelerators
 from nova_accel.attach import maintenance
@@ -339,10 +340,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At resize and cold migration, on the source: what the server has
         is its old self's until the resize is confirmed or reverted."""
         self.accelerators.wait_until_idle(instance.uuid)
-        disk_info = super().migrate_disk_and_power_off(
-            context, instance, *args, **kwargs)
+        # before Nova moves the disks: it would not move them back
         self._set_aside(context, instance)
-        return disk_info
+        try:
+            return super().migrate_disk_and_power_off(
+                context, instance, *args, **kwargs)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self.accelerators.restore_after_revert(instance.uuid)
 
     def _set_aside(self, context, instance):
         if self.accelerators.handles(instance.uuid):

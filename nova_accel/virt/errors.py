@@ -152,7 +152,7 @@ class Builds:
                                reason=told(error, instance)) from error
         except Exception as error:
             if not (instance.uuid in self._last_hosts
-                    and _is_of_libvirt(error) and has_accelerators()):
+                    and is_of_libvirt(error) and has_accelerators()):
                 raise
             # libvirt names the other domains of the host, and paths
             LOG.error('libvirt refuses to start server %s with its '
@@ -189,7 +189,8 @@ def _shortened(text: str, room: int) -> str:
     return what[:max(0, room - len(end))].rpartition(' ')[0].rstrip(',;') + end
 
 
-def _is_of_libvirt(error) -> bool:
+def is_of_libvirt(error) -> bool:
+    """Whether an error is a libvirt.libvirtError."""
     # Nova imports libvirt late, and may have none
     kind = getattr(libvirt_driver.libvirt, 'libvirtError', None)
     return isinstance(kind, type) and isinstance(error, kind)

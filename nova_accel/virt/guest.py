@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Hostdevs: in guest XML that is being made, and in guests that run.
 
-The one name of Nova here is its classes of libvirt XML. Guests are Nova's
+Of Nova are its classes of libvirt XML. Guests are Nova's
 nova.virt.libvirt.guest.Guest.
 """
 
@@ -10,9 +10,11 @@ import time
 
 from lxml import etree
 from nova.virt.libvirt import config
+from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.virt import errors
 from nova_accel.virt import expanders
 
 #: how long a guest may take to let go of a device
@@ -97,8 +99,19 @@ class Hostdevs:
 
     @staticmethod
     def addresses(guest) -> set[str]:
-        """Addresses, as in model.AttachHandle, of a guest's hostdevs."""
-        return _addresses(guest.get_all_devices())
+        """Addresses, as in model.AttachHandle, of a guest's hostdevs; none of
+        a guest that is not there any more.
+
+        :raises libvirt.libvirtError: libvirt does not say.
+        """
+        # get_all_devices() returns no device where libvirt fails
+        now = config.LibvirtConfigGuest()
+        try:
+            now.parse_str(guest.get_xml_desc())
+        except Exception as error:
+            if not _is_gone(error):
+                raise
+        return _addresses(now.devices)
 
     def _hostdevs(self, handle):
         if handle.type is model.HandleType.MDEV:
@@ -120,6 +133,11 @@ class _Mdev(expanders.BehindPort, config.LibvirtConfigGuestHostdevMDEV):
 
 class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
     pass
+
+
+def _is_gone(error) -> bool:
+    return (errors.is_of_libvirt(error) and error.get_error_code()
+            == libvirt_driver.libvirt.VIR_ERR_NO_DOMAIN)
 
 
 def _addresses(devices) -> set[str]:

@@ -4,6 +4,11 @@
 Found by test_random_operations; one test for each.
 """
 
+import os
+from unittest import mock
+
+from nova_accel import exception
+from nova_accel import model
 from tests.functional import base
 from tests.functional import operations
 
@@ -45,3 +50,32 @@ class FailedOperationsTest(operations.OperationsTestBase):
         self.assertEqual(held, self.held(server))
         self.mend_cards()
         self.delete_servers()
+
+    def test_migration_away_from_a_host_whose_disk_is_full(self):
+        """The claim store cannot be written: the server's disk is where it
+        was, so that the next try does not take it for a left-over."""
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        held = self.held(server)
+        disk = os.path.join(self.instances_path, server['id'], 'disk')
+        with open(disk, 'w') as file:
+            file.write('data')
+        with mock.patch.object(
+                self.accelerators(self.host_of(server)).store, 'update',
+                side_effect=exception.AcceleratorsUnavailable(
+                    'The disk is full.')):
+            self.api.post_server_action(server['id'], {'migrate': None})
+            server = self._wait_for_state_change(server, 'ERROR')
+        self.assertTrue(os.path.exists(disk))
+        self.assertEqual(held, self.held(server))
+
+    def test_migration_that_nova_cannot_begin(self):
+        """Its devices are its own again."""
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        held = self.held(server)
+        with mock.patch('nova.virt.libvirt.utils.save_and_migrate_vtpm_dir',
+                        side_effect=OSError(28, 'No space left on device')):
+            self.api.post_server_action(server['id'], {'migrate': None})
+            server = self._wait_for_state_change(server, 'ERROR')
+        self.assertEqual(held, self.held(server))
+        self.assertEqual([model.Role.CURRENT], [
+            c.role for c in self.claims(self.host_of(server))])

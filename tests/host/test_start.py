@@ -2,6 +2,7 @@
 """A server that had devices starts with them, or not at all."""
 
 from unittest import mock
+import uuid
 
 import ddt
 
@@ -193,6 +194,37 @@ class StartTest(base.HostTestCase):
         self.assertEqual([], self.host.accelerators.handles(self.server))
         self.host.revert(self.server, migration)
         self.assertHas(self.server, vf(A))
+
+    def test_revert_whose_allocation_did_not_come_back(self):
+        """Nova leaves it in ERROR, and its owner reboots it."""
+        self.host.migrate_away(self.server)
+        self.host.cloud.allocate(self.server, {
+            str(uuid.uuid4()): {'resources': {base.FPGA: 1}}})
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.host.reboot, self.server)
+        self.assertIn('Placement has none allocated to it', str(error))
+
+    def test_build_that_fails_while_the_store_is_locked(self):
+        """The next comparison may release what it had."""
+        server = self.host.cloud.add_server(base.ONE)
+        self.host.delete(self.server)
+        self.host.cloud.allocate(server, self.host.allocation(A))
+        context = self.host.cloud.admin_context()
+        accelerators = self.host.accelerators
+        accelerators.start_plug(
+            context, self.host.cloud.server(server),
+            lambda: self.host.cloud.allocations(context, server))
+        accelerators.handles(server)
+        with mock.patch.object(
+                accelerators.store, 'update',
+                side_effect=exception.AcceleratorsUnavailable('Locked.')):
+            self.assertRaises(exception.AcceleratorsUnavailable,
+                              accelerators.abandon, context, server)
+        self.assertFalse(accelerators.is_plugging(server))
+        self.host.cloud.allocate(server, None)
+        self.host.cloud.delete_server(server)
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
 
     def test_move_that_failed(self):
         """Nova gave the allocation back and told this host nothing."""

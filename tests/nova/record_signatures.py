@@ -47,7 +47,8 @@ RECORDED = {
         'ResourceTracker: instance_claim _move_claim'],
     'nova.compute.task_states': [
         'SPAWNING', 'DELETING', 'REBUILDING', 'REBUILD_SPAWNING',
-        'REBUILD_BLOCK_DEVICE_MAPPING', 'RESIZE_MIGRATING', 'UNRESCUING'],
+        'REBUILD_BLOCK_DEVICE_MAPPING', 'RESCUING', 'RESIZE_MIGRATING',
+        'UNRESCUING'],
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
     'nova.scheduler.manager': [
@@ -72,7 +73,8 @@ RECORDED = {
         'ConsumerAllocationRetrievalFailed',
         'ReshapeFailed', 'ReshapeNeeded',
         'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
-        'InstanceNotFound', 'MigrationNotFound', 'MigrationPreCheckError',
+        'InstanceNotFound', 'InstanceNotRescuable', 'MigrationNotFound',
+        'MigrationPreCheckError',
         'NoValidHost', 'RequestFilterFailed',
         'ResourceProviderAllocationRetrievalFailed',
         'ResourceProviderUpdateConflict'],

@@ -178,11 +178,6 @@ class Running:
     def get_xml_desc(self):
         return self.xml
 
-    def get_all_devices(self):
-        read = config.LibvirtConfigGuest()
-        read.parse_str(self.xml)
-        return read.devices
-
     def attach_device(self, device, live):
         tree = ElementTree.fromstring(self.xml)
         tree.find('devices').append(ElementTree.fromstring(device.to_xml()))
