@@ -93,13 +93,14 @@ def qemu():
         '-drive', 'if=none,id=n1,file=/lab/nvme1.raw,format=raw,cache=unsafe',
         '-device', 'nvme-ns,drive=n1,nsid=2,shared=on',
         '-device', 'igb,bus=rp3,id=qat0',
+        '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
+        *emulated('fpga', '0xc'), *emulated('timecard', '0xd'),
+        *emulated('sanitize', '0xf'),
+        # the last, as devices without a bus would go below it
         '-device', 'pxb-pcie,id=far,bus_nr=0x80,numa_node=1,addr=0x10',
         '-device', 'pcie-root-port,id=rp4,chassis=4,slot=4,bus=far',
         '-object', 'rng-builtin,id=r1',
-        '-device', 'virtio-rng-pci,rng=r1,bus=rp4',
-        '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
-        *emulated('fpga', '0xc'), *emulated('timecard', '0xd'),
-        *emulated('sanitize', '0xf')]
+        '-device', 'virtio-rng-pci,rng=r1,bus=rp4']
 
 
 def power_on() -> None:
