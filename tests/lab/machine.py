@@ -46,7 +46,8 @@ def qemu():
     """
     def emulated(name, slot):
         return ['-device', json.dumps({
-            'driver': 'vfio-user-pci', 'addr': slot, 'id': name,
+            'driver': 'vfio-user-pci', 'id': name,
+            'bus': 'pcie.0', 'addr': slot,
             'socket': {'type': 'unix', 'path': f'/lab/{name}.sock'}})]
     command = [
         'qemu-system-x86_64', '-name', NAME,
@@ -96,7 +97,7 @@ def qemu():
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
         *emulated('fpga', '0xc'), *emulated('timecard', '0xd'),
         *emulated('sanitize', '0xf'),
-        # the last, as devices without a bus would go below it
+        # after devices without a bus, which would go below it
         '-device', 'pxb-pcie,id=far,bus_nr=0x80,numa_node=1,addr=0x10',
         '-device', 'pcie-root-port,id=rp4,chassis=4,slot=4,bus=far',
         '-object', 'rng-builtin,id=r1',
