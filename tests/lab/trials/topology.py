@@ -40,10 +40,13 @@ class Nodes(base.Trial):
         console = self.cloud.console(server)
         bridges = {int(bus, 16): int(node, 16) for bus, node in re.findall(
             r'^BRIDGE bus=(..) node=(..)$', console, re.MULTILINE)}
-        device, = re.findall(r'^PCI (..):00.0 1af4:1044', console,
-                             re.MULTILINE)
+        # Nova gives each guest such a device of its own, at no such bridge
+        device, = (
+            bus for bus in (int(found, 16) for found in re.findall(
+                r'^PCI (..):00.0 1af4:1044', console, re.MULTILINE))
+            if bridges and bus > min(bridges))
         # its bus is the next one below the bridge's
-        bridge = max(bus for bus in bridges if bus < int(device, 16))
+        bridge = max(bus for bus in bridges if bus < device)
         xml = machine.check(f'virsh dumpxml {server.id}')
         return bridges[bridge], {
             int(cell): int(node) for cell, node in re.findall(
