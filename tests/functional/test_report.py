@@ -10,6 +10,7 @@ from placement.objects import resource_provider
 from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
+from tests.functional import process
 
 DEVICE = '0000:5e:00.0'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
@@ -236,6 +237,12 @@ class ReportTest(base.AcceleratorTestBase):
         self.kernel('compute1').set_fault(DEVICE, vanish=None)
         self.kernel('compute1').rebind(base.vf(DEVICE), 'dfl-pci')
         inventory.scan()
+        self.report()
+        self.assertEqual(base.FENCED_REGION,
+                         self.provider_tree()[self.region][0])
+        # what its server left is taken away
+        self.computes['compute1'].driver.reconciler.run()
+        process.until(lambda: self.assertEqual([], self.claims()))
         self.report()
         self.assertEqual(base.REGION, self.provider_tree()[self.region][0])
 
