@@ -53,8 +53,9 @@ class NovaAccel(app.App):
     def configure_logging(self):
         super().configure_logging()
         if self.options.verbose_level <= self.DEFAULT_VERBOSE_LEVEL:
-            # that it starts its process, five lines before each answer
-            logging.getLogger('oslo_privsep').setLevel(logging.WARNING)
+            # that it starts its process, five lines before each answer; the
+            # name is that of oslo_log.log.getLogger('oslo_privsep')
+            logging.getLogger('oslo.privsep').setLevel(logging.WARNING)
             # that Keystone does not answer, beside our error that says it
             logging.getLogger('keystoneauth').setLevel(logging.ERROR)
 

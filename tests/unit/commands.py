@@ -28,7 +28,7 @@ def run(*arguments, stdout=None, **commands):
     log = logging.getLogger()
     handlers = log.handlers[:]
     levels = {name: logging.getLogger(name).level
-              for name in (None, 'oslo_privsep', 'keystoneauth')}
+              for name in (None, 'oslo.privsep', 'keystoneauth')}
     stdout = stdout or io.StringIO()
     with (contextlib.redirect_stdout(stdout),
           contextlib.redirect_stderr(io.StringIO()) as stderr):

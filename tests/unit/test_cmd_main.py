@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How nova-accel starts, and what bash completes."""
 
-import logging
 import subprocess
 import sys
 
 from cliff import command
+from oslo_privsep import daemon
 import testtools
 
 from nova_accel.cmd import bitstreams
@@ -64,7 +64,7 @@ class PrivilegedProcess(command.Command):
     """Says what oslo.privsep does when it starts its process."""
 
     def take_action(self, parsed_args):
-        log = logging.getLogger('oslo_privsep.daemon')
+        log = daemon.LOG
         log.info('Running privsep helper')
         log.warning('privsep helper failed')
 
