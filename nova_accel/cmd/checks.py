@@ -3,6 +3,7 @@
 
 import collections
 from collections.abc import Iterable, Iterator
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
@@ -20,6 +21,7 @@ from oslo_privsep import priv_context
 
 from nova_accel.attach import claims
 from nova_accel.bitstream import glance
+from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import options
@@ -115,8 +117,7 @@ class Host:
                 except exception.ConfigurationError as error:
                     self.failed[name] = str(error)
             found = inventory.Inventory(
-                self.drivers, claims.ClaimStore(claims.MEMORY),
-                reads_serials=False)
+                self.drivers, self._memory(), reads_serials=False)
             found.scan()
             self.devices = found.devices
             self.failures = found.failures()
@@ -132,6 +133,15 @@ class Host:
             self.problem = (f'the devices are not looked at '
                             f'({conf.why_invalid(error)}): correct the '
                             f'options.')
+
+    def _memory(self):
+        """A store that knows what guests have now, and nothing else."""
+        memory = claims.ClaimStore(claims.MEMORY)
+        # another check tells of a store that cannot be read
+        with contextlib.suppress(exception.AcceleratorsUnavailable):
+            memory.set_devices(store.given_whole(
+                claims.copy_of(store.path()), self.kernel))
+        return memory
 
     def _judge(self, found):
         """What nova-compute does at its start, without a change to the
@@ -302,7 +312,7 @@ def _privileges(host) -> Iterator[Line]:
 
 
 def _store(host) -> Iterator[Line]:
-    path = os.path.join(CONF.state_path, claims.file_name(CONF.host))
+    path = store.path()
     if os.path.exists(path):
         try:
             claims.copy_of(path)

@@ -14,10 +14,8 @@ from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
-from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
-from nova_accel.host import pci
 from nova_accel import inventory
 from nova_accel.inventory import devices as device_table
 from nova_accel.inventory import identity
@@ -205,7 +203,7 @@ class Discover(output.Lister):
         # privileges
         memory = claims.ClaimStore(claims.MEMORY)
         if known:
-            memory.set_devices(_given_whole(known, kernel))
+            memory.set_devices(store.given_whole(known, kernel))
         for (address, index), content in (
                 known.loaded() if known else {}).items():
             memory.set_loaded(address, index, content)
@@ -219,18 +217,6 @@ class Discover(output.Lister):
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
         self._failed = bool(failed)
         return found
-
-
-def _given_whole(known, kernel):
-    """Devices that guests have, as nova-compute saw them before.
-
-    The host sees of such a card only that a guest may have it.
-
-    :returns: address -> device.
-    """
-    held = {claim.handle.address for claim in known.claims()}
-    return {address: device for address, device in known.devices().items()
-            if address in held and pci.driver(kernel, address) == base.VFIO}
 
 
 def _disable(memory, known):

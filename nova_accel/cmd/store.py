@@ -6,6 +6,9 @@ import os
 from nova_accel.attach import claims
 from nova_accel.cmd import configuration
 from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.host import pci
+from nova_accel import model
 
 CONF = conf.CONF
 
@@ -37,7 +40,24 @@ def to_write(parsed_args) -> claims.ClaimStore:
     return claims.existing(_path(parsed_args))
 
 
+def given_whole(known: claims.ClaimStore, kernel) -> dict[str, model.Device]:
+    """Return devices that guests have, as nova-compute saw them before.
+
+    The host sees of such a card only that a guest may have it.
+
+    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+    :returns: address -> device.
+    """
+    held = {claim.handle.address for claim in known.claims()}
+    return {address: device for address, device in known.devices().items()
+            if address in held and pci.driver(kernel, address) == base.VFIO}
+
+
+def path() -> str:
+    """Return where nova-compute of this configuration has its store."""
+    return os.path.join(CONF.state_path, claims.file_name(CONF.host))
+
+
 def _path(parsed_args) -> str:
     configuration.read(parsed_args.config_file)
-    return parsed_args.store or os.path.join(
-        CONF.state_path, claims.file_name(CONF.host))
+    return parsed_args.store or path()

@@ -14,6 +14,7 @@ from unittest import mock
 import fixtures
 from keystoneauth1 import fixture as keystone
 from keystoneauth1 import loading as ks_loading
+from oslo_config import fixture as config_fixture
 from oslo_privsep import priv_context
 import requests
 import requests_mock
@@ -21,11 +22,14 @@ import requests_mock
 from nova_accel.attach import claims
 from nova_accel.cmd import check
 from nova_accel import conf
+from nova_accel.drivers import dfl
 from nova_accel import exception
+from nova_accel import model
 from nova_accel import privsep
 from tests import acme
 from tests.unit import commands
 from tests.unit.host import A, SimulatedHost
+from tests.unit.test_claims import claim
 from tests.unit.test_profiles import FPGA
 
 GPU = '0000:3b:00.0'
@@ -584,6 +588,25 @@ class DeviceTest(CheckTestCase):
         self.assertEqual([], self.check(0))
         self.set('accel', virtual_functions=f'{A}=9')
         self.assertFails(A, 'wants 9 VFs')
+
+    def test_card_that_a_guest_has(self):
+        """It is as nova-compute saw it before."""
+        kernel = self.useFixture(SimulatedHost({'address': A})).kernel
+        self.use_kernel(kernel)
+        self.set('accel', enabled_drivers='dfl', whole_cards=A)
+        with_option = config_fixture.Config(conf.CONF)
+        with with_option:
+            with_option.config(group='accel', whole_cards=[A])
+            devices = dfl.DflDriver(kernel).discover()
+        store = claims.ClaimStore(os.path.join(
+            self.directory, claims.file_name('compute1')))
+        store.set_devices(devices)
+        kernel.guest_takes(A)
+        self.assertFails(A, 'bound to vfio-pci')
+        store.add([claim('s1', model.AttachHandle(
+            model.HandleType.PCI, A), device_address=A, region_index=0,
+            state=model.ClaimState.BOUND)])
+        self.assertEqual([], self.check(0))
 
     def test_card_that_hangs(self):
         """It costs its own line, and no more than the limit."""
