@@ -6,7 +6,6 @@ import os
 from nova_accel.attach import claims
 from nova_accel.cmd import configuration
 from nova_accel import conf
-from nova_accel.drivers import base
 from nova_accel.host import pci
 from nova_accel import model
 
@@ -50,7 +49,7 @@ def given_whole(known: claims.ClaimStore, kernel) -> dict[str, model.Device]:
     """
     held = {claim.handle.address for claim in known.claims()}
     return {address: device for address, device in known.devices().items()
-            if address in held and pci.driver(kernel, address) == base.VFIO}
+            if address in held and pci.driver(kernel, address) == pci.VFIO}
 
 
 def path() -> str:

@@ -39,7 +39,7 @@ CONTRACT = 2
 #: the oldest version whose drivers work with this one
 OLDEST_CONTRACT = 2
 
-VFIO = 'vfio-pci'
+VFIO = pci.VFIO
 WHOLE_CARDS = '[accel] whole_cards'
 
 

@@ -16,8 +16,10 @@ DEVICES = 'bus/pci/devices'
 #: classes and subclasses: VGA, 3D, and other display controllers
 DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
 ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
+#: the driver of a function that a guest has, or may have
+VFIO = 'vfio-pci'
 #: drivers that VFIO accepts on the other members of an IOMMU group
-_HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
+_HARMLESS = frozenset((VFIO, 'pci-stub', 'pcieport'))
 #: vendor and device that vfio-pci refuses: QAT of generation 2 and its VFs,
 #: DSA, IAA; source: vfio_pci_dev_in_denylist() in vfio_pci.c of Linux
 _DENYLIST = frozenset(('8086', device) for device in (
