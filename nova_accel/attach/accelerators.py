@@ -719,20 +719,31 @@ class Accelerators:
 
     def _back_from_a_failed_move(self, context, server):
         """What was set aside for a move is the server's again, where the move
-        failed and Placement has allocated it to the server."""
+        failed and Placement has allocated it to the server; not more than
+        that, as where it was to become smaller."""
         old = self.holdings.of(server.uuid, model.Role.OLD)
         if not old:
             return []
         allocations = self._cloud.allocations(context, server.uuid)
-        providers = {
-            c.provider_uuid for c in self._located(old, allocations)}
+        located = self._located(old, allocations)
+        providers = {claim.provider_uuid for claim in located}
         if providers - set(allocations) or any(
                 # from a pool the server may have its new devices, too
                 providers & set(self._cloud.allocations(context, consumer))
                 for consumer in {c.consumer_uuid for c in old}
                 - {server.uuid}):
             return []
-        self.holdings.restore_after_revert(server.uuid)
+        left = collections.Counter({
+            (provider_uuid, name): amount
+            for provider_uuid, allocation in allocations.items()
+            for name, amount in allocation['resources'].items()})
+        back = []
+        for claim, at in zip(old, located, strict=True):
+            key = at.provider_uuid, at.resource_class
+            if left[key]:
+                left[key] -= 1
+                back.append(claim)
+        self.holdings.restore_after_revert(server.uuid, back)
         return self.holdings.of(server.uuid)
 
     def restore(self, context, server: request.Server) -> None:

@@ -243,10 +243,17 @@ class Holdings:
         self._store.update(self.of(server_uuid), role=model.Role.OLD,
                            consumer_uuid=migration_uuid)
 
-    def restore_after_revert(self, server_uuid: str) -> None:
-        """The server is back; its old devices are its own again."""
-        self._store.update(self.of(server_uuid, model.Role.OLD),
-                           role=model.Role.CURRENT, consumer_uuid=server_uuid)
+    def restore_after_revert(
+            self, server_uuid: str,
+            claims: Iterable[model.Claim] | None = None) -> None:
+        """The server is back; its old devices are its own again.
+
+        :param claims: those that are; None for all.
+        """
+        if claims is None:
+            claims = self.of(server_uuid, model.Role.OLD)
+        self._store.update(claims, role=model.Role.CURRENT,
+                           consumer_uuid=server_uuid)
 
     def _go(self, name: str, claims: Iterable[model.Claim],
             gone_is_fine: bool = False, **changes: Any) -> list[model.Claim]:

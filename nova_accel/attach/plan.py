@@ -117,9 +117,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
     given = _total(allocation.resources for allocation in ours)
     if any(given[name] < amount
            for name, amount in _amounts(requests).items()):
-        requests = [request.AcceleratorRequest('', name, amount)
-                    for allocation in ours
-                    for name, amount in allocation.resources.items()]
+        requests = list(_as_allocated(ours, held))
     keep, left = _kept(requests, ours, held)
     kept = {claim.uuid for step in keep for claim in step.claims}
     lost = [claim for claim in held if claim.uuid not in kept]
@@ -130,6 +128,22 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
             f'Placement has not allocated to it: shelve or delete the server, '
             f'or allocate it again.')
     return Plan(keep, _taken(requests, keep, left))
+
+
+def _as_allocated(ours, held):
+    """Requests for what is allocated: those that held devices answer, and one
+    for what is left of each class of a provider."""
+    has = collections.Counter((claim.provider_uuid, claim.resource_class,
+                               claim.group) for claim in held)
+    for allocation in ours:
+        for name, amount in allocation.resources.items():
+            for (provider_uuid, class_, group), count in sorted(has.items()):
+                if (provider_uuid == allocation.provider_uuid
+                        and class_ == name and count <= amount):
+                    amount -= count
+                    yield request.AcceleratorRequest(group, name, count)
+            if amount:
+                yield request.AcceleratorRequest('', name, amount)
 
 
 def _for_us(requests, ours):

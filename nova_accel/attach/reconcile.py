@@ -115,18 +115,25 @@ class Reconciler:
 
     def _without_a_server(self, claims):
         """Claims behind which nothing stands."""
-        there = self._guests()
+        in_guest = self._in_guest()
         found = _by_server(self._without_an_allocation(
-            c for c in claims if c.instance_uuid not in there[c.role]))
+            c for c in claims if not in_guest(c)))
         here = {server.uuid for server in self._cloud.servers(found)
                 } if found else set()
         return [claim for server_uuid, mine in found.items() for claim in mine
                 if claim.role is model.Role.OLD or server_uuid not in here]
 
-    def _guests(self):
-        return {model.Role.CURRENT: self._cloud.guests(),
-                # the old self of a server that moved stays defined
-                model.Role.OLD: set(self._cloud.running())}
+    def _in_guest(self):
+        """A function that says whether a guest stands behind a claim, as
+        libvirt answers now."""
+        guests, running = self._cloud.guests(), self._cloud.running()
+        return lambda claim: (
+            claim.instance_uuid in guests
+            if claim.role is model.Role.CURRENT
+            # the old self of a server that moved stays defined; a guest that
+            # runs may be the new self on the same host
+            else claim.handle.address in running.get(
+                claim.instance_uuid, ()))
 
     def _without_an_allocation(self, claims):
         """Claims of which Placement knows nothing; it is asked once for each
@@ -164,11 +171,10 @@ class Reconciler:
         if not claims and not before:
             self._looked_at(failed)
             return
-        there = self._guests()
+        in_guest = self._in_guest()
         found = list(self._without_an_allocation(
             c for c in claims if first or c.handle in before
-            or c.instance_uuid in failed
-            or c.instance_uuid not in there[c.role]))
+            or c.instance_uuid in failed or not in_guest(c)))
         # one that moved between the questions for its two providers was seen
         # in neither
         found = list(self._without_an_allocation(found))
@@ -247,7 +253,7 @@ class Reconciler:
                     claim.instance_uuid, model.Role.OLD):
                 refuse(f'the guest of server {guest} has the device',
                        'delete or shelve the server')
-        if claim.instance_uuid in self._guests()[claim.role]:
+        if self._in_guest()(claim):
             refuse('libvirt has the guest of the server',
                    'delete or shelve the server')
         if self._accelerators.is_plugging(claim.instance_uuid):

@@ -291,3 +291,50 @@ class DiskTest(base.HostTestCase):
         self.host.cloud.delete_server(server)
         self.assertEqual(1, self.host.reconciler.run())
         self.assertEqual([], self.host.holdings.all())
+
+
+@ddt.ddt
+class SmallerResizeTest(base.HostTestCase):
+    """A resize to fewer devices, on the same host, fails in its end: Nova
+    leaves what it allocated for the new flavor, and puts the old one back."""
+
+    CLASS = 'CUSTOM_ACCELERATOR_GPU'
+
+    def asks(self, *amounts):
+        return {f'resources{n}:{self.CLASS}': str(amount)
+                for n, amount in enumerate(amounts, 1)}
+
+    @ddt.data((2,), (1, 1))
+    def test_server_has_what_is_allocated(self, amounts):
+        self.start_host(gpus=[{'address': f'0000:0{n}:00.0'}
+                              for n in range(1, 4)], drivers=('gpu',))
+        pool = self.host.allocation(None, self.CLASS, 1)
+        server = self.host.boot(
+            self.asks(*amounts), self.host.allocation(None, self.CLASS, 2))
+        before = self.host.devices_of(server)
+        migration = self.host.migrate_away(server)
+        self.host.cloud.set_server(server, extra_specs=self.asks(1))
+        self.host.cloud.allocate(server, pool)
+
+        def fail():
+            with self.host.accelerators.plugged(
+                    self.host.cloud.admin_context(),
+                    self.host.cloud.server(server),
+                    lambda: self.host.cloud.allocations(None, server)):
+                raise RuntimeError('libvirt')
+        self.assertRaises(RuntimeError, fail)
+        self.host.settle()
+        self.host.cloud.set_server(server, extra_specs=self.asks(*amounts))
+        self.host.cloud.allocate(migration, None)
+        self.host.reboot(server)
+        device, = self.host.devices_of(server)
+        self.assertIn(device, before)
+        self.host.reconcile()
+        self.host.reconcile()
+        self.assertEqual(1, len(self.host.holdings.all()))
+        # and Placement offers as many as there are
+        self.host.report()
+        self.host.boot(self.asks(2),
+                       self.host.allocation(None, self.CLASS, 2))
+        self.host.reboot(server)
+        self.assertHas(server, device)

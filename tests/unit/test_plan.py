@@ -84,6 +84,15 @@ CASES = {
         [asks()], [(P1, {GPU: 1}), (P2, {GPU: 1})],
         [holds(P1, '', GPU), holds(P2, '', GPU, at='0000:af:00.0')],
         'does not fit', ([('', [P1]), ('', [P2])], [], [])),
+    'a resize to fewer of a pool that failed': (
+        [asks(amount=2)], [ONE], [holds()],
+        'does not fit', ([('1', [P1])], [], [])),
+    'and to fewer groups': (
+        [asks('1'), asks('2')], [ONE], [holds(group='2')],
+        'does not fit', ([('2', [P1])], [], [])),
+    'and a claim is missing besides': (
+        [asks(amount=3)], [(P1, {FPGA: 2})], [holds()],
+        'does not fit', ([('1', [P1])], [('', P1)], [])),
     "a vGPU of Nova's own": (
         [asks(name='VGPU')], [(NOVAS, {'VGPU': 1})], [], NOTHING, NOTHING),
     "a vGPU of Nova's own that is not allocated": (
