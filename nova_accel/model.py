@@ -528,12 +528,25 @@ class Unsettled:
     #: with an address: the row means only a card of this product (Device.ids),
     #: which has no serial number
     ids: str = ''
+    #: parts (see below) that have been settled; the others showed no handle
+    #: then, as a VF of which libvirt has not taken VFIO away
+    but_for: frozenset[str] = frozenset()
 
     def means(self, device: Device) -> bool:
+        if self.but_for and self.parts(device) <= self.but_for:
+            return False
         if self.serial:
             return device.serial == self.serial
         return (self.address in ('', device.address)
                 and self.ids in ('', device.ids))
+
+    @staticmethod
+    def parts(device: Device) -> frozenset[str]:
+        """What a server could have of a device now: the indexes of its
+        regions with a handle, or the addresses of its handles."""
+        return frozenset(
+            [str(r.index) for r in device.regions if r.handles]
+            if device.regions else [h.address for h in device.handles])
 
 
 #: while it is not known which devices are meant

@@ -667,7 +667,7 @@ class Accelerators:
             except exception.AcceleratorError:
                 # what no claim answers is a vGPU of Nova's own, as long as
                 # nothing was lost: Nova knows it by the guest that was there
-                if self.holdings.unsettled() or not plan.is_complete(
+                if self._unsettled() or not plan.is_complete(
                         server.requests, held, but_for=_NOVAS):
                     raise
         self._carry_out(context, server, steps, claimed)
@@ -690,7 +690,7 @@ class Accelerators:
         :raises DeviceUnavailable: what it had may be a device that is not
             settled yet (attach.settling).
         """
-        unsettled = self.holdings.unsettled()
+        unsettled = self._unsettled()
         if not unsettled:
             return
 
@@ -704,6 +704,12 @@ class Accelerators:
                 f'is being found out, because the claim store is new: start '
                 f'it again in some minutes; the log of nova-compute says what '
                 f'is missing.')
+
+    def _unsettled(self):
+        """What is not settled, but for what shows no handle."""
+        devices = self.inventory.devices.values()
+        return [row for row in self.holdings.unsettled()
+                if not row.but_for or any(map(row.means, devices))]
 
     def _may_be_unsettled(self, provider_uuid, resources, unsettled):
         """Whether what a provider gave may be a device that is not settled."""

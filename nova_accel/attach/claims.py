@@ -144,9 +144,10 @@ class ClaimStore:
             with self._reading('waiting'):
                 waiting = tuple(map(_waiting, rows))
             self._changed = _Known(claims, waiting, frozenset(
-                model.Unsettled(row['address'], row['serial'], row['ids'])
+                model.Unsettled(row['address'], row['serial'], row['ids'],
+                                frozenset(row['but_for'].split()))
                 for row in db.execute(
-                    'SELECT address, serial, ids FROM unsettled')),
+                    'SELECT address, serial, ids, but_for FROM unsettled')),
                 _disabled(db), _orders(db))
 
     def _version(self) -> int:
@@ -526,8 +527,10 @@ class ClaimStore:
             now = self._known.unsettled - done | todo
             db.execute('DELETE FROM unsettled')
             db.executemany(
-                'INSERT INTO unsettled (address, serial, ids) '
-                'VALUES (?, ?, ?)', map(dataclasses.astuple, now))
+                'INSERT INTO unsettled (address, serial, ids, but_for) '
+                'VALUES (?, ?, ?, ?)', [
+                    (row.address, row.serial, row.ids,
+                     ' '.join(sorted(row.but_for))) for row in now])
             if claims:
                 self._add(db, claims)
             self._change(unsettled=now)

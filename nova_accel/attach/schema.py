@@ -61,6 +61,9 @@ CREATE TABLE IF NOT EXISTS unsettled (
     PRIMARY KEY (address, serial{key})
 )"""
 _WITH_IDS = {'ids': "\n    ids TEXT NOT NULL DEFAULT '',", 'key': ', ids'}
+_WITH_PARTS = {
+    'ids': f"{_WITH_IDS['ids']}\n    but_for TEXT NOT NULL DEFAULT '',",
+    'key': ', ids, but_for'}
 
 _RECORDS = """
 CREATE TABLE IF NOT EXISTS records (
@@ -141,7 +144,7 @@ CREATE TABLE devices (
     device TEXT NOT NULL
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
-           _UNSETTLED.format(**_WITH_IDS), _RECORDS, _POOLS, _DISABLED,
+           _UNSETTLED.format(**_WITH_PARTS), _RECORDS, _POOLS, _DISABLED,
            _ORDERS, _ORIGINS)
 
 
@@ -243,9 +246,20 @@ def _from_version_4(db: sqlite3.Connection) -> None:
                     'IS NOT ?', (serial, address, model.OPERATOR))
 
 
+def _from_version_5(db: sqlite3.Connection) -> None:
+    """Version 5 does not know which parts of a device were settled."""
+    if 'but_for' in _columns(db, 'unsettled'):
+        return
+    db.execute('ALTER TABLE unsettled RENAME TO unsettled_5')
+    db.execute(_UNSETTLED.format(**_WITH_PARTS))
+    db.execute('INSERT INTO unsettled (address, serial, ids) '
+               'SELECT address, serial, ids FROM unsettled_5')
+    db.execute('DROP TABLE unsettled_5')
+
+
 #: number n makes version n + 1 of version n
 MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
-              _from_version_3, _from_version_4)
+              _from_version_3, _from_version_4, _from_version_5)
 #: the newest, which this release reads and writes (PRAGMA user_version)
 VERSION = len(MIGRATIONS)
 

@@ -26,6 +26,8 @@ cleans its devices                     cleaned as after any server, tried
 libvirt or Placement does not answer   the device stays fenced
 ====================================== ======================================
 
+What shows no handle when its card is settled, as a VF that libvirt left with
+VFIO, is settled when it does: the row stays, but for the parts that are done.
 A claim that was found does not say what the region carried: the origin of that
 is not known. Each device is settled in one transaction; a process that is
 killed goes on with those that are left.
@@ -69,10 +71,13 @@ class _Part:
     provider_uuid: str
     #: every device behind the provider
     members: tuple[model.Device, ...]
+    #: addresses of handles that have been settled
+    settled: frozenset[str]
 
     @property
     def handles(self) -> tuple[model.AttachHandle, ...]:
-        return (self.region or self.device).handles
+        return tuple(h for h in (self.region or self.device).handles
+                     if h.address not in self.settled)
 
     @property
     def all_handles(self) -> tuple[model.AttachHandle, ...]:
@@ -192,19 +197,24 @@ class Settling:
         :raises _Unknown: it cannot be known now.
         :raises AcceleratorError: Placement does not answer.
         """
-        mine = [self._part(device, region, parts[device.address, index])
+        before = frozenset.intersection(*(row.but_for for row in rows))
+        shown = model.Unsettled.parts(device) - before
+        mine = [self._part(device, region, parts[device.address, index],
+                           before)
                 for index, region in (
                     [(r.index, r) for r in device.regions] or [(None, None)])
-                if (device.address, index) in parts]
-        if len(mine) < len(device.regions):
+                if (device.address, index) in parts
+                and str(index) not in before]
+        if len(mine) < len(device.regions) - len(before):
             raise _Unknown('it cannot be reported')
-        if not device.creatable and not any(part.handles for part in mine):
+        if not device.creatable and not shown:
             raise _Unknown(f'it shows nothing that a server could have '
                            f'({device.reason or "no handle"})')
         held = {c.handle for c in self._holdings.all()
                 if c.device_address == device.address}
         # a card that came back is known by more
-        by_address = any(row.address and not row.ids for row in rows)
+        by_address = any(row.address and (not row.ids or row.but_for)
+                         for row in rows)
         if not by_address and any(
                 c.device_address == device.address
                 and self._inventory.whereabouts(c)[0]
@@ -220,9 +230,11 @@ class Settling:
                 found += [self._claim(part, handle, '', '', _State.DELETING)
                           for handle in part.handles if handle not in taken]
         if by_address:
-            for region in device.regions:
-                self._inventory.forget(device.address, region.index, None)
-        self._holdings.settle(done=rows, claims=found)
+            for part in mine:
+                if part.region:
+                    self._inventory.forget(
+                        device.address, part.region.index, None)
+        self._holdings.settle(rows, _left(device, rows, before | shown), found)
         for claim in found:
             if claim.instance_uuid:
                 LOG.warning('%s of %s is what server %s has',
@@ -235,7 +247,7 @@ class Settling:
         self._publisher.show(self._cloud.admin_context(),
                              {part.provider_uuid for part in mine})
 
-    def _part(self, device, region, provider_uuid) -> _Part:
+    def _part(self, device, region, provider_uuid, settled) -> _Part:
         """Of a device that is to share a provider and has one of its own yet,
         in Placement, this one: its allocation has not moved."""
         provider = self._inventory.providers()[provider_uuid]
@@ -247,9 +259,9 @@ class Settling:
                                        naming.device_provider_name(
                                            node, device.address))
             if self._cloud.consumers(own):
-                return _Part(device, region, own, (device,))
+                return _Part(device, region, own, (device,), settled)
         return _Part(device, region, provider_uuid, tuple(
-            devices[a] for a in provider.addresses if a in devices))
+            devices[a] for a in provider.addresses if a in devices), settled)
 
     # Who has it
 
@@ -312,14 +324,14 @@ class Settling:
                 known[mine[handle]] += 1
             elif server:
                 known[_consumer_of(server, consumers, moves)] += 1
-            else:
+            elif handle.address not in part.settled:
                 left.append(handle)
+        rest = consumers
         if len(part.members) == 1:
             rest = consumers - {consumer for *_, consumer in owners}
-            return {c: self._amount(c, part) for c in rest}, left
-        if not any(handle in left for handle in part.handles):
+        elif not any(handle in left for handle in part.handles):
             return {}, []
-        amounts = {c: self._amount(c, part) - known[c] for c in consumers}
+        amounts = {c: self._amount(c, part) - known[c] for c in rest}
         return {c: n for c, n in amounts.items() if n > 0}, left
 
     def _amount(self, consumer, part):
@@ -396,6 +408,16 @@ class Settling:
             'region_index': part.region and part.region.index,
             **self._inventory.identity_for_claim(part.device.address),
             'handle': handle, 'state': state, 'prepared': True, **fields})
+
+
+def _left(device, rows, done):
+    """What is to be settled of a card later: what shows no handle now."""
+    if device.creatable or device.address in done:
+        return ()
+    if device.regions and len(done) == len(device.regions):
+        return ()
+    return {dataclasses.replace(row, ids=row.ids or (
+        '' if row.serial else device.ids), but_for=done) for row in rows}
 
 
 def _consumer_of(server, consumers, moves) -> str:

@@ -50,12 +50,21 @@ class SettlingTestCase(base.HostTestCase):
         self.lose()
         return self.restart()
 
+    def upload_clearing(self):
+        return self.host.upload(OTHER, {
+            'accel:clears': 'registers', 'accel:function_id': None,
+            'accel:region_type_id': INTERFACE})
+
     def fenced(self):
         self.host.report()
         return [name.rpartition('accel_')[2] for name in self.host.fenced()]
 
     def settled(self):
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        """All that servers could have now."""
+        self.assertEqual([], [
+            (row, device.address) for row in self.host.holdings.unsettled()
+            for device in self.host.inventory.devices.values()
+            if row.means(device)])
 
 
 @ddt.ddt
@@ -356,6 +365,29 @@ class NvmeVfTest(SettlingTestCase):
         self.assertEqual(['', ''], self.data())
         self.assertEqual([], self.fenced())
 
+    def test_vf_that_is_not_offered_yet(self):
+        """The host has just booted, and not all of them are online."""
+        got, other = self.handles
+        server, kept = self.servers
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.allocate(server, None)
+        self.simulated.kernel.set_fault(ONE, virtualization='refused')
+        self.simulated.kernel.set_secondary(ONE, int(got[-1]), False)
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        # as it stays with the next start
+        self.restart()
+        self.simulated.kernel.set_fault(ONE, virtualization=None)
+        self.simulated.kernel.set_secondary(ONE, int(got[-1]), True)
+        self.host.inventory.scan()
+        self.assertEqual([ONE], self.fenced())
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual(['', f'secret on {other}'], self.data())
+        self.assertEqual([], self.fenced())
+        self.assertHas(kept, other)
+
 
 class FpgaTest(SettlingTestCase):
 
@@ -368,11 +400,6 @@ class FpgaTest(SettlingTestCase):
 
     def region(self, address):
         return self.host.inventory.devices[address].region(0)
-
-    def upload_clearing(self):
-        return self.host.upload(OTHER, {
-            'accel:clears': 'registers', 'accel:function_id': None,
-            'accel:region_type_id': INTERFACE})
 
     def test_what_a_tenant_loaded_is_no_operators(self):
         """A free region may carry anything that the last server loaded."""
@@ -400,6 +427,45 @@ class FpgaTest(SettlingTestCase):
             self.region(A).function_uuid, self.region(A).bitstream_id,
             self.region(A).origin))
         self.assertEqual([], self.fenced())
+
+
+class PortsTest(SettlingTestCase):
+
+    CLASS = base.FPGA
+
+    def allocation_of(self, index):
+        provider, = [p.uuid for p in self.host.inventory.providers().values()
+                     if p.region_index == index]
+        return {provider: {'resources': {self.CLASS: 1}}}
+
+    def test_vf_that_stayed_with_vfio(self):
+        """Its region is cleaned when it can be offered, and only it."""
+        self.start_host({'address': A, 'ports': 2, 'vfs': 2})
+        server = self.host.boot(base.ONE, self.allocation_of(1))
+        got, = self.host.devices_of(server)
+        self.host.kernel.guest_writes(got, registers='a secret')
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.allocate(server, None)
+        self.host.kernel.rebind(got, 'vfio-pci')
+        self.upload_clearing()
+        self.lost()
+        self.host.reconciler.run()
+        self.host.settle()
+        self.settled()
+        # what can be offered is
+        kept = self.host.boot(base.ONE, self.allocation_of(0))
+        device, = self.host.devices_of(kept)
+        self.host.kernel.rebind(got, 'dfl-pci')
+        self.host.inventory.scan()
+        self.assertIn(f'{A}_region1', self.fenced())
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertEqual([], self.fenced())
+        self.assertHas(kept, device)
+        server = self.host.boot(base.ONE, self.allocation_of(1))
+        self.assertHas(server, got)
+        self.assertNotIn('a secret', str(self.host.kernel.guest_reads(got)))
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
 
 
 class VgpuTest(SettlingTestCase):

@@ -191,6 +191,13 @@ class ClaimStoreTest(StoreTestCase):
         for store in (self.store, claims.ClaimStore(self.path)):
             self.assertEqual(rows, store.unsettled())
 
+    def test_parts_that_are_settled(self):
+        rows = {model.Unsettled('0000:5e:00.0', but_for=frozenset(parts))
+                for parts in ((), ('0',), ('0000:5e:00.1', '0000:5e:00.2'))}
+        self.store.settle([model.EVERYTHING], rows)
+        for store in (self.store, claims.ClaimStore(self.path)):
+            self.assertEqual(rows, store.unsettled())
+
     def test_update_of_a_claim_that_was_read_long_ago(self):
         one, gone = claim(), claim(handle=handle(1))
         self.store.add([one, gone])
