@@ -188,8 +188,11 @@ class Answer:
         self._trees = self._read_trees(host)
         self._candidates: dict[str, list] = collections.defaultdict(list)
         self._refusal = ''
+        self._is_cut = False
         summaries = self._ask(host)
-        self._is_cut = sum(map(len, self._candidates.values())) >= _LIMIT
+        if host and not self._candidates:
+            # disk that hosts share is in none of their trees
+            summaries = self._ask(None) or summaries
         self._scheduling = schedulings.Scheduling(
             _Spec(question.server.extra_specs), summaries, demand.Demand(),
             lambda url, version: None)
@@ -232,10 +235,13 @@ class Answer:
         with clouds.asking('placement', 'allocation candidates'):
             summaries = answer['provider_summaries']
             found = answer['allocation_requests']
+            self._is_cut = len(found) >= _LIMIT
         for candidate in found:
-            provider = next(iter(candidate['allocations']))
-            self._candidates[summaries[provider]['root_provider_uuid']].append(
-                candidate)
+            roots = {summaries[provider]['root_provider_uuid']
+                     for provider in candidate['allocations']}
+            # one of them, and that of disk that hosts share
+            for root in roots & self._trees.keys():
+                self._candidates[root].append(candidate)
         return summaries
 
     @functools.cache

@@ -172,6 +172,9 @@ def of_host(groups: Mapping[str, request.Group],
     fitting: list[list[Provider]] = []
     for need in wanted:
         having = having_classes(need, providers)
+        if not having and need.resources.keys() == {'DISK_GB'}:
+            # hosts may share it, and then it is in no tree of theirs
+            continue
         if not having:
             found.append(_no_class(need, providers))
         fitting.append([p for p in having

@@ -12,6 +12,7 @@ import json
 import os
 import uuid
 
+import ddt
 import fixtures
 from nova.tests.functional import fixtures as nova_fixtures
 import requests_mock
@@ -145,8 +146,8 @@ class WhyTestCase(testtools.TestCase):
     def assertEndsWith(self, text):
         self.assertTrue(self.said.endswith(text), self.said)
 
-    def reason(self, specs, name, *arguments, **flavor):
-        return self.why(specs, *arguments, **flavor)[name][1]
+    def reason(self, specs, name, *arguments, **more):
+        return self.why(specs, *arguments, **more)[name][1]
 
 
 class NovaApi(fixtures.Fixture):
@@ -197,6 +198,7 @@ def fpga(*functions, **more):
         **more}
 
 
+@ddt.ddt
 class PoolTest(WhyTestCase):
 
     def setUp(self):
@@ -236,6 +238,23 @@ class PoolTest(WhyTestCase):
                         'compute1'))
         self.why(gpus(1, **{'hw:cpu_policy': 'dedicated',
                             'resources:VCPU': '2'}), status=0)
+
+    @ddt.data((), ('--host', 'compute2'))
+    def test_disk_that_hosts_share(self, arguments):
+        self.provider('compute2', None, (), VCPU=8, MEMORY_MB=8192)
+        other = self.pool('compute2')
+        self.provider('nfs', None, ['MISC_SHARES_VIA_AGGREGATE'], DISK_GB=1000)
+        aggregate = str(uuid.uuid4())
+        # an empty list of traits is no change
+        for name, generation in ('compute2', 1), ('nfs', 2):
+            self.send('put', f'/resource_providers/{self.uuids[name]}'
+                      '/aggregates', {'aggregates': [aggregate], 'resource_'
+                                      'provider_generation': generation})
+        self.assertEqual(1, self.why(gpus(1), *arguments, status=0)[other][0])
+        self.server('one', other, **{GPU: 8})
+        self.assertIn('server one', self.reason(gpus(1), other, *arguments,
+                                                status=int(bool(arguments))))
+        self.assertNotIn('DISK_GB', str(self.rows))
 
     def test_disabled(self):
         self.host('compute2', ['COMPUTE_STATUS_DISABLED'])
