@@ -27,6 +27,7 @@ Run with ``python -m tests.bench.burst [seeds]``.
 
 import collections
 import itertools
+import json
 import math
 import random
 import statistics
@@ -68,11 +69,12 @@ class Fleet:
         self.used, self.future = {}, {}
 
     def answer(self, wanted):
-        """As weigh.answer(), of regions with room."""
+        """What weigh.answer() is about, of regions with room."""
         offered = [(root, [(region, function) for region, function in regions
                            if self.used.get(region, 0) < self.handles])
                    for root, regions in self.hosts]
-        requests, _ = weigh.answer(offered, weigh.REGIONS * HOSTS, wanted)
+        requests, _ = json.loads(
+            weigh.answer(offered, weigh.REGIONS * HOSTS, wanted))
         summaries = {rp: summary for root, regions in self.hosts
                      for rp, summary in weigh.tree(root, regions)}
         for region, summary in summaries.items():
