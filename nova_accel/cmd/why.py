@@ -190,8 +190,10 @@ class Answer:
         self._refusal = ''
         self._is_cut = False
         summaries = self._ask(host)
-        if host and not self._candidates:
-            # disk that hosts share is in none of their trees
+        if host and not self._candidates and not any(
+                'DISK_GB' in provider.inventories
+                for tree in self._trees.values() for provider in tree):
+            # a provider of disk that hosts share is in none of their trees
             summaries = self._ask(None) or summaries
         self._scheduling = schedulings.Scheduling(
             _Spec(question.server.extra_specs), summaries, demand.Demand(),
