@@ -706,7 +706,8 @@ class Accelerators:
                 f'is missing.')
 
     def _unsettled(self):
-        """What is not settled, but for what shows no handle."""
+        """The rows that can be about a server's device: a row whose unsettled
+        parts show no handle is not."""
         devices = self.inventory.devices.values()
         return [row for row in self.holdings.unsettled()
                 if not row.but_for or any(map(row.means, devices))]

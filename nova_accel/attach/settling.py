@@ -411,10 +411,13 @@ class Settling:
 
 
 def _left(device, rows, done):
-    """What is to be settled of a card later: what shows no handle now."""
-    if device.creatable or device.address in done:
-        return ()
-    if device.regions and len(done) == len(device.regions):
+    """The rows that stay because a part of the card may show its first handle
+    later; none where the card has no such part.
+
+    :param done: parts that are settled now.
+    """
+    if (device.creatable or device.address in done
+            or device.regions and len(done) == len(device.regions)):
         return ()
     return {dataclasses.replace(row, ids=row.ids or (
         '' if row.serial else device.ids), but_for=done) for row in rows}

@@ -245,7 +245,8 @@ class PoolTest(WhyTestCase):
         other = self.pool('compute2')
         self.provider('nfs', None, ['MISC_SHARES_VIA_AGGREGATE'], DISK_GB=1000)
         aggregate = str(uuid.uuid4())
-        # an empty list of traits is no change
+        # Placement raises the generation of the first one once only, because
+        # writing no traits to a provider without traits changes nothing
         for name, generation in ('compute2', 1), ('nfs', 2):
             self.send('put', f'/resource_providers/{self.uuids[name]}'
                       '/aggregates', {'aggregates': [aggregate], 'resource_'
