@@ -34,8 +34,9 @@ Summary = Mapping[str, typing.Any]
 Candidate = dict[str, typing.Any]
 
 #: what a ranking sees of a provider: its traits, and of the wanted class its
-#: capacity and what is used. Most regions are of a kind with many others
-_Kind = tuple[typing.Any, ...]
+#: capacity and what is used. Most regions are of a kind with many others, and
+#: one text of all traits is quicker to hash than each of them
+_Kind = tuple[str, int, int]
 
 # in_tree of allocation candidates
 _CANDIDATES_VERSION = '1.31'
@@ -121,7 +122,7 @@ class Scheduling:
         self.refused: Refusal | None = None
         self._classes = {r.resource_class for r in self.requests}
         #: with what servers of this request got since Placement's answer
-        self._summaries = dict(summaries) if self.requests else {}
+        self._summaries = summaries if self.requests else {}
         self._demand = demand
         self._counted: set[str] = set()
         self._get = get
@@ -203,7 +204,8 @@ class Scheduling:
             summary = {**summary, 'traits': [*promised, *itertools.filterfalse(
                 naming.is_content, summary['traits'])]}
         if summary:
-            self._summaries[provider] = summary
+            # a new one: the old one may be Nova's own
+            self._summaries = {**self._summaries, provider: summary}
 
     def refresh(self, root: str) -> None:
         """Ask Placement again for the providers of one host.
@@ -257,8 +259,8 @@ class Scheduling:
             for provider, summary in self._summaries.items():
                 found = summary['resources'].get(name)
                 if found:
-                    kinds[*summary['traits'], found['capacity'], found['used']
-                          ].append(provider)
+                    kinds[','.join(summary['traits']), found['capacity'],
+                          found['used']].append(provider)
         losses = self._losses({
             kind: len(providers) for kind, providers in kinds.items()})
         result: list[dict[str, Rank]] = []
@@ -271,7 +273,8 @@ class Scheduling:
 
     @staticmethod
     def _rank(wish, kind, loss):
-        *traits, _, used = kind
+        joined, _, used = kind
+        traits = joined.split(',')
         cleanings = int(naming.CLEANING in traits)
         for choice, trait in enumerate(wish.traits):
             if trait in traits:
@@ -282,8 +285,10 @@ class Scheduling:
 
     def _losses(self, kinds):
         """0 to 1 for each kind: 0 for those that carry nothing or are full."""
-        contents = {kind: tuple(filter(naming.is_content, kind[:-2]))
-                    for kind in kinds if kind[-1] < kind[-2]}
+        contents = {
+            (traits, capacity, used): tuple(
+                filter(naming.is_content, traits.split(',')))
+            for traits, capacity, used in kinds if used < capacity}
         regions: collections.Counter[tuple[str, ...]] = collections.Counter()
         for kind, content in contents.items():
             regions[content] += kinds[kind]

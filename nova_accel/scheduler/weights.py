@@ -43,7 +43,10 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
         rank = ranking.ranker(scheduling)
         # many hosts, few ranks
         score = functools.cache(functools.partial(ranking.score, scheduling))
-        return [self._weigh_object(weighed.obj, lambda c: score(rank(c)))
+
+        def weigh(candidate):
+            return score(rank(candidate))
+        return [self._weigh_object(weighed.obj, weigh)
                 for weighed in weighed_obj_list]
 
     def _weigh_object(self, host_state, weigh):

@@ -272,7 +272,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             scheduling.Schedulings(filters._get)))
         # of devices that are as good, the same one in each run
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.scheduler.filters._shuffle', lambda candidates: None))
+            'nova_accel.scheduler.filters._chance', lambda: 0.0))
         # Placement answers in the thread that asks, and must not leave its own
         # contexts there as the current one
         self.useFixture(fixtures.MonkeyPatch(

@@ -30,9 +30,9 @@ class FilterTestCase(unittest.TestCase):
         patch = mock.patch.object(filters, 'SCHEDULINGS', self.schedulings)
         patch.start()
         self.addCleanup(patch.stop)
-        self.shuffle = mock.patch.object(filters, '_shuffle')
-        self.shuffle.start()
-        self.addCleanup(self.shuffle.stop)
+        self.chance = mock.patch.object(filters, '_chance', lambda: 0.0)
+        self.chance.start()
+        self.addCleanup(self.chance.stop)
 
     @staticmethod
     def spec(attempts=None, **specs):
@@ -208,7 +208,7 @@ class ShuffleTest(FilterTestCase):
     """Requests at the same time, with the same answer of Placement."""
 
     def test_any_of_the_best(self):
-        self.shuffle.stop()
+        self.chance.stop()
         carried = {'traits': [naming.function_trait(WANTED)]}
         regions = {f'r{n}': {'resources': {FPGA: {'capacity': 1, 'used': 0}},
                              'traits': [], **(carried if n < 4 else {})}
