@@ -28,6 +28,12 @@ class AcceleratorError(Exception):
         super().__init__(*args)
         self.found = found
 
+    def format_message(self) -> str:
+        """Return told() of this error, which Nova makes the fault of a server
+        (nova.compute.utils.exception_to_dict). Of an error without this method
+        the owner reads the name of its class."""
+        return told(self)
+
 
 def told(error: Exception) -> str:
     """Return what the owner of a server may read of an error: in the fault of

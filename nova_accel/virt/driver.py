@@ -263,19 +263,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         handles = self.accelerators.handles(instance.uuid)
         if not handles:
             return super().suspend(context, instance)
-        self.accelerators.wait_until_idle(instance.uuid)
-        try:
-            self.cloud.detach(instance.uuid, handles)
-            return super().suspend(context, instance)
-        except Exception as error:
-            self.cloud.attach(instance.uuid, handles)
-            if isinstance(error, exception.AcceleratorError):
-                # Nothing changed: keep the server out of ERROR. Nova tells
-                # only the class of exceptions that are not its own.
-                raise nova_exception.InstanceFaultRollback(
-                    nova_exception.NovaException(
-                        errors.told(error, instance))) from error
-            raise
+        with errors.nothing_changed():
+            self.accelerators.wait_until_idle(instance.uuid)
+            try:
+                self.cloud.detach(instance.uuid, handles)
+                return super().suspend(context, instance)
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    self.cloud.attach(instance.uuid, handles)
 
     def resume(self, context, instance, *args, **kwargs):
         """At resume."""
@@ -339,9 +334,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """At resize and cold migration, on the source: what the server has
         is its old self's until the resize is confirmed or reverted."""
-        self.accelerators.wait_until_idle(instance.uuid)
-        # before Nova moves the disks: it would not move them back
-        self._set_aside(context, instance)
+        with errors.nothing_changed():
+            self.accelerators.wait_until_idle(instance.uuid)
+            # before Nova moves the disks: it would not move them back
+            self._set_aside(context, instance)
         try:
             return super().migrate_disk_and_power_off(
                 context, instance, *args, **kwargs)

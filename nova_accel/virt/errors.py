@@ -67,6 +67,16 @@ def warn_of_simulation() -> None:
                     CONF.accel.simulated_host)
 
 
+@contextlib.contextmanager
+def nothing_changed():
+    """Where an operation can fail before it changes anything: Nova leaves the
+    server in the state that it is in, and keeps it out of ERROR."""
+    try:
+        yield
+    except exception.AcceleratorError as error:
+        raise nova_exception.InstanceFaultRollback(error) from error
+
+
 #: characters of a fault that Nova keeps
 _FAULT = 255
 

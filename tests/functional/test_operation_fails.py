@@ -52,8 +52,8 @@ class FailedOperationsTest(operations.OperationsTestBase):
         self.delete_servers()
 
     def test_migration_away_from_a_host_whose_disk_is_full(self):
-        """The claim store cannot be written: the server's disk is where it
-        was, so that the next try does not take it for a left-over."""
+        """The claim store cannot be written: the server is as it was, with its
+        disk, so that the next try does not take that for a left-over."""
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
         held = self.held(server)
         disk = os.path.join(self.instances_path, server['id'], 'disk')
@@ -64,9 +64,14 @@ class FailedOperationsTest(operations.OperationsTestBase):
                 side_effect=exception.AcceleratorsUnavailable(
                     'The disk is full.')):
             self.api.post_server_action(server['id'], {'migrate': None})
-            server = self._wait_for_state_change(server, 'ERROR')
+            event = self._wait_for_action_fail_completion(
+                server, 'migrate', 'compute_resize_instance')
+            self._wait_for_server_parameter(server, {
+                'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+        self.assertEqual('The disk is full.', event['details'])
         self.assertTrue(os.path.exists(disk))
         self.assertEqual(held, self.held(server))
+        self._migrate_server(server)
 
     def test_migration_that_nova_cannot_begin(self):
         """Its devices are its own again."""

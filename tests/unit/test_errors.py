@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the owner of a server reads where libvirt refuses to start it."""
+"""What the owner of a server reads where an operation fails."""
 
 import types
 
 import fixtures
+from nova.compute import utils as compute_utils
 from nova import exception as nova_exception
 from oslo_config import fixture as config_fixture
 import testtools
@@ -98,6 +99,22 @@ class RefusedTest(testtools.TestCase):
             self.assertEqual(text, exception.told(error))
             self.assertEqual(text, self.refuse(error, 'rebuilding'))
         self.assertEqual('', self.log.output)
+
+    def test_fault_of_any_operation(self):
+        """What Nova keeps of an error that nothing of ours translates."""
+        error = exception.AcceleratorsUnavailable(
+            'The store /srv/secret/x cannot be used: look at its disk.')
+        self.assertEqual(
+            'The store (a path of the host) cannot be used: look at its disk.',
+            compute_utils.exception_to_dict(error)['message'])
+
+    def test_nothing_changed(self):
+        with self.assertRaises(
+                nova_exception.InstanceFaultRollback) as raised, \
+                errors.nothing_changed():
+            raise exception.DeviceBusy('It is busy: try again.')
+        self.assertIsInstance(
+            raised.exception.inner_exception, exception.DeviceBusy)
 
     def test_rescue(self):
         """Nova begins the fault of a rescue itself, so that less is left."""
