@@ -276,7 +276,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At resume."""
         handles = self.accelerators.handles(instance.uuid)
         if handles:
-            with self._translated(instance):
+            # its memory is saved still
+            with errors.nothing_changed():
                 self.accelerators.restore(context, cloud.server_of(instance))
         super().resume(context, instance, *args, **kwargs)
         if handles:

@@ -62,6 +62,24 @@ class KeepTest(operations.OperationsTestBase):
         self._resume_server(server)
         self.assertKept()
 
+    def test_resume_fails(self):
+        """Resume, where a function cannot be put back: it stays suspended,
+        with its memory and its devices."""
+        server = self._suspend_server(self.server)
+        host = self.before[0][0]
+        self.forget_functions(host)
+        self.break_cards(host)
+        self.api.post_server_action(server['id'], {'resume': None})
+        event = self._wait_for_action_fail_completion(
+            server, 'resume', 'compute_resume_instance')
+        self.assertIn('CRC', event['details'])
+        self._wait_for_server_parameter(
+            server, {'OS-EXT-STS:task_state': None, 'status': 'SUSPENDED'})
+        self.assertEqual(self.before, self.held(server))
+        self.mend_cards()
+        self._resume_server(server)
+        self.assertKept()
+
     def test_rescue_unrescue(self):
         """Rescue: the rescue guest has the devices as well."""
         self._rescue_server(self.server)
