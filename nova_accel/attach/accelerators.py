@@ -323,7 +323,7 @@ class Accelerators:
                       'keeps its accelerators until the guest is gone',
                       server_uuid, error)
             return
-        self.release(context, claimed)
+        self._clean(context, self._let_go(server_uuid, claimed))
 
     def failed(self) -> frozenset[str]:
         """Servers of which an operation failed. Nova takes their allocations
@@ -777,10 +777,21 @@ class Accelerators:
         if not self.holdings.of(server_uuid, role):
             return 0
         with self.exclusive(server_uuid):
-            claims = self.holdings.releasing(
-                self.holdings.of(server_uuid, role))
+            claims = self._let_go(
+                server_uuid, self.holdings.of(server_uuid, role))
         self._clean(context, claims, wait)
         return len(claims)
+
+    def _let_go(self, server_uuid, claims):
+        """Holdings.releasing() of a server that goes, which it does also where
+        claims cannot be written: they stand then, with nothing behind them,
+        and the next comparison releases them."""
+        try:
+            return self.holdings.releasing(claims)
+        except exception.AcceleratorsUnavailable as error:
+            LOG.error('What server %s had here is released once that can be '
+                      'written down: %s', server_uuid, error)
+            return []
 
     def _settle(self, server_uuid):
         """Wait for a plug of this server that nothing waits for any more."""

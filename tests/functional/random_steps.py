@@ -108,6 +108,10 @@ faults = {
             'set_traits_for_provider',
             'get_allocations_for_resource_provider')),
         number=st.sampled_from((1, 1, 2, 3))),
+    # from which change of a claim store on no file can be written
+    'store': st.builds(
+        Fault, st.just('store'), st.just('read-only'),
+        number=st.sampled_from((1, 1, 2, 3, 4))),
     # nova-compute when it comes to, or from, a call for the first time
     'kill': st.builds(
         Fault, st.just('kill'), st.sampled_from((

@@ -26,6 +26,7 @@ import os
 import random
 import re
 import shutil
+import sqlite3
 import sys
 import threading
 import time
@@ -455,6 +456,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         elif fault.kind == 'placement':
             stack.enter_context(
                 self.placement_fails(fault.what, fault.number))
+        elif fault.kind == 'store':
+            stack.enter_context(self.stores_are_read_only(fault.number))
         return (f' [{fault.kind}: {fault.what} at {fault.where or "all"} '
                 f'number {fault.number}]')
 
@@ -488,6 +491,28 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 raises if method == 'get_allocations_for_consumer'
                 else raising):
             yield
+
+    @contextlib.contextmanager
+    def stores_are_read_only(self, number):
+        """SQLite refuses to write, from the change of that number on."""
+        original = claims.ClaimStore._transaction
+        calls, refusing = itertools.count(1), set()
+
+        def transaction(store, write=True):
+            if write and next(calls) >= number and (
+                    store.path != claims.MEMORY):
+                store._db.execute('PRAGMA query_only = ON')
+                refusing.add(store)
+            return original(store, write)
+        with mock.patch.object(claims.ClaimStore, '_transaction', transaction):
+            yield
+        for store in refusing:
+            # the one of a host that was restarted meanwhile is closed
+            with contextlib.suppress(sqlite3.ProgrammingError):
+                store._db.execute('PRAGMA query_only = OFF')
+        for compute in self.computes.values():
+            # sooner than its period
+            compute.driver.reconciler.run()
 
     @contextlib.contextmanager
     def dies(self, point, killed):
@@ -718,7 +743,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         for claim in held:
             state, server = claim.state, servers.get(claim.instance_uuid)
             if (claim.error and server
-                    and server['status'] in ('SHUTOFF', 'ERROR')):
+                    and server['status'] in ('SHUTOFF', 'SUSPENDED', 'ERROR')):
                 # its function could not be put back, and it did not start
                 self.assertIn(state, (model.ClaimState.BOUND,
                                       model.ClaimState.UNKNOWN))

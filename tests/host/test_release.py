@@ -4,6 +4,7 @@
 import dataclasses
 import threading
 import time
+from unittest import mock
 
 from nova_accel import exception
 from nova_accel import model
@@ -82,6 +83,36 @@ class ReleaseTest(base.HostTestCase):
         self.config.config(include_devices=['vendor=144d'], group='accel')
         self.restart()
         self.assertEqual([], self.host.fenced())
+
+    def read_only(self, on):
+        self.host.accelerators.store._db.execute(
+            f'PRAGMA query_only = {int(on)}')
+
+    def test_server_is_deleted_while_claims_cannot_be_written(self):
+        """It does not wait for that; its disks are nobody's until then."""
+        self.read_only(True)
+        self.host.delete(self.server)
+        self.host.cloud.delete_server(self.server)
+        self.read_only(False)
+        self.assertEqual(DISKS, self.secrets())
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.host.boot,
+            {f'resources1:{SSD}': '1'}, self.host.allocation(DISKS[0], SSD))
+        self.assertTrue(error.elsewhere)
+        self.host.reconcile()
+        self.assertEqual([], self.secrets())
+        self.assertEqual([], self.host.accelerators.store.claims())
+
+    def test_build_fails_while_claims_cannot_be_written(self):
+        """Nova sees why it failed, and goes on to another host."""
+        self.host.delete(self.server)
+
+        def start_guest(*args):
+            self.read_only(True)
+            raise MemoryError('for the guest')
+        with mock.patch.object(self.host.cloud, 'start_guest', start_guest):
+            self.assertRaises(MemoryError, self.host.boot, SPECS,
+                              self.all_disks())
 
     def test_side_by_side(self):
         self.hang(*DISKS)
