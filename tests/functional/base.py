@@ -102,11 +102,11 @@ class Hostdevs(fixtures.Fixture):
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'managedSaveRemove',
             lambda domain, flags=0: remove(domain, flags)))
-        # after a shelve whose snapshot failed Nova believes it paused
-        resume = fakelibvirt.Domain.resume
-        self.useFixture(fixtures.MockPatchObject(
-            fakelibvirt.Domain, 'resume',
-            lambda domain: self._resume(domain, resume)))
+        # after a shelve whose snapshot failed Nova believes it runs, or paused
+        for name in 'suspend', 'resume':
+            original = getattr(fakelibvirt.Domain, name)
+            self.useFixture(fixtures.MockPatchObject(
+                fakelibvirt.Domain, name, self._of_active(original)))
         # to libvirt a paused guest is active
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'isActive', lambda domain: int(
@@ -154,11 +154,13 @@ class Hostdevs(fixtures.Fixture):
             there[:] = [d for d in there if d.get('address_uuid') != uuid]
             self._give_back(kernel, uuid, False)
 
-    def _resume(self, domain, resume):
-        if not domain.isActive():
-            raise self._error('Requested operation is not valid: domain is '
-                              'not running')
-        resume(domain)
+    def _of_active(self, original):
+        def call(domain):
+            if not domain.isActive():
+                raise self._error('Requested operation is not valid: domain '
+                                  'is not running')
+            original(domain)
+        return call
 
     @staticmethod
     def _taken(domain):
