@@ -412,7 +412,7 @@ class Accelerators:
                 self.ahead.count(wanted, claims)
         except Exception:
             if taken:
-                self.release(context, taken)
+                self._clean(context, self._let_go(server.uuid, taken))
                 taken.clear()
             raise
         claims = self.holdings.of(server.uuid)
@@ -783,9 +783,12 @@ class Accelerators:
         return len(claims)
 
     def _let_go(self, server_uuid, claims):
-        """Holdings.releasing() of a server that goes, which it does also where
-        claims cannot be written: they stand then, with nothing behind them,
-        and the next comparison releases them."""
+        """Release the claims of a server that goes, as Holdings.releasing().
+
+        A store that cannot be written does not stop the server. Its claims
+        stay then, and the next comparison releases them, because nothing
+        stands behind them.
+        """
         try:
             return self.holdings.releasing(claims)
         except exception.AcceleratorsUnavailable as error:

@@ -411,8 +411,8 @@ class Settling:
 
 
 def _left(device, rows, done):
-    """The rows that stay because a part of the card may show its first handle
-    later; none where the card has no such part.
+    """Return the rows that stay, because a part of the card may show its first
+    handle later. A card without such a part leaves no row.
 
     :param done: parts that are settled now.
     """

@@ -360,9 +360,14 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
 
     def _see_no_claims(self):
         if self.claims():
-            for compute in self.computes.values():
-                compute.driver.reconciler.run()
+            self.compare()
         self.assertEqual([], self.claims())
+
+    def compare(self):
+        """Claims are compared with libvirt and Placement on all hosts now, as
+        each nova-compute does periodically."""
+        for compute in self.computes.values():
+            compute.driver.reconciler.run()
 
     def _host_state(self, host):
         with open(os.path.join(self.hosts, f'{host}.yaml.state')) as file:

@@ -232,8 +232,7 @@ class CardTest(FailureBase):
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('0 of it are free', self.fault(server))
         # neither guest nor allocation stands behind those claims
-        for compute in self.computes.values():
-            compute.driver.reconciler.run()
+        self.compare()
         self.assertNothingLeft(server)
         self.assertEqual([VF], self.hostdevs(self.boot(self.specs)))
 

@@ -55,11 +55,6 @@ class CrossCellTest(operations.OperationsTestBase):
             [], self.computes['compute1'].driver.list_instance_uuids())
         return after
 
-    def compare(self):
-        """The periodic look for what nobody stands behind."""
-        for compute in self.computes.values():
-            compute.driver.reconciler.run()
-
     def assertBack(self):
         """The server has what it had before, and nothing else is held."""
         self.assertEqual('compute1', self.host_of(self.server))

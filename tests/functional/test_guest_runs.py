@@ -51,8 +51,7 @@ class FailsAfterStartTest(operations.OperationsTestBase):
         self.assertEqual(self.running(), held)
         self.assertEqual(1, len(held))
         (host, address), = held
-        for compute in self.computes.values():
-            compute.driver.reconciler.run()
+        self.compare()
         self.assertEqual(held, self.held(self.server))
         others = [self.boot(self.specs) for _ in range(3)]
         self.assertEqual(1 + len(others), len(set(self.running())))
@@ -71,8 +70,7 @@ class FailsAfterStartTest(operations.OperationsTestBase):
             self.act('unshelve')
         self.assertEqual([], self.allocated(self.server['id']))
         self.assertHeldWhileItRuns()
-        for compute in self.computes.values():
-            compute.driver.reconciler.run()
+        self.compare()
         self.assertEqual([], self.claims())
         self._unshelve_server(self.server)
         self.assertFunction(self.assertHas(self.server), self.function)
@@ -93,8 +91,7 @@ class FailsAfterStartTest(operations.OperationsTestBase):
         self.assertEqual([], self.allocated(self.server['id']))
         self.assertHeldWhileItRuns()
         # its owner may start it again
-        for compute in self.computes.values():
-            compute.driver.reconciler.run()
+        self.compare()
         self.api.post_server_action(
             self.server['id'], {'os-resetState': {'state': 'active'}})
         self._reboot_server(self.server, hard=True)

@@ -313,7 +313,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 begun += self.begin(name, server, request)
             for server in begun:
                 self.settle(*server, killed)
-            if begun and step.fault and step.fault.kind == 'store':
+            if step.fault and step.fault.kind == 'store':
                 self.killed.update(uuid for uuid, *_ in begun)
             if killed:
                 self.rise_again(killed[0], begun[0][0])
@@ -513,9 +513,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
             # the one of a host that was restarted meanwhile is closed
             with contextlib.suppress(sqlite3.ProgrammingError):
                 store._db.execute('PRAGMA query_only = OFF')
-        for compute in self.computes.values():
-            # sooner than its period
-            compute.driver.reconciler.run()
+        # sooner than its period
+        self.compare()
 
     @contextlib.contextmanager
     def dies(self, point, killed):
@@ -718,15 +717,13 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 c.instance_uuid, {'status': 'ERROR'})['status'] == 'ERROR'
                 for c in self.claims()):
             # nobody tells the source that a resize failed
-            for compute in self.computes.values():
-                compute.driver.reconciler.run()
+            self.compare()
         held = self.held()
         allocated = self.all_allocated()
         claimed = collections.Counter(
             (c.provider_uuid, self.consumer_of(c, allocated)) for c in held)
         if claimed - allocated:
-            for compute in self.computes.values():
-                compute.driver.reconciler.run()
+            self.compare()
             held_back = {h for host in self.computes for h in
                          self.accelerators(host).inventory.held_back}
             self.assertEqual({}, {
@@ -759,8 +756,11 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 self.assertEqual(claim.instance_uuid, claim.consumer_uuid)
 
     def consumer_of(self, claim, allocated):
-        """Of a server whose revert could not be written down the claim still
-        names the migration; its next start corrects that."""
+        """Return the consumer in Placement that a claim stands for.
+
+        A revert that cannot write the claim leaves the migration in it, until
+        the next start of the server.
+        """
         if (claim.instance_uuid in self.killed
                 and not allocated[claim.provider_uuid, claim.consumer_uuid]):
             return claim.instance_uuid
@@ -862,8 +862,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         # what could not be cleaned is tried again
         for host, card in self.broken:
             self.simulated(host).set_fault(card, pr_error=None)
-        for compute in self.computes.values():
-            compute.driver.reconciler.run()
+        self.compare()
         process.until(self.check_nothing_left)
         self.as_at_the_start()
 

@@ -373,6 +373,11 @@ class HostTestCase(testtools.TestCase):
         self.addCleanup(self.host.accelerators.close)
         return self.host
 
+    def read_only(self, on):
+        """The claim store cannot be written, or can be again."""
+        self.host.accelerators.store._db.execute(
+            f'PRAGMA query_only = {int(on)}')
+
     def assertHas(self, server, *addresses):
         """The guest has these devices, and the claims say so."""
         self.assertEqual(sorted(addresses), self.host.devices_of(server))

@@ -688,7 +688,7 @@ class TextTest(Base):
             self.assertIn(word, self.log.output)
 
     def test_path_of_the_store(self):
-        self.host.accelerators.store._db.execute('PRAGMA query_only = 1')
+        self.read_only(True)
         full, said = self.told(base.ONE)
         self.assertIn(self.directory, full)
         self.assertNotIn(self.directory, said)

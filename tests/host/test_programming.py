@@ -191,6 +191,16 @@ class Known(Base):
 
 class KnownTest(Known):
 
+    def test_failure_while_the_store_is_locked(self):
+        """The owner reads that the card failed, because an error of the store
+        after that does not hide it."""
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        with mock.patch.object(
+                self.host.holdings, 'releasing',
+                side_effect=exception.AcceleratorsUnavailable('Locked.')):
+            self.assertRaises(
+                exception.ProgrammingFailed, self.boot, base.asks(FUNCTION), A)
+
     def test_failure_is_read_back(self):
         self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
         self.assertRaises(

@@ -84,12 +84,9 @@ class ReleaseTest(base.HostTestCase):
         self.restart()
         self.assertEqual([], self.host.fenced())
 
-    def read_only(self, on):
-        self.host.accelerators.store._db.execute(
-            f'PRAGMA query_only = {int(on)}')
-
     def test_server_is_deleted_while_claims_cannot_be_written(self):
-        """It does not wait for that; its disks are nobody's until then."""
+        """The deletion does not fail. No other server gets the disks before
+        they are erased."""
         self.read_only(True)
         self.host.delete(self.server)
         self.host.cloud.delete_server(self.server)

@@ -205,8 +205,8 @@ class StartTest(base.HostTestCase):
         self.assertIn('Placement has none allocated to it', str(error))
 
     def test_build_that_fails_while_the_store_is_locked(self):
-        """Nova hears nothing of that; the next comparison releases what it
-        had."""
+        """The locked store adds no error for Nova. The next comparison
+        releases what the server had."""
         server = self.host.cloud.add_server(base.ONE)
         self.host.delete(self.server)
         self.host.cloud.allocate(server, self.host.allocation(A))
