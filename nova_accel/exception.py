@@ -4,6 +4,10 @@
 from collections.abc import Callable
 import re
 
+from nova_accel import text
+
+#: characters that Nova keeps of a fault, and of a value of metadata
+FAULT = 255
 #: an absolute path, but no part of a URL
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
 #: where a service is, in a sentence of ours
@@ -32,7 +36,7 @@ class AcceleratorError(Exception):
         """Return told() of this error, which Nova makes the fault of a server
         (nova.compute.utils.exception_to_dict). Of an error without this method
         the owner reads the name of its class."""
-        return told(self)
+        return text.shortened(told(self), FAULT)
 
 
 def told(error: Exception) -> str:
@@ -51,14 +55,18 @@ def told(error: Exception) -> str:
         '', f'{error.found}: {_IN_THE_LOG}' if error.found else str(error)))
 
 
-def tell(error: Exception, log: Callable[..., None], about: str) -> str:
+def tell(error: Exception, log: Callable[..., None], about: str,
+         room: int | None = None) -> str:
     """Return told(), and write the whole error to a log where that leaves
     something out.
 
     :param log: a method of a logger, of the level that is wanted.
     :param about: what the error is about, the beginning of the line.
+    :param room: characters that the reader gets, where they are limited.
     """
     said = told(error)
+    if room is not None:
+        said = text.shortened(said, room)
     if said != str(error):
         log('%s: %s', about, error)
     return said

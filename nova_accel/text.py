@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Text from users, images and files as a part of an error."""
+"""Text from users, images and files in an error, and errors that are too long.
+"""
 
 
 def printable(value: object, limit: int = 60) -> str:
@@ -14,3 +15,16 @@ def printable(value: object, limit: int = 60) -> str:
         return shown
     end = shown[-1] if isinstance(value, (str, bytes)) else ''
     return f'{shown[:limit]}...{end}'
+
+
+def shortened(sentence: str, room: int) -> str:
+    """Return a sentence that fits into room characters, without its middle
+    where it does not: it begins with what was asked, and ends with what to do.
+    """
+    if len(sentence) <= room:
+        return sentence
+    what, colon, remedy = sentence.rpartition(': ')
+    end = f' ...{colon}{remedy}'
+    if not colon or len(end) > room:
+        what, end = sentence, ' ...'
+    return what[:room - len(end)].rpartition(' ')[0].rstrip(',;') + end

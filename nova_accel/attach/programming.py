@@ -251,23 +251,15 @@ class Programming:
             the operator's.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
+        loaded = model.Loaded(
+            region.function_uuid, image_id, region.function_name, '',
+            model.OPERATOR)
         if not (region.origin == model.OPERATOR
-                and self._programs_cached(image_id, device, region)):
+                and self._programs_cached(loaded, device, region)):
             client = self._cloud.service_images()
             self._load(client, glance.find_operators(client, image_id),
                        device, region)
         return f'programmed again with image {image_id}'
-
-    def _programs_cached(self, image_id, device, region):
-        """Program from the cache; False where the image is not there."""
-        try:
-            self._from_cache(model.Loaded(
-                region.function_uuid, image_id, region.function_name, '',
-                model.OPERATOR), device, region)
-            return True
-        except exception.BitstreamError as error:
-            LOG.info('%s', error)
-            return False
 
     def clear(self, device: model.Device, region: model.Region,
               cleared: Sequence[str] = glance.CLEARED) -> str:
@@ -466,26 +458,30 @@ class Programming:
             self._program(driver, device, region, bitstream, loaded, begin)
 
     def _as_before(self, context, project_id, loaded, device, region):
+        if self._programs_cached(loaded, device, region):
+            return
+        wanted = request.AcceleratorRequest(
+            group='', resource_class='', amount=1,
+            bitstream_id=loaded.bitstream_id,
+            chosen_by_owner=loaded.origin != model.OPERATOR)
+        client, image = self._find(context, project_id, wanted, region)
+        self._from_glance(client, image, wanted, device, region)
+
+    def _programs_cached(self, loaded, device, region):
+        """Program what was loaded before, without asking Glance; False where
+        the cache has not got it."""
+        driver = self._inventory.driver_of(device)
         try:
-            self._from_cache(loaded, device, region)
+            with self._cache.by_image(loaded.bitstream_id) as file:
+                bitstream = driver.read_bitstream(
+                    file.path, f'image {loaded.bitstream_id}')
+                self._program(
+                    driver, device, region, bitstream,
+                    dataclasses.replace(loaded, content=file.content))
         except exception.BitstreamError as error:
             LOG.info('%s', error)
-            wanted = request.AcceleratorRequest(
-                group='', resource_class='', amount=1,
-                bitstream_id=loaded.bitstream_id,
-                chosen_by_owner=loaded.origin != model.OPERATOR)
-            client, image = self._find(context, project_id, wanted, region)
-            self._from_glance(client, image, wanted, device, region)
-
-    def _from_cache(self, loaded, device, region):
-        """What was loaded before, without asking Glance."""
-        driver = self._inventory.driver_of(device)
-        with self._cache.by_image(loaded.bitstream_id) as file:
-            bitstream = driver.read_bitstream(
-                file.path, f'image {loaded.bitstream_id}')
-            self._program(
-                driver, device, region, bitstream,
-                dataclasses.replace(loaded, content=file.content))
+            return False
+        return True
 
     def _program(self, driver, device, region, bitstream, loaded,
                  begin=lambda: None):

@@ -24,12 +24,11 @@ from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import model
 from nova_accel import request
+from nova_accel import text
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: Nova's limit for a value of metadata, in characters
-_MAX = 255
 _ASKS = re.compile(f'accel({request.GROUP}):bitstream_id')
 
 
@@ -141,9 +140,10 @@ class RuntimeProgramming:
 
     def _program(self, server, group, image):
         def say(word, reason=''):
-            text = f'{word} {_shown(image)}{reason and f": {reason}"}'
-            LOG.info('Server %s, accel%s: %s', server.uuid, group, text)
-            self._cloud.say(server.uuid, f'accel{group}:status', text[:_MAX])
+            status = f'{word} {_shown(image)}{reason and f": {reason}"}'
+            LOG.info('Server %s, accel%s: %s', server.uuid, group, status)
+            self._cloud.say(server.uuid, f'accel{group}:status',
+                            text.shortened(status, exception.FAULT))
 
         context = self._cloud.admin_context()
         try:

@@ -768,8 +768,13 @@ def _where(client) -> str:
 
 
 def _reason(error) -> str:
-    """Return the innermost cause of an error as one printable line."""
-    while error.__context__ is not None:
+    """Return the innermost cause of an error as one printable line.
+
+    An error of ours in the chain is no cause: Glance was asked while that one
+    was handled.
+    """
+    while error.__context__ is not None and not isinstance(
+            error.__context__, exception.AcceleratorError):
         error = error.__context__
     line = ' '.join(str(error).split())
     line = line.encode('ascii', 'replace').decode()

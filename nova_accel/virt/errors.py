@@ -77,10 +77,6 @@ def nothing_changed():
         raise nova_exception.InstanceFaultRollback(error) from error
 
 
-#: characters of a fault that Nova keeps
-_FAULT = 255
-
-
 class BuildRefused(nova_exception.BuildAbortException):
     """Ends a build. Its fault is our sentence alone, because Nova cuts faults
     off."""
@@ -179,24 +175,15 @@ class Builds:
 
 
 def told(error, instance) -> str:
-    """Return what the owner of a server may read of our error; what he may
-    not is in the log."""
-    text = exception.tell(error, LOG.error, f'Server {instance.uuid}')
+    """Return what the owner of a server may read of our error, and Nova keeps
+    of it; the whole is in the log."""
+    room = exception.FAULT
     if instance.task_state == task_states.RESCUING:
         # Nova begins that fault with words of its own
-        room = _FAULT - len(str(nova_exception.InstanceNotRescuable(
+        room -= len(str(nova_exception.InstanceNotRescuable(
             instance_id=instance.uuid, reason='Driver Error: ')))
-        if len(text) > room:
-            LOG.error('Server %s: %s', instance.uuid, text)
-            return _shortened(text, room)
-    return text
-
-
-def _shortened(text: str, room: int) -> str:
-    """A sentence without its middle: it ends with what to do."""
-    what, _, remedy = text.rpartition(': ')
-    end = f' ...: {remedy}'
-    return what[:max(0, room - len(end))].rpartition(' ')[0].rstrip(',;') + end
+    return exception.tell(
+        error, LOG.error, f'Server {instance.uuid}', room)
 
 
 def is_of_libvirt(error) -> bool:

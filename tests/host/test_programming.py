@@ -4,15 +4,20 @@ carries that was not read back."""
 
 from concurrent import futures
 import errno
+import os
+import shutil
 import time
 from unittest import mock
 import uuid
 
 import ddt
+from glanceclient import exc as glance_exc
 
+from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
+from tests.host import cloud
 from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain, vf
 
 State = model.ClaimState
@@ -200,6 +205,26 @@ class KnownTest(Known):
                 side_effect=exception.AcceleratorsUnavailable('Locked.')):
             self.assertRaises(
                 exception.ProgrammingFailed, self.boot, base.asks(FUNCTION), A)
+
+    def test_glance_is_busy_while_a_region_is_put_back(self):
+        """What the cache has not got says nothing of why Glance fails."""
+        server = self.boot(base.asks(FUNCTION), A)
+        self.host.cloud.lose_power()
+        self.simulated.kernel.power_cycle()
+        self.restart()
+        shutil.rmtree(conf.CONF.accel.bitstream_cache)
+        os.mkdir(conf.CONF.accel.bitstream_cache)
+        read = cloud.Glance.get
+
+        def busy(glance, path, **kwargs):
+            if path.endswith('/file'):
+                raise glance_exc.HTTPServiceUnavailable('It is busy.')
+            return read(glance, path, **kwargs)
+        with mock.patch.object(cloud.Glance, 'get', busy):
+            error = self.assertRaises(exception.GlanceUnavailable,
+                                      self.host.start_guest, server)
+        self.assertIn('busy', str(error))
+        self.assertNotIn('cache', str(error))
 
     def test_failure_is_read_back(self):
         self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)

@@ -108,6 +108,18 @@ class RefusedTest(testtools.TestCase):
             'The store (a path of the host) cannot be used: look at its disk.',
             compute_utils.exception_to_dict(error)['message'])
 
+    def test_long_fault(self):
+        """Nova cuts faults off, and says there what to do no more."""
+        text = f'Glance was asked, and is {"very " * 50}busy: try again.'
+        error = exception.GlanceUnavailable(text)
+        said = self.refuse(error, 'rebuilding')
+        self.assertIn(text, self.log.output)
+        self.assertEqual(
+            said, compute_utils.exception_to_dict(error)['message'])
+        self.assertLessEqual(len(said), 255)
+        self.assertRegex(
+            said, '^Glance was asked.* very [.]{3}: try again[.]$')
+
     def test_nothing_changed(self):
         with self.assertRaises(
                 nova_exception.InstanceFaultRollback) as raised, \

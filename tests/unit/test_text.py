@@ -28,3 +28,21 @@ class PrintableTest(testtools.TestCase):
     @ddt.unpack
     def test_long_values_are_cut_off(self, value, expected):
         self.assertEqual(expected, text.printable(value))
+
+
+@ddt.ddt
+class ShortenedTest(testtools.TestCase):
+
+    @ddt.data(
+        ('It is broken: look at it.', 25, 'It is broken: look at it.'),
+        ('The card A was to work, and is broken: look.', 36,
+         'The card A was to work ...: look.'),
+        # no remedy, and one that does not fit
+        ('It is broken and nobody knows why.', 20, 'It is broken ...'),
+        ('It is broken: look at it as long as you can.', 24,
+         'It is broken: look ...'),
+        ('x' * 30, 20, ' ...'))
+    @ddt.unpack
+    def test_middle_is_left_out(self, sentence, room, expected):
+        self.assertEqual(expected, text.shortened(sentence, room))
+        self.assertLessEqual(len(expected), room)
