@@ -299,6 +299,10 @@ class Host:
             if 'CUSTOM_ACCELERATOR_FENCED' in provider['traits']
             or any(i['reserved'] for i in provider['inventory'].values()))
 
+    def left(self):
+        """What is claimed, runs or is fenced."""
+        return [*self.seen(), self.fenced()]
+
     def give_back(self):
         """The operator lowers reserved of everything; nova-compute reports."""
         with self.cloud.state() as state:

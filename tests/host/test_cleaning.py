@@ -524,7 +524,7 @@ class CleaningTest(CleaningTestCase):
 class BesideTest(CleaningTest):
     """A programming takes a while."""
 
-    CARDS = ({'address': A, 'programming_seconds': 1},)
+    CARDS = ({'address': A, 'programming_seconds': 0.2},)
 
     def delete(self, server):
         """A delete does not wait for it, and the next build does."""

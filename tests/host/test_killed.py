@@ -105,9 +105,8 @@ class KilledTestCase(base.HostTestCase):
     def assertNothingLeft(self):
         """The next server has the device, without a trace of the last."""
         self.assertHolds()
-        self.compute.run([['reconcile'], ['report'], ['report']])
-        self.assertEqual([[], {}], self.compute.run([['seen']])[0])
-        self.assertEqual([], self.compute.run([['fenced']])[0])
+        self.assertEqual([[], {}, []], self.compute.run(
+            [['reconcile'], ['report'], ['report'], ['left']])[0])
         self.check_clean()
         self.booted(NEXT)
         self.check_next()
