@@ -17,7 +17,8 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
 .PHONY: demo test parts style docs unit host functional soak nova-tests \
-	nova-tests-part bench bench-reuse clean lab lab-up lab-test lab-shell lab-down
+	nova-tests-part bench bench-part bench-reuse clean lab lab-up lab-test \
+	lab-shell lab-down
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
@@ -86,6 +87,18 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
+
+# each at its least size: whether it runs, in .ci/run; a minute
+bench-part: $(STAMP)
+	$(BIN)/python -m tests.bench.boot 1
+	$(BIN)/python -m tests.bench.burst 1
+	$(BIN)/python -m tests.bench.candidates --limit 5 1
+	$(BIN)/python -m tests.bench.closeness 1
+	$(BIN)/python -m tests.bench.commands 1
+	$(BIN)/python -m tests.bench.handover 1 0
+	$(BIN)/python -m tests.bench.report 1 2
+	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30
+	$(BIN)/python -m tests.bench.weigh 1 1
 
 # TRACE="file ..." of requests, see tests/bench/reuse.py; minutes
 bench-reuse: $(STAMP)

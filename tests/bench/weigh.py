@@ -13,7 +13,7 @@ candidates.
 
 Times are of the processor, the least of some rounds in which both take turns,
 and to be compared with each other only, hence the ratios: a busy machine needs
-more rounds. Run with ``python -m tests.bench.weigh [rounds]``.
+more rounds. Run with ``python -m tests.bench.weigh [rounds [sizes]]``.
 """
 
 import collections
@@ -233,6 +233,7 @@ class Bench:
 
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    sizes = SIZES[:int(sys.argv[2])] if len(sys.argv) > 2 else SIZES
     objects.register_all()
     bench = Bench()
     cases = [('no accelerator', None),
@@ -243,7 +244,7 @@ def main():
     print(f'{"flavor":27} {"hosts":>6} {"in answer":>9} {"candidates":>10} '
           f'{"requests":>8} {"without, ms":>11} {"with, ms":>8} {"ratio":>6} '
           f'{"of all":>6} {"ours, us each":>13}')
-    for count, limit in SIZES:
+    for count, limit in sizes:
         hosts = fleet(count)
         for name, function in cases:
             there, offered, (without, all_without), (ours, all_ours) = (
