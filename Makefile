@@ -88,7 +88,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
 
-# each at its least size: whether it runs, in .ci/run; a minute
+# runs each benchmark at its least size, to see that it works; a minute
 bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.boot 1
 	$(BIN)/python -m tests.bench.burst 1

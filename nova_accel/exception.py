@@ -6,7 +6,8 @@ import re
 
 from nova_accel import text
 
-#: characters that Nova keeps of a fault, and of a value of metadata
+#: characters that Nova keeps of a fault (compute_utils.exception_to_dict, Nova
+#: 31 to 34), and of a value of metadata
 FAULT = 255
 #: an absolute path, but no part of a URL
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")

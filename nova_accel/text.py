@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Text from users, images and files in an error, and errors that are too long.
-"""
+"""How an error shows text from users, images and files, and how it is made
+short enough for Nova."""
 
 
 def printable(value: object, limit: int = 60) -> str:
@@ -18,8 +18,10 @@ def printable(value: object, limit: int = 60) -> str:
 
 
 def shortened(sentence: str, room: int) -> str:
-    """Return a sentence that fits into room characters, without its middle
-    where it does not: it begins with what was asked, and ends with what to do.
+    """Return a sentence of at most room characters.
+
+    A longer one loses its middle, because it begins with what was asked, and
+    ends with what to do.
     """
     if len(sentence) <= room:
         return sentence

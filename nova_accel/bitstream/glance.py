@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import hashlib
 import re
+import sys
 import time
 import typing
 from urllib import parse
@@ -667,6 +668,7 @@ def _list(client, filters) -> Iterator[dict]:
 
 def _data(client, image) -> Iterator[bytes]:
     what = f'the data of {image}'
+    handled = sys.exception()
     response, body = _get(client, f'/v2/images/{image.id}/file', what)
     received = 0
     with contextlib.closing(response):
@@ -683,8 +685,9 @@ def _data(client, image) -> Iterator[bytes]:
             except (requests.RequestException, OSError) as e:
                 raise exception.GlanceUnavailable(
                     f'Glance at {_where(client)} stopped sending {what} after '
-                    f'{received} of {image.size} bytes ({_reason(e)}): look '
-                    f'at its log, then try again.') from None
+                    f'{received} of {image.size} bytes '
+                    f'({_reason(e, handled)}): look at its log, then try '
+                    f'again.') from None
             if chunk is None:
                 return
             received += len(chunk)
@@ -697,12 +700,13 @@ def _get(client, path, what):
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.
     """
+    handled = sys.exception()
     # glanceclient's own methods take no timeout and fetch the schema first
     try:
         return client.http_client.get(
             path, timeout=CONF.accel.glance_timeout)
     except glance_exc.HTTPException as e:
-        raise _refusal(client, what, e) from None
+        raise _refusal(client, what, e.code, _reason(e, handled)) from None
     except (ks_exc.AuthorizationFailure, ks_exc.MissingAuthPlugin):
         raise exception.BitstreamError(
             f'Glance cannot be asked for {what} because the request has no '
@@ -718,8 +722,8 @@ def _get(client, path, what):
             requests.RequestException, OSError) as e:
         raise exception.GlanceUnavailable(
             f'Glance at {_where(client)} was asked for {what} and cannot be '
-            f'reached ({_reason(e)}): check Glance, and its endpoint in '
-            f'[glance] of nova.conf.') from None
+            f'reached ({_reason(e, handled)}): check Glance, and its endpoint '
+            f'in [glance] of nova.conf.') from None
     except (KeyError, ValueError):
         # glanceclient cannot parse the errors of some proxies
         raise exception.GlanceUnavailable(
@@ -727,8 +731,7 @@ def _get(client, path, what):
             f'is not from Glance: check the proxy in front of it.') from None
 
 
-def _refusal(client, what, error) -> exception.AcceleratorError:
-    code = error.code
+def _refusal(client, what, code, reason) -> exception.AcceleratorError:
     if code == 401:
         return exception.BitstreamError(
             f'Glance was asked for {what} and rejects the token of the user '
@@ -748,11 +751,10 @@ def _refusal(client, what, error) -> exception.AcceleratorError:
     if isinstance(code, int) and 400 <= code < 500:
         return exception.BitstreamError(
             f'Glance was asked for {what} and refuses '
-            f'({_reason(error)}): correct the request.')
+            f'({reason}): correct the request.')
     return exception.GlanceUnavailable(
         f'Glance at {_where(client)} was asked for {what} and is out of '
-        f'service ({code}, {_reason(error)}): look at its log, then try '
-        f'again.')
+        f'service ({code}, {reason}): look at its log, then try again.')
 
 
 def _no_glance(client, what, response) -> exception.GlanceUnavailable:
@@ -767,14 +769,13 @@ def _where(client) -> str:
     return client.http_client.endpoint_override or 'its endpoint'
 
 
-def _reason(error) -> str:
+def _reason(error, handled=None) -> str:
     """Return the innermost cause of an error as one printable line.
 
-    An error of ours in the chain is no cause: Glance was asked while that one
-    was handled.
+    :param handled: the error that was handled when Glance was asked. It is no
+        cause, although Python appends it to the chain of causes.
     """
-    while error.__context__ is not None and not isinstance(
-            error.__context__, exception.AcceleratorError):
+    while error.__context__ not in (None, handled):
         error = error.__context__
     line = ' '.join(str(error).split())
     line = line.encode('ascii', 'replace').decode()

@@ -13,13 +13,14 @@ import textwrap
 import typing
 import uuid
 
+from nova_accel import exception
 from nova_accel import naming
 from nova_accel import request
 from nova_accel.scheduler import scheduling
 
-#: Nova cuts off a fault after 255 characters, its own 25 at the beginning
-#: included (compute_utils.exception_to_dict, Nova 31 to 34)
-_LENGTH = 230
+#: Nova begins the fault with words of its own
+#: (nova.exception.NoValidHost, Nova 31 to 34)
+_LENGTH = exception.FAULT - len('No valid host was found. ')
 _LATER = 'try again later, or choose another flavor'
 
 

@@ -406,6 +406,20 @@ class NoGlanceTest(GlanceTestBase):
             with self.glance.fault(fault, on=''):
                 self.unavailable(part)
 
+    def test_another_error_is_handled(self):
+        """Python chains it to the error of Glance. The owner does not read it,
+        because it may be of another server."""
+        gone = self.glance.client(url='http://127.0.0.1:1')
+        with self.glance.fault('503', on=''):
+            for part, kwargs in (('No server is available', {}),
+                                 ('cannot be reached', {'client': gone})):
+                try:
+                    raise RuntimeError('of another server')
+                except RuntimeError:
+                    error = self.refused(exception.GlanceUnavailable, part,
+                                         bitstream_id=self.image, **kwargs)
+                self.assertNotIn('of another server', str(error))
+
     def test_refused_connection(self):
         # a port that was free a moment ago
         with socket.create_server(('127.0.0.1', 0)) as server:

@@ -207,7 +207,7 @@ class KnownTest(Known):
                 exception.ProgrammingFailed, self.boot, base.asks(FUNCTION), A)
 
     def test_glance_is_busy_while_a_region_is_put_back(self):
-        """What the cache has not got says nothing of why Glance fails."""
+        """The error says why Glance fails, and not what the cache lacks."""
         server = self.boot(base.asks(FUNCTION), A)
         self.host.cloud.lose_power()
         self.simulated.kernel.power_cycle()

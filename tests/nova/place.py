@@ -40,7 +40,8 @@ class Configuration(nova_fixtures.ConfFixture):
         # its default is in the state directory
         self.conf.set_default(
             'api_paste_config', functional.API_PASTE, group='wsgi')
-        # the server of the test before had the same address
+        # Nova caches metadata by the address of a server, which is the same in
+        # all tests
         self.config(metadata_cache_expiration=0, group='api')
         if self.card:
             path = os.path.join(state, 'host.yaml')

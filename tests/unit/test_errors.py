@@ -109,7 +109,7 @@ class RefusedTest(testtools.TestCase):
             compute_utils.exception_to_dict(error)['message'])
 
     def test_long_fault(self):
-        """Nova cuts faults off, and says there what to do no more."""
+        """A long fault keeps its end, because it says what to do."""
         text = f'Glance was asked, and is {"very " * 50}busy: try again.'
         error = exception.GlanceUnavailable(text)
         said = self.refuse(error, 'rebuilding')

@@ -37,7 +37,7 @@ class ShortenedTest(testtools.TestCase):
         ('It is broken: look at it.', 25, 'It is broken: look at it.'),
         ('The card A was to work, and is broken: look.', 36,
          'The card A was to work ...: look.'),
-        # no remedy, and one that does not fit
+        # a sentence without a remedy, and a remedy that does not fit
         ('It is broken and nobody knows why.', 20, 'It is broken ...'),
         ('It is broken: look at it as long as you can.', 24,
          'It is broken: look ...'),
