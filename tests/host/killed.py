@@ -5,12 +5,15 @@ A real SIGKILL: no except, no finally, no thread runs on. ``python -m
 tests.host.killed`` forks a process for each job that it reads, a line of JSON
 each, and answers how it ended: forking saves the second that imports take.
 
-A point is a moment before or after a call that changes something outside of
-the process: a row of the claim store, the card, Placement, a guest. They are
-counted as they come; a point is a number.
+A point is a moment at which something outside of the process has just changed:
+a row of the claim store, the card, Placement, a guest. Point 0 is before the
+first such call, point n is after the end of n calls, whether they failed or
+not. Between two calls memory alone changes, which a kill takes anyway.
 """
 
 import contextlib
+import gc
+import itertools
 import json
 import os
 import signal
@@ -86,7 +89,7 @@ class Processes:
         :param steps: [[name of a method of Host, argument ...] ...]
         :param kill_at: the point at which the process is killed.
         :param of_the_start: points count from the start, not from the steps.
-        :returns: (the last step's result, how many points there were).
+        :returns: the result of each step.
         :raises Killed: it was.
         :raises AssertionError: a step failed.
         """
@@ -99,7 +102,7 @@ class Processes:
             raise Killed(answer['killed'])
         if 'error' in answer:
             raise AssertionError(answer['error'])
-        return answer['result'], answer['points']
+        return answer['results']
 
 
 class Points:
@@ -107,7 +110,8 @@ class Points:
 
     def __init__(self, kill_at, tell):
         self._kill_at, self._tell = kill_at, tell
-        self.count = 0
+        #: of the calls that end, one after another
+        self._numbers = itertools.count(1)
         self.counts = False
 
     def watch(self):
@@ -117,19 +121,18 @@ class Points:
 
     def _around(self, name, method):
         def call(*args, **kwargs):
-            self._point(f'before {name}')
-            result = method(*args, **kwargs)
-            self._point(f'after {name}')
-            return result
+            if self.counts and self._kill_at == 0:
+                self._kill(f'before {name}')
+            try:
+                return method(*args, **kwargs)
+            finally:
+                if self.counts and next(self._numbers) == self._kill_at:
+                    self._kill(f'after {name}')
         return call
 
-    def _point(self, where):
-        if not self.counts:
-            return
-        if self.count == self._kill_at:
-            self._tell({'killed': f'{where}, at point {self.count}'})
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.count += 1
+    def _kill(self, where):
+        self._tell({'killed': f'{where}, at point {self._kill_at}'})
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _work(job, tell):
@@ -137,12 +140,11 @@ def _work(job, tell):
     points.watch()
     for name, value in job['options'].items():
         conf.CONF.set_override(name, value, group='accel')
-    points.counts, result = job['of_the_start'], None
+    points.counts = job['of_the_start']
     host = base.Host(job['directory'], job['path']).start()
     points.counts = True
-    for name, *args in job['steps']:
-        result = getattr(host, name)(*args)
-    tell({'result': result, 'points': points.count})
+    tell({'results': [getattr(host, name)(*args)
+                      for name, *args in job['steps']]})
 
 
 def _main():
@@ -150,6 +152,8 @@ def _main():
     # what is imported and read here, no process has to
     extension.ExtensionManager(drivers.NAMESPACE)
     logging.getLogger(None).logger.setLevel(logging.CRITICAL)
+    # no process copies the memory of what it only looks at
+    gc.freeze()
     for line in sys.stdin:
         reader, writer = os.pipe()
         if not os.fork():

@@ -90,9 +90,9 @@ class KilledTestCase(base.HostTestCase):
             return point
         self.fail(f'More than {most} points')
 
-    def assertHolds(self):
+    def assertHolds(self, seen=None):
         """No handle is shared, and guests that run have what is claimed."""
-        claims, running = self.compute.run([['seen']])[0]
+        claims, running = seen or self.compute.run([['seen']])[0]
         handles = [handle for _, handle in claims]
         self.assertEqual(len(set(handles)), len(handles))
         for server, devices in running.items():
@@ -104,9 +104,10 @@ class KilledTestCase(base.HostTestCase):
 
     def assertNothingLeft(self):
         """The next server has the device, without a trace of the last."""
-        self.assertHolds()
-        self.assertEqual([[], {}, []], self.compute.run(
-            [['reconcile'], ['report'], ['report'], ['left']])[0])
+        seen, *_, left = self.compute.run(
+            [['seen'], ['reconcile'], ['report'], ['report'], ['left']])
+        self.assertHolds(seen)
+        self.assertEqual([[], {}, []], left)
         self.check_clean()
         self.booted(NEXT)
         self.check_next()
@@ -136,7 +137,7 @@ class OperationsMixin:
         """A move to another host is confirmed, here on its source."""
         def begin():
             self.booted()
-            self.migration, _ = self.compute.run([['migrate_away', SERVER]])
+            self.migration, = self.compute.run([['migrate_away', SERVER]])
 
         def after():
             self.compute.run([['reconcile'],
@@ -206,7 +207,7 @@ class FpgaTest(KilledTestCase, OperationsMixin):
 
         def begin():
             self.booted()
-            self.migration, _ = self.compute.run(
+            self.migration, = self.compute.run(
                 [['resize_here', SERVER, other]])
 
         def steps():
@@ -251,7 +252,7 @@ class FpgaTest(KilledTestCase, OperationsMixin):
             self.compute.run([['delete', NEXT]])
         points = self.at_each_point(
             begin, lambda: [['program_ahead', self.SPECS]], after)
-        self.assertGreater(points, 7)
+        self.assertGreater(points, 3)
 
     def test_sigterm(self):
         """It ends at once, though the card is programmed for minutes."""
@@ -281,7 +282,7 @@ class TenantsImageTest(KilledTestCase):
 
     def assertNothingLeft(self):
         self.assertEqual([[], {}], self.compute.run(
-            [['reconcile'], ['seen']])[0])
+            [['reconcile'], ['seen']])[-1])
         # what the card answers; nova-compute may not know
         self.assertNotEqual(plain(OTHER), base.function_on_card(
             self.simulated.kernel, vf(A)))
@@ -290,8 +291,8 @@ class TenantsImageTest(KilledTestCase):
         points = self.at_each_point(lambda: None, lambda: [
             ['boot', self.SPECS, self.allocation,
              {'accel:bitstream_id': self.tenants}, SERVER]], self.delete)
-        # before, between and after program_dfl_port and set_loaded
-        self.assertGreater(points, 8)
+        # among others after program_dfl_port and after set_loaded
+        self.assertGreater(points, 4)
 
 
 class MailboxTest(KilledTestCase):
@@ -322,7 +323,7 @@ class MailboxTest(KilledTestCase):
 
     def assertNothingLeft(self):
         self.assertEqual([[], {}], self.compute.run(
-            [['reconcile'], ['seen']])[0])
+            [['reconcile'], ['seen']])[-1])
         self.assertEqual(
             plain(FUNCTION),
             self.simulated.kernel.loaded_xclbin(A))

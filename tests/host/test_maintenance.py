@@ -598,4 +598,4 @@ class KilledRegionTest(test_killed.KilledTestCase):
                 [['carries', A]])[0])
             self.compute.run([['enable']])
         self.assertGreater(self.at_each_point(
-            begin, lambda: [['order_program', A, self.image]], after), 5)
+            begin, lambda: [['order_program', A, self.image]], after), 3)
