@@ -11,7 +11,9 @@ first such call, point n is after the end of n calls, whether they failed or
 not. Between two calls memory alone changes, which a kill takes anyway.
 """
 
+import atexit
 import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -66,14 +68,7 @@ class Processes:
         self.options = options
         self._job = {'directory': directory, 'path': path,
                      'options': options}
-        self._forker = subprocess.Popen(
-            [sys.executable, '-m', 'tests.host.killed'],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def close(self):
-        self._forker.stdin.close()
-        self._forker.wait()
-        self._forker.stdout.close()
+        self._forker = _forker(os.environ.get('PYTHONPATH'))
 
     def start(self, kill_at: int):
         """Start nova-compute, and kill it at a point of that.
@@ -103,6 +98,24 @@ class Processes:
         if 'error' in answer:
             raise AssertionError(answer['error'])
         return answer['results']
+
+
+@functools.cache
+def _forker(path: str | None) -> subprocess.Popen:
+    """The process that forks, for all tests of this one.
+
+    :param path: PYTHONPATH, which says what it can import.
+    """
+    forker = subprocess.Popen(
+        [sys.executable, '-m', 'tests.host.killed'],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close():
+        forker.stdin.close()
+        forker.wait()
+        forker.stdout.close()
+    atexit.register(close)
+    return forker
 
 
 class Points:

@@ -57,7 +57,6 @@ class KilledTestCase(base.HostTestCase):
                 **{name: conf.CONF.accel[name] for name in (
                     'include_devices', 'virtual_functions')},
                 **self.OPTIONS})
-        self.addCleanup(self.compute.close)
 
     def booted(self, uuid_=SERVER):
         self.compute.run([['boot', self.SPECS, self.allocation, None, uuid_]])

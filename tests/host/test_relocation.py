@@ -296,7 +296,6 @@ class KilledTest(RelocationTestCase):
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
             include_devices=conf.CONF.accel.include_devices, pools='host')
-        self.addCleanup(compute.close)
         point = 0
         while True:
             self.host.accelerators.close()
