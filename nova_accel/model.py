@@ -456,6 +456,14 @@ class Claim:
         """The server, for log lines."""
         return self.instance_uuid or '(unknown)'
 
+    @property
+    def key(self) -> str:
+        """What of inventory.cards hangs where a call about the handle does:
+        the device, or only a VF or a vGPU of it."""
+        return (self.device_address
+                if self.handle.address == self.device_address
+                else self.handle.key)
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:

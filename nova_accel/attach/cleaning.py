@@ -182,7 +182,7 @@ class Regions:
         return self._inventory.cards.call(
             device.address, f'Resetting {device.address} {region.name}',
             self._inventory.driver_of(device).reset_region, device, region,
-            seconds=CONF.accel.device_timeout)
+            seconds=CONF.accel.device_timeout, patient=True)
 
 
 def _had(claims: Sequence[model.Claim]) -> str | None:

@@ -226,9 +226,17 @@ class Handles:
             else model.Unsettled(claim.device_address, ids=claim.ids)])
 
     def _release(self, claim, freed):
+        before = self._inventory.devices.get(claim.device_address)
+
+        def clean():
+            # a VF that is cleaned is not what a scan should see of it
+            if claim.key != claim.device_address and before != (
+                    self._inventory.devices.get(claim.device_address)):
+                self._inventory.scan(addresses=[claim.device_address])
+            freed(claim)
         try:
-            if self._clean(claim, late=lambda: freed(claim)):
-                freed(claim)
+            if self._clean(claim, late=clean):
+                clean()
         except Exception:
             LOG.exception('%s, which server %s had, could not be released; '
                           'the next comparison tries again',
@@ -411,10 +419,10 @@ class Handles:
                            self._use(now))
             finally:
                 self._inventory.invalidate_scan(device.address)
-        key = claim.handle.key if claim.created_type else device.address
         try:
             self._inventory.cards.call(
-                key, what, run, seconds=CONF.accel.device_timeout, late=late)
+                claim.key, what, run, seconds=CONF.accel.device_timeout,
+                late=late, patient=True)
         except exception.AcceleratorError:
             raise
         except Exception as error:

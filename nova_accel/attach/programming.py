@@ -508,7 +508,7 @@ class Programming:
         try:
             function = self._inventory.cards.call(
                 address, what, program,
-                seconds=CONF.accel.programming_timeout)
+                seconds=CONF.accel.programming_timeout, patient=True)
         except Exception as error:
             with lock:
                 gone.append(True)

@@ -84,8 +84,10 @@ class Inventory:
             if driver.PREPARES_EVERY_HANDLE)
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
-        # guards the four below
+        # guards the five below
         self._lock = threading.Lock()
+        #: address and index of regions whose programming hangs
+        self._hanging: set[tuple[str, int]] = set()
         #: what hold_back() was called with last
         self._held_back: frozenset[model.AttachHandle] = frozenset()
         #: name and uuid of the node that Nova told last
@@ -107,12 +109,17 @@ class Inventory:
     def _ended(self, key: str) -> None:
         """A call for a key has returned after it hung."""
         self._table.unfence(key, devices.Fence.HANGS)
+        self._forget_hanging(key)
         self._table.invalidate(key)
         kind, _, name = key.partition(':')
         if kind == 'driver':
             self._scanner.scan(names=[name])
         else:
             self._scanner.scan(addresses=[key])
+
+    def _forget_hanging(self, address: str) -> None:
+        with self._lock:
+            self._hanging = {r for r in self._hanging if r[0] != address}
 
     # The devices
 
@@ -191,10 +198,14 @@ class Inventory:
         """The device of a claim, and its region if any.
 
         Quarantine does not matter while the card answers. A card that is not
-        well is asked, under its time limit ([accel] discovery_timeout).
+        well is asked, under its time limit ([accel] discovery_timeout), also
+        while another call for it hangs: what takes long may be the work for
+        another server, and is no obstacle for a VF, a vGPU or a region for
+        which nothing has to be done.
 
-        :raises DeviceUnavailable: it is gone, its slot has another card, its
-            card hangs, or it does not answer.
+        :raises DeviceUnavailable: it is gone, its slot has another card, it
+            does not answer, or what hangs is a call about the handle itself or
+            the programming of its region.
         """
         address, index = claim.device_address, claim.region_index
         name = _name(address, index)
@@ -205,7 +216,10 @@ class Inventory:
                 found=f'{name} is held by the server, and another card is in '
                       f'its place')
         device, region = self._part(address, index)
-        why = self.cards.hanging(address)
+        why = self.cards.hanging(claim.key)
+        with self._lock:
+            if (address, index) in self._hanging:
+                why = self.cards.hanging(address)
         if why:
             raise exception.DeviceUnavailable(
                 f'{name} is held by the server, and does not respond: {why}.',
@@ -241,7 +255,9 @@ class Inventory:
     def _answers(self, device: model.Device) -> bool:
         try:
             return self.cards.call(
-                device.address, f'Asking {device.address} whether it answers',
+                # beside what is done for other servers of the card
+                f'asking:{device.address}',
+                f'Asking {device.address} whether it answers',
                 self.driver_of(device).answers, device,
                 seconds=CONF.accel.discovery_timeout)
         except exception.DeviceBusy:
@@ -362,6 +378,12 @@ class Inventory:
                       _name(address, index), error)
         if report:
             self._scanner.scan(addresses=[address])
+            return
+        with self._lock:
+            self._hanging.add((address, index))
+        if not self.cards.hanging(address):
+            # it ended meanwhile, and may have said so before that
+            self._forget_hanging(address)
 
     def returning(self, address: str, index: int,
                   ) -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 
 Every call of a driver that may block in the kernel goes through Cards. A key
 names what can hang: the address of a device, AttachHandle.key of a handle that
-is made on demand, or 'driver:<name>' for what concerns no single card.
+is not the device itself, or 'driver:<name>' for what concerns no single card.
 
 A key is in one of three states::
 
@@ -46,6 +46,8 @@ class _Call:
     #: time.monotonic() after which nobody waits for it
     deadline: float
     late: Callable[[], None] | None = None
+    #: whether the limit counts from when it begins
+    patient: bool = False
     #: anything by which the caller of a batch knows it
     about: Any = None
     began: float | None = None
@@ -87,20 +89,23 @@ class Cards:
             self._changed.notify_all()
 
     def call(self, key: str, what: str, function: Callable, *args,
-             seconds: float, late: Callable[[], None] | None = None):
+             seconds: float, late: Callable[[], None] | None = None,
+             patient: bool = False):
         """Call function(*args) in a thread, one call at a time per key.
 
         :param what: who does what, for errors: 'Programming 0000:3b:00.0'.
         :param seconds: for waiting and running together.
         :param late: called when the call ended without an error after its
             caller had gone.
+        :param patient: seconds are for running alone. It waits as long as no
+            call before it hangs, each of which has its own limit.
         :returns: what function returns.
         :raises DeviceTimeout: after seconds, or at once while an earlier call
             for the key hangs. The call goes on, if it began; its thread stays
             the only one of the key.
         """
         batch = self.batch(seconds)
-        batch.add(key, what, function, *args, late=late)
+        batch.add(key, what, function, *args, late=late, patient=patient)
         call, = batch
         return call.outcome()
 
@@ -126,6 +131,8 @@ class Cards:
 
     def _start(self, call: _Call) -> None:
         call.began = time.monotonic()
+        if call.patient:
+            call.deadline = call.began + call.seconds
         self._running[call.key] = call
         try:
             limited.start(self._run, call)
@@ -188,7 +195,8 @@ class Batch:
 
     def add(self, key: str, what: str, function: Callable, *args,
             about: Any = None, seconds: float | None = None,
-            late: Callable[[], None] | None = None) -> None:
+            late: Callable[[], None] | None = None,
+            patient: bool = False) -> None:
         """Like Cards.call(), which see.
 
         :param about: comes back as the field about of what iteration gives.
@@ -200,7 +208,7 @@ class Batch:
         self._waiting.append(_Call(
             key, what, functools.partial(function, *args),
             self._seconds if seconds is None else seconds, deadline,
-            late=late, about=about))
+            late=late, patient=patient, about=about))
 
     def __iter__(self) -> Iterator[_Call]:
         """Each call once it has ended or its limit has passed; outcome() of
@@ -277,7 +285,7 @@ class Batch:
         if before and before.hangs:
             self._cards._fail(call, f'{call.what} cannot begin: '
                                     f'{before.hangs}.')
-        elif now >= call.deadline:
+        elif now >= call.deadline and not (call.patient and before):
             self._cards._fail(
                 call, f'{call.what} could not begin within '
                 f"{call.seconds:g} s"
@@ -288,8 +296,9 @@ class Batch:
         """Seconds until something has to be looked at again."""
         times = []
         for call in self._waiting:
-            times.append(call.deadline)
             before = self._cards._running.get(call.key)
+            if call.began is not None or not (call.patient and before):
+                times.append(call.deadline)
             if call.began is not None:
                 if call.began + _SLOW_SECONDS > now:
                     times.append(call.began + _SLOW_SECONDS)
