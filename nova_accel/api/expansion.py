@@ -26,6 +26,9 @@ LOG = logging.getLogger(__name__)
 _MARK = '_nova_accel_expands'
 _resizing = contextvars.ContextVar('nova_accel_resizing', default=False)
 _store = profiles.ProfileStore()
+_REPORT = '%(what)s could not be read: report this error to nova_accel.'
+#: begin the keys of flavors with accelerators, in all spellings
+_OURS = ('accel', 'resources', 'function', 'bitstream')
 
 
 def expand_flavor(flavor):
@@ -43,6 +46,13 @@ def expand_flavor(flavor):
     except exception.AcceleratorError as error:
         raise nova_exception.InvalidRequest(exception.tell(
             error, LOG.warning, f'The flavor {flavor.name}')) from error
+    except Exception:
+        LOG.exception(_REPORT, {'what': f'The flavor {flavor.name}'})
+        if _is_plain(flavor):
+            return flavor
+        raise nova_exception.InvalidRequest(
+            f'The accelerators of the flavor {flavor.name} cannot be read: '
+            f'tell the operator, who finds the reason in the log of nova-api.')
     if specs == flavor.extra_specs:
         return flavor
     clone = flavor.obj_clone()
@@ -96,7 +106,7 @@ def _refuse_snapshot(flavor, image):
     flavor of the new server may not provide.
     """
     if (image.get('properties', {}).get(request.SNAPSHOT_PROPERTY)
-            and request.parse(flavor.extra_specs)
+            and _has_accelerators(flavor)
             and not CONF.accel.allow_snapshot_boot):
         raise nova_exception.InvalidRequest(
             f'Image {image.get("id")} is a snapshot of a server with '
@@ -108,7 +118,7 @@ def _refuse_snapshot(flavor, image):
 def _live_migrate(original):
     @functools.wraps(original)
     def live_migrate(self, context, instance, *args, **kwargs):
-        if _has_accelerators(instance):
+        if _has_accelerators(instance.flavor):
             # Nova answers its own exception with 400 (31 to 34)
             raise nova_exception.ForbiddenWithAccelerators(
                 f'Server {instance.uuid} has accelerators, which cannot move '
@@ -118,11 +128,22 @@ def _live_migrate(original):
     return live_migrate
 
 
-def _has_accelerators(instance):
+def _has_accelerators(flavor):
     try:
-        return bool(request.parse(instance.flavor.extra_specs))
+        return bool(request.parse(flavor.extra_specs))
     except exception.AcceleratorError:
         return True
+    except Exception:
+        LOG.exception(_REPORT, {'what': f'The flavor {flavor.name}'})
+        return not _is_plain(flavor)
+
+
+def _is_plain(flavor):
+    """Return whether a flavor has nothing that could be ours.
+
+    For use after an error of ours, which costs such a flavor nothing.
+    """
+    return not any(key.startswith(_OURS) for key in flavor.extra_specs)
 
 
 def install():

@@ -38,6 +38,9 @@ SCHEDULINGS = schedulings.Schedulings(_get)
 _chance = random.random
 #: hosts that a line of the log names
 _SAID = 10
+#: of the log where an error of ours was caught, once for each request
+UNTOLD = ('A server is scheduled without regard to its accelerators: report '
+          'this error to nova_accel.')
 #: hosts that the log has named because they do not run our driver
 _STALE: set[str] = set()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
@@ -58,8 +61,19 @@ class AcceleratorFilter(filters.BaseHostFilter):
         :returns: list of the same HostState.
         """
         hosts = list(filter_obj_list)
+        try:
+            return self._order(hosts, spec_obj)
+        # an error of ours must not cost servers without accelerators a host.
+        # What a flavor demands, nova-compute checks once more
+        except Exception:
+            LOG.exception(UNTOLD)
+            SCHEDULINGS.give_up(spec_obj)
+            return hosts
+
+    @staticmethod
+    def _order(hosts, spec_obj):
         scheduling = SCHEDULINGS.of(spec_obj)
-        if not scheduling.requests:
+        if scheduling is None or not scheduling.requests:
             return hosts
         _note_claims(hosts, scheduling)
         with_driver = [host for host in hosts
@@ -105,8 +119,10 @@ def _has_driver(host, scheduling):
     candidates = host.allocation_candidates
     if not candidates:
         return True
-    candidates[:] = [c for c in candidates if not scheduling.takes_ours(c)]
-    if not candidates and host.uuid not in _STALE:
+    kept = [c for c in candidates if not scheduling.takes_ours(c)]
+    if kept:
+        candidates[:] = kept
+    elif host.uuid not in _STALE:
         _STALE.add(host.uuid)
         LOG.warning(
             'Host %(host)s gets no servers with accelerators: Placement has '
@@ -115,7 +131,7 @@ def _has_driver(host, scheduling):
             'it. Set [DEFAULT] compute_driver there and restart nova-compute, '
             'or remove the providers with "nova-accel providers purge '
             '%(node)s".', {'host': host.host, 'node': host.nodename})
-    return bool(candidates)
+    return bool(kept)
 
 
 def _where_the_flavor_demands(hosts, scheduling, spec):

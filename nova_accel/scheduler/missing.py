@@ -60,11 +60,13 @@ def of_accelerators(groups: Mapping[str, request.Group],
     return found
 
 
-def refusal(wanted: scheduling.Scheduling) -> str:
+def refusal(wanted: scheduling.Scheduling | None) -> str:
     """Return why AcceleratorFilter refused all hosts that had accelerators.
 
     :returns: a sentence without "No valid host"; '' where it did not.
     """
+    if wanted is None:
+        return ''
     if wanted.refused is scheduling.Refusal.PLACES:
         return (f'Accelerators: no host for this server has all of them free '
                 f'{wanted.affinity}: {_LATER}.')

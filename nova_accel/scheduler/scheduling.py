@@ -329,7 +329,7 @@ class Schedulings:
         #: RequestSpec -> Scheduling; Nova makes one for each request, and
         #: passes the same object for each server of a multi-create
         self._begun: weakref.WeakKeyDictionary[
-            typing.Any, Scheduling] = weakref.WeakKeyDictionary()
+            typing.Any, Scheduling | None] = weakref.WeakKeyDictionary()
 
     def begin(self, spec, summaries: Mapping[str, Summary] | None,
               ) -> Scheduling:
@@ -338,16 +338,27 @@ class Schedulings:
         :param spec: nova.objects.RequestSpec.
         :param summaries: None without an answer, as for a rebuild.
         """
+        # what raises here is not tried again by of()
+        self.give_up(spec)
         begun = Scheduling(spec, summaries or {}, self._demand, self._get)
         with self._lock:
             self._begun[spec] = begun
         return begun
 
-    def of(self, spec) -> Scheduling:
+    def give_up(self, spec) -> None:
+        """Have the rest of the scheduling of a request go on as if it wanted
+        no accelerators: an error of ours was caught."""
+        with self._lock:
+            self._begun[spec] = None
+
+    def of(self, spec) -> Scheduling | None:
         """Return the scheduling of a request; one without facts where Nova
-        did not begin it."""
+        did not begin it, and None where an error of ours was caught."""
         # without the lock: once for each host, and a look-up is atomic
-        return self._begun.get(spec) or self.begin(spec, None)
+        try:
+            return self._begun[spec]
+        except KeyError:
+            return self.begin(spec, None)
 
 
 def _requests(spec) -> list[request.AcceleratorRequest]:

@@ -6,12 +6,14 @@ import functools
 
 from nova.scheduler import utils
 from nova.scheduler import weights
+from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import ranking
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 
 
 class AcceleratorWeigher(weights.BaseHostWeigher):
@@ -37,8 +39,18 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
     def weigh_objects(self, weighed_obj_list, weight_properties):
         """Return 0 to 1 for each host; 0 where the flavor wants one group
         without a function."""
+        try:
+            return self._weigh(weighed_obj_list, weight_properties)
+        # as in the filter
+        except Exception:
+            LOG.exception(filters.UNTOLD)
+            filters.SCHEDULINGS.give_up(weight_properties)
+            return [0.0] * len(weighed_obj_list)
+
+    def _weigh(self, weighed_obj_list, weight_properties):
         scheduling = filters.SCHEDULINGS.of(weight_properties)
-        if not (scheduling.wishes or scheduling.compares_places):
+        if scheduling is None or not (
+                scheduling.wishes or scheduling.compares_places):
             return [0.0] * len(weighed_obj_list)
         rank = ranking.ranker(scheduling)
         # many hosts, few ranks
