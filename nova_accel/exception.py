@@ -143,6 +143,10 @@ class DeviceBusy(DeviceTimeout):
     """A hardware call could not begin in time, as another one goes on."""
 
 
+class LockTimeout(AcceleratorError):
+    """Another operation held a lock for longer than its limit."""
+
+
 class DeviceUnavailable(AcceleratorError):
     """The allocated device is gone, taken or quarantined on this host."""
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
-import functools
 import threading
 
 from oslo_log import log as logging
@@ -27,6 +26,7 @@ from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -48,15 +48,21 @@ class Programming:
         self._cloud = cloud
         self._publisher = publisher
         self._names = names
+        # functools.cached_property would open it twice (Python 3.12)
+        self._opening = locks.Lock('opening')
+        self._opened: bitstream_cache.BitstreamCache | None = None
         #: regions that are programmed for no server now
         self._ahead: set[tuple[str, int]] = set()
         #: guards the set
         self._ahead_changed = threading.Condition()
 
-    @functools.cached_property
-    def _cache(self):
+    def _cache(self) -> bitstream_cache.BitstreamCache:
         # when it is first needed: a host without FPGAs needs none
-        return bitstream_cache.BitstreamCache(CONF.accel.bitstream_cache)
+        with self._opening:
+            if self._opened is None:
+                self._opened = bitstream_cache.BitstreamCache(
+                    CONF.accel.bitstream_cache)
+            return self._opened
 
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
@@ -446,7 +452,7 @@ class Programming:
         :param begin: as fetched, in the worker of the card, at last.
         """
         driver = self._inventory.driver_of(device)
-        with self._cache.fetch(client, image) as file:
+        with self._cache().fetch(client, image) as file:
             bitstream = driver.read_bitstream(file.path, str(image))
             glance.verify(bitstream, wanted, image, region)
             loaded = model.Loaded(
@@ -472,7 +478,7 @@ class Programming:
         the cache has not got it."""
         driver = self._inventory.driver_of(device)
         try:
-            with self._cache.by_image(loaded.bitstream_id) as file:
+            with self._cache().by_image(loaded.bitstream_id) as file:
                 bitstream = driver.read_bitstream(
                     file.path, f'image {loaded.bitstream_id}')
                 self._program(

@@ -1,42 +1,37 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Bitstreams on the local disk, by the hash of their content.
 
-The directory is the whole state of the cache:
+The directory belongs to one nova-compute:
 
 ``<algorithm>-<digest>``
     the data of an image, complete and verified. Its modification time is the
-    time of the last use. A reader holds a shared lock (flock) on it; removal
-    needs an exclusive one.
+    time of the last use.
 ``<algorithm>-<digest>.part``
-    a download; the downloading thread holds an exclusive lock on it.
+    a download that has not ended.
 ``image-<uuid>``
     a symbolic link to the content that a Glance image had last.
 
-A lock ends with its process. Locks exclude threads of one process as well as
-other processes. Waiting for a lock polls, which does not block the eventlet
-hub.
+The operator may remove any of it, or the directory, while nova-compute runs:
+what is needed again is downloaded again.
 """
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import fcntl
 import os
-import time
-import typing
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel import locks
 from nova_accel import model
 
 CONF = conf.CONF
 
 _PART = '.part'
 _LINK = 'image-'
-#: seconds between looks whether another thread has finished a download
-_POLL = 0.05
 #: of much data takes long
 _fsync = limited.blocking(os.fsync)
 
@@ -51,7 +46,7 @@ class CachedFile:
 
 
 class BitstreamCache:
-    """A directory of bitstreams; processes may share it."""
+    """The directory of bitstreams of this process."""
 
     def __init__(self, directory: str):
         """Remove what a killed process left.
@@ -61,13 +56,18 @@ class BitstreamCache:
         :raises ConfigurationError: the directory cannot be written.
         """
         self.directory = directory
+        #: protects the leases: no file is removed that has one
+        self._lock = locks.Lock('cache')
+        #: content -> number of callers that use it
+        self._leases: collections.Counter[str] = collections.Counter()
+        self._downloads = locks.Locks(
+            'download', 'The data of a bitstream',
+            lambda: glance.download_seconds())
         with self._writing():
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            for name in os.listdir(directory):
-                if name.endswith(_PART):
-                    self._remove(name)
-                elif name.startswith(_LINK) and not os.path.exists(
-                        self._path(name)):
+            for name in self._names():
+                if name.endswith(_PART) or (
+                        name.startswith(_LINK)
+                        and not os.path.exists(self._path(name))):
                     self._unlink(name)
             self._trim()
 
@@ -83,18 +83,18 @@ class BitstreamCache:
         :param image: as found by glance.find.
         :raises BitstreamError: see glance.download.
         :raises GlanceUnavailable: see glance.download.
+        :raises LockTimeout: another caller downloads the same data, and has
+            not ended in the time that one download may take.
         :raises ConfigurationError: the directory cannot be written.
         """
-        while True:
-            with self._writing():
-                file = self._open(image.content)
-            if file:
-                break
-            self._download(client, image)
-        with self._leased(file, image.content) as cached:
+        with self._leased(image.content) as file:
+            with self._downloads.held(image.content):
+                if not os.path.exists(file.path):
+                    self._download(client, image)
             with self._writing():
                 self._link(image)
-            yield cached
+                os.utime(file.path)
+            yield file
 
     @contextlib.contextmanager
     def by_image(self, image_id: str) -> Iterator[CachedFile]:
@@ -105,33 +105,42 @@ class BitstreamCache:
 
         :raises BitstreamError: the content is not in the cache.
         """
-        name = _LINK + _checked(image_id)
-        file = content = None
+        content = _LINK + _checked(image_id)
         with contextlib.suppress(OSError):
-            content = os.readlink(self._path(name))
-            file = self._open(content)
-        if file is None:
-            raise exception.BitstreamError(
-                f'Image {image_id} was looked up in the bitstream cache '
-                f'{self.directory} and was not found: repeat the operation as '
-                f'the user of the server, to fetch the image from Glance.')
-        with self._leased(file, content) as cached:
-            yield cached
+            content = os.readlink(self._path(content))
+        with self._leased(content) as file:
+            try:
+                os.utime(file.path)
+            except OSError:
+                raise exception.BitstreamError(
+                    f'Image {image_id} was looked up in the bitstream cache '
+                    f'{self.directory} and was not found: repeat the '
+                    f'operation as the user of the server, to fetch the image '
+                    f'from Glance.') from None
+            yield file
 
     @contextlib.contextmanager
-    def _leased(self, file, content):
+    def _leased(self, content):
+        with self._lock:
+            self._leases[content] += 1
         try:
-            with file:
-                with self._writing():
-                    os.utime(file.fileno())
-                yield CachedFile(self._path(content), content)
+            yield CachedFile(self._path(content), content)
         finally:
+            with self._lock:
+                self._leases[content] -= 1
+                if not self._leases[content]:
+                    del self._leases[content]
             # a file that cannot be removed must not fail the caller
             with contextlib.suppress(OSError):
                 self._trim()
 
     def _path(self, name) -> str:
         return os.path.join(self.directory, name)
+
+    def _names(self) -> list[str]:
+        """Return what is in the directory; create it if it is missing."""
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        return os.listdir(self.directory)
 
     @contextlib.contextmanager
     def _writing(self):
@@ -143,84 +152,31 @@ class BitstreamCache:
                 f'written ({e.strerror}): correct its permissions, or free '
                 f'space on its file system.') from e
 
-    # Files and locks
-
-    def _lock(self, name, mode, flag) -> typing.BinaryIO | None:
-        """Open and lock a file; None if it is missing or locked."""
-        path = self._path(name)
-        try:
-            file = open(path, mode, opener=_private)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(file, flag | fcntl.LOCK_NB)
-            # another process may remove or rename it before we have the lock
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                return file
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-        return None
-
-    def _open(self, content) -> typing.BinaryIO | None:
-        """Open the complete file under a shared lock; None if missing."""
-        while True:
-            file = self._lock(content, 'rb', fcntl.LOCK_SH)
-            if file or not os.path.exists(self._path(content)):
-                return file
-            # another process is removing it
-            time.sleep(_POLL)
-
     def _unlink(self, name) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(name))
 
-    def _remove(self, name) -> bool:
-        """Remove a file unless it is in use; return whether it is removed."""
-        file = self._lock(name, 'rb', fcntl.LOCK_EX)
-        if file:
-            with file:
-                self._unlink(name)
-        return bool(file)
-
     def _link(self, image) -> None:
         name = _LINK + _checked(image.id)
-        with contextlib.suppress(OSError):
-            if os.readlink(self._path(name)) == image.content:
-                return
-        self._unlink(name)
-        with contextlib.suppress(FileExistsError):
+        with self._lock:
+            self._unlink(name)
             os.symlink(image.content, self._path(name))
 
-    # Filling and emptying
-
     def _download(self, client, image) -> None:
-        """Download the file, or wait a moment if another thread does."""
         name = image.content + _PART
-        with self._writing():
-            file = self._lock(name, 'ab', fcntl.LOCK_EX)
-        if file is None:
-            time.sleep(_POLL)
-            return
-        with file:
-            if os.path.exists(self._path(image.content)):
-                self._unlink(name)
-                return
-            try:
-                with self._writing():
-                    file.truncate(0)
-                    self._trim(room=image.size or 0)
+        try:
+            with self._writing():
+                self._trim(room=image.size or 0)
+                with open(self._path(name), 'wb', opener=_private) as file:
                     glance.download(client, image, file)
                     file.flush()
                     _fsync(file.fileno())
-                    os.rename(self._path(name), self._path(image.content))
-                    self._sync()
-            except BaseException:
+                os.rename(self._path(name), self._path(image.content))
+                self._sync()
+        except BaseException:
+            with contextlib.suppress(OSError):
                 self._unlink(name)
-                raise
+            raise
 
     def _sync(self) -> None:
         directory = os.open(self.directory, os.O_RDONLY)
@@ -237,20 +193,19 @@ class BitstreamCache:
         :param room: bytes that will be added next.
         """
         limit = CONF.accel.bitstream_cache_size << 20
-        files = []
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                if entry.is_symlink() or entry.name.endswith(_PART):
+        with self._lock:
+            files = []
+            for name in self._names():
+                if name.startswith(_LINK) or name.endswith(_PART):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    stat = entry.stat()
-                    files.append((stat.st_mtime_ns, stat.st_size, entry.name))
-        excess = sum(size for _, size, _ in files) + room - limit
-        for _, size, name in sorted(files):
-            if excess <= 0:
-                break
-            if self._remove(name):
-                excess -= size
+                    stat = os.stat(self._path(name))
+                    files.append((stat.st_mtime_ns, stat.st_size, name))
+            excess = sum(size for _, size, _ in files) + room - limit
+            for _, size, name in sorted(files):
+                if excess > 0 and name not in self._leases:
+                    self._unlink(name)
+                    excess -= size
 
 
 def _private(path, flags):

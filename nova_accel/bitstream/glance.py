@@ -542,16 +542,23 @@ def verify(bitstream: model.Bitstream,
                 f'letters, digits, "-", "_" and spaces.') from None
 
 
+def download_seconds() -> int:
+    """Return for how long the data of an image may take to arrive."""
+    return 10 * CONF.accel.glance_timeout
+
+
 def download(client, image: Image, file: typing.BinaryIO) -> None:
     """Write the data of an image into a file and verify size and hash.
 
     Memory use is bounded by glanceclient's chunks of 1 MiB.
 
     :raises BitstreamError: the data are too large, or differ from the record.
-    :raises GlanceUnavailable: Glance did not answer, or stopped sending.
+    :raises GlanceUnavailable: Glance did not answer, stopped sending, or
+        did not end within download_seconds().
     :raises OSError: the file could not be written.
     """
     limit = CONF.accel.bitstream_max_size << 20
+    end = time.monotonic() + download_seconds()
     if (image.size or 0) > limit:
         raise _too_large(image, image.size)
     algorithm, _, digest = image.content.partition('-')
@@ -561,6 +568,12 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
         received += len(chunk)
         if received > limit:
             raise _too_large(image, received)
+        if time.monotonic() > end:
+            raise exception.GlanceUnavailable(
+                f'Glance at {_where(client)} was asked for the data of '
+                f'{image} and sent {received} bytes within '
+                f'{download_seconds()} s (ten times [accel] glance_timeout): '
+                f'check the network, or raise that option.')
         hasher.update(chunk)
         file.write(chunk)
         # let other green threads run, however fast the data arrive

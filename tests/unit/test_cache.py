@@ -7,9 +7,7 @@ import http.server
 import os
 import pathlib
 import resource
-import signal
-import subprocess
-import sys
+import shutil
 import threading
 import time
 import uuid
@@ -28,19 +26,6 @@ from nova_accel import conf
 from nova_accel import exception
 
 MIB = 1 << 20
-ROOT = pathlib.Path(__file__).parent.parent.parent
-
-#: a process that leases an image and tells so, until its input ends
-LEASE = """
-import sys
-from tests.unit import test_cache
-from nova_accel.bitstream import cache
-directory, url, id, content, size = sys.argv[1:]
-image = test_cache.image_of(id, content, int(size))
-with cache.BitstreamCache(directory).fetch(test_cache.client_of(url), image):
-    print('leased', flush=True)
-    sys.stdin.read()
-"""
 
 
 def client_of(url):
@@ -124,14 +109,6 @@ class CacheTest(testtools.TestCase):
         then = time.time() - seconds
         os.utime(os.path.join(self.directory, image.content), (then, then))
 
-    def lease_elsewhere(self, image):
-        process = subprocess.Popen(
-            [sys.executable, '-c', LEASE, self.directory, self.server.url,
-             image.id, image.content, str(image.size)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.addCleanup(process.communicate)
-        return process
-
     def test_downloaded_once(self):
         image = self.server.image(b'x' * 100)
         with self.cache.fetch(self.client, image) as file:
@@ -195,19 +172,6 @@ class CacheTest(testtools.TestCase):
         # only then, and it was the last to go out of use
         self.assertThat(self.contents(), matchers.HasLength(1))
 
-    def test_in_use_by_another_process(self):
-        self.config(bitstream_cache_size=1, group='accel')
-        first, second = (self.server.image(bytes([i]) * MIB)
-                         for i in range(2))
-        process = self.lease_elsewhere(first)
-        self.assertEqual(b'leased\n', process.stdout.readline())
-        self.age(first, 100)
-        self.use(second)
-        self.assertIn(first.content, self.contents())
-        process.communicate()
-        self.use(second)
-        self.assertEqual({second.content}, self.contents())
-
     def test_size_zero_keeps_nothing(self):
         self.config(bitstream_cache_size=0, group='accel')
         image = self.server.image(b'x' * 100)
@@ -238,17 +202,69 @@ class CacheTest(testtools.TestCase):
         self.assertEqual([image.id], self.server.downloads)
         self.assertEqual({image.content}, self.contents())
 
-    def test_processes_download_once(self):
+    def test_who_waits_has_a_limit(self):
+        """A download that does not end keeps no other caller for ever."""
         image = self.server.image(b'x' * MIB)
         self.server.go_on.clear()
-        process = self.lease_elsewhere(image)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            downloads = pool.submit(self.use, image)
+            while not self.server.downloads:
+                time.sleep(0.01)
+            self.useFixture(fixtures.MonkeyPatch(
+                'nova_accel.bitstream.glance.download_seconds', lambda: 0.1))
+            log = self.useFixture(fixtures.FakeLogger())
+            waiting = cache.BitstreamCache.fetch(
+                self.cache, self.client, image)
+            error = self.assertRaises(
+                exception.LockTimeout, waiting.__enter__)
+            self.assertIn('The data of a bitstream were waited for',
+                          str(error))
+            # and where the other one is
+            self.assertIn('glance.download(client, image, file)', log.output)
+            self.server.go_on.set()
+            self.assertEqual(b'x' * MIB, downloads.result(20))
+
+    def test_download_has_a_limit(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.bitstream.glance.download_seconds', lambda: 0))
+        error = self.assertRaises(
+            exception.GlanceUnavailable, self.use, self.server.image(b'x'))
+        self.assertIn('sent 1 bytes within 0 s', str(error))
+        self.assertEqual(set(), self.contents())
+
+    def test_directory_is_removed(self):
+        """As by an operator who needs room on the disk."""
+        image = self.server.image(b'x' * 100)
+        shutil.rmtree(self.directory)
+        self.assertEqual(b'x' * 100, self.use(image))
+        with self.cache.fetch(self.client, image) as file:
+            shutil.rmtree(self.directory)
+            self.assertFalse(os.path.exists(file.path))
+        self.assertEqual(b'x' * 100, self.use(image))
+        self.assertEqual({image.content}, self.contents())
+
+    def test_directory_is_removed_while_downloading(self):
+        image = self.server.image(b'x' * MIB)
+        self.server.go_on.clear()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             future = pool.submit(self.use, image)
-            time.sleep(0.3)
+            while not self.server.downloads:
+                time.sleep(0.01)
+            shutil.rmtree(self.directory)
             self.server.go_on.set()
-            self.assertEqual(b'leased\n', process.stdout.readline())
-            self.assertEqual(b'x' * MIB, future.result(20))
-        self.assertEqual([image.id], self.server.downloads)
+            error = future.exception(20)
+        self.assertIsInstance(error, exception.ConfigurationError)
+        self.assertIn('cannot be written (No such file', str(error))
+        self.assertEqual(b'x' * MIB, self.use(image))
+
+    def test_directory_cannot_be_made_again(self):
+        image = self.server.image(b'x' * MIB)
+        above = os.path.dirname(self.directory)
+        shutil.rmtree(above)
+        pathlib.Path(above).touch()
+        error = self.assertRaises(
+            exception.ConfigurationError, self.use, image)
+        self.assertIn('cannot be written (Not a directory)', str(error))
 
     def test_another_tries_after_a_failure(self):
         """Who waited for a download that failed makes its own."""
@@ -266,24 +282,13 @@ class CacheTest(testtools.TestCase):
                                   exception.BitstreamError)
             self.assertEqual(b'x' * MIB, works.result(20))
 
-    def test_killed_while_downloading(self):
-        image = self.server.image(b'x' * 4 * MIB)
-        self.server.go_on.clear()
-        process = self.lease_elsewhere(image)
-        part = os.path.join(self.directory, image.content + '.part')
-        while not (os.path.exists(part) and os.path.getsize(part)):
-            self.assertIsNone(process.poll())
-            time.sleep(0.01)
-        # a second process does not take the download of the first away
-        cache.BitstreamCache(self.directory)
-        self.assertTrue(os.path.exists(part))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        self.assertEqual({image.content + '.part'}, self.contents())
+    def test_start_after_a_kill(self):
+        """The next process removes what a download left."""
+        image = self.server.image(b'x' * 100)
+        part = pathlib.Path(self.directory, image.content + '.part')
+        part.write_bytes(b'y' * 500)
         cache.BitstreamCache(self.directory)
         self.assertEqual(set(), self.contents())
-        self.server.go_on.set()
-        self.assertEqual(b'x' * 4 * MIB, self.use(image))
 
     def test_continued_after_a_kill(self):
         """What a dead download left is not taken for data."""
