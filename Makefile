@@ -2,6 +2,7 @@
 # make test   everything that needs no root; parts of it: style unit host
 #             functional, and make unit TEST=tests.unit.test_gbs for one test
 # make soak   random operations on a cloud, SOAK_MINUTES=60 of them
+# make mutants  small changes of the code that the tests must notice; minutes
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
@@ -16,7 +17,7 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test parts style docs unit host functional soak nova-tests \
+.PHONY: demo test parts style docs unit host functional soak mutants nova-tests \
 	nova-tests-part bench bench-part bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
 
@@ -69,6 +70,10 @@ SOAK_MINUTES ?= 60
 soak: $(STAMP)
 	NOVA_ACCEL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m testtools.run \
 		tests.functional.test_random_operations
+
+# MUTANTS="attach/reconcile.py" for those of a file, of a room or with a text
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 # docs/source/contributor/nova-tests.rst; SUITES="unit" for one of them,
 # STOCK=--stock for Nova's own driver

@@ -25,9 +25,16 @@ class KeepTest(operations.OperationsTestBase):
         super().setUp()
         self.server = self.boot(self.specs)
         self.before = self.assertHas(self.server)
+        self.claimed = self.claim_ids()
+
+    def claim_ids(self):
+        """Of the server: what was released and claimed again has others."""
+        return sorted(claim.uuid for claim in self.claims()
+                      if claim.instance_uuid == self.server['id'])
 
     def assertKept(self):
         self.assertEqual(self.before, self.assertHas(self.server))
+        self.assertEqual(self.claimed, self.claim_ids())
         self.assertFunction(self.before, self.function)
         self.delete_all()
 

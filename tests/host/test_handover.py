@@ -5,6 +5,7 @@ concern the servers of another. Written as the attacker would."""
 import dataclasses
 import tempfile
 import time
+from unittest import mock
 import uuid
 
 import ddt
@@ -527,6 +528,17 @@ class WhoseImageTest(Base):
         self.assertBobGets(self.host.upload(FUNCTION, private(BOB)),
                            as_user=as_user)
 
+    def test_private_image_of_another_project_by_its_id(self):
+        """nova-compute may read it, and reads only the operator's for Bob."""
+        self.config.config(bitstream_owners=[clouds.OPERATORS], group='accel')
+        eves = self.host.upload(FUNCTION, private(EVE))
+        for flavor, image in (
+                (base.asks(bitstream_id=eves), {}),
+                (FREE, {'accel:bitstream_id': eves})):
+            self.assertIn('not visible', self.refused(
+                flavor, image_properties=image))
+        self.assertEqual(0, self.programmed)
+
     def test_token_of_an_administrator(self):
         """Of a project of his own, whose images do not count either."""
         self.host.upload(FUNCTION, private('root'))
@@ -758,8 +770,13 @@ class MailboxTest(MailboxTestCase):
 
     def test_own_restart(self):
         server = self.boot(EVE)
-        self.host.reboot(server)
+        self.guest_loads(OTHER)
+        with mock.patch.object(
+                self.host.kernel, 'program_xclbin',
+                wraps=self.host.kernel.program_xclbin) as program:
+            self.host.reboot(server)
         # what its guest may have changed was put back
+        program.assert_called_once()
         self.assertEqual((self.image, model.OPERATOR), (
             self.region().bitstream_id, self.region().origin))
 

@@ -80,6 +80,16 @@ class RuntimeTest(Base):
         self.host.start_guest(self.server)
         self.assertEqual(plain(OTHER), self.host.carries(A))
 
+    def test_nova_is_at_the_server(self):
+        """An operation of Nova goes first; a later look programs it."""
+        self.host.cloud.set_server(self.server, task_state='powering-off')
+        self.host.ask(self.server, self.other)
+        self.assertEqual(0, self.host.runtime.run())
+        self.assertNotIn('accel1:status', self.metadata())
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+        self.host.cloud.set_server(self.server, task_state=None)
+        self.assertEqual(1, self.host.runtime.run())
+
     def test_guest_does_not_let_go(self):
         self.host.cloud.detach_error = exception.DeviceError('It is used.')
         done, status = self.ask(self.other)

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What is released is what was judged, twice."""
 
+import threading
 import uuid
 
 from nova_accel import exception
@@ -39,6 +40,95 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(self.server, self.host.allocation(A))
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.assertEqual(0, self.host.reconciler.run())
+
+    def test_guest_alone_is_enough(self):
+        """Whether it runs or not: its definition names the device."""
+        self.host.cloud.allocate(self.server, None)
+        self.host.cloud.delete_server(self.server)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.stop_guest(self.server)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+
+    def after_the_first_judgement(self, function):
+        """Nova is the last one that is asked about a server."""
+        servers = self.host.cloud.servers
+
+        def then(uuids):
+            self.host.cloud.servers = servers
+            found = servers(uuids)
+            function()
+            return found
+        self.host.cloud.servers = then
+
+    def claim_ids(self):
+        return [c.uuid for c in self.host.holdings.of(self.server)]
+
+    def test_judged_again(self):
+        """The server comes back after the first judgement, and before what
+        was judged is released."""
+        self.leave()
+        allocation, uuids = self.host.allocation(A), self.claim_ids()
+        self.after_the_first_judgement(lambda: self.host.boot(
+            base.ONE, allocation, uuid_=self.server))
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertHas(self.server, vf(A))
+        self.assertEqual(uuids, self.claim_ids())
+
+    def test_judged_again_after_what_has_begun(self):
+        """An operation has begun on the server, and gives it a guest."""
+        self.leave()
+        allocation, uuids = self.host.allocation(A), self.claim_ids()
+        compared, began = threading.Event(), threading.Event()
+
+        def operation():
+            with self.host.accelerators.exclusive(self.server):
+                began.set()
+                # in this time it would be released; it waits for us instead
+                compared.wait(0.3)
+                self.host.cloud.add_server(base.ONE, uuid_=self.server)
+                self.host.cloud.allocate(self.server, allocation)
+            self.host.start_guest(self.server)
+        operating = threading.Thread(target=operation)
+
+        def begin():
+            operating.start()
+            began.wait(base.PATIENCE)
+        self.after_the_first_judgement(begin)
+        released = self.host.reconciler.run()
+        compared.set()
+        operating.join()
+        self.assertEqual(0, released)
+        self.assertHas(self.server, vf(A))
+        self.assertEqual(uuids, self.claim_ids())
+
+    def test_revert_that_has_begun(self):
+        """Placement has the devices at the server again, of which this host
+        has not heard."""
+        migration = self.host.migrate_away(self.server)
+        self.host.cloud.delete_server(self.server)
+        self.host.cloud.move_allocation(migration, self.server)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.cloud.add_server(base.ONE, uuid_=self.server)
+        self.host.accelerators.restore_after_revert(self.server)
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, vf(A))
+
+    def test_server_that_is_being_built(self):
+        """It has neither guest nor record here yet, and its allocation went
+        with a delete that waits for the build."""
+        server = self.host.cloud.add_server(base.ONE)
+        allocation = self.host.allocation(B)
+        with self.host.accelerators.plugged(
+                self.host.cloud.admin_context(),
+                self.host.cloud.server(server), lambda: allocation):
+            self.host.accelerators.handles_to_start(
+                self.host.cloud.admin_context(),
+                self.host.cloud.server(server))
+            self.host.cloud.delete_server(server)
+            self.assertEqual(0, self.host.reconciler.run())
+            self.assertEqual([State.BOUND], self.host.states(server))
+        self.assertEqual(1, self.host.reconciler.run())
 
     def test_placement_does_not_answer(self):
         self.leave()

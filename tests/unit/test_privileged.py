@@ -538,6 +538,25 @@ class Privileged(testtools.TestCase):
             self.assertEqual((errno.ENOENT, f'{self.root}/dev/nvme0n1'),
                              (error.errno, error.filename))
 
+    def test_disks_are_held_exclusively(self):
+        """The kernel refuses a disk that is mounted only where it is opened
+        with O_EXCL (open(2), blkdev_get_by_dev)."""
+        self.disk('nvme0n1', f'{self.device}/nvme/nvme0')
+        opened = []
+
+        def refuse(path, flags, *args, **kwargs):
+            opened.append(path)
+            if flags & os.O_EXCL:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+            return os.dup(0)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.privileged.os.open', refuse))
+        with contextlib.ExitStack() as stack:
+            error = self.assertRaises(
+                OSError, privileged._hold_disks, PF, stack)
+        self.assertEqual(errno.EBUSY, error.errno)
+        self.assertEqual([f'{self.root}/dev/nvme0n1'], opened)
+
     def test_disks_that_are_held_by_number(self):
         for number in (1, 2):
             place = f'{self.device}/nvme/nvme0'
