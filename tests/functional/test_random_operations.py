@@ -59,9 +59,10 @@ NOVAS_OWN = ('_revert_allocation', '_allow_resize_to_same_host')
 #: Nova's fault where Placement did not take an allocation back: its ten tries
 #: are in one transaction, see docs/source/contributor/testing.rst
 LEAKED = re.compile('Failed to delete allocations for consumer ([0-9a-f-]+)')
-#: sequences of a series, and the number of the series of each day
+#: sequences of a series
 SEQUENCES = 5
-EVERYDAY = 0
+#: the number of the series of each day, of which so many are played
+EVERYDAY, EVERYDAYS_SEQUENCES = 0, 2
 STEPS = 20
 SERVERS = 4
 #: within which the last event of an operation ends
@@ -145,6 +146,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         first = int(given('NOVA_ACCEL_SEED', (
             random.SystemRandom().randrange(10 ** 6) if minutes
             else EVERYDAY)))
+        self.sequences = (SEQUENCES if minutes or given('NOVA_ACCEL_SEED')
+                          else EVERYDAYS_SEQUENCES)
         self.shrinks = bool(given('NOVA_ACCEL_SHRINK'))
         start = time.monotonic()
         try:
@@ -179,7 +182,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 hypothesis.__version__, blob.encode())(series)
         stateful.run_state_machine_as_test(
             series, settings=hypothesis.settings(
-                max_examples=SEQUENCES, stateful_step_count=STEPS,
+                max_examples=self.sequences, stateful_step_count=STEPS,
                 database=None, deadline=None,
                 print_blob=True, report_multiple_bugs=False,
                 suppress_health_check=list(hypothesis.HealthCheck),

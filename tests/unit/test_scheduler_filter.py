@@ -113,6 +113,14 @@ class PlacesTest(FilterTestCase):
             [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
         self.assertTrue(close > apart > none == 0)
 
+    def test_multiplier(self):
+        weigher, host = weights.AcceleratorWeigher(), self.host('a', ['01'])
+        for metadata, expected in (
+                ({}, conf.CONF.accel.weight_multiplier),
+                ({'accel_weight_multiplier': '-10'}, -10)):
+            host.aggregates = [types.SimpleNamespace(metadata=metadata)]
+            self.assertEqual(expected, weigher.weight_multiplier(host))
+
     def test_said_when_nothing_is_left(self):
         left, (line,) = self.drop({'a': ['01'], 'b': ['10', '01']},
                                   **{'accel:same': 'numa'})
