@@ -1,4 +1,4 @@
-# make demo   the whole story on simulated hosts, in a minute
+# make demo   the whole story on simulated hosts, in a minute; STEP=1: by steps
 # make test   everything that needs no root; parts of it: style unit host
 #             functional, and make unit TEST=tests.unit.test_gbs for one test
 # make soak   random operations on a cloud, SOAK_MINUTES=60 of them
@@ -17,9 +17,14 @@ NOVA ?= 34.0.0
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: demo test parts style docs unit host functional soak mutants nova-tests \
+.PHONY: help demo test parts style docs unit host functional soak mutants nova-tests \
 	nova-tests-part bench bench-part bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
+
+.DEFAULT_GOAL = help
+
+help:
+	@sed -n 's/^# //p;/^$$/q' Makefile
 
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
