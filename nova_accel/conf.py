@@ -30,10 +30,11 @@ means its file ``<host>.yaml``, where <host> is [DEFAULT] host."""),
 Spelling of the resource classes of accelerators in Placement. Set the same
 value for every nova-compute, nova-api and nova-scheduler. Changing it on a
 host where servers hold accelerators is not supported."""),
-    cfg.StrOpt('owner_trait', default='OWNER_CYBORG', regex='^[A-Z0-9_]+$',
-               help="""
+    cfg.StrOpt('owner_trait', default='OWNER_CYBORG',
+               regex='^(OWNER_CYBORG|CUSTOM_[A-Z0-9_]{1,248})$', help="""
 The trait that marks our providers as owned by an accelerator service rather
-than by Nova's own PCI or vGPU code."""),
+than by Nova's own PCI or vGPU code: OWNER_CYBORG, or a trait of yours that
+begins with CUSTOM_."""),
     cfg.MultiStrOpt('function_class', default=[],
                     sample_default=['COMPUTE:d8424dc4-a4a3-c413-f89e-'
                                     '433683f9040b'],

@@ -14,6 +14,7 @@ import re
 import uuid
 
 import os_resource_classes
+import os_traits
 
 from nova_accel import conf
 from nova_accel import exception
@@ -43,6 +44,8 @@ SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
+#: of a name of the operator or a driver, as Placement takes it: 255 characters
+_CUSTOM = re.compile('CUSTOM_[A-Z0-9_]{1,248}')
 #: type of accelerator -> class of os-resource-classes
 _STANDARD = {
     'FPGA': os_resource_classes.FPGA,
@@ -131,6 +134,23 @@ def flavor_class(name: str) -> str:
     configured: then these classes are Nova's.
     """
     return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
+
+
+@functools.cache
+def _standard_names() -> tuple[frozenset[str], frozenset[str]]:
+    return (frozenset(os_resource_classes.STANDARDS),
+            frozenset(os_traits.get_traits()))
+
+
+def is_class(name: str) -> bool:
+    """Whether Placement takes a name for a resource class."""
+    return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[0]
+
+
+def is_trait(name: str) -> bool:
+    """Whether Placement takes a name for a trait: of the standard ones those
+    of this host's os-traits."""
+    return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[1]
 
 
 def is_custom(name: str) -> bool:

@@ -121,6 +121,10 @@ def _read(file):
     except yaml.YAMLError as error:
         raise exception.InvalidProfile(
             f'{file}: {error}: correct the YAML.') from None
+    except RecursionError:
+        raise exception.InvalidProfile(
+            f'{file} has brackets within brackets, too many to be read: '
+            f'correct the YAML.') from None
     if node is None:
         return
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]

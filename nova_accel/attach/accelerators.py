@@ -67,8 +67,12 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
     :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
     :param taken_elsewhere: which of Nova's own options has a device, too.
     :raises AcceleratorsUnavailable: the claim store cannot be used.
-    :raises ConfigurationError: [accel] names what is not there.
+    :raises ConfigurationError: [accel] names what is not there, or has a value
+        that cannot be read.
     """
+    if CONF.accel.enabled_drivers:
+        for sentence in conf.malformed():
+            raise exception.ConfigurationError(sentence)
     loaded = {}
     for name in CONF.accel.enabled_drivers:
         try:

@@ -137,7 +137,8 @@ def _read(file):
         else:
             with open(file, encoding='utf-8') as stream:
                 found = yaml.safe_load(stream)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError,
+            RecursionError) as error:
         raise exception.ConfigurationError(
             f'The profiles of Cyborg cannot be read from {file} '
             f'({" ".join(str(error).split())}): give the answer of GET '

@@ -6,6 +6,7 @@ import importlib.metadata
 from stevedore import named
 
 from nova_accel.drivers import base
+from nova_accel.drivers import contract
 from nova_accel import exception
 
 NAMESPACE = 'nova_accel.drivers'
@@ -26,9 +27,15 @@ def load(names, kernel) -> dict[str, base.AcceleratorDriver]:
 def _load(name, kernel):
     # DriverManager of stevedore 5.4 has no callback for a missing one, and
     # logs a line beside ours
-    found = named.NamedExtensionManager(
-        NAMESPACE, [name], on_load_failure_callback=_failed,
-        on_missing_entrypoints_callback=_missing).extensions
+    try:
+        found = named.NamedExtensionManager(
+            NAMESPACE, [name], on_load_failure_callback=_failed,
+            on_missing_entrypoints_callback=_missing).extensions
+    except SystemExit as error:
+        raise exception.UnusableDriver(
+            f'The driver {name!r} of [accel] enabled_drivers ends the process '
+            f'when it is imported ({error!r}): repair its package or disable '
+            f'it.') from error
     if len(found) > 1:
         raise exception.ConfigurationError(
             f'The driver {name!r} of [accel] enabled_drivers is installed '
@@ -37,14 +44,19 @@ def _load(name, kernel):
     extension, = found
     _check_contract(name, extension)
     try:
-        return extension.plugin(kernel)
-    except Exception as error:
+        driver = extension.plugin(kernel)
+        if not isinstance(driver, base.AcceleratorDriver):
+            raise TypeError(f'{driver!r} is not an AcceleratorDriver')
+        if not isinstance(driver.KEYS, frozenset):
+            raise TypeError(f'KEYS is {driver.KEYS!r} and not a frozenset')
+        return driver
+    except (Exception, SystemExit) as error:
         _failed(None, extension.entry_point, error)
 
 
 def _check_contract(name, extension):
     # an inherited number is of the class that the driver was made from
-    version = vars(extension.plugin).get('CONTRACT', 1)
+    version = getattr(extension.plugin, '__dict__', {}).get('CONTRACT', 1)
     if (type(version) is int
             and base.OLDEST_CONTRACT <= version <= base.CONTRACT):
         return
@@ -84,6 +96,7 @@ def _missing(names):
 
 
 def _failed(manager, point, error):
+    error = contract.usual(error, 'Loading it')
     raise exception.UnusableDriver(
         f'The driver {point.name!r} of [accel] enabled_drivers cannot be '
         f'loaded from {point.value} ({type(error).__name__}: {error}): repair '

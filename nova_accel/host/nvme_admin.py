@@ -55,6 +55,8 @@ _ALL = 0xffffffff
 #: milliseconds. Format NVM cannot be polled, and an erase of the user data of
 #: a large disk takes minutes
 _SHORT_MS, _FORMAT_MS = 60_000, 3_600_000
+#: namespaces of a controller; more is one that does not end its list
+_MOST = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,7 +303,7 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP when the controller has no Virtualization
-        Management, EIO when it refuses.
+        Management, EIO when it refuses or repeats itself.
     """
     supported, = struct.unpack_from('<H', _identify(fd, _CNS_CONTROLLER), 256)
     if not supported & _OACS_VIRTUALIZATION:
@@ -319,6 +321,8 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
             at = 32 + 32 * number
             id_, _, state, vf, queues, interrupts = struct.unpack_from(
                 '<HHB3xHHH', page, at)
+            if id_ < begin:
+                _check_order([begin, id_], 'secondary controllers')
             begin = id_ + 1
             if vf:
                 mine, others = _namespaces_of(id_, attached)
@@ -501,14 +505,32 @@ def _format_index(page, wanted, of) -> int:
 
 
 def _namespaces(fd, cns) -> list[int]:
-    """Return the numbers of namespaces, read in lists of up to 1024."""
+    """Return the numbers of namespaces, read in lists of up to 1024.
+
+    :raises OSError: EIO for a controller that repeats itself, which would be
+        read for ever.
+    """
     found: list[int] = []
     while True:
+        last = found[-1] if found else 0
         numbers = [n for n in struct.unpack('<1024I', _identify(
-            fd, cns, found[-1] if found else 0)) if n]
+            fd, cns, last)) if n]
+        _check_order([last, *numbers], 'namespaces')
         found += numbers
+        if len(found) > _MOST:
+            raise OSError(errno.EIO, f'more than {_MOST} namespaces')
         if len(numbers) < 1024:
             return found
+
+
+def _check_order(numbers, what):
+    """Numbers in a list are in increasing order (NVM Express Base 2.0).
+
+    :raises OSError: EIO: they are not.
+    """
+    if sorted(set(numbers)) != numbers:
+        raise OSError(errno.EIO, f'the controller lists its {what} twice or '
+                                 f'out of order')
 
 
 def _identify(fd, cns, namespace=0, word=0) -> bytes:

@@ -24,6 +24,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
+from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.host import limited
 
@@ -55,7 +56,7 @@ class _Call:
     #: why the callers have gone; '' while they have not
     hangs: str = ''
     result: Any = None
-    error: BaseException | None = None
+    error: Exception | None = None
 
     def outcome(self):
         if self.error is not None:
@@ -145,7 +146,7 @@ class Cards:
         try:
             call.result = call.function()
         except BaseException as error:
-            call.error = error
+            call.error = contract.usual(error, call.what)
         with self._changed:
             hung = call.hangs
             call.ended = True

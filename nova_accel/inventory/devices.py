@@ -437,25 +437,37 @@ class DeviceTable:
                       'has it', address, owner, other)
 
     def _fence_shared(self):
-        """The first driver has a function; devices of others with it are
-        fenced."""
-        owners: dict[str, str] = {}
+        """The driver that finds a device has its function and those in its
+        slot, of others the first driver; devices of others with it are fenced.
+        """
         present = [d for d in self._told.values()
                    if d.health is not model.Health.GONE]
-        for device in sorted(present, key=lambda d: self._order.get(
-                d.driver, len(self._order))):
+        present.sort(key=lambda d: self._order.get(
+            d.driver, len(self._order)))
+        owners = {d.address: d.driver for d in present}
+        for device in present:
+            slot = device.address.rpartition('.')[0]
+            for function in device.functions():
+                if function.rpartition('.')[0] == slot:
+                    owners.setdefault(function, device.driver)
+        for device in present:
             functions = device.functions()
             others = sorted({owners.get(f, device.driver)
                              for f in functions} - {device.driver})
             if others:
-                self._note_shared(device.address, others[0], device.driver)
-                self._fence(device.address, Fence.SHARED,
-                            f'the driver {others[0]} has it as well')
+                both = min(f for f in functions
+                           if owners.get(f) == others[0])
+                if self._fence(device.address, Fence.SHARED,
+                               f'the driver {others[0]} has {both}'):
+                    LOG.error('Device %s of the driver %s is fenced, because '
+                              'the driver %s has %s of it as well: disable '
+                              'one of the two, or narrow the rules of '
+                              '[accel] pci_devices', device.address,
+                              device.driver, others[0], both)
                 continue
             owners.update(dict.fromkeys(functions, device.driver))
             if Fence.SHARED in self._fences.get(device.address, {}):
                 self._unfence(device.address, Fence.SHARED)
-                self._shared.pop(device.address, None)
 
     # Fences
 

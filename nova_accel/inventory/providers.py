@@ -4,14 +4,13 @@
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
-import re
 
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 
-#: of a resource class or a trait, as Placement accepts it
-_NAME = re.compile('[A-Z0-9_]{1,255}')
+#: characters of the name of a provider (Placement's database)
+_LONGEST = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,11 +314,19 @@ def _check(provider: Provider) -> None:
 
     :raises ValueError: a name or a number is wrong.
     """
-    for name in (*provider.inventory, *provider.traits):
-        if not _NAME.fullmatch(name):
-            raise ValueError(f'{name!r} is not a name for Placement')
+    if len(provider.name) > _LONGEST:
+        raise ValueError(f'the name {provider.name!r} has more than {_LONGEST} '
+                         f'characters')
+    for known, names in ((naming.is_class, provider.inventory),
+                         (naming.is_trait, provider.traits)):
+        for name in names:
+            if not known(name):
+                raise ValueError(
+                    f'{name!r} is not a name for Placement, which takes '
+                    f'CUSTOM_ and letters of A to Z, digits and _, or a '
+                    f'standard name')
     for name, total in provider.inventory.items():
-        if not isinstance(total, int) or total < 1:
+        if type(total) is not int or not 0 < total < 1 << 31:
             raise ValueError(f'{total!r} is not a number of {name}')
 
 

@@ -19,6 +19,7 @@ from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import contract
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
@@ -172,7 +173,8 @@ class Scanner:
         """In the worker of the driver."""
         driver = self._drivers[name]
         ticket = self._table.ticket()
-        return ticket, driver.fingerprint(), tuple(driver.find())
+        fingerprint = driver.fingerprint()
+        return ticket, fingerprint, contract.addresses(name, driver.find())
 
     def _found(self, batch, name: str, call) -> None:
         try:
@@ -237,17 +239,18 @@ class Scanner:
         ticket = self._table.ticket()
         before = self._told_by(name, address)
         state = driver.state(address)
-        serial = self._serial(driver, address)
-        device = driver.examine(address, self._with_own_record(
-            address, before, serial))
+        serial = self._serial(name, address)
+        device = contract.device(name, address, driver.examine(
+            address, self._with_own_record(address, before, serial)))
         if device is not None and address not in base.whole_cards() and (
                 self._confines(name) and self._table.note_open(device)):
             ticket = self._table.ticket()
             before = self._told_by(name, address)
-            device = driver.examine(address, self._with_own_record(
-                address, before, serial))
+            device = contract.device(name, address, driver.examine(
+                address, self._with_own_record(address, before, serial)))
         if device is not None:
-            device = driver.confine(device)
+            device = contract.device(name, address, driver.confine(device))
+        if device is not None:
             if serial is None and before and (
                     before.health is not model.Health.GONE):
                 serial = before.serial
@@ -279,7 +282,7 @@ class Scanner:
         return (name in self._drivers and type(self._drivers[name]).confine
                 is not base.AcceleratorDriver.confine)
 
-    def _serial(self, driver, address: str) -> str | None:
+    def _serial(self, name: str, address: str) -> str | None:
         """The serial number of a device, which is read when it comes.
 
         :returns: None where it cannot be read now.
@@ -288,7 +291,8 @@ class Scanner:
             serial = self._serials.get(address)
         if serial is None and self._reads_serials:
             try:
-                serial = driver.serial(address)
+                serial = contract.serial(
+                    name, self._drivers[name].serial(address))
             except Exception as error:
                 LOG.warning('The serial number of %s cannot be read (%s); '
                             'nova-compute will not notice if the device is '

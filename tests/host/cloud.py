@@ -12,11 +12,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import threading
 from urllib import parse
 import uuid
 
 from glanceclient import exc as glance_exc
+import os_resource_classes
+import os_traits
 from oslo_context import context as oslo_context
 
 from nova_accel.bitstream import glance
@@ -338,6 +341,7 @@ class Cloud:
                 if provider['name'] in names:
                     raise AssertionError(
                         f'Placement refuses a second {provider["name"]}')
+                _check_names(provider)
             with self.state() as state:
                 state['providers'] = tree.providers
         else:
@@ -371,6 +375,22 @@ class Cloud:
             state['providers'] = tree.providers
             for consumer, given in allocations.items():
                 state['allocations'][consumer] = given['allocations']
+
+
+def _check_names(provider):
+    """What Placement answers with 400, and Nova's claim fails with it."""
+    if len(provider['name']) > 200:
+        raise AssertionError(f'Placement refuses {provider["name"]}')
+    for names, known in (
+            (provider['traits'], os_traits.get_traits()),
+            (provider['inventory'], os_resource_classes.STANDARDS)):
+        for name in names:
+            if not (re.fullmatch('CUSTOM_[A-Z0-9_]{1,248}', name)
+                    or name in known):
+                raise AssertionError(f'Placement refuses {name}')
+    for item in provider['inventory'].values():
+        if not (type(item['total']) is int and 0 < item['total'] < 1 << 31):
+            raise AssertionError(f'Placement refuses {item}')
 
 
 def _is_managed(handle) -> bool:

@@ -178,7 +178,7 @@ class VendorTest(base.HostTestCase):
         self.change_driver(
             'return dataclasses.replace(\n            device, handles',
             'return dataclasses.replace(\n            device, '
-            f'memory=((\'HBM\', \'8\' if device.address == {A!r} else 8),), '
+            f'memory=((\'HBM\', -8 if device.address == {A!r} else 8),), '
             'handles')
         self.start()
         self.assertHas(self.boot({f'resources1:{AI}': '1'}, B), B)

@@ -360,8 +360,11 @@ class OwnershipTest(ScannerTestBase):
                 fpga('0000:09:00.0', regions=0, driver='other'),
                 handles=(function,)),)
             self.inventory = self.make(good=self.driver, other=self.other)
+            log = self.useFixture(fixtures.FakeLogger())
             self.inventory.scan()
-            self.refused('good and other')
+            self.assertIn('the driver good has 0000:01:00.1', log.output)
+            self.assertEqual('', self.warnings())
+            self.assertEqual(OK, self.health('0000:01:00.0'))
             self.assertEqual(QUARANTINED, self.health('0000:09:00.0'))
             self.other.devices = (fpga('0000:09:00.0', driver='other'),)
             self.look()

@@ -224,6 +224,30 @@ class NvmeAdminTest(testtools.TestCase):
         self.assertEqual(1499,
                          len(nvme_admin.read_controller(FD).namespaces))
 
+    def test_controller_that_repeats_itself(self):
+        """It is not read for ever: the privileged process would grow."""
+        self.disk.namespaces = {}
+        for number in range(1, 1025):
+            self.disk.add(number, 10, 0)
+        identify = self.disk.identify
+
+        def repeat(nsid, cdw10, cdw11):
+            return identify(0 if cdw10 & 0xff in (2, 0x10) else nsid,
+                            cdw10 & 0xffff, cdw11)
+        self.disk.identify = repeat
+        self.refused(errno.EIO, nvme_admin.read_controller)
+        self.disk.namespaces = {}
+        self.disk.secondaries = [(n, n, 1) for n in range(1, 128)]
+        self.refused(errno.EIO, nvme_admin.read_secondaries, PF)
+
+    def test_controller_that_goes_on(self):
+        def goes_on(nsid, cdw10, cdw11):
+            if cdw10 & 0xff not in (2, 0x10):
+                return Disk.identify(self.disk, nsid, cdw10, cdw11)
+            self.disk.put('<1024I', 0, *range(nsid + 1, nsid + 1025))
+        self.disk.identify = goes_on
+        self.refused(errno.EIO, nvme_admin.read_controller)
+
     def test_status_that_the_controller_answers(self):
         self.disk.refuses = (0x06,)
         self.assertIn('0x4002', self.refused(errno.EIO,

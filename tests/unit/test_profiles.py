@@ -220,6 +220,14 @@ accel:same: pcie_root
         os.unlink(self.path)
         self.assertEqual('changed', self.store.get('nlb').description)
 
+    def test_brackets_without_end(self):
+        """It costs its own file, as any other that cannot be read."""
+        self.write(NLB)
+        self.store.get('nlb')
+        self.write('[' * 5000)
+        with self.assertLogs(profiles.LOG.name, 'ERROR'):
+            self.assertEqual('loopback', self.store.get('nlb').description)
+
     def test_malformed_from_the_start(self):
         self.write('name: [')
         self.refused('nlb', 'line 1')

@@ -1,0 +1,128 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Check what drivers return: they are of other packages as a rule, and what
+is wrong must cost the device that it is about, and nothing behind it."""
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+import itertools
+import types
+import typing
+
+from nova_accel import exception
+from nova_accel import model
+
+#: devices that one driver may find; more is a driver that does not end
+_MOST = 4096
+
+
+def addresses(driver: str, found: Iterable[typing.Any]) -> tuple[str, ...]:
+    """Return what AcceleratorDriver.find() gave.
+
+    :raises DeviceError: it is not addresses.
+    """
+    result = tuple(itertools.islice(found, _MOST + 1))
+    wrong = [item for item in result if not _is_text(item) or not item]
+    if wrong or len(result) > _MOST:
+        raise exception.DeviceError(
+            f'The driver {driver} finds '
+            + (f'{wrong[0]!r}, which is not the address of a device'
+               if wrong else f'more than {_MOST} devices')
+            + ': correct the driver.')
+    return result
+
+
+def serial(driver: str, found: typing.Any) -> str | None:
+    """Return what AcceleratorDriver.serial() gave.
+
+    :raises DeviceError: it is not a text.
+    """
+    if found is None or _is_text(found):
+        return found
+    raise exception.DeviceError(
+        f'the driver {driver} reads {found!r}, which is not a text')
+
+
+def device(driver: str, address: str, found: typing.Any,
+           ) -> model.Device | None:
+    """Return what AcceleratorDriver.examine() or confine() gave.
+
+    :raises DeviceError: it is not a device, another one, or a field is not of
+        the type that model has.
+    """
+    if found is None:
+        return None
+    wrong = _wrong(found, model.Device, 'the device')
+    if not wrong and found.address != address:
+        wrong = f'the device {found.address}'
+    if not wrong and found.driver != driver:
+        wrong = f'a device of the driver {found.driver!r}'
+    indexes = [] if wrong else [region.index for region in found.regions]
+    if len({*indexes}) < len(indexes):
+        wrong = 'two regions of one number'
+    if wrong:
+        raise exception.DeviceError(
+            f'The driver {driver} was asked for {address}, and reports '
+            f'{wrong}: correct the driver.')
+    return found
+
+
+def usual(error: BaseException, what: str) -> Exception:
+    """Return an error that ends no thread and has a text: a driver of another
+    package may raise what it likes."""
+    try:
+        if isinstance(error, Exception):
+            str(error), repr(error)
+            return error
+        said = repr(error)
+    except BaseException:
+        said = f'a {type(error).__name__} without a text'
+    return exception.DeviceError(
+        f'{what} ended in {said}: correct the driver.')
+
+
+def _is_text(value) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeError:
+        # a lone surrogate, which neither SQLite nor JSON takes
+        return False
+    return True
+
+
+@functools.cache
+def _fields(kind: typing.Any):
+    return typing.get_type_hints(kind)
+
+
+def _wrong(value, kind: typing.Any, name) -> str:
+    """A clause that says which part of a value is not of a type, or ''."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return ('' if any(not _wrong(value, part, name) for part in parts)
+                else f'{value!r} as {name}')
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return f'{value!r} as {name}'
+        kinds = ([parts[0]] * len(value) if parts[-1] is Ellipsis
+                 else list(parts))
+        if len(kinds) != len(value):
+            return f'{value!r} in {name}'
+        return next(filter(None, map(
+            _wrong, value, kinds, itertools.repeat(name))), '')
+    if kind is str:
+        return '' if _is_text(value) else f'{value!r} as {name}'
+    if kind is int:
+        # SQLite and Placement take no more
+        fits = isinstance(value, int) and abs(value) < 1 << 31
+        return '' if fits else f'{value!r} as {name}'
+    if not isinstance(value, kind):
+        return f'{value!r} as {name}'
+    if dataclasses.is_dataclass(kind):
+        fields = _fields(typing.cast(typing.Any, kind))
+        return next(filter(None, (
+            _wrong(getattr(value, field), of, field)
+            for field, of in fields.items())), '')
+    return ''
