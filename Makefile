@@ -47,6 +47,7 @@ docs: $(STAMP)
 	@test -x $(BIN)/sphinx-build || $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check -c constraints.txt nova==$(NOVA) -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
+	$(BIN)/python -m tests.built_pages docs/build/html
 
 # the tests of a folder, or TEST: a module, a class or a test by its name
 TEST ?=

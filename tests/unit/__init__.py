@@ -3,6 +3,15 @@
 
 import logging
 
+import hypothesis
+
 # the log of a test that passes is no news; one that is asked for it has a
 # handler of its own
 logging.getLogger().addHandler(logging.NullHandler())
+
+# the same examples each day and on each machine: a test that fails fails again
+# when it is run again, by itself as well. Time is no reason to fail
+hypothesis.settings.register_profile(
+    'everyday', derandomize=True, deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile('everyday')

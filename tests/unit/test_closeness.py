@@ -111,7 +111,6 @@ class ClosenessTest(testtools.TestCase):
              for places, *more in wants],
             limit and closeness.Limit(*limit), together))
 
-    @hypothesis.settings(deadline=None, max_examples=100)
     @hypothesis.given(st.data())
     def test_never_worse_than_trying_all(self, data):
         """Random trees of devices."""
@@ -128,9 +127,7 @@ class ClosenessTest(testtools.TestCase):
                   for beside in data.draw(st.lists(place, max_size=2))]
         self._compare(wants, limit, data.draw(st.booleans()))
 
-    @hypothesis.settings(
-        deadline=None, max_examples=15,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    @hypothesis.settings(max_examples=15)
     @hypothesis.given(st.data())
     def test_up_to_eight_of_sixteen(self, data):
         """Larger trees, some deep and some flat; each has 12,870 sets at

@@ -9,17 +9,12 @@ import fixtures
 from hypothesis import assume
 from hypothesis import example
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import testtools
 
 from nova_accel.bitstream import formats
 from nova_accel.bitstream import gbs
 from nova_accel import exception
-
-# a busy machine is no failure
-settings.register_profile('nova_accel', deadline=None)
-settings.load_profile('nova_accel')
 
 # Arria 10 PAC 1.1, and the loopback function NLB0
 INTERFACE = '9926ab6d-6c92-5a68-aabc-a7d84c545738'

@@ -10,8 +10,6 @@ import types
 import unittest
 
 from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
 from hypothesis import strategies as st
 from oslo_config import fixture as config_fixture
 
@@ -467,8 +465,6 @@ class RankingTest(Base):
         self.assertGreater((has - empty) * multiplier, 4)
         self.assertGreater((scarce - stuck) * multiplier, 4)
 
-    # a busy machine is not a failure
-    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(st.tuples(
         st.sampled_from([None, WANTED, OTHER, THIRD]), st.booleans(),
         st.integers(0, 2), st.booleans()), min_size=2, max_size=6),

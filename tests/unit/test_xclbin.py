@@ -9,7 +9,6 @@ import ddt
 import fixtures
 from hypothesis import assume
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import testtools
 
@@ -18,10 +17,6 @@ from nova_accel.bitstream import gbs
 from nova_accel.bitstream import xclbin
 from nova_accel import exception
 from nova_accel import sim
-
-# a busy machine is no failure
-settings.register_profile('nova_accel', deadline=None)
-settings.load_profile('nova_accel')
 
 INTERFACE = uuid.UUID('862c7020-a250-293e-3203-6f19956669e5')
 FUNCTION = uuid.UUID('6d696c61-6e6f-4b1d-a110-c0ffee00d00d')
