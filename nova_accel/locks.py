@@ -92,7 +92,7 @@ class Lock:
     def _give_up(self, seconds):
         holder = self._holder
         name = holder.name if holder else 'unknown'
-        frame = holder and sys._current_frames().get(holder.ident)
+        frame = holder and sys._current_frames().get(holder.ident or 0)
         LOG.error('The lock "%s" was waited for %g s. The thread %s holds it%s',
                   self.name, seconds, name, ':\n' + ''.join(
                       traceback.format_stack(frame)) if frame else '.')

@@ -20,7 +20,7 @@ MARKUP = {
     'backticks': re.compile(r'`'),
     'a colon that makes a block': re.compile(r'(^|[^:\w])::(\s|$)|\w::\s*$'),
     'emphasis': re.compile(r'(^|\s)\*{1,2}\w[^*]*\w\*{1,2}(\W|$)'),
-    'a reference': re.compile(r'\w_(\s|$)'),
+    'a reference': re.compile(r'[A-Za-z0-9]_(\s|$)'),
     'a directive\'s option': re.compile(r'^\s*:[\w-]+:(\s|$)'),
 }
 #: elements whose text is as it stands
