@@ -1,6 +1,36 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+import configparser
+import pathlib
+import re
+
+_setup = configparser.ConfigParser()
+_setup.read(pathlib.Path(__file__).parents[2] / 'setup.cfg')
+
 project = 'nova_accel'
-extensions = ['oslo_config.sphinxext', 'reno.sphinxext']
+author = 'the authors of nova_accel'
+copyright = author
+#: setup.cfg is the only place that has it
+version = release = _setup['metadata']['version']
+extensions = ['oslo_config.sphinxext', 'reno.sphinxext', 'sphinx_copybutton']
 master_doc = 'index'
-html_theme = 'alabaster'
+html_theme = 'furo'
+html_title = f'nova_accel {version}'
+# most blocks are configuration or output
+highlight_language = 'text'
+copybutton_prompt_text = r'\$ |# '
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = '\\'
+
+
+def _link_pages(app, relative_path, parent_docname, content):
+    """Turn the README's paths of pages, for a forge, into links of the site.
+    """
+    content[0] = re.sub(r'`([^`<]+) <docs/source/([\w/-]+)\.rst>`_',
+                        r':doc:`\1 </\2>`', content[0])
+    content[0] = re.sub(r'``docs/source/([\w/-]+)\.rst``', r':doc:`/\1`',
+                        content[0])
+
+
+def setup(app):
+    app.connect('include-read', _link_pages)
