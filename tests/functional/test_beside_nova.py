@@ -48,29 +48,6 @@ class BesideNovaTestBase(operations.OperationsTestBase):
         return super().start_compute(hostname, *args, **kwargs)
 
 
-class NearTest(BesideNovaTestBase):
-
-    GPUS = ['0000:1a:00.0', '0000:9a:00.0']
-    HOSTS = {'compute1': {'others': [NOVAS], 'gpus': [
-        {'address': address, 'numa_node': node, 'iommu_group': 10 + node}
-        for node, address in enumerate(GPUS)]}}
-    RESOURCE_CLASS = 'CUSTOM_ACCELERATOR_GPU'
-
-    def _setup_compute_service(self):
-        super()._setup_compute_service()
-        self.flags(enabled_drivers=['gpu'], group='accel')
-
-    def test_gpu_near_a_device_of_nova(self):
-        gpu = {f'resources1:{self.RESOURCE_CLASS}': '1'}
-        server = self.boot(gpu)
-        self.assertEqual(self.GPUS[:1], self.hostdevs(server))
-        self._delete_server(server)
-        server = self.boot({**gpu, 'pci_passthrough:alias': 'native:1'})
-        self.assertEqual([NOVAS['address'], self.GPUS[1]],
-                         self.hostdevs(server))
-        self._delete_server(server)
-
-
 class PciInPlacementTest(BesideNovaTestBase):
 
     HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')],

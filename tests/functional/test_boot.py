@@ -118,19 +118,6 @@ class BootTest(base.AcceleratorTestBase):
         self._delete_server(server)
         self.assertAsAtStart()
 
-    def test_early_spellings(self):
-        spelled = base.NLB3.upper().replace('-', '_')
-        self.upload_bitstream(
-            base.CRYPTO, properties={'accel:function_name': 'crypto'})
-        image = self.upload_bitstream(base.NLB0)
-        for key in (f'function:CUSTOM_FPGA_FUNCTION_INTEL_{spelled}',
-                    'function_name:crypto', f'bitstream:{image}'):
-            server = self.boot({
-                'resources:CUSTOM_ACCELERATOR_FPGA': '1', key: 'required'})
-            self.assertEqual([VF], self.hostdevs(server))
-            self._delete_server(server)
-        self.assertAsAtStart()
-
     def test_flavor_without_accelerators(self):
         server = self.boot({})
         self.assertEqual([], self.hostdevs(server))
@@ -187,24 +174,6 @@ class SeveralTest(base.AcceleratorTestBase):
             [allocated[group[name].provider_uuid]['resources']
              for name in '12'])
 
-    def test_two_in_one_group_of_a_profile(self):
-        self.upload_bitstream(base.CRYPTO)
-        self.write_profiles({'name': 'pair', 'groups': [{
-            'resources:CUSTOM_ACCELERATOR_FPGA': 2,
-            'accel:function_id': base.CRYPTO}]})
-        server = self.boot({'accel:device_profile': 'pair'})
-        self.assertEqual(['0000:5e:00.1', '0000:af:00.1'],
-                         self.hostdevs(server))
-        for device in ('0000:5e:00.0', '0000:af:00.0'):
-            self.assertIn(naming.function_trait(base.CRYPTO),
-                          self.traits(f'compute1_accel_{device}_region0'))
-
-    def test_amount_of_two_in_one_unnumbered_group(self):
-        # a group gets all of a class from one provider, and these have one
-        server = self.boot({'resources:CUSTOM_ACCELERATOR_FPGA': '2'},
-                           expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(server))
-
 
 class NamedTest(base.AcceleratorTestBase):
     """A fixed card with its function from the flash, named by an image."""
@@ -246,18 +215,3 @@ class NamedTest(base.AcceleratorTestBase):
             self.assertEqual([{'mine': 'kept', **told}] * 2, [
                 self.api.get_server(server['id'])['metadata'], drives[-1]])
             self._delete_server(server)
-
-
-class ScarceTest(base.AcceleratorTestBase):
-
-    HOSTS = {'compute1': {'cards': [
-        base.card('0000:5e:00.0', [base.NLB3]),
-        base.card('0000:af:00.0', [base.NLB0]),
-        base.card('0000:d8:00.0', [base.NLB0])]}}
-
-    def test_the_function_with_more_idle_copies_is_replaced(self):
-        self.upload_bitstream(base.CRYPTO)
-        server = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
-        self.assertNotEqual(['0000:5e:00.1'], self.hostdevs(server))
-        self.assertIn(naming.function_trait(base.NLB3),
-                      self.traits('compute1_accel_0000:5e:00.0_region0'))

@@ -7,7 +7,6 @@ from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
-from tests.functional import faults
 
 DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
@@ -46,17 +45,6 @@ class FailureBase(base.AcceleratorTestBase):
 class ImageTest(FailureBase):
     """Bitstreams that cannot be used, end to end; more in test_glance."""
 
-    def test_no_image_has_the_function(self):
-        self.assertRefused(self.specs, FUNCTION, 'image')
-
-    def test_several_images_have_the_function(self):
-        images = [self.upload_bitstream(FUNCTION) for _ in range(2)]
-        self.assertRefused(self.specs, FUNCTION, *images)
-
-    def test_image_missing(self):
-        image = str(uuid.uuid4())
-        self.assertRefused(base.fpga_flavor(bitstream_id=image), image)
-
     def test_image_of_another_project(self):
         other = self.glance.service.client('eve', 'others')
         image = self.upload_bitstream(
@@ -73,29 +61,6 @@ class ImageTest(FailureBase):
     def test_not_a_bitstream(self):
         image = self.upload_bitstream(FUNCTION, data=b'#!/bin/sh\n' * 100)
         self.assertRefused(self.specs, image)
-
-    def test_wrong_bytes_on_the_way(self):
-        image = self.upload_bitstream(FUNCTION)
-        with self.glance.service.fault('flip'):
-            self.assertRefused(self.specs, image)
-        # nothing bad was kept: the same image now works
-        self.assertEqual(
-            [VF], self.hostdevs(self.boot(self.specs)))
-
-    def test_other_function_than_the_properties_say(self):
-        image = self.upload_bitstream(base.CRYPTO, properties={
-            'accel:function_id': FUNCTION})
-        self.assertRefused(self.specs, image, base.CRYPTO)
-
-    def test_wrong_interface(self):
-        image = self.upload_bitstream(FUNCTION, interface=base.SHELL_12)
-        self.assertRefused(base.fpga_flavor(bitstream_id=image), image,
-                           base.SHELL_12)
-
-    def test_larger_than_the_limit(self):
-        self.flags(bitstream_max_size=1, group='accel')
-        self.upload_bitstream(FUNCTION, size=2 << 20)
-        self.assertRefused(self.specs, 'bitstream_max_size')
 
     def test_glance_does_not_answer(self):
         self.upload_bitstream(FUNCTION)
@@ -212,30 +177,6 @@ class CardTest(FailureBase):
             self.assertNotIn(naming.FENCED, traits)
             self.assertIn(totals, ({}, base.REGION))
 
-    def test_taken_between_scheduling_and_build(self):
-        # a server that Placement has forgotten still holds the handle here,
-        # and no comparison comes before the build
-        self.flags(discovery_interval=3600, group='accel')
-        for host in self.HOSTS:
-            accelerators = self.accelerators(host)
-            uuid_, provider = next(
-                (u, p) for u, p
-                in accelerators.inventory.providers().items()
-                if p.region_index == 0)
-            accelerators.store.add([model.Claim(
-                uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
-                consumer_uuid=str(uuid.uuid4()),
-                role=model.Role.CURRENT, provider_uuid=uuid_,
-                resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
-                device_address=provider.addresses[0], region_index=0,
-                handle=model.AttachHandle(model.HandleType.PCI, VF))])
-        server = self.boot(self.specs, expected_state='ERROR')
-        self.assertIn('0 of it are free', self.fault(server))
-        # neither guest nor allocation stands behind those claims
-        self.compare()
-        self.assertNothingLeft(server)
-        self.assertEqual([VF], self.hostdevs(self.boot(self.specs)))
-
     def test_guest_does_not_start(self):
         # something else has taken the card away from the host
         for host in self.HOSTS:
@@ -251,13 +192,3 @@ class CardTest(FailureBase):
             self.kernel(host).guest_returns(VF)
             self.computes[host].driver.reconciler.run()
         self.assertNothingLeft(server)
-
-
-class PlacementTest(FailureBase):
-
-    def test_placement_says_nothing_at_the_claim(self):
-        with faults.allocations_answered('empty'):
-            server = self.boot(base.fpga_flavor(function_id=base.NLB0),
-                               expected_state='ERROR')
-        self.assertIn('allocation has none of ours', self.fault(server))
-        self.assertEqual([], self.claims())

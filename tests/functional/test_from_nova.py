@@ -138,19 +138,6 @@ class VgpuTest(MoveTestBase, test_vgpu.NativeTestBase):
                          self.kernel('compute2').listdir('bus/mdev/devices'))
 
 
-class VgpuOnOneHostTest(MoveTestBase, test_vgpu.NativeTestBase):
-    """The host has a card of Nova's and one of ours."""
-
-    NOVAS = 'VGPU'
-    RESOURCE_CLASS = test_vgpu.VGPU
-    HOSTS = {'compute1': test_vgpu.NativeTestBase.HOSTS['compute1']}
-    WITH_NOVAS = ('compute1',)
-
-    def test_moves(self):
-        self.flags(allow_resize_to_same_host=True)
-        self.move(NATIVE_VGPU, test_vgpu.flavor(test_vgpu.SMALL), 'compute1')
-
-
 class PciTest(MoveTestBase, test_beside_nova.BesideNovaTestBase):
     """From a host with Nova's PCI devices to one with ours."""
 

@@ -2,10 +2,8 @@
 """What a guest that runs has is held by its server, and by nobody else."""
 
 import contextlib
-import threading
 from unittest import mock
 
-from nova.scheduler.client import report
 from nova.virt.libvirt import driver as libvirt_driver
 
 from tests.functional import base
@@ -103,50 +101,3 @@ class FailsAfterStartTest(operations.OperationsTestBase):
             self.boot(self.specs, expected_state='ERROR')
         self.assertEqual(self.before, self.running())
         self.assertEqual(1, len(self.claims()))
-
-
-class ReconcileTest(operations.OperationsTestBase):
-    """Claims are judged by what was true a while ago."""
-
-    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')]}}
-
-    @contextlib.contextmanager
-    def meanwhile(self, happens):
-        """Something happens before this thread hears from Placement, for the
-        first time, who has allocations from a provider."""
-        get, thread = report.SchedulerReportClient.get, threading.get_ident()
-        todo = [happens]
-
-        def late(client, url, *args, **kwargs):
-            response = get(client, url, *args, **kwargs)
-            if (todo and threading.get_ident() == thread
-                    and url.startswith('/resource_providers/')
-                    and url.endswith('/allocations')):
-                todo.pop()()
-            return response
-        with mock.patch.object(report.SchedulerReportClient, 'get', late):
-            yield
-        self.assertEqual([], todo)
-
-    def test_server_comes_back_in_between(self):
-        """Its claim was left by a crash, and it is to be released."""
-        server = self.boot(self.specs)
-        before = self.assertHas(server)
-        claims = self.claims()
-        self._shelve_server(server)
-        self.accelerators('compute1').store.add(claims)
-        with self.meanwhile(lambda: self._unshelve_server(server)):
-            self.computes['compute1'].driver.reconciler.run()
-        self.assertEqual(before, self.assertHas(server))
-        # and nobody else gets it
-        self.boot(self.specs, expected_state='ERROR')
-        self.assertEqual(before, self.assertHas(server))
-
-    def test_server_does_not_come_back(self):
-        server = self.boot(self.specs)
-        claims = self.claims()
-        self._shelve_server(server)
-        self.accelerators('compute1').store.add(claims)
-        with self.meanwhile(lambda: None):
-            self.computes['compute1'].driver.reconciler.run()
-        self.assertEqual([], self.claims())

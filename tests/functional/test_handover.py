@@ -104,42 +104,6 @@ class HandoverTest(operations.OperationsTestBase):
         self.assertIn('not visible', self.ask(server, image))
 
 
-class CleanedTest(operations.OperationsTestBase):
-    """The region of a tenant who loaded what he liked, with the default
-    policy."""
-
-    HOSTS = {'compute1': {'cards': [base.card(CARD, [base.NLB0])]}}
-
-    def test_cleared(self):
-        image = self.upload_bitstream(
-            base.NLB3, client=self.glance.service.client(
-                'tenant', self.api.project_id),
-            properties={'visibility': 'private'})
-        server = self.boot(base.fpga_flavor(runtime_programming='true'))
-        self.api.post_server_metadata(
-            server['id'], {'accel1:bitstream_id': image})
-        self.computes['compute1'].driver.runtime.run()
-        self.assertFunction(self.assertHas(server), base.NLB3)
-        kernel = self.kernel('compute1')
-        kernel.guest_writes(VF, registers='secret', memory='secret')
-        self._delete_server(server)
-        claim, = self.claims()
-        self.assertIn('accel:clears', claim.error)
-        self.report()
-        self.assertIn(naming.FENCED, self.traits(REGION))
-        self.boot(base.fpga_flavor(), expected_state='ERROR')
-        self.upload_bitstream(
-            str(uuid.uuid4()), clears_memory=True, properties={
-                'accel:clears': 'memory',
-                'accel:region_type_id': base.SHELL_11})
-        self.computes['compute1'].driver.reconciler.run()
-        self.assertEqual([], self.claims())
-        self.assertNotIn(naming.FENCED, self.traits(REGION))
-        server = self.boot(base.fpga_flavor())
-        self.assertEqual({}, kernel.guest_reads(VF))
-        self.assertEqual([VF], self.hostdevs(server))
-
-
 class WarmTest(operations.OperationsTestBase):
     """A region that is programmed again after a server is not passed by."""
 

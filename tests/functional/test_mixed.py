@@ -34,9 +34,6 @@ HOST = {
     'others': [{'address': CARD, 'vendor': '1da3', 'device': '1020',
                 'class': '0x120000', 'driver': 'habanalabs'}],
 }
-#: type of a device -> its address
-KINDS = {'FPGA': FPGA, 'GPU': GPU, 'QAT': QAT, 'SSD': DISK,
-         'TIMECARD': CLOCK, 'AI': CARD}
 
 
 class MixedTest(operations.OperationsTestBase):
@@ -106,48 +103,6 @@ class MixedTest(operations.OperationsTestBase):
                 self.assertEqual('0', kernel.read(
                     f'bus/pci/devices/{VENDOR}/virtfn{vf}/nvidia/'
                     f'current_vgpu_type'))
-
-    def test_each_kind(self):
-        """Eight drivers on one host; a flavor for each finds its own."""
-        for type_, address in KINDS.items():
-            trait = {'FPGA': 'CUSTOM_FPGA_INTEL'}.get(type_)
-            server = self.boot({
-                f'resources1:CUSTOM_ACCELERATOR_{type_}': '1',
-                **({f'trait1:{trait}': 'required'} if trait else {})},
-                host='compute1')
-            used = {name for name, (_, _, used) in self.provider_tree().items()
-                    if any(used.values())}
-            name = self.provider_name('compute1', address)
-            self.assertEqual(
-                {f'{name}_region0' if type_ == 'FPGA' else name}, used)
-            self._delete_server(server)
-        self.delete_servers()
-
-    def test_stays(self):
-        """One server with a PCI function, an mdev, a vGPU of a vendor's VFIO
-        and a VF, through all that keeps it where it is."""
-        server = self.boot(self.profile)
-        before = self.has_all(server)
-        self._stop_server(server)
-        self._start_server(server)
-        self.assertEqual(before, self.has_all(server))
-        for hard in (False, True):
-            self._reboot_server(server, hard=hard)
-            self.assertEqual(before, self.has_all(server))
-        self._suspend_server(server)
-        self.assertEqual(set(), base.hostdevs(self.guest_xml(server)))
-        self._resume_server(server)
-        self.assertEqual(before, self.has_all(server))
-        self._rescue_server(server)
-        self.assertEqual(before, self.has_all(server))
-        self._unrescue_server(server)
-        self.assertEqual(before, self.has_all(server))
-        self._rebuild_server(server, self.glance.guest_image)
-        self.assertEqual(before, self.has_all(server))
-        self.host_reboots(before[0], 'power_cycle')
-        self._wait_for_state_change(server, 'ACTIVE')
-        self.assertEqual(before, self.has_all(server))
-        self.delete_servers()
 
     def test_moves(self):
         """The same server, where it goes elsewhere and comes back."""

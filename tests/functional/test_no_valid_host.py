@@ -49,40 +49,6 @@ class NoValidHostTest(base.AcceleratorTestBase):
             self.assertEqual(f'{NONE}has a free FPGA: {LATER}',
                              self.refused(specs))
 
-    def test_function_is_taken(self):
-        specs = function('1', base.NLB3)
-        self.boot(specs)
-        self.assertEqual(
-            f'{NONE}has a free FPGA with the function {base.NLB3}, others '
-            f'are free: {LATER}', self.refused(specs))
-
-    def test_function_is_not_there(self):
-        self.assertEqual(
-            f'{NONE}offers any FPGA with the function {base.CRYPTO}, others '
-            f'are free: choose another flavor.',
-            self.refused(function('1', base.CRYPTO)))
-
-    def test_class_and_memory(self):
-        self.assertEqual(
-            f'{NONE}offers any XPU: choose another flavor.',
-            self.refused({'resources1:CUSTOM_ACCELERATOR_XPU': '1'}))
-        self.assertEqual(
-            f'{NONE}has a free FPGA with 9000 MiB of MEMORY_DDR, some with '
-            f'less are free: {LATER}',
-            self.refused({**base.fpga_flavor(),
-                          f'resources1:{base.MEMORY}': '9000'}))
-
-    def test_groups_that_are_on_different_hosts(self):
-        both = {**function('1', base.NLB0), **function('2', base.NLB3)}
-        self.assertEqual(
-            f'{NO_HOST}Accelerators: each of the 2 groups of the flavor can '
-            f'be had, and no host for this server has all of them together: '
-            f'{LATER}', self.refused(both))
-        self.boot(function('1', base.NLB3))
-        self.assertIn(
-            f'has a free FPGA with the function {base.NLB3} (group 2), '
-            f'others are free', self.refused(both))
-
     def test_only_the_hosts_to_which_it_may_go(self):
         self.boot(base.fpga_flavor(), host='compute1')
         self.assertEqual(f'{NONE}has a free FPGA: {LATER}',

@@ -63,13 +63,3 @@ class PciRuleTest(operations.OperationsTestBase):
             self._delete_server(server)
         self.assertEqual([], self.claims())
         self.assertEqual(self.start, self.provider_tree())
-
-    def test_reboot_of_the_host(self):
-        server = self.boot(flavor('CUSTOM_NPU_ASCEND'))
-        before = self.hostdevs(server)
-        # the kernel forgets the VFs
-        self.host_reboots('compute1')
-        self._reboot_server(server, hard=True)
-        self.assertEqual(before, self.hostdevs(server))
-        self._delete_server(server)
-        self.assertEqual(self.start, self.provider_tree())

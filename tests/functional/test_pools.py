@@ -87,19 +87,6 @@ class PoolTest(PoolsTestBase):
             self._delete_server(server)
             self.assertEqual([(8, 0, 0)], self.counts())
 
-    def test_some(self):
-        first, second = self.boot(groups(4)), self.boot(groups(3))
-        self.assertFalse({*self.assertServer(first, 4)}
-                         & {*self.assertServer(second, 3)})
-        self.assertEqual([(8, 0, 7)], self.counts())
-        failed = self.boot(groups(2), expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(failed))
-        last = self.boot(groups(1))
-        self.assertServer(last, 1)
-        for server in (failed, first, second, last):
-            self._delete_server(server)
-        self.assertEqual([(8, 0, 0)], self.counts())
-
     def test_operations(self):
         server = self.boot(groups(2, 1))
         before = self.assertServer(server, 3)
@@ -130,51 +117,6 @@ class PoolTest(PoolsTestBase):
         self.assertServer(server, 5)
         self.assertEqual([(8, 0, 5)], self.counts())
         self._delete_server(server)
-
-    def test_health(self):
-        """The count follows the health of free devices."""
-        server = self.boot(groups(1))
-        (mine,) = self.assertServer(server, 1)
-        sick = next(a for a in GPUS if a != mine)
-        for address in (sick, mine):
-            self.simulated('compute1').set_fault(address, dead=True)
-        self.accelerators('compute1').inventory.scan()
-        self.report()
-        # what the server has is allocated
-        self.assertEqual([(8, 1, 1)], self.counts())
-        self.assertNotIn('CUSTOM_ACCELERATOR_FENCED',
-                         self.traits(*self.amounts()))
-        second = self.boot(groups(6))
-        self.assertEqual(sorted({*GPUS} - {sick, mine}),
-                         self.assertServer(second, 6))
-        self.assertEqual([(8, 1, 7)], self.counts())
-        for address in (sick, mine):
-            self.simulated('compute1').set_fault(address, dead=None)
-        self.accelerators('compute1').inventory.scan()
-        self.report()
-        self.assertEqual([(8, 0, 7)], self.counts())
-        self._delete_server(server)
-        self._delete_server(second)
-
-
-class NumaPoolTest(PoolsTestBase):
-
-    POOLS = 'numa_node'
-
-    def test_all(self):
-        self.assertEqual(['_numa0', '_numa1'], sorted(
-            name[-6:] for name in self.amounts()))
-        for specs in (groups(4, 4), groups(*[1] * 8), groups(2, 2, 2, 2)):
-            server = self.boot(specs)
-            self.assertEqual(GPUS, self.assertServer(server, 8))
-            self.assertEqual([(4, 0, 4)] * 2, self.counts())
-            self._delete_server(server)
-        four = self.boot(groups(4))
-        self.assertIn(self.assertServer(four, 4), (GPUS[:4], GPUS[4:]))
-        failed = self.boot(groups(5), expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(failed))
-        for server in (four, failed):
-            self._delete_server(server)
 
 
 class MovedTest(PoolsTestBase):

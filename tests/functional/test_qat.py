@@ -1,8 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """VFs of QAT cards reach guests by what their card does."""
 
-import time
-
 from nova_accel import naming
 from tests.functional import operations
 
@@ -54,52 +52,3 @@ class QatTest(operations.OperationsTestBase):
         self.delete_servers()
         self.assertEqual([0, 0], [self.tree(a)[2][CLASS]
                                   for a in (CRYPTO, COMPRESSION)])
-
-    def test_host_boot(self):
-        """Services and VFs that the kernel forgot are there again before the
-        guests start."""
-        self.flags(resume_guests_state_on_host_boot=True)
-        server = self.boot_for('dc')
-        held = self.assertHas(server)
-        self.host_reboots('compute1')
-        self._wait_for_state_change(server, 'ACTIVE')
-        self.assertEqual(held, self.assertHas(server))
-        self.assertEqual('dc', self.kernel('compute1').read(SERVICES))
-        self._reboot_server(server, hard=True)
-        self.assertEqual(held, self.assertHas(server))
-
-    def test_lost_heartbeat(self):
-        """Nobody gets a VF of a card that does not respond; who has one
-        keeps it."""
-        server = self.boot_for('dc')
-        held = self.assertHas(server)
-        self.kernel('compute1').set_fault(COMPRESSION, heartbeat='silent')
-        for _ in range(3):
-            time.sleep(0.25)
-            self.accelerators('compute1').inventory.scan()
-        self.report()
-        inventory, traits, _ = self.tree(COMPRESSION)
-        # and one is allocated
-        self.assertEqual({CLASS: (16, 15)}, inventory)
-        self.assertIn(naming.FENCED, traits)
-        self.boot_for('dc', expected_state='ERROR')
-        self.assertEqual(held, self.assertHas(server))
-        self.kernel('compute1').set_fault(COMPRESSION, heartbeat=None)
-        self.accelerators('compute1').inventory.scan()
-        self.report()
-        self.assertEqual({CLASS: (16, 0)}, self.tree(COMPRESSION)[0])
-        self._reboot_server(server, hard=True)
-        self.assertEqual(held, self.assertHas(server))
-
-    def test_services_that_were_changed(self):
-        """A trait follows the card, and is taken away with the service."""
-        kernel = self.kernel('compute1')
-        kernel.write_attribute(CRYPTO, 'qat/state', 'down')
-        kernel.write_attribute(CRYPTO, 'qat/cfg_services', 'asym')
-        kernel.write_attribute(CRYPTO, 'qat/state', 'up')
-        kernel.set_numvfs(CRYPTO, 16)
-        self.accelerators('compute1').inventory.scan()
-        self.report()
-        traits = self.tree(CRYPTO)[1]
-        self.assertIn(service('asym'), traits)
-        self.assertNotIn(service('sym'), traits)

@@ -135,32 +135,6 @@ class PlacementTest(RestartTestBase):
                 self.act('rebuild', imageRef=self.glance.guest_image)
             self.assertUp()
 
-    def test_rebuild_of_what_is_half_done(self):
-        for answer, state in zip(faults.ANSWERS, HALF_DONE, strict=True):
-            before = self._get_allocations_by_server_uuid(self.server['id'])
-            self.leave(state)
-            with faults.allocations_answered(answer):
-                self.act('rebuild', imageRef=self.glance.guest_image)
-            self.assertDown()
-            # Nova takes the allocation of a server away whose rebuild failed
-            self.allocate(before)
-            self.mend()
-
-    def allocate(self, allocations):
-        """As an operator does with the openstack command."""
-        server = self.admin_api.get_server(self.server['id'])
-        response = self.placement.put(
-            f'/allocations/{server["id"]}', {
-                'allocations': {uuid: {'resources': a['resources']}
-                                for uuid, a in allocations.items()},
-                'project_id': server['tenant_id'],
-                'user_id': server['user_id'],
-                'consumer_generation': self.placement.get(
-                    f'/allocations/{server["id"]}', version='1.38',
-                ).body.get('consumer_generation'),
-                'consumer_type': 'INSTANCE'}, version='1.38')
-        self.assertEqual(204, response.status, response.body)
-
     def test_host_boot(self):
         self.flags(resume_guests_state_on_host_boot=True)
         self.leave(model.ClaimState.PROVISIONING)
@@ -174,13 +148,6 @@ class PlacementTest(RestartTestBase):
         self.host_reboots('compute1')
         self._wait_for_state_change(self.server, 'ACTIVE')
         self.assertUp()
-
-    def test_nothing_is_asked_of_whole_claims(self):
-        """Placement may be away when nothing of a server is in doubt."""
-        for answer in faults.ANSWERS:
-            with faults.allocations_answered(answer):
-                self.act('reboot', type='HARD')
-            self.assertUp()
 
 
 class FailedRebuildTest(RestartTestBase):
@@ -203,30 +170,6 @@ class FailedRebuildTest(RestartTestBase):
         kernel.rebind(VF, 'dfl-pci')
         self.accelerators('compute1').inventory.scan()
         self.mend()
-
-    def test_compared_before(self):
-        """The server keeps its device, which no other server is offered."""
-        kernel = self.kernel('compute1')
-        kernel.set_fault(FPGA, vanish=None)
-        kernel.rebind(VF, 'dfl-pci')
-        self.accelerators('compute1').inventory.scan()
-        self.report()
-        self.computes['compute1'].driver.reconciler.run()
-        self.assertEqual(self.before, self.held(self.server))
-        self.boot(self.specs, expected_state='ERROR')
-        self.mend()
-
-    def test_claim_is_lost(self):
-        """A server without its claim and without an allocation does not start
-        without its device."""
-        store = self.accelerators('compute1').store
-        store.remove(store.claims())
-        self.act('reboot', type='HARD')
-        self._wait_for_state_change(self.server, 'ERROR')
-        self.assertIn('allocat', self.fault(self.server))
-        connection = self.computes['compute1'].driver._host.get_connection()
-        self.assertEqual([], [d for d in connection._vms.values()
-                              if d.isActive()])
 
 
 class StandardClassesTest(test_vgpu.NativeTestBase):

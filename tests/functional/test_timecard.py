@@ -3,7 +3,6 @@
 
 from nova_accel import naming
 from tests.functional import operations
-from tests.functional import process
 
 GOOD, OTHER = '0000:02:00.0', '0000:04:00.0'
 CLASS = 'CUSTOM_ACCELERATOR_TIMECARD'
@@ -50,30 +49,3 @@ class TimecardTest(operations.OperationsTestBase):
             self.assertLessEqual({SYNC, ACCURATE, SERIAL}, self.look())
         usages = [tree[2] for tree in self.provider_tree().values()]
         self.assertEqual([{CLASS: 0}] * 2, usages)
-
-    def test_lost_sync(self):
-        """nova-compute sees it by itself, and its next report takes the trait
-        away."""
-        self.flags(discovery_interval=1, group='accel')
-        self.kernel('compute1').set_fault(GOOD, attributes={
-            'gnss_sync': LOST})
-
-        def gone():
-            self.report()
-            self.assertNotIn(SYNC, self.traits(f'compute1_accel_{GOOD}'))
-        process.until(gone)
-        self.assertIn(ACCURATE, self.look())
-        failed = self.boot_with(SYNC, expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(failed))
-        self.kernel('compute1').set_fault(GOOD, attributes={})
-        self.assertIn(SYNC, self.look())
-        self.assertHas(self.boot_with(SYNC))
-
-    def test_host_boot(self):
-        self.flags(resume_guests_state_on_host_boot=True)
-        server = self.boot_with(SYNC)
-        held = self.assertHas(server)
-        self.host_reboots('compute1')
-        self._wait_for_state_change(server, 'ACTIVE')
-        self.assertEqual(held, self.assertHas(server))
-        self.delete_servers()

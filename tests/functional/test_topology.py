@@ -10,30 +10,16 @@ from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from tests.functional import test_pools
-from tests.functional.test_pools import CLASS, GPUS, groups
+from tests.functional.test_pools import GPUS, groups
 
 SET = 'CUSTOM_ACCELERATOR_SET'
 
 
-class NearTest(test_pools.PoolsTestBase):
+class NumaPoolTest(test_pools.PoolsTestBase):
+    """Placement shows where devices are, and Nova's scheduler how large the
+    nodes of a host are."""
 
     POOLS = 'numa_node'
-
-    def test_traits(self):
-        for name in self.amounts():
-            node = name[-1]
-            places = {t for t in self.traits(name)
-                      if t.startswith('CUSTOM_ACCELERATOR_')}
-            # each has a root complex of its own
-            self.assertEqual({f'CUSTOM_ACCELERATOR_NUMA_{node}'}, places)
-
-    def test_groups_on_one_node(self):
-        """Placement offers each pair of nodes; one is taken."""
-        servers = [self.boot(groups(2, 2)) for _ in range(2)]
-        self.assertEqual([GPUS[:4], GPUS[4:]], sorted(
-            self.assertServer(server, 4) for server in servers))
-        for server in servers:
-            self._delete_server(server)
 
     def test_demanded(self):
         one = self.boot(groups(3))
@@ -57,13 +43,6 @@ class NearTest(test_pools.PoolsTestBase):
         self.assertServer(last, 3)
         for server in (one, two, last):
             self._delete_server(server)
-
-
-class GuestFitsTest(test_pools.PoolsTestBase):
-    """Placement shows where devices are, and Nova's scheduler how large the
-    nodes of a host are."""
-
-    POOLS = 'numa_node'
 
     def test_where_the_guest_fits(self):
         node = objects.ComputeNode.get_by_host_and_nodename(
@@ -227,26 +206,3 @@ class SetsTest(test_pools.PoolsTestBase):
         one = self.boot(groups(1))
         self.assertIn(self.assertServer(one, 1)[0], GPUS[4:])
         self._delete_server(one)
-
-    def test_server_that_has_all_of_it(self):
-        """Nova moves its allocation when the set comes to be, and back."""
-        server = self.boot({f'resources1:{CLASS}': '4',
-                            f'trait1:{SET}': 'required'})
-        for sets, counts in (
-                ([], [(8, 0, 4)]),
-                (GPUS[:4], [(4, 0, 0), (4, 0, 4)]),
-                # the server has all of this one as well, and one more
-                (GPUS[:3], [(3, 0, 3), (5, 0, 1)])):
-            self.sets(sets)
-            self.assertEqual(GPUS[:4], self.assertServer(server, 4))
-            self.assertEqual(counts, self.counts())
-        self._delete_server(server)
-        self.sets(GPUS[:4])
-        self.assertEqual([(4, 0, 0)] * 2, self.counts())
-
-    def sets(self, members):
-        """nova-compute starts with another set, or without one."""
-        self.flags(device_sets=[' '.join(members)] if members else [],
-                   group='accel')
-        self.restart_compute_service('compute1')
-        self.report()

@@ -2,7 +2,6 @@
 """vGPUs reach guests: types that share a GPU, and Nova's own beside ours."""
 
 import dataclasses
-from unittest import mock
 import uuid as uuidlib
 
 import fixtures
@@ -10,12 +9,9 @@ import nova.conf
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import utils as libvirt_utils
 
-from nova_accel import model
 from nova_accel.virt import conflicts
-from nova_accel import sim
 from tests.functional import base
 from tests.functional import operations
-from tests.functional import process
 
 GPU = '0000:41:00.0'
 VF = '0000:41:00.1'
@@ -136,23 +132,6 @@ class MediatedDevicesTest(VgpuTestBase):
         self.assertEqual([], kernel.listdir('bus/mdev/devices'))
         self._create_server(flavor_id=small, networks='none',
                             image_uuid=self.glance.guest_image)
-
-    def test_somebody_keeps_it_open(self):
-        server = self.boot(flavor(LARGE))
-        (_, uuid), = self.assertHas(server)
-        kernel = self.kernel('compute1')
-        with mock.patch.object(sim.SimulatedKernel, 'guest_closes'):
-            self._delete_server(server)
-        claim, = self.claims()
-        self.assertIs(model.ClaimState.DELETING, claim.state)
-        # it has its room, and nobody else gets it
-        self.assertEqual((1, {LARGE}), self.shown())
-        other = self.boot(flavor(LARGE))
-        self.assertNotEqual([('compute1', uuid)], self.assertHas(other))
-        kernel.guest_closes(uuid)
-        # the call that hung goes on
-        process.until(lambda: self.assertEqual((2, {LARGE}), self.shown()))
-        self.assertHas(other)
 
 
 class ElsewhereTest(VgpuTestBase):

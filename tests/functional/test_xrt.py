@@ -6,7 +6,6 @@ import uuid
 
 import fixtures
 
-from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
 from nova_accel.sim import xrt
@@ -111,23 +110,6 @@ class XrtTest(XrtTestBase):
             {naming.PROGRAMMABLE, naming.function_trait(self.function),
              naming.bitstream_trait(image)}, self.traits(REGION))
 
-    def test_guest_loads_another_function(self):
-        self.upload_xclbin(self.function)
-        server = self.boot(self.flavor(function_id=self.function))
-        with tempfile.NamedTemporaryFile() as file:
-            sim.make_xclbin(file.name, str(uuid.uuid4()), SHELL,
-                            kernels=['miner'])
-            self.kernel('compute1').guest_programs(USER, file.name)
-        self.assertEqual('miner:miner_1', self.loaded())
-        # it starts anew with what it was given
-        self._reboot_server(server, hard=True)
-        self.assertEqual('vadd:vadd_1', self.loaded())
-        claim, = self.claims()
-        self.assertEqual(
-            (model.ClaimState.BOUND, self.function.replace('-', '')),
-            (claim.state, claim.restore_function))
-        self.assertEqual([USER], self.hostdevs(server))
-
     def test_two_vendors_in_one_host(self):
         alveo = str(uuid.uuid4())
         self.upload_xclbin(alveo)
@@ -151,25 +133,6 @@ class XrtTest(XrtTestBase):
         self.assertIn(naming.function_trait(alveo), self.traits(REGION))
         self.assertIn(naming.function_trait(self.function), self.traits(
             f'compute1_accel_{INTEL}_region0'))
-
-    def test_bitstreams_that_do_not_fit(self):
-        for xclbin, part in (
-                ({'interface': str(uuid.uuid4())},
-                 'is for regions of type'),
-                ({'payload_interface': str(uuid.uuid4())},
-                 "it is not for the card's shell"),
-                ({'stripped': True}, 'like a stripped file')):
-            function = str(uuid.uuid4())
-            self.upload_xclbin(function, **xclbin)
-            server = self.boot(self.flavor(function_id=function),
-                               expected_state='ERROR')
-            self.assertIn(part, self.fault(server))
-            self._delete_server(server)
-        self.assertEqual('', self.loaded())
-        # nothing is left behind
-        self.upload_xclbin(self.function)
-        server = self.boot(self.flavor(function_id=self.function))
-        self.assertEqual([USER], self.hostdevs(server))
 
 
 class FixedFunctionTest(XrtTestBase):

@@ -17,8 +17,10 @@ import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
-TESTS = [ROOT / 'tests' / 'functional' / f'test_{name}.py'
-         for name in ('create', 'operations', 'guest', 'cells', 'runtime')]
+TESTS = [ROOT / 'tests' / tier / f'test_{name}.py' for tier, name in (
+    ('functional', 'create'), ('functional', 'operations'),
+    ('functional', 'guest'), ('functional', 'cells'),
+    ('functional', 'runtime'), ('host', 'runtime'))]
 
 
 def rows_of_tests():
