@@ -55,8 +55,9 @@ define run
 	$(if $(TEST),$(BIN)/python -m testtools.run $(TEST),\
 		$(BIN)/stestr --test-path ./tests/$@ --top-dir . run $(STESTR))
 endef
-# more processes than cores, because tests wait
-unit host functional: STESTR = --concurrency $$((2 * $$(nproc)))
+# more processes than cores, because tests wait; each imports what it may run
+unit: STESTR = --concurrency $$(($$(nproc) + 1))
+host functional: STESTR = --concurrency $$((2 * $$(nproc)))
 # a class stays in one process: its tests share a cloud
 functional: STESTR += --group_regex '([^\.]*\.)*'
 

@@ -12,7 +12,7 @@ DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
 
 
-class FailureBase(base.AcceleratorTestBase):
+class BuildFailsTest(base.AcceleratorTestBase):
 
     def setUp(self):
         super().setUp()
@@ -41,9 +41,8 @@ class FailureBase(base.AcceleratorTestBase):
                 self.traits(f'{host}_accel_{DEVICE}_region0'))
         return server
 
-
-class ImageTest(FailureBase):
-    """Bitstreams that cannot be used, end to end; more in test_glance."""
+    # Bitstreams that cannot be used; more in test_glance, and in
+    # tests/host/test_refused.py
 
     def test_image_of_another_project(self):
         other = self.glance.service.client('eve', 'others')
@@ -68,8 +67,7 @@ class ImageTest(FailureBase):
         with self.glance.service.fault('503', on='/v2/images'):
             self.assertRefused(self.specs, 'Glance', image_uuid=image)
 
-
-class RequestTest(FailureBase):
+    # Flavors
 
     def assertBadRequest(self, specs, *words):
         # Nova looks at the extra specs of a flavor only from 2.86 on
@@ -112,14 +110,10 @@ class RequestTest(FailureBase):
                 (base.fpga_flavor(function_name='x' * 240), '255')):
             self.assertBadRequest(specs, word)
 
-
-class CardTest(FailureBase):
-
-    def setUp(self):
-        super().setUp()
-        self.image = self.upload_bitstream(FUNCTION)
+    # Cards
 
     def test_programming_fails_and_the_build_moves_on(self):
+        self.upload_bitstream(FUNCTION)
         hosts = set()
         self.kernel('compute1').set_fault(DEVICE, pr_error='crc')
         self.kernel('compute2').set_fault(DEVICE, pr_error='crc')
@@ -152,6 +146,7 @@ class CardTest(FailureBase):
 
     @cloud.fresh
     def test_card_does_not_answer(self):
+        self.upload_bitstream(FUNCTION)
         self.flags(programming_timeout=1, group='accel')
         for host in self.HOSTS:
             self.kernel(host).set_fault(DEVICE, hang='program')

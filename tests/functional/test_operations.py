@@ -257,14 +257,18 @@ class KeepWholeCardTest(KeepMixin, operations.OperationsTestBase):
                    group='accel')
 
 
-class MoveTest(operations.OperationsTestBase):
-    """Operations that give a server other devices."""
+class MoveTestBase(operations.OperationsTestBase):
+    """A server, and where it is."""
 
     def setUp(self):
         super().setUp()
         self.server = self.boot(self.specs)
         self.before = self.assertHas(self.server)
         self.host = self.host_of(self.server)
+
+
+class ResizeTest(MoveTestBase):
+    """Operations that give a server other devices, and may be reverted."""
 
     def test_migrate_confirm(self):
         """Cold migration: devices on the new host, programmed there; the old
@@ -411,6 +415,10 @@ class MoveTest(operations.OperationsTestBase):
     def _migrate_fails(self):
         self.api.post_server_action(self.server['id'], {'migrate': None})
         return self._wait_for_state_change(self.server, 'ERROR')
+
+
+class MoveTest(MoveTestBase):
+    """Operations that give a server other devices."""
 
     def test_deleted_before_the_confirm(self):
         """Delete while a resize waits for its confirmation: all released."""

@@ -99,6 +99,23 @@ class PoolTest(PoolsTestBase):
         self.assertEqual(before, self.assertServer(server, 3))
         self._delete_server(server)
 
+    def test_affinity(self):
+        """Only nova-compute knows where the devices of a pool are."""
+        required = {'accel:numa_affinity': 'required'}
+        server = self.boot(groups(4) | required)
+        self.assertIn(self.assertServer(server, 4), (GPUS[:4], GPUS[4:]))
+        self._delete_server(server)
+        failed = self.boot(groups(3, 2) | required, expected_state='ERROR')
+        self.assertIn('wants all accelerators on one NUMA node, and of what '
+                      'it was allocated this host has free 4 GPU on node 0, '
+                      '4 GPU on node 1', self.fault(failed))
+        self._delete_server(failed)
+        self.assertEqual([(8, 0, 0)], self.counts())
+        self.assertEqual([], self.claims())
+        server = self.boot(groups(4, 4) | required | {'hw:numa_nodes': '2'})
+        self.assertServer(server, 8)
+        self._delete_server(server)
+
     def test_resize_on_the_host(self):
         """Both selves of the server have devices of the same pool."""
         self.flags(allow_resize_to_same_host=True)

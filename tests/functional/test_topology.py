@@ -67,26 +67,6 @@ class NumaPoolTest(test_pools.PoolsTestBase):
         self.assertEqual([], self.claims())
 
 
-class NearOnTheHostTest(test_pools.PoolsTestBase):
-    """Only nova-compute knows where the devices of a pool are."""
-
-    def test_demanded(self):
-        required = {'accel:numa_affinity': 'required'}
-        server = self.boot(groups(4) | required)
-        self.assertIn(self.assertServer(server, 4), (GPUS[:4], GPUS[4:]))
-        self._delete_server(server)
-        failed = self.boot(groups(3, 2) | required, expected_state='ERROR')
-        self.assertIn('wants all accelerators on one NUMA node, and of what '
-                      'it was allocated this host has free 4 GPU on node 0, '
-                      '4 GPU on node 1', self.fault(failed))
-        self._delete_server(failed)
-        self.assertEqual([(8, 0, 0)], self.counts())
-        self.assertEqual([], self.claims())
-        server = self.boot(groups(4, 4) | required | {'hw:numa_nodes': '2'})
-        self.assertServer(server, 8)
-        self._delete_server(server)
-
-
 class GuestNodesTest(test_pools.PoolsTestBase):
     """Guests that have NUMA nodes, on a host that has two."""
 
