@@ -21,6 +21,7 @@ from oslo_privsep import priv_context
 
 from nova_accel.attach import claims
 from nova_accel.bitstream import glance
+from nova_accel.cmd import loading
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
@@ -35,6 +36,7 @@ from nova_accel.inventory import cards
 from nova_accel import model
 from nova_accel import privsep
 from nova_accel import profiles
+from nova_accel import versions
 
 CONF = conf.CONF
 
@@ -204,6 +206,13 @@ def _options(host) -> Iterator[Line]:
             'simulated devices: remove the option where servers are to run')
 
 
+def _nova(host) -> Iterator[Line]:
+    for result, sentence in ((FAILURE, versions.too_old()),
+                             (WARNING, versions.too_new())):
+        if sentence:
+            yield Line(result, *_split(sentence))
+
+
 # nova-compute
 
 def _compute_driver(host) -> Iterator[Line]:
@@ -212,6 +221,10 @@ def _compute_driver(host) -> Iterator[Line]:
                             f'{CONF.compute_driver}, so that nova-compute '
                             f'gives no accelerators to servers',
                    f'set it to {_DRIVER}')
+        return
+    failure = loading.failure(_DRIVER, _SECONDS)
+    if failure:
+        yield Line(FAILURE, *failure)
 
 
 def _drivers(host) -> Iterator[Line]:
@@ -578,6 +591,7 @@ _INVALID = re.compile(r'Value for option (?P<name>\S+) from ')
 #: name, for which services, what it does with a Host
 _CHECKS = (
     ('options', {*SERVICES}, _options),
+    ('Nova', {*SERVICES}, _nova),
     ('compute driver', {COMPUTE}, _compute_driver),
     ('drivers', {COMPUTE}, _drivers),
     ('tools', {COMPUTE}, _tools),

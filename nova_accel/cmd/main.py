@@ -4,6 +4,7 @@
 import importlib.metadata
 import logging
 import sys
+import warnings
 
 from cliff import app
 from cliff import commandmanager
@@ -60,17 +61,34 @@ class NovaAccel(app.App):
             logging.getLogger('keystoneauth').setLevel(logging.ERROR)
 
 
+def _do_without_eventlet():
+    """Keep oslo.privsep from importing eventlet where it is installed.
+
+    That takes half a second, and writes a warning of nine lines before all
+    output. Nothing here has green threads.
+    """
+    if _privsep_needs_eventlet():
+        warnings.filterwarnings('ignore', r'\s*Eventlet is deprecated')
+    else:
+        # makes the import an ImportError (Python's reference, 5.3.1), which
+        # oslo.privsep expects
+        sys.modules.setdefault('eventlet', None)  # type: ignore
+
+
+def _privsep_needs_eventlet() -> bool:
+    """Whether oslo.privsep imports eventlet without a condition, as all
+    releases before 3.11 do (Nova 31 comes with 3.6)."""
+    release = importlib.metadata.version('oslo.privsep').split('.')
+    return [int(part) for part in release[:2]] < [3, 11]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status.
 
     :param argv: arguments, in place of those of the process.
     """
     if argv is None:
-        # oslo.privsep imports eventlet where it is installed: half a second,
-        # and a warning of nine lines before all output. Nothing here has
-        # green threads. None makes the import an ImportError (Python's
-        # reference, 5.3.1), which oslo libraries expect
-        sys.modules.setdefault('eventlet', None)  # type: ignore
+        _do_without_eventlet()
     return NovaAccel().run(sys.argv[1:] if argv is None else argv)
 
 

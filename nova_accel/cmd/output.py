@@ -21,14 +21,17 @@ class Table(lister.Lister):
 
         :raises SystemExit: after a sentence on stderr, as argparse does.
         """
-        known = set(map(self._normalize_column_name, column_names))
+        known = {_normalized(column): column for column in column_names}
         for column in parsed_args.columns:
-            if self._normalize_column_name(column) not in known:
+            if _normalized(column) not in known:
                 self.app.stderr.write(
                     f'{self.cmd_name or self.app.NAME}: error: argument '
                     f'-c/--column: there is no column {column!r}: choose from '
                     f'{", ".join(map(repr, column_names))}.\n')
                 raise SystemExit(2)
+        # cliff 4.9 knows the names as they are shown only
+        parsed_args.columns = [
+            known[_normalized(column)] for column in parsed_args.columns]
 
 
 class Lister(Table):
@@ -81,6 +84,11 @@ class Lister(Table):
                 and not os.environ.get('NO_COLOR')):
             return f'\033[{color}m{text}\033[0m'
         return text
+
+
+def _normalized(column: str) -> str:
+    """Return the name of a column as --column has it, as in cliff 4.17."""
+    return column.lower().strip().replace(' ', '_')
 
 
 def clean(text: object) -> str:

@@ -34,7 +34,7 @@ from nova.scheduler.client import report
 from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel.attach import claims
-from nova_accel.virt.accel import AccelLibvirtDriver
+from nova_accel.virt.driver import AccelLibvirtDriver
 
 #: ports of a simulated card
 PORTS = 4

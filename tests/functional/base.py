@@ -29,6 +29,7 @@ from nova_accel import model
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import scheduling
 from nova_accel import sim
+from nova_accel.virt import door
 from tests import functional
 from tests.functional import cloud
 from tests.functional import process
@@ -295,6 +296,8 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             self.start_compute(host)
 
     def _setup_compute_service(self):
+        # as nova-compute's main() by os-vif
+        door.open_door()
         self.flags(compute_driver='accel.AccelLibvirtDriver')
 
     # The end of a test, see CloudOfClass

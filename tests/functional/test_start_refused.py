@@ -23,7 +23,9 @@ from unittest import mock
 from nova.tests.fixtures import libvirt
 from nova.virt import driver
 from oslo_service import service
+from nova_accel.virt import door
 
+door.open_door()
 sys.modules['libvirt'] = libvirt
 
 

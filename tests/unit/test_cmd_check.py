@@ -21,6 +21,7 @@ import requests_mock
 
 from nova_accel.attach import claims
 from nova_accel.cmd import check
+from nova_accel.cmd import loading
 from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import exception
@@ -35,6 +36,7 @@ from tests.unit.test_profiles import FPGA
 GPU = '0000:3b:00.0'
 DISK = '0000:d8:00.0'
 HELPER = os.path.join(os.path.dirname(sys.executable), 'privsep-helper')
+LOADING_FAILURE = loading.failure
 GLANCE = 'http://glance.example'
 KEYSTONE = 'http://keystone.example/v3'
 
@@ -102,6 +104,9 @@ class CheckTestCase(commands.CommandTestCase):
         # [accel] simulated_host
         self.use_kernel(self.host.kernel)
         self.use_libvirt(Libvirt())
+        # what tests.layouts run for real, as a process of two seconds
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.loading.failure', lambda driver, seconds: None))
         # the loaded machine of a test run is given time
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.checks._SECONDS', 300))
@@ -198,9 +203,10 @@ class WellTest(CheckTestCase):
     def test_all_is_well(self):
         self.assertEqual([], self.check(0))
         self.assertEqual(
-            ['options', 'compute driver', 'drivers', 'tools', 'IOMMU', 'VFIO',
-             'privileges', 'claim store', 'libvirt', 'Glance', 'Placement',
-             'filter', 'weigher', 'entry point', 'profiles', GPU, A, DISK],
+            ['options', 'Nova', 'compute driver', 'drivers', 'tools', 'IOMMU',
+             'VFIO', 'privileges', 'claim store', 'libvirt', 'Glance',
+             'Placement', 'filter', 'weigher', 'entry point', 'profiles',
+             GPU, A, DISK],
             [line['Check'] for line in self.lines])
 
     def test_service_of_the_configuration(self):
@@ -208,7 +214,7 @@ class WellTest(CheckTestCase):
             del self.sections[gone]
         self.set('DEFAULT', compute_driver=None)
         self.check(0)
-        self.assertEqual(['options', 'filter', 'weigher'],
+        self.assertEqual(['options', 'Nova', 'filter', 'weigher'],
                          [line['Check'] for line in self.lines])
 
     def test_services_with_files_of_their_own(self):
@@ -248,7 +254,7 @@ class WellTest(CheckTestCase):
     def test_service_that_is_asked_for(self):
         self.set('accel', enabled_drivers='absent')
         self.check(0, '--service', 'api')
-        self.assertEqual(['options', 'entry point', 'profiles'],
+        self.assertEqual(['options', 'Nova', 'entry point', 'profiles'],
                          [line['Check'] for line in self.lines])
 
     def test_services_that_cannot_be_known(self):
@@ -387,6 +393,27 @@ class ComputeTest(CheckTestCase):
         self.set('DEFAULT', compute_driver='libvirt.LibvirtDriver')
         self.assertFails('compute driver', 'libvirt.LibvirtDriver',
                          'accel.AccelLibvirtDriver')
+
+    def test_driver_that_cannot_be_imported(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.loading.failure', LOADING_FAILURE))
+        nova_compute = os.path.join(self.directory, 'nova-compute')
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.loading.nova_compute', lambda: nova_compute))
+        for first, says in (
+                # a Python without Nova
+                (f'#!{sys.base_prefix}/bin/python3', 'nova'),
+                ('#!/nonexistent/python3', '/nonexistent/python3')):
+            with open(nova_compute, 'w') as file:
+                file.write(f'{first}\n')
+            self.assertFails('compute driver', nova_compute, says)
+
+    def test_other_nova(self):
+        for name, release, result in (('OLDEST', 999, 'failure'),
+                                      ('NEWEST', 30, 'warning')):
+            with fixtures.MonkeyPatch(f'nova_accel.versions.{name}', release):
+                self.assertFails('Nova', f'{release}', 'this is Nova',
+                                 result=result)
 
     def test_no_driver(self):
         self.set('accel', enabled_drivers=None)

@@ -17,6 +17,7 @@ import testtools
 from nova_accel import conf
 from nova_accel.drivers import options
 from nova_accel import profiles
+from nova_accel.virt import door
 from tests.unit import pages
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -76,6 +77,7 @@ class DevStackTest(testtools.TestCase):
              f'develop {ROOT}', 'summary Configuring nova_accel'], said)
         found = self.read()
         self.assertEqual(['dfl', 'gpu'], conf.CONF.accel.enabled_drivers)
+        door.open_door()
         importutils.import_class(
             f'nova.virt.{found["DEFAULT"]["compute_driver"][0]}')
         self.assertEqual(

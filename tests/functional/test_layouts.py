@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-compute starts and check says so, however both are installed.
+
+These are the layouts that each change has to pass; tests/layouts has all.
+"""
+
+import textwrap
+import zipfile
+
+from tests.layouts import base
+
+#: what nova-scheduler and nova-api load
+LOAD = textwrap.dedent('''
+    import nova.conf
+    from nova.scheduler import filters, weights
+    from nova.api.validation.extra_specs import validators
+    from nova.compute import api
+    import nova_accel
+    weigher, = weights.HostWeightHandler().get_matching_classes(
+        ['nova_accel.scheduler.weights.AcceleratorWeigher'])
+    filter, = filters.HostFilterHandler().get_matching_classes(
+        ['nova_accel.scheduler.filters.AcceleratorFilter'])
+    assert 'accel{group}:function_id' in validators.VALIDATORS
+    assert api.API.create.__wrapped__
+    print('LOADED', nova_accel.__file__, weigher.__name__, filter.__name__)
+''')
+
+
+class LayoutTest(base.LayoutTestCase):
+
+    def test_wheel_beside_wheel(self):
+        names = zipfile.ZipFile(base.wheel()).namelist()
+        # a file among Nova's would be found beside some Novas only, and
+        # `pip install --target --upgrade` would delete Nova for it
+        self.assertEqual([], [name for name in names
+                              if name.startswith(('nova/', 'tests'))])
+        self.there.nova_wheel()
+        self.there.accel_wheel()
+        self.assertStarts()
+        said = self.there.check_call(
+            self.there.python, '-W', 'ignore', '-c', LOAD)
+        self.assertIn(
+            f'LOADED {self.there.packages}/nova_accel/__init__.py '
+            'AcceleratorWeigher AcceleratorFilter', said)
+        self.there.accel_uninstall()
+        self.assertNovaIsWhole()
+
+    def test_editable_beside_editable(self):
+        """DevStack installs Nova first."""
+        self.there.nova_editable()
+        self.there.accel_editable()
+        self.assertStarts()
