@@ -6,6 +6,9 @@
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
+# make floor  unit, host and nova-compute's start with the libraries of Nova 31
+# make layouts  nova-compute starts, however Nova and we are installed; as root
+#             beside Debian's packages too; minutes
 # make bench  figures with counts
 # make bench-reuse  how often a server finds its function loaded
 # make lab    the same on a real kernel, in a virtual machine; as root
@@ -14,6 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # of the releases in tox.ini; another needs a VENV of its own
 NOVA ?= 34.0.0
+CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
@@ -45,7 +49,7 @@ style: $(STAMP)
 # the page of release notes reads them from git
 docs: $(STAMP)
 	@test -x $(BIN)/sphinx-build || $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check -c constraints.txt nova==$(NOVA) -e '.[docs]'
+		--disable-pip-version-check -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
 	$(BIN)/python -m tests.built_pages docs/build/html
 
@@ -90,6 +94,18 @@ nova-tests: $(STAMP)
 nova-tests-part: $(STAMP)
 	$(BIN)/python -m tests.nova --part $(STOCK) $(SUITES)
 
+layouts: $(STAMP)
+	$(BIN)/python -m testtools.run discover -s tests/layouts -t .
+
+.PHONY: layouts floor
+
+# setup.cfg promises these versions
+floor:
+	$(MAKE) unit host VENV=.venv-nova31 NOVA=31.0.0 \
+		CONSTRAINTS=constraints-nova31.txt
+	$(MAKE) functional TEST=tests.functional.test_layouts VENV=.venv-nova31 \
+		NOVA=31.0.0 CONSTRAINTS=constraints-nova31.txt
+
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot
 	$(BIN)/python -m tests.bench.burst
@@ -133,12 +149,12 @@ lab-down:
 	@$(PYTHON) -m tests.lab down
 
 # the sources are used where they lie; the wheel is a test's business
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit("nova_accel needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Setting up $(VENV) (a minute or two, once) ...'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt nova==$(NOVA) -e '.[test]'
+		-c $(CONSTRAINTS) nova==$(NOVA) -e '.[test]'
 	@touch $@
 
 clean:

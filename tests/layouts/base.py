@@ -176,8 +176,11 @@ class Environment(fixtures.Fixture):
         path.write_text(PROGRAM.format(python=python))
         path.chmod(0o755)
 
-    def nova_editable(self):
-        """Nova as DevStack installs its checkout."""
+    def nova_editable(self, version=None):
+        """Nova as DevStack installs its checkout.
+
+        :param version: what its metadata say.
+        """
         checkout = self.directory / 'nova'
         checkout.mkdir()
         (checkout / 'nova').symlink_to(PACKAGES / 'nova')
@@ -185,7 +188,7 @@ class Environment(fixtures.Fixture):
         (checkout / 'entry_points.txt').write_text(
             nova.read_text('entry_points.txt'))
         (checkout / 'setup.py').write_text(SETUP.format(
-            version=nova.version,
+            version=version or nova.version,
             entry_points=str(checkout / 'entry_points.txt')))
         self.install('-e', checkout)
 
@@ -194,11 +197,11 @@ class Environment(fixtures.Fixture):
     def accel_wheel(self, *arguments, **variables):
         self.install(*arguments, wheel(), **variables)
 
-    def accel_editable(self):
+    def accel_editable(self, *arguments):
         checkout = self.directory / 'nova_accel'
         if not checkout.exists():
             source(checkout)
-        self.install('-e', checkout)
+        self.install('-e', checkout, *arguments)
 
     def accel_uninstall(self):
         self.pip('uninstall', '-y', 'nova_accel')

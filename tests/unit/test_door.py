@@ -70,6 +70,18 @@ class VersionsTest(testtools.TestCase):
             f'nova>={versions.OLDEST},<{versions.NEWEST + 1}',
             self.requirements)
 
+    def test_lower_bounds(self):
+        """They are the libraries with which ``make floor`` runs."""
+        floor = dict(line.lower().replace('_', '-').split('==') for line in (
+            ROOT / 'constraints-nova31.txt').read_text().split())
+        bounds = dict(line.lower().split('>=') for line in self.requirements
+                      if '>=' in line and not line.startswith('nova'))
+        self.assertIn('os-vif', bounds)
+        for name, bound in bounds.items():
+            self.assertTrue(
+                f'{floor[name]}.'.startswith(f'{bound}.'),
+                f'{name} is {floor[name]} there, and setup.cfg has {bound}')
+
     def test_sentences(self):
         found = importlib.metadata.version('nova')
         self.assertEqual(('', ''), (versions.too_old(), versions.too_new()))
