@@ -7,6 +7,7 @@ compares them between releases.
 """
 
 import contextlib
+import json
 from urllib import parse
 
 from keystoneauth1 import exceptions as ks_exc
@@ -68,21 +69,13 @@ class NovaCloud:
                 self.admin_context(), provider_uuid).allocations)
         except (nova_exception.ResourceProviderAllocationRetrievalFailed,
                 ks_exc.ClientException) as error:
-            if self._is_absent(provider_uuid):
+            if _is_absent(error):
                 # Placement removes no provider that is allocated
                 return set()
             raise exception.PlacementUnavailable(
                 f'Placement was asked who uses provider {provider_uuid}, and '
                 f'did not say ({_short(error)}): see that it answers '
                 f'nova-compute.') from error
-
-    def _is_absent(self, provider_uuid):
-        try:
-            response = self._placement.get(
-                f'/resource_providers/{provider_uuid}')
-        except ks_exc.ClientException:
-            return False
-        return response is not None and response.status_code == 404
 
     def find_providers(self, resources=None, trait=None, uuid=None,
                        name=None):
@@ -339,3 +332,19 @@ def _is_too_late(response) -> bool:
     """
     return response.status_code == 409 or (
         response.status_code == 500 and 'concurrently' in response.text)
+
+
+def _is_absent(error: Exception) -> bool:
+    """Whether Placement answered that there is no such provider.
+
+    A second request could find it: the report of nova-compute creates
+    providers meanwhile.
+
+    :param error: of get_allocations_for_resource_provider(), which has the
+        answer (JSON of the API working group) in its text.
+    """
+    try:
+        answer = json.loads(error.kwargs['error'])  # type: ignore
+        return [item['status'] for item in answer['errors']] == [404]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False

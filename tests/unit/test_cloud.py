@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The door to Nova holds Nova's own lock."""
 
+import json
 import threading
 import types
 import uuid
@@ -9,9 +10,12 @@ import fixtures
 from nova.compute import resource_tracker
 from nova import exception as nova_exception
 from nova import objects
+from nova.scheduler.client import report
 from nova import utils
+import requests
 import testtools
 
+from nova_accel import exception
 from nova_accel.virt import cloud
 
 
@@ -49,3 +53,40 @@ class TellTest(testtools.TestCase):
         self.assertEqual({'mine': 'kept'}, instance.metadata)
         self.assertEqual(set(), instance.obj_what_changed())
         self.assertIn('is not told', log.output)
+
+
+class ConsumersTest(testtools.TestCase):
+    """Who uses a provider, asked of Nova's own client."""
+
+    def consumers(self, *answers):
+        client = report.SchedulerReportClient(types.SimpleNamespace())
+        self.useFixture(fixtures.MockPatchObject(
+            client, 'get', side_effect=answers))
+        door = cloud.NovaCloud(types.SimpleNamespace(
+            _set_managed_mode=None,
+            virtapi=types.SimpleNamespace(reportclient=client)))
+        return door.consumers(str(uuid.uuid4()))
+
+    @staticmethod
+    def answer(status, **content):
+        answer = requests.Response()
+        answer.status_code = status
+        answer._content = json.dumps(content).encode()
+        return answer
+
+    def test_provider_that_is_being_created(self):
+        """It was not there when it was asked for: no second request, which a
+        report of nova-compute may answer otherwise."""
+        self.assertEqual(set(), self.consumers(
+            self.answer(404, errors=[{'status': 404}])))
+
+    def test_consumers(self):
+        self.assertEqual({'a server'}, self.consumers(
+            self.answer(200, allocations={'a server': {}})))
+
+    def test_other_errors(self):
+        for status, content in ((503, {}), (500, {
+                'errors': [{'status': 500}]})):
+            self.assertIn('see that it answers', str(self.assertRaises(
+                exception.PlacementUnavailable, self.consumers,
+                self.answer(status, **content))))
