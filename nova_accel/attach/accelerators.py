@@ -37,6 +37,7 @@ from nova_accel.attach import publishing
 from nova_accel.attach import readiness
 from nova_accel.attach import relocation
 from nova_accel.attach import settling
+from nova_accel.attach import sole
 from nova_accel.attach import words
 from nova_accel import conf
 from nova_accel import drivers
@@ -91,6 +92,7 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
 
 def _open_store(path):
     try:
+        sole.use(path)
         return claim_store.ClaimStore(path)
     except exception.AcceleratorsUnavailable as error:
         if CONF.accel.enabled_drivers:

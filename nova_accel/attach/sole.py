@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""One nova-compute for one claim store."""
+
+import fcntl
+import os
+
+from nova_accel import exception
+
+#: path of a store -> its lock, as long as this process lives. A record lock
+#: goes with its process, also after SIGKILL, and children do not inherit it
+#: (fcntl(2)); closing any descriptor of the file would end it
+_LOCKS: dict[str, int] = {}
+
+
+def use(path: str) -> None:
+    """Keep other processes from using a claim store as nova-compute does.
+
+    Two of them would give the same devices to two servers, each by what it
+    remembers.
+
+    :param path: of the store.
+    :raises AcceleratorsUnavailable: another process uses it.
+    """
+    path = os.path.abspath(path)
+    if path in _LOCKS:
+        return
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = os.open(f'{path}.lock', os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        # the store cannot be written either, and its error says so
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(file, 0)
+        os.write(file, b'%d\n' % os.getpid())
+    except (BlockingIOError, PermissionError):
+        other = os.pread(file, 20, 0).decode(errors='replace').strip()
+        os.close(file)
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {path} is used by another nova-compute on this '
+            f'host (process {other or "unknown"}): stop that one, or give '
+            f'this one a state_path and a host of its own in nova.conf.'
+        ) from None
+    except OSError:
+        # a file system without locks, or a full one
+        os.close(file)
+        return
+    _LOCKS[path] = file

@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Two nova-computes do not use one claim store."""
+
+import os
+import subprocess
+import sys
+
+import fixtures
+import testtools
+
+from nova_accel.attach import accelerators
+from nova_accel.attach import claims
+from nova_accel import conf
+from nova_accel import exception
+
+OTHER = """
+import sys
+from nova_accel.attach import accelerators
+accelerators._open_store(sys.argv[1])
+print('open', flush=True)
+sys.stdin.read()
+"""
+
+
+class SoleTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'state', 'store')
+        self.other = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', OTHER, self.path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+        self.addCleanup(self.other.communicate)
+        self.assertEqual('open\n', self.other.stdout.readline())
+        conf.CONF.set_override('enabled_drivers', ['dfl'], 'accel')
+        self.addCleanup(conf.CONF.clear_override, 'enabled_drivers', 'accel')
+
+    def test_second_one(self):
+        for _ in range(2):
+            error = self.assertRaises(
+                exception.AcceleratorsUnavailable,
+                accelerators._open_store, self.path)
+            self.assertIn(f'another nova-compute on this host (process '
+                          f'{self.other.pid}): stop that one', str(error))
+        # commands go on
+        claims.existing(self.path)
+
+    def test_after_the_first_was_killed(self):
+        self.other.kill()
+        self.other.wait()
+        accelerators._open_store(self.path)
+        # the service of this process starts again
+        accelerators._open_store(self.path)
+
+    def test_host_without_drivers(self):
+        """Nova's own work goes on, with an error in the log."""
+        log = self.useFixture(fixtures.FakeLogger())
+        conf.CONF.set_override('enabled_drivers', [], 'accel')
+        accelerators._open_store(self.path)
+        self.assertIn('another nova-compute', log.output)
