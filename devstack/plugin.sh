@@ -7,8 +7,7 @@
 #
 # devstack/settings has its variables.
 
-# Nova is a checkout in DevStack. A package that pip copies to site-packages could
-# not add nova.virt.accel to it; one that is installed in place can.
+# In place, as DevStack installs Nova: changes of the clone count at the next start.
 function install_nova_accel {
     setup_develop "$NOVA_ACCEL_DIR"
 }

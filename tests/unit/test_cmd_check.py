@@ -587,6 +587,26 @@ class ComputeTest(CheckTestCase):
         self.assertEqual([], self.check(0))
 
 
+class UpgradeTest(CheckTestCase):
+
+    def test_configuration_of_release_0_1(self):
+        """What the upgrade needs is named before nova-compute starts."""
+        self.use_kernel(self.useFixture(SimulatedHost(
+            {'address': A}, gpus=[{'address': GPU}],
+            nvmes=[{'address': DISK}])).kernel)
+        del self.sections['service_user']
+        self.set('accel', include_devices=None)
+        said = {line['Check']: f'{line["Found"]}: {line["What to do"]}'
+                for line in self.check(2)}
+        self.assertEqual({GPU, DISK, A, 'Glance'}, set(said))
+        for device in (GPU, DISK):
+            self.assertIn(f'include_devices names: add address={device}',
+                          said[device])
+        self.assertIn('whole_cards', said[A])
+        self.assertIn('virtual_functions', said[A])
+        self.assertIn('[service_user] has no credentials', said['Glance'])
+
+
 class DeviceTest(CheckTestCase):
 
     def test_no_reset_method(self):
