@@ -181,16 +181,22 @@ class Environment(fixtures.Fixture):
 
         :param version: what its metadata say.
         """
+        self.install('-e', self.nova_checkout(version))
+
+    def nova_checkout(self, version=None):
+        """What stands for a checkout of Nova; its directory."""
         checkout = self.directory / 'nova'
         checkout.mkdir()
         (checkout / 'nova').symlink_to(PACKAGES / 'nova')
+        # DevStack reads it there
+        (checkout / 'setup.cfg').write_text('[metadata]\nname = nova\n')
         nova = importlib.metadata.distribution('nova')
         (checkout / 'entry_points.txt').write_text(
             nova.read_text('entry_points.txt'))
         (checkout / 'setup.py').write_text(SETUP.format(
             version=version or nova.version,
             entry_points=str(checkout / 'entry_points.txt')))
-        self.install('-e', checkout)
+        return checkout
 
     # nova_accel
 

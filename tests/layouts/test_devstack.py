@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The DevStack plugin with DevStack's own functions.
+
+DEVSTACK is a clone of openstack/devstack; without it the tests are skipped.
+Nova and nova_accel are installed as stack.sh does: by setup_develop, with the
+real pip and without an index, Nova first.
+"""
+
+import os
+import shutil
+import textwrap
+
+from tests.layouts import base
+
+SCRIPT = textwrap.dedent(r'''
+    set -eo pipefail
+    TOP_DIR=$DEVSTACK
+    FILES=$DEVSTACK/files
+    source $DEVSTACK/functions
+    # of lib/nova and stack.sh
+    NOVA_CONF_DIR=$DEST/etc
+    NOVA_CONF=$NOVA_CONF_DIR/nova.conf
+    NOVA_STATE_PATH=$DEST/state
+    NOVA_FILTERS=ComputeFilter,SameHostFilter
+    ENABLED_SERVICES=n-cpu,n-sch,n-api
+    mkdir -p $NOVA_CONF_DIR/rootwrap.d $NOVA_STATE_PATH
+    touch $NOVA_CONF
+    define_plugin() { :; }
+    echo_summary() { echo "summary $*"; }
+    source $DEST/nova_accel/devstack/settings
+    setup_develop $DEST/nova
+    for phase in pre-install install post-config extra; do
+        source $DEST/nova_accel/devstack/plugin.sh stack $phase
+    done
+''')
+
+
+class DevStackTest(base.LayoutTestCase):
+
+    def test_stack(self):
+        devstack = os.environ.get('DEVSTACK', '')
+        if not os.path.exists(f'{devstack}/functions-common'):
+            self.skipTest('DEVSTACK does not name a clone of DevStack')
+        dest = self.there.directory
+        self.there.nova_checkout()
+        base.source(dest / 'nova_accel')
+        requirements = dest / 'requirements'
+        (requirements / '.venv' / 'bin').mkdir(parents=True)
+        (requirements / 'upper-constraints.txt').touch()
+        # of the package openstack_requirements
+        self.script(requirements / '.venv' / 'bin' / 'edit-constraints',
+                    '#!/bin/sh\nexit 0\n')
+        self.script(self.there.prefix / 'bin' / 'pip',
+                    f'#!/bin/sh\nexec {self.there.python} -m pip "$@"\n')
+        (dest / 'bin').mkdir()
+        # install(1) gives a file to root
+        self.script(dest / 'bin' / 'sudo', '#!/bin/sh\n'
+                    'while [ "${1#-}" != "$1" ]; do shift; done\n'
+                    'exec env "$@"\n')
+        said = self.there.check_call(
+            'bash', '-c', SCRIPT, DEVSTACK=devstack, DEST=str(dest),
+            PATH=f'{dest}/bin:{self.there.prefix}/bin:{os.environ["PATH"]}',
+            GLOBAL_VENV='True', DEVSTACK_VENV=str(self.there.prefix),
+            REQUIREMENTS_DIR=str(requirements), STACK_USER='root',
+            PYTHON3_VERSION='3', PIP_NO_INDEX='1', PIP_NO_BUILD_ISOLATION='0',
+            os_PACKAGE='deb', os_VENDOR='Debian', OFFLINE='False')
+        self.assertIn('summary Configuring nova_accel', said)
+        with open(dest / 'etc' / 'nova.conf') as file:
+            plugin = file.read()
+        self.assertIn('compute_driver = accel.AccelLibvirtDriver', plugin)
+        self.assertIn('enabled_filters = ComputeFilter,SameHostFilter,'
+                      'AcceleratorFilter', plugin)
+        # what stack.sh adds of its own
+        self.there.config.write_text(plugin.replace(
+            '[DEFAULT]\n', '[DEFAULT]\nhost = compute1\n'
+            f'transport_url = fake:/\nstate_path = {dest}/state\n', 1))
+        self.assertStarts()
+        self.assertTrue(shutil.which('nova-compute',
+                                     path=str(self.there.prefix / 'bin')))
+
+    @staticmethod
+    def script(path, text):
+        path.write_text(text)
+        path.chmod(0o755)
