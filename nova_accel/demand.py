@@ -9,7 +9,8 @@ and samples have the proportions of the whole.
 import collections
 from collections.abc import Iterable, Mapping
 import heapq
-import threading
+
+from nova_accel import locks
 
 #: Count of functions that were not asked for since the process started. It
 #: only orders these among themselves.
@@ -34,7 +35,7 @@ class Demand:
     LIMIT = 10000
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('demand')
         #: what one request counts now. It grows, so that the earlier ones need
         #: no change
         self._unit = 1.0

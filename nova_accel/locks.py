@@ -11,6 +11,7 @@ import contextlib
 import sys
 import threading
 import traceback
+import typing
 
 from oslo_log import log as logging
 
@@ -21,14 +22,30 @@ LOG = logging.getLogger(__name__)
 #: Every lock of nova_accel, and Nova's own under which it calls us or which
 #: we take. docs/source/contributor/architecture.rst has the same list.
 ORDER = (
-    'words',       # attach.words: the operator's words are shown
-    'settling',    # attach.settling: one round at a time
+    'runtime',     # attach.runtime: servers that are worked on
+    'background',  # host.limited: one piece of work at a time
     'server',      # attach.accelerators: exclusive(), one for each server
     'region',      # attach.handles: a region is cleaned, one for each
+    'settling',    # attach.settling: one round at a time
     'choice',      # inventory: handles are chosen and claimed
+    'words',       # attach.words: the operator's words are shown
     'opening',     # attach.programming: the bitstream cache is opened
     'download',    # bitstream.cache: one for each content
     'cache',       # bitstream.cache: leases and removal
+    'begin',       # attach.programming: a programming begins or is given up
+    'idle',        # attach.programming: regions that are programmed ahead
+    'ahead',       # attach.ahead
+    'names',       # attach.names
+    'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
+    'scan',        # inventory.scanner
+    'cards',       # inventory.cards: calls of drivers
+    'inventory',   # inventory: what providers are made of
+    'changes',     # inventory.devices: the store is written
+    'devices',     # inventory.devices: memory
+    'holdings',    # attach.holdings
+    'store',       # attach.claims: one transaction at a time
+    'demand',      # demand
+    'scheduling',  # scheduler.scheduling, in nova-scheduler
 )
 
 #: seconds to wait for a lock under which nothing but memory, or the claim
@@ -37,10 +54,7 @@ LIMIT = 60
 
 
 class Lock:
-    """A lock that is not waited for without end.
-
-    threading.Condition accepts it.
-    """
+    """A lock that is not waited for without end."""
 
     def __init__(self, name: str, what: str = '',
                  seconds: Callable[[], float] = lambda: LIMIT,
@@ -102,6 +116,12 @@ class Lock:
             f'{found}, in the thread {name}: see in the log of nova-compute '
             f'what it does, and repeat the operation when that has ended.',
             found=found)
+
+
+def condition(name: str) -> threading.Condition:
+    """Return a condition whose lock has a name."""
+    lock: typing.Any = Lock(name)
+    return threading.Condition(lock)
 
 
 class Locks:

@@ -12,6 +12,7 @@ unplug  a server loses just these claims; each ends once its device is clean.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 import contextlib
 import dataclasses
 import os
@@ -19,7 +20,6 @@ import textwrap
 import typing
 
 import os_resource_classes
-from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
@@ -46,6 +46,7 @@ from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -54,6 +55,10 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 #: classes of which Nova's own libvirt driver has devices as well
 _NOVAS = (os_resource_classes.VGPU,)
+#: seconds in which the devices of a server are ready or an error has come:
+#: longer than the limits of all its parts, of which Placement's may be missing
+#: ([placement] timeout)
+_PLUG_SECONDS = 3600
 
 Allocations = Callable[[], plan.Allocations]
 
@@ -116,6 +121,14 @@ class _Plugging:
     #: what it has claimed so far
     claimed: list[model.Claim] = dataclasses.field(default_factory=list)
 
+    def wait(self, server_uuid: str) -> None:
+        """Wait for its end.
+
+        :raises DeviceTimeout: after _PLUG_SECONDS; it goes on.
+        """
+        limited.wait(self.future, _PLUG_SECONDS,
+                     f'Preparing accelerators for server {server_uuid}')
+
 
 class Accelerators:
     """Every accelerator of one compute host."""
@@ -145,6 +158,9 @@ class Accelerators:
             inventory, self.holdings, cloud)
         self.words = words.Words(store, inventory, self.publisher, cloud)
         self._plugging: dict[str, _Plugging] = {}
+        self._servers = locks.Locks(
+            'server', 'The accelerators of server {}',
+            programming.seconds_at_most)
         self._failed: set[str] = set()
 
     # The service
@@ -199,9 +215,14 @@ class Accelerators:
                               '%s', claim.instance_uuid, error)
                     if isinstance(error, exception.DeviceTimeout):
                         return
-        for future in [limited.start(make, claims)
-                       for claims in by_device.values()]:
-            future.result()
+        started = {limited.start(make, claims): address
+                   for address, claims in by_device.items()}
+        _, late = futures.wait(started, CONF.accel.programming_timeout)
+        for future in late:
+            LOG.error('vGPUs of servers on %s are still being created after '
+                      '%d s; the start of nova-compute does not wait for them '
+                      'any more', started[future],
+                      CONF.accel.programming_timeout)
         self.readiness.look_at_siblings(
             [c for claims in by_device.values() for c in claims])
 
@@ -319,7 +340,7 @@ class Accelerators:
             return
         with contextlib.suppress(Exception):
             # its failure was told where it was joined
-            plugging.future.result()
+            plugging.wait(server_uuid)
         self._failed.add(server_uuid)
         claimed = self.holdings.now(plugging.claimed)
         if not claimed:
@@ -638,7 +659,7 @@ class Accelerators:
             return []
         plugging = self._plugging.get(server.uuid)
         if plugging is not None:
-            plugging.future.result()
+            plugging.wait(server.uuid)
         else:
             self.wait_until_idle(server.uuid)
             self.resume(context, server)
@@ -807,7 +828,7 @@ class Accelerators:
         plugging = self._plugging.pop(server_uuid, None)
         if plugging is not None:
             with contextlib.suppress(Exception):
-                plugging.future.result()
+                plugging.wait(server_uuid)
 
     def release(self, context, claims: Iterable[model.Claim],
                 patient: bool = False) -> int:
@@ -918,18 +939,23 @@ class Accelerators:
             if (device := devices.get(claim.device_address))
             and (node := device.numa_node) is not None}
 
-    @staticmethod
-    def exclusive(server_uuid: str) -> contextlib.AbstractContextManager:
+    def exclusive(self, server_uuid: str,
+                  ) -> contextlib.AbstractContextManager[None]:
         """While the claims, or the devices in a running guest, are changed.
 
         A caller that begins under it sees by the server's task_state whether
         Nova is at it; Nova's operations wait_until_idle() before they touch
         devices. Not Nova's own lock: calls that may not be late wait for that.
+
+        :raises LockTimeout: another operation of the server does not end.
         """
-        return lockutils.lock(f'accel-{server_uuid}')
+        return self._servers.held(server_uuid)
 
     def wait_until_idle(self, server_uuid: str) -> None:
-        """Wait until the server is in no exclusive() section."""
+        """Wait until the server is in no exclusive() section.
+
+        :raises LockTimeout: that takes too long.
+        """
         with self.exclusive(server_uuid):
             pass
 

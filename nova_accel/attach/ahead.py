@@ -16,7 +16,6 @@ claims the region: Programming.ahead().
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import dataclasses
-import threading
 import time
 from typing import Any
 
@@ -31,6 +30,7 @@ from nova_accel import demand as demands
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -115,7 +115,7 @@ class Ahead:
         self._cloud = cloud
         self._demand = demands.Demand()
         #: guards the two below
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('ahead')
         self._asked: list[request.AcceleratorRequest] = []
         #: regions where it failed, until a server had them
         self._failed: set[tuple[str, int | None]] = set()

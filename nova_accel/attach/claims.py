@@ -17,7 +17,6 @@ import errno
 import json
 import os
 import sqlite3
-import threading
 import time
 from typing import Any
 from urllib import parse
@@ -26,6 +25,7 @@ from oslo_log import log as logging
 
 from nova_accel.attach import schema
 from nova_accel import exception
+from nova_accel import locks
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ _ADVICE = {
 _ADVICE[sqlite3.SQLITE_NOTADB] = _ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
                  'errors')
+#: milliseconds that SQLite waits for another process; seconds until it is
+#: asked again
+_BUSY_MS, _BUSY_PAUSE = 20, 0.02
 
 
 def file_name(host: str) -> str:
@@ -102,7 +105,10 @@ class ClaimStore:
         self._name = name or path
         # one thread at a time inside SQLite: under eventlet a second green
         # thread that waited there would stop the first one too
-        self._lock = threading.Lock()
+        self._lock = locks.Lock(
+            'store', f'The rows of the claim store {self._name}',
+            lambda: timeout, exception.AcceleratorsUnavailable)
+        self._timeout = timeout
         self._generation = 0
         #: PRAGMA data_version when look() last read the file
         self._data_version: int | None = None
@@ -149,6 +155,8 @@ class ClaimStore:
                 for row in db.execute(
                     'SELECT address, serial, ids, but_for FROM unsettled')),
                 _disabled(db), _orders(db))
+        # from now on other green threads run meanwhile: _begin()
+        self._db.execute(f'PRAGMA busy_timeout = {_BUSY_MS}')
 
     def _version(self) -> int:
         return self._db.execute('PRAGMA user_version').fetchone()[0]
@@ -184,7 +192,7 @@ class ClaimStore:
     def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:
         with self._lock, self._one_sentence():
             if write:
-                self._db.execute('BEGIN IMMEDIATE')
+                self._begin()
             try:
                 yield self._db
                 if write:
@@ -199,6 +207,22 @@ class ClaimStore:
                 raise
             finally:
                 self._changed = None
+
+    def _begin(self):
+        """Begin to write; wait while another process writes.
+
+        A wait inside of SQLite would stop every green thread.
+        """
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._db.execute('BEGIN IMMEDIATE')
+                return
+            except sqlite3.OperationalError as error:
+                if (error.sqlite_errorcode & 0xff != sqlite3.SQLITE_BUSY
+                        or time.monotonic() > end):
+                    raise
+            time.sleep(_BUSY_PAUSE)
 
     def _change(self, **fields):
         """Have the memory follow, once the transaction is written."""

@@ -12,7 +12,6 @@ import dataclasses
 import datetime
 import json
 
-from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from nova_accel.attach import cleaning
@@ -26,6 +25,7 @@ from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import request
 
@@ -44,6 +44,8 @@ class Handles:
         self._inventory = inventory
         self._holdings = holdings
         self._regions = regions
+        self._releasing = locks.Locks(
+            'region', 'The handles of {}', programming.seconds_at_most)
 
     def type_for(self, wanted: request.AcceleratorRequest,
                  device: model.Device) -> str | None:
@@ -147,7 +149,7 @@ class Handles:
         address, index = claims[0].device_address, claims[0].region_index
         try:
             # of several that release it the next one finds it clean
-            with lockutils.lock(f'accel-region-{address}-{index}'):
+            with self._releasing.held(f'{address} region{index}'):
                 claims = self._holdings.now(claims)
                 if self._clean_region(address, index, claims):
                     for claim in claims:

@@ -27,13 +27,13 @@ free. Every other transition raises IllegalTransition.
 
 from collections.abc import Iterable
 import contextlib
-import threading
 from typing import Any
 
 from oslo_log import log as logging
 
 from nova_accel.attach import claims as claim_store
 from nova_accel import exception
+from nova_accel import locks
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Holdings:
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
         #: a state is compared and changed by one thread at a time
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('holdings')
 
     # What there is
 

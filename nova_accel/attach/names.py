@@ -13,7 +13,6 @@ when the operator writes other content there.
 
 import concurrent.futures
 import contextlib
-import threading
 import time
 
 from oslo_log import log as logging
@@ -24,6 +23,7 @@ from nova_accel.bitstream import glance
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Names:
         self._publisher = publisher
         self._cloud = cloud
         #: guards what follows
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('names')
         #: when Glance is to be asked for a function
         self._due: dict[_Function, float] = {}
         self._background = limited.Background(self._logged_run)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
-import threading
 
 from oslo_log import log as logging
 
@@ -54,7 +53,7 @@ class Programming:
         #: regions that are programmed for no server now
         self._ahead: set[tuple[str, int]] = set()
         #: guards the set
-        self._ahead_changed = threading.Condition()
+        self._ahead_changed = locks.condition('idle')
 
     def _cache(self) -> bitstream_cache.BitstreamCache:
         # when it is first needed: a host without FPGAs needs none
@@ -495,7 +494,7 @@ class Programming:
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
                 f'{device.driver}')
-        lock = threading.Lock()
+        lock = locks.Lock('begin')
         begun: list[bool] = []
         gone: list[bool] = []
 
@@ -548,6 +547,13 @@ class Programming:
                 raise exception.DeviceUnavailable(
                     f'{name} was to be programmed, and a guest that runs has '
                     f'{min(addresses & there)}: see the log of nova-compute.')
+
+
+def seconds_at_most() -> int:
+    """Return for how long one operation may hold a server or a region: a
+    download, a programming, and what comes before and after it."""
+    return (glance.download_seconds() + CONF.accel.programming_timeout
+            + 2 * CONF.accel.device_timeout)
 
 
 def by_region(claims: Iterable[model.Claim],

@@ -11,7 +11,6 @@ import collections
 from concurrent import futures
 import dataclasses
 import re
-import threading
 import time
 import uuid
 
@@ -19,9 +18,11 @@ from oslo_log import log as logging
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import programming
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import request
 from nova_accel import text
@@ -39,7 +40,7 @@ class RuntimeProgramming:
         self._accelerators = accelerators
         self._cloud = cloud
         self._background = limited.Background(self._logged_run)
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('runtime')
         #: servers that are being looked after, each by a thread of its own
         self._at_work: dict[str, futures.Future] = {}
         #: (device address, region index) -> when it was last programmed here
@@ -63,7 +64,8 @@ class RuntimeProgramming:
 
         :returns: how many regions were programmed.
         """
-        return sum(future.result() for future in self._start_all())
+        return sum(future.result(2 * programming.seconds_at_most())
+                   for future in self._start_all())
 
     def _start_all(self):
         held = {c.instance_uuid for c in self._accelerators.holdings.all()

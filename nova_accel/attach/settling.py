@@ -35,7 +35,6 @@ killed goes on with those that are left.
 
 import collections
 import dataclasses
-import threading
 
 from oslo_log import log as logging
 from oslo_utils import uuidutils
@@ -48,6 +47,7 @@ from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 
@@ -96,7 +96,7 @@ class Settling:
         self._publisher = publisher
         self._cloud = cloud
         #: held while devices are settled
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('settling')
         #: address -> why it is not settled, as the log has told
         self._said: dict[str, str] = {}
 

@@ -28,6 +28,7 @@ from nova_accel.attach import publishing
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import text
 
@@ -52,7 +53,7 @@ class Words:
         self._told: dict[str, model.Disabled] = {}
         self._failure = ''
         #: held while something is shown
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('words')
         self._verbs: dict[str, Callable[[str], str]] = {}
 
     def learn(self, verb: str, function: Callable[[str], str]) -> None:

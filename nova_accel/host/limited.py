@@ -12,6 +12,7 @@ import threading
 import time
 
 from nova_accel import exception
+from nova_accel import locks
 
 #: seconds to wait for one of our threads of eventlet's pool
 _POOL_SECONDS = 10
@@ -93,7 +94,7 @@ class Background:
         """:param function: raises nothing: nobody hears of it."""
         self._function = function
         self._future = None
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('background')
 
     def start(self, *args) -> bool:
         """Call function with args; False where an earlier call still runs."""
@@ -105,9 +106,9 @@ class Background:
 
 
 def wait(future, seconds: float, what: str):
-    """The result of a started call.
+    """Return the result of a started call.
 
-    :param what: who does what, for the error: 'the driver dfl looks for ...'
+    :param what: the beginning of the error: who does what.
     :raises DeviceTimeout: after seconds; the call goes on.
     """
     try:
@@ -117,4 +118,4 @@ def wait(future, seconds: float, what: str):
             raise
         raise exception.DeviceTimeout(
             f'{what} did not end within {seconds:.0f} s: look at the card and '
-            f'the kernel log, and reset the card.') from None
+            f'the log of nova-compute, and repeat the operation.') from None

@@ -17,7 +17,6 @@ Nothing here imports Nova. The store of claims is handed in.
 
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
-import threading
 from typing import Any
 
 from oslo_log import log as logging
@@ -34,6 +33,7 @@ from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scanner
 from nova_accel.inventory import tree as provider_tree
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -68,7 +68,7 @@ class Inventory:
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         #: held while a handle is chosen and claimed
-        self.claiming = threading.Lock()
+        self.claiming = locks.Lock('choice')
         self._drivers = drivers
         self._store = store
         self._table = devices.DeviceTable(store, drivers)
@@ -85,7 +85,7 @@ class Inventory:
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
         # guards the five below
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('inventory')
         #: address and index of regions whose programming hangs
         self._hanging: set[tuple[str, int]] = set()
         #: what hold_back() was called with last

@@ -18,7 +18,6 @@ thread, for ever if need be.
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-import threading
 import time
 from typing import Any
 
@@ -27,6 +26,7 @@ from oslo_log import log as logging
 from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel import locks
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Cards:
         self._tell_hangs = hangs
         self._tell_ended = ended
         # guards the fields below and those of every call
-        self._changed = threading.Condition()
+        self._changed = locks.condition('cards')
         self._running: dict[str, _Call] = {}
         self._closed = False
 

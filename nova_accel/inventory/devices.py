@@ -59,13 +59,13 @@ import contextlib
 import dataclasses
 import enum
 import itertools
-import threading
 
 from oslo_log import log as logging
 
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.inventory import identity
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 
@@ -106,9 +106,9 @@ class DeviceTable:
         self._store = store
         self._order = {name: number for number, name in enumerate(order)}
         # guards all that follows
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('devices')
         # held while the store is written, always taken before _lock
-        self._writing = threading.RLock()
+        self._writing = locks.Lock('changes', reentrant=True)
         self._told: dict[str, model.Device] = dict(store.devices())
         self._loaded: dict[Key, model.Loaded] = dict(store.loaded())
         #: (function, type of region) -> name, by the operator's images

@@ -2,7 +2,6 @@
 """Having drivers bring back quarantined regions of unused cards."""
 
 from collections.abc import Callable, Mapping
-import threading
 
 from oslo_log import log as logging
 
@@ -11,6 +10,7 @@ from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
+from nova_accel import locks
 from nova_accel import model
 
 CONF = conf.CONF
@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 class Recovery:
 
     def __init__(self, table: devices.DeviceTable, cards: card_calls.Cards,
-                 store, claiming: threading.Lock,
+                 store, claiming: locks.Lock,
                  drivers: Mapping[str, base.AcceleratorDriver]):
         self._table = table
         self._cards = cards

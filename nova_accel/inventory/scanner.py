@@ -11,7 +11,6 @@ fenced, and the others go on.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
-import threading
 import time
 
 import os_traits
@@ -28,6 +27,7 @@ from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 
@@ -57,7 +57,7 @@ class Scanner:
         self._taken_elsewhere = taken_elsewhere
         self.rules = rules.DeviceRules()
         # guards the fields below
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('scan')
         #: driver -> its fingerprint at its last find()
         self._fingerprints: dict[str, object] = {}
         #: address -> its state at its last examine()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 import enum
 import functools
 import itertools
-import threading
 import typing
 import weakref
 
@@ -21,6 +20,7 @@ from oslo_log import log as logging
 from nova_accel import conf
 from nova_accel import demand as demands
 from nova_accel import exception
+from nova_accel import locks
 from nova_accel import naming
 from nova_accel import request
 
@@ -324,7 +324,7 @@ class Schedulings:
 
     def __init__(self, get: Callable[[str, str], typing.Any]):
         self._get = get
-        self._lock = threading.Lock()
+        self._lock = locks.Lock('scheduling')
         self._demand = demands.Demand()
         #: RequestSpec -> Scheduling; Nova makes one for each request, and
         #: passes the same object for each server of a multi-create

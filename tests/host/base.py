@@ -10,7 +10,6 @@ import time
 import uuid
 
 import fixtures
-from oslo_concurrency import lockutils
 from oslo_config import fixture as config_fixture
 import testtools
 
@@ -27,6 +26,7 @@ from nova_accel import model
 from nova_accel import request
 from nova_accel import sim
 from tests.host import cloud as clouds
+from tests import lock_order
 from tests.unit import host as simulated
 
 #: seconds in which a region is cleaned on a loaded machine
@@ -141,7 +141,8 @@ class Host:
         # and what comes after the end of a claim is done as well
         for address, device in self.inventory.devices.items():
             for region in device.regions:
-                with lockutils.lock(f'accel-region-{address}-{region.index}'):
+                with self.accelerators._handles._releasing.held(
+                        f'{address} region{region.index}'):
                     pass
 
     def migrate_away(self, uuid_):
@@ -346,6 +347,7 @@ class HostTestCase(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
+        self.order = self.useFixture(lock_order.LockOrder())
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))

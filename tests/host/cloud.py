@@ -23,6 +23,7 @@ import os_traits
 from oslo_context import context as oslo_context
 
 from nova_accel.bitstream import glance
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import request
 
@@ -58,6 +59,7 @@ class Cloud:
         os.makedirs(self._images_path, exist_ok=True)
         self.kernel = kernel
         self._lock = threading.RLock()
+        self._reporting = locks.Lock('reporting', reentrant=True)
         #: what Placement answers instead of allocations: an exception
         self.placement_error = None
         #: raised instead of letting go of, or taking, a device
@@ -138,7 +140,7 @@ class Cloud:
                     for item in (resources or {}).items())}
 
     def reporting(self):
-        return self._lock
+        return self._reporting
 
     def show(self, context, provider_uuid, change):
         there = self.read()['providers'].get(provider_uuid)

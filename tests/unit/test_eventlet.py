@@ -82,6 +82,37 @@ POOL = textwrap.dedent('''
     assert kernel.read('attribute') == 'value'
 ''')
 
+#: another process writes into the claim store
+STORE = textwrap.dedent('''
+    import eventlet
+    eventlet.monkey_patch()
+    import sqlite3
+    import time
+    from nova_accel.attach import claims
+    from nova_accel import exception
+
+    store = claims.ClaimStore('store', timeout=1)
+    other = sqlite3.connect('store', isolation_level=None)
+    other.execute('BEGIN IMMEDIATE')
+    ticks = 0
+
+    def tick():
+        global ticks
+        while True:
+            time.sleep(0.01)
+            ticks += 1
+
+    eventlet.spawn(tick)
+    try:
+        store.withdraw_order(1, [])
+    except exception.AcceleratorsUnavailable as error:
+        print(error, flush=True)
+    # each wait inside of SQLite is 20 ms
+    assert ticks > 10, ticks
+    other.execute('ROLLBACK')
+    store.withdraw_order(1, [])
+''')
+
 
 class EventletTest(testtools.TestCase):
 
@@ -91,6 +122,9 @@ class EventletTest(testtools.TestCase):
     def test_many_reads_that_hang(self):
         """They leave half of eventlet's pool to others."""
         self.run_program(POOL, '10 calls into the kernel hang')
+
+    def test_store_that_is_locked(self):
+        self.run_program(STORE, 'see which other process has it open')
 
     def run_program(self, program, said):
         directory = self.useFixture(fixtures.TempDir())

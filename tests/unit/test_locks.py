@@ -1,0 +1,141 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Locks have names, an order and a limit."""
+
+import ast
+import pathlib
+import threading
+
+import fixtures
+import testtools
+
+import nova_accel
+from nova_accel import exception
+from nova_accel import locks
+from tests import lock_order
+
+ROOT = pathlib.Path(nova_accel.__file__).parent
+PAGE = ROOT.parent / 'docs/source/contributor/architecture.rst'
+#: files that may have locks of other kinds, and why
+OTHERS = {
+    'locks.py': 'the one place',
+    'scheduler/fault.py': 'a semaphore, which is taken with a time limit',
+    'sim/kernel.py': 'its lock also locks a file for other processes',
+    'sim/recorder.py': 'a command records alone',
+    'virt/cloud.py': "Nova's lock, of which Nova decides",
+}
+
+
+class LockTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.goes_on = threading.Event()
+        self.addCleanup(self.goes_on.set)
+
+    def hold(self, context):
+        held = threading.Event()
+
+        def run():
+            with context:
+                held.set()
+                self.goes_on.wait(60)
+        thread = threading.Thread(target=run, name='the-other')
+        thread.start()
+        self.addCleanup(thread.join, 60)
+        self.addCleanup(self.goes_on.set)
+        self.assertTrue(held.wait(60))
+
+    def test_limit(self):
+        lock = locks.Lock('store', 'The claims', lambda: 0.05)
+        self.hold(lock)
+        error = self.assertRaises(exception.LockTimeout, lock.acquire)
+        self.assertEqual(
+            'The claims were waited for 0.05 s, and another operation still '
+            'works on them, in the thread the-other: see in the log of '
+            'nova-compute what it does, and repeat the operation when that '
+            'has ended.', str(error))
+        self.assertNotIn('the-other', exception.told(error))
+        self.assertIn('self.goes_on.wait(60)', self.log.output)
+        self.assertFalse(lock.acquire(blocking=False))
+
+    def test_another_error(self):
+        lock = locks.Lock('store', 'The claims', lambda: 0.05,
+                          exception.AcceleratorsUnavailable)
+        self.hold(lock)
+        self.assertRaises(exception.AcceleratorsUnavailable, lock.acquire)
+
+    def test_by_key(self):
+        servers = locks.Locks('server', 'The devices of {}', lambda: 0.05)
+        self.hold(servers.held('a'))
+        with servers.held('b'):
+            error = self.assertRaises(
+                exception.LockTimeout, servers.held('a').__enter__)
+        self.assertIn('The devices of a were waited for', str(error))
+        self.goes_on.set()
+        # and none is kept that is not in use
+        end = 600
+        while servers._locks and end:
+            threading.Event().wait(0.1)
+            end -= 1
+        self.assertEqual({}, servers._locks)
+
+    def test_condition(self):
+        """One that waits gives the lock to the others."""
+        condition = locks.condition('cards')
+        with condition:
+            self.assertFalse(condition.wait(0.01))
+
+    def test_unknown_name(self):
+        self.assertRaises(ValueError, locks.Lock, 'mine')
+
+
+class OrderTest(testtools.TestCase):
+
+    def test_inversion_is_noticed(self):
+        order = lock_order.LockOrder()
+        order.setUp()
+        first, last = locks.Lock('server'), locks.Lock('store')
+        with first, last:
+            pass
+        self.assertEqual([], order.inversions)
+        with last, first:
+            pass
+        error = self.assertRaises(AssertionError, order.cleanUp)
+        self.assertIn('took "server" and held "store"', str(error))
+
+    def test_reentrant(self):
+        order = self.useFixture(lock_order.LockOrder())
+        lock = locks.Lock('changes', reentrant=True)
+        with lock, locks.Lock('devices'), lock:
+            pass
+        self.assertEqual({('changes', 'devices')}, order.edges)
+
+    def test_two_of_one_name(self):
+        """Two threads would take them in two orders."""
+        order = lock_order.LockOrder()
+        order.setUp()
+        with locks.Lock('server'), locks.Lock('server'):
+            pass
+        self.assertRaises(AssertionError, order.cleanUp)
+
+    def test_no_other_locks(self):
+        """A lock that is not in the list has no limit and no place."""
+        found = set()
+        for path in ROOT.rglob('*.py'):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                        'threading.Lock', 'threading.RLock',
+                        'threading.Semaphore', 'threading.BoundedSemaphore',
+                        'lockutils.lock') or (
+                            isinstance(node, ast.Call)
+                            and ast.unparse(node) == 'threading.Condition()'):
+                    found.add(str(path.relative_to(ROOT)))
+        self.assertEqual(set(OTHERS), found)
+
+    def test_page(self):
+        """The page for contributors has each lock, in this order."""
+        part = PAGE.read_text().split('\nLocks\n=====\n')[1]
+        table = part.split('\n====')[2].split('\n')
+        self.assertEqual(list(locks.ORDER), [
+            line.split('``')[1] for line in table if line.startswith('``')])
