@@ -38,8 +38,8 @@ ORDER = (
     'names',       # attach.names
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'scan',        # inventory.scanner
-    'cards',       # inventory.cards: calls of drivers
     'inventory',   # inventory: what providers are made of
+    'cards',       # inventory.cards: calls of drivers
     'changes',     # inventory.devices: the store is written
     'devices',     # inventory.devices: memory
     'holdings',    # attach.holdings
@@ -74,7 +74,8 @@ class Lock:
         self._what = what or f'What the lock "{name}" protects'
         self._seconds = seconds
         self._error = error
-        self._lock = threading.RLock() if reentrant else threading.Lock()
+        self._lock: typing.Any = (
+            threading.RLock() if reentrant else threading.Lock())
         #: the thread that holds it, or held it last
         self._holder: threading.Thread | None = None
 
@@ -103,6 +104,10 @@ class Lock:
     def __exit__(self, *exc_info: object) -> None:
         self.release()
 
+    def _is_owned(self):
+        # for threading.Condition, of one that is reentrant
+        return self._lock._is_owned()
+
     def _give_up(self, seconds):
         holder = self._holder
         name = holder.name if holder else 'unknown'
@@ -119,8 +124,9 @@ class Lock:
 
 
 def condition(name: str) -> threading.Condition:
-    """Return a condition whose lock has a name."""
-    lock: typing.Any = Lock(name)
+    """Return a condition whose lock has a name, and is reentrant: the handler
+    of a signal interrupts the main thread wherever it is."""
+    lock: typing.Any = Lock(name, reentrant=True)
     return threading.Condition(lock)
 
 

@@ -6,10 +6,15 @@ them are one thread of the operating system, which a system call stops whole.
 """
 
 import concurrent.futures
+import contextlib
 import functools
+import os
 import sys
 import threading
 import time
+import typing
+
+from oslo_context import context as oslo_context
 
 from nova_accel import exception
 from nova_accel import locks
@@ -69,21 +74,75 @@ def blocking(function):
     return call
 
 
-def start(function, *args) -> concurrent.futures.Future:
-    """Run function in a thread of its own that does not keep the process.
+class _Worker(threading.Thread):
+    """A thread that runs one function after another."""
 
-    Not a pool: a call that hangs would take a worker from the others, and a
-    process that ends would wait for it.
+    def __init__(self):
+        super().__init__(daemon=True)
+        #: released when there is something to run
+        self._given = threading.Semaphore(0)
+        self._job: typing.Any = None
+
+    def give(self, job):
+        self._job = job
+        self.name = job[0]
+        self._given.release()
+
+    def run(self):
+        while True:
+            self._given.acquire()
+            _, future, function, args = self._job
+            tell = self._call(function, args, future)
+            # what this thread runs next must not see it, nor keep it alive
+            self._job = future = function = args = None
+            with contextlib.suppress(AttributeError):
+                del oslo_context._request_store.context
+            self.name = IDLE
+            ends = len(_IDLE) >= _MOST_IDLE
+            if not ends:
+                # first: who hears of the result may start the next call
+                _IDLE.append(self)
+            tell()
+            tell = None
+            if ends:
+                return
+
+    @staticmethod
+    def _call(function, args, future):
+        try:
+            return functools.partial(future.set_result, function(*args))
+        except BaseException as error:
+            return functools.partial(future.set_exception, error)
+
+
+#: name of threads that have nothing to run
+IDLE = 'accel-idle'
+#: workers with nothing to run, the last one first; append and pop are atomic
+_IDLE: list[_Worker] = []
+#: More than the calls that inventory.cards begins at the same time.
+_MOST_IDLE = 40
+# threads do not live on in the child
+os.register_at_fork(after_in_child=_IDLE.clear)
+
+
+def start(function, *args) -> concurrent.futures.Future:
+    """Run function in a thread that does not keep the process.
+
+    Idle threads are used again. A thread that begins or ends can take a signal
+    away from the main thread, see host.signals. Not a
+    concurrent.futures.ThreadPoolExecutor: it has a limited number of threads,
+    which calls that hang would use up, and a process that ends would wait for
+    it.
+
+    :raises RuntimeError: the process can have no more threads.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
-
-    def run():
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-    threading.Thread(target=run, daemon=True,
-                     name=f'accel-{function.__name__}').start()
+    try:
+        worker = _IDLE.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.give((f'accel-{function.__name__}', future, function, args))
     return future
 
 

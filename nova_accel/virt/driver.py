@@ -25,6 +25,7 @@ from nova_accel.attach import runtime
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import signals
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -51,6 +52,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._starting = False
         #: whether it was asked to move some
         self._moving = False
+        self._waker = signals.Waker()
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
         with errors.start_refused():
@@ -71,6 +73,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         and has to know which are ours.
         """
         self._host_name = host
+        self._waker.start()
         errors.warn_of_simulation()
         with errors.start_refused():
             kernel = host_kernel.open_kernel(host)
@@ -117,6 +120,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At stop (Nova 33 and later)."""
         self.accelerators.close()
         super().cleanup_host(host)
+        self._waker.close()
 
     def update_provider_tree(self, provider_tree, nodename, allocations=None):
         """Periodically and at each claim, under the resource tracker's lock."""

@@ -347,7 +347,7 @@ class HostTestCase(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.order = self.useFixture(lock_order.LockOrder())
+        self.lock_order = self.useFixture(lock_order.LockOrder())
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))

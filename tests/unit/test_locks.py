@@ -17,6 +17,7 @@ ROOT = pathlib.Path(nova_accel.__file__).parent
 PAGE = ROOT.parent / 'docs/source/contributor/architecture.rst'
 #: files that may have locks of other kinds, and why
 OTHERS = {
+    'host/limited.py': 'a thread with nothing to run waits for work',
     'locks.py': 'the one place',
     'scheduler/fault.py': 'a semaphore, which is taken with a time limit',
     'sim/kernel.py': 'its lock also locks a file for other processes',
@@ -85,6 +86,10 @@ class LockTest(testtools.TestCase):
         condition = locks.condition('cards')
         with condition:
             self.assertFalse(condition.wait(0.01))
+            # as in the handler of a signal
+            with condition:
+                condition.notify_all()
+        self.assertRaises(RuntimeError, condition.notify_all)
 
     def test_unknown_name(self):
         self.assertRaises(ValueError, locks.Lock, 'mine')

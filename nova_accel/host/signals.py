@@ -1,0 +1,88 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The main thread notices a signal although it waits in a lock.
+
+Python runs the handlers of signals in the main thread only. Under native
+threads the main thread of nova-compute waits in a lock without a time limit
+(oslo_service.backend._threading.threadgroup, oslo.service 4.8). The kernel
+gives a signal of a process to any of its threads that takes signals; glibc
+blocks and unblocks them in each thread that is created or ends, and such a
+thread may take it. Then nothing wakes the main thread, and the handler of
+SIGTERM does not run: systemd kills nova-compute after TimeoutStopSec.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+#: By default the kernel ignores it, nova-compute and its libraries do not use
+#: it.
+_WAKES = signal.SIGURG
+#: seconds between signals to the main thread: the first may come in the moment
+#: before it waits
+_PAUSES = (0, 0.1, 1)
+
+
+class Waker:
+    """A thread that wakes the main thread after each signal.
+
+    cotyledon does the same in its main loop (cotyledon._utils); nova-compute
+    does not run under cotyledon.
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Begin, unless it is unnecessary or another library does so.
+
+        Does nothing in another thread than the main one, and under eventlet,
+        where the hub of the main thread waits with a limit.
+        """
+        patcher = sys.modules.get('eventlet.patcher')
+        if (self._ends or threading.current_thread()
+                is not threading.main_thread()
+                or patcher and patcher.is_monkey_patched('thread')
+                or signal.getsignal(_WAKES) is not signal.SIG_DFL):
+            return
+        reads, writes = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(writes, False)
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            os.close(reads)
+            os.close(writes)
+            return
+        # the kernel does not interrupt a wait for a signal that is ignored
+        signal.signal(_WAKES, lambda number, frame: None)
+        self._ends = reads, writes
+        threading.Thread(target=self._wake, args=(reads,), daemon=True,
+                         name='accel-signals').start()
+
+    def close(self) -> None:
+        """End, and leave signals as start() found them."""
+        if not self._ends or (threading.current_thread()
+                              is not threading.main_thread()):
+            return
+        _, writes = self._ends
+        self._ends = None
+        signal.set_wakeup_fd(-1)
+        signal.signal(_WAKES, signal.SIG_DFL)
+        # its reader closes the other end
+        os.close(writes)
+
+    @staticmethod
+    def _wake(reads):
+        main = threading.main_thread().ident or 0
+        with open(reads, 'rb', buffering=0) as numbers:
+            while number := numbers.read(1):
+                if number[0] == _WAKES:
+                    continue
+                for pause in _PAUSES:
+                    time.sleep(pause)
+                    signal.pthread_kill(main, _WAKES)
