@@ -8,5 +8,8 @@ names. A test takes tenths of a second.
 
 import logging
 
+from tests import limits
+
 # the log of a test that passes is no news
 logging.getLogger().addHandler(logging.NullHandler())
+limits.apply()

@@ -5,9 +5,12 @@ import logging
 
 import hypothesis
 
+from tests import limits
+
 # the log of a test that passes is no news; one that is asked for it has a
 # handler of its own
 logging.getLogger().addHandler(logging.NullHandler())
+limits.apply()
 
 # the same examples each day and on each machine: a test that fails fails again
 # when it is run again, by itself as well. Time is no reason to fail

@@ -28,6 +28,7 @@ from nova_accel import exception
 from nova_accel import model
 from nova_accel import privsep
 from tests import acme
+from tests import limits
 from tests.unit import commands
 from tests.unit.host import A, SimulatedHost
 from tests.unit.test_claims import claim
@@ -683,11 +684,9 @@ class DeviceTest(CheckTestCase):
                 return super().openAuth(*args)
 
         def produce(*args):
-            late = [thread for thread in threading.enumerate()
-                    if thread.name == 'accel-_run']
             answer.set()
-            for thread in late:
-                thread.join()
+            while limits.at_work():
+                time.sleep(0.01)
             return written(*args)
 
         written = check.Check.produce_output

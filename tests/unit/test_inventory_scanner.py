@@ -13,6 +13,7 @@ from nova_accel.drivers import dfl
 from nova_accel.drivers import nvme
 from nova_accel import exception
 from nova_accel import model
+from tests import limits
 from tests.unit import host as simulated
 from tests.unit.inventory_host import (
     A, B, C, fpga, handle, InventoryTestBase, loaded)
@@ -169,14 +170,14 @@ class HangingTest(ScannerTestBase):
         self.inventory.scan()
         self.hang(self.driver, 'examine', B)
         self.hang(self.driver, 'state', B)
-        before = threading.active_count()
+        before = len(limits.at_work())
         took = []
         for number in range(20):
             self.driver.devices = (fpga(A), fpga(B), fpga(C, number % 2 + 1))
             took.append(self.timed(self.look))
         # one that waited for the card would take a second
         self.assertTrue(sum(took[1:]) < 10, took)
-        self.assertEqual(before + 1, threading.active_count())
+        self.assertEqual(before + 1, len(limits.at_work()))
         self.assertEqual([OK, QUARANTINED, OK], self.healths())
 
     def test_start_waits_one_limit(self):
@@ -212,16 +213,16 @@ class HangingTest(ScannerTestBase):
         self.inventory.scan()
         self.other.devices = (fpga('0000:09:00.0', driver='other'),)
         events = [self.hang(self.other, 'fingerprint')]
-        before = threading.active_count()
+        before = len(limits.at_work())
         for number in range(5):
             self.driver.devices += (fpga(f'0000:1{number}:00.0'),)
             self.look()
             self.assertEqual(OK, self.health(f'0000:1{number}:00.0'))
-        self.assertEqual(before + 1, threading.active_count())
+        self.assertEqual(before + 1, len(limits.at_work()))
         self.other.trouble.clear()
         events[0].set()
         self.wait_for(lambda: '0000:09:00.0' in self.inventory.devices)
-        self.wait_for(lambda: threading.active_count() == before)
+        self.wait_for(lambda: len(limits.at_work()) == before)
         self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_configure_that_ends_late(self):

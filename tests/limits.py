@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Each test has a time limit, and ends before the next one begins.
+
+The packages of tests call apply(), whatever the base class of a test is.
+
+* At the limit the main thread gets an error, wherever it waits, and the test
+  fails with the stacks of all threads. Its cleanups run.
+* Where that does not end the test within LAST seconds, the process ends, with
+  the stacks on standard error.
+* A test fails that leaves a thread of nova_accel at work. Threads that serve a
+  cloud which several tests share live as long as that.
+"""
+
+import faulthandler
+import gc
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+import testtools
+from testtools import content
+from testtools import runtest
+
+#: seconds for a test with its set-up and cleanups, on a loaded machine
+LIMIT = 300
+#: seconds for what a test does after that
+LAST = 120
+#: seconds in which threads end that have nothing more to do
+ENDS = 20
+#: threads of nova_accel that live as long as their nova-compute
+SERVICE = ('accel-idle', 'accel-_listen', 'accel-listen', 'accel-signals')
+
+
+class TestTimeout(BaseException):
+    """A test did not end within its limit. Nothing that a test calls takes it
+    for an error of its own."""
+
+
+def apply() -> None:
+    """Make testtools run every test of this process so."""
+    testtools.TestCase.run_tests_with = Limited
+
+
+def stacks() -> str:
+    """Return the stacks of all threads, green ones included."""
+    with tempfile.TemporaryFile('w+') as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        found = [file.read()]
+    if _greenlet():
+        import greenlet
+        found += ['Green thread:\n' + ''.join(
+            traceback.format_stack(one.gr_frame)) for one in gc.get_objects()
+            if isinstance(one, greenlet.greenlet) and one.gr_frame]
+    return '\n'.join(found)
+
+
+class Limited(runtest.RunTest):
+    """Run a test within LIMIT seconds, or the attribute LIMIT of its class."""
+
+    def _run_core(self):
+        limit = getattr(self.case, 'LIMIT', LIMIT)
+        # signals go to the main thread; under eventlet its object is another
+        if limit is None or threading.get_native_id() != os.getpid():
+            return super()._run_core()
+        self.case.addCleanup(_check_threads, self.case, at_work())
+        current = _greenlet()
+
+        def interrupt(number, frame):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.case.addDetail('stacks', content.text_content(stacks()))
+            error = TestTimeout(
+                f'The test did not end within {limit} s; see what its '
+                f'threads do')
+            if current is None or current is _greenlet():
+                raise error
+            from eventlet import hubs
+            hub = hubs.get_hub()
+            if hub.greenlet is _greenlet():
+                # it hands it to the main green thread, and begins again
+                raise error
+            hub.schedule_call_global(0, current.throw, error)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        faulthandler.dump_traceback_later(limit + LAST, exit=True)
+        # another thread may take one signal, but not one each second
+        signal.setitimer(signal.ITIMER_REAL, limit, 1)
+        try:
+            return super()._run_core()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            faulthandler.cancel_dump_traceback_later()
+
+    def _run_user(self, function, *args, **kwargs):
+        def run():
+            try:
+                return function(*args, **kwargs)
+            except TestTimeout as error:
+                raise AssertionError(str(error)) from error
+        return super()._run_user(run)
+
+
+def _greenlet():
+    """Return the green thread that runs, None under native threads."""
+    patcher = sys.modules.get('eventlet.patcher')
+    if not (patcher and patcher.is_monkey_patched('thread')):
+        return None
+    import greenlet
+    return greenlet.getcurrent()
+
+
+def at_work() -> set[threading.Thread]:
+    """Return the threads of nova_accel that run something which ends."""
+    return {thread for thread in threading.enumerate()
+            if thread.name.startswith('accel-')
+            and thread.name not in SERVICE}
+
+
+def _check_threads(case, before):
+    """Fail where threads of nova_accel work after a test.
+
+    :param before: those of before the test.
+    """
+    end = time.monotonic() + ENDS
+    for pause in itertools.chain((0, 0.01, 0.05), itertools.repeat(0.2)):
+        time.sleep(pause)
+        left = sorted(thread.name for thread in at_work() - before)
+        if not left:
+            return
+        if time.monotonic() > end:
+            case.addDetail('stacks', content.text_content(stacks()))
+            raise AssertionError(
+                f'After the test these threads of nova_accel are at work: '
+                f'{", ".join(left)}. Let the test wait for what it began, or '
+                f'take the fault away that it set')

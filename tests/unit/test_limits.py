@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A test that hangs fails, says where, and does not disturb the next one."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import fixtures
+import testtools
+
+TESTS = textwrap.dedent('''
+    import os
+    import sys
+    import threading
+    import time
+
+    if os.environ.get('GREEN'):
+        import eventlet
+        eventlet.monkey_patch()
+
+    import testtools
+
+    from nova_accel.host import limited
+    from tests import limits
+
+    limits.apply()
+    limits.LAST = 2
+    limits.ENDS = 0.3
+
+
+    class HangsTest(testtools.TestCase):
+        LIMIT = 1
+
+        def test_1_waits(self):
+            self.addCleanup(print, 'cleaned up')
+            lock = threading.Lock()
+            lock.acquire()
+            while True:
+                try:
+                    lock.acquire()
+                except Exception:
+                    pass
+
+        def test_2_the_next_one(self):
+            print('the next one')
+
+        def test_3_leaves_a_thread(self):
+            limited.start(self.goes_on)
+
+        @staticmethod
+        def goes_on():
+            time.sleep(1)
+
+        def test_4_another_one_again(self):
+            time.sleep(0.5)
+
+        def test_5_cannot_be_interrupted(self):
+            while True:
+                try:
+                    time.sleep(1)
+                except BaseException:
+                    pass
+''')
+
+
+class LimitsTest(testtools.TestCase):
+
+    def run_tests(self, green):
+        directory = self.useFixture(fixtures.TempDir())
+        with open(directory.join('test_hangs.py'), 'w') as file:
+            file.write(TESTS)
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-m', 'testtools.run',
+             'test_hangs'], timeout=120, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, 'GREEN': green, 'PYTHONPATH': os.pathsep.join(
+                [directory.path, *sys.path])})
+        self.addDetail('said', testtools.content.text_content(done.stdout))
+        return done
+
+    def check(self, done):
+        # the last resort
+        self.assertEqual(1, done.returncode)
+        self.assertIn('Timeout (0:00:03)!', done.stdout)
+        # those before, one mark each
+        self.assertIn('cleaned up', done.stdout)
+        marks = ''.join(
+            c for c in done.stdout.split('Timeout (')[0].split(
+                'Tests running...')[1] if c in '.FE')
+        self.assertEqual('F.F.', marks)
+
+    def test_native(self):
+        done = self.run_tests('')
+        self.check(done)
+        self.assertIn('in test_5_cannot_be_interrupted', done.stdout)
+
+    def test_eventlet(self):
+        self.check(self.run_tests('yes'))
