@@ -19,6 +19,7 @@ from nova_accel.cmd import main
 ROOT = pathlib.Path(__file__).parents[2]
 
 _PROMPT = re.compile(r'(?:\$ |# |lab# (?:lab-vm )?)?(?:sudo (?:-u \w+ )?)?'
+                     r'(?:docker exec (?:-\w \w+ )*\w+ )?'
                      r'(?=(?:nova-accel|openstack) )')
 #: of nova.conf
 _SECTION = re.compile(r'\[(\w+|mdev_[\w-]+)\]')

@@ -1,0 +1,258 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What every change has to pass; .ci/run starts it.
+
+The parts of the README's test command, the pages, the demo, each benchmark at
+its least size, a part of the tests with another release of Nova, and as many
+trials of the lab as an hour allows. A step that passes is one line; of one that
+fails what went wrong is printed. The last lines say what was done, and the very
+last one counts it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+#: parts of which failed tests are run again
+TIERS = 'unit', 'host', 'functional', 'functional-part'
+#: tests that may pass only the second time
+UNSTEADY = 1
+#: minutes after which the other release of Nova is not begun, the lab is not
+#: built, no trial is begun, and nothing runs any more
+OTHER, LAB, TRIALS, END = 35, 38, 52, 80
+#: tests.lab.UNFIT
+UNFIT = 69
+_PASSED = re.compile(r'^ - Passed: (\d+)|: (\d+) passed, \d+ failed', re.M)
+_FAILED = re.compile(r'^ - Failed: (\d+)|: \d+ passed, (\d+) failed', re.M)
+_TRIAL = re.compile(r'^(passed|FAILED|skipped|not run) +\d+  ', re.M)
+_DIED = re.compile('without returning a status|process-returncode|'
+                   r'subunit\.parser')
+
+
+@dataclasses.dataclass
+class Step:
+    """A command that was run, or the reason why it was not."""
+
+    name: str
+    status: int | None = None
+    seconds: float = 0
+    output: str = ''
+    why: str = ''
+
+    def _count(self, pattern):
+        return sum(int(next(filter(None, found)))
+                   for found in pattern.findall(self.output)) or 0
+
+    @property
+    def passed(self) -> int:
+        """Tests; of a step without tests the step itself."""
+        trials = _TRIAL.findall(self.output)
+        return (trials.count('passed') or self._count(_PASSED)
+                or int(self.status == 0))
+
+    @property
+    def failed(self) -> int:
+        trials = _TRIAL.findall(self.output)
+        return (trials.count('FAILED') or self._count(_FAILED)
+                or int(self.status not in (0, None)))
+
+    def __str__(self):
+        if self.status is None:
+            return f'not run: {self.name}: {self.why}'
+        trials = _TRIAL.findall(self.output)
+        about = [f'{n} {what}' for what, n in (
+            ('trials not begun', trials.count('not run')),
+            ('skipped', trials.count('skipped'))) if n]
+        return (f'{"passed" if self.status == 0 else "FAILED"} in '
+                f'{self.seconds:4.0f} s: {self.name}: {self.passed} passed, '
+                f'{self.failed} failed' + ''.join(f', {a}' for a in about))
+
+
+class Run:
+
+    def __init__(self, root: pathlib.Path = ROOT):
+        self._root = root
+        self._began = time.monotonic()
+        self.steps: list[Step] = []
+        #: tests that failed, and passed when they were run again
+        self.unsteady: list[str] = []
+
+    def minutes(self) -> float:
+        return (time.monotonic() - self._began) / 60
+
+    def has_failed(self) -> bool:
+        return (any(step.status for step in self.steps)
+                or len(self.unsteady) > UNSTEADY)
+
+    def step(self, name: str, *command: str, limit: float,
+             keep: bool = True) -> Step:
+        """Run a command, and say how it ended.
+
+        :param limit: minutes; its status is 124 where it takes longer.
+        :param keep: what it did is told in the end.
+        """
+        began = time.monotonic()
+        limit = max(min(limit, END - self.minutes()), 0.1)
+        with tempfile.TemporaryFile('w+', errors='replace') as log:
+            with subprocess.Popen(
+                    command, cwd=self._root, stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=subprocess.STDOUT,
+                    start_new_session=True) as process:
+                try:
+                    status = process.wait(60 * limit)
+                except subprocess.TimeoutExpired:
+                    status = 124
+                    os.killpg(process.pid, signal.SIGTERM)
+                    try:
+                        process.wait(30)
+                    except subprocess.TimeoutExpired:
+                        os.killpg(process.pid, signal.SIGKILL)
+            log.seek(0)
+            step = Step(name, status, time.monotonic() - began, log.read())
+        if keep:
+            self.steps.append(step)
+        print(f'{step} [{" ".join(command)}]', flush=True)
+        if status:
+            after = (f', after {limit:.0f} minutes, its limit'
+                     if status == 124 else '')
+            print(f'It ended with {status}{after}. What it said:')
+            print(_told(step.output), flush=True)
+        return step
+
+    def skip(self, name: str, why: str) -> None:
+        self.steps.append(Step(name, why=why))
+        print(self.steps[-1], flush=True)
+
+    def part(self, target: str, *variables: str, venv: str = '.venv',
+             limit: float = 40) -> None:
+        """Make a part. What failed beside other tests is run again by itself:
+        whether it fails at all, or only in company.
+
+        Where a process of tests ended, it is unknown what it has not run: all
+        are run again.
+        """
+        name = ' '.join((target, *variables))
+        step = self.step(name, 'make', target, *variables, limit=limit)
+        if step.status in (0, 124) or target not in TIERS:
+            return
+        failed = self._failing(target, venv)
+        if _DIED.search(step.output):
+            failed.append(f'a process of {name}, which died')
+            again = self.step(f'{name}, again', 'make', target, *variables,
+                              limit=limit, keep=False)
+        elif failed:
+            again = self.step(
+                f'{name}, what failed', 'make', target, *variables,
+                'STESTR=--failing --serial', limit=15, keep=False)
+        else:
+            return
+        if again.status == 0 and again.passed:
+            self.unsteady += failed
+            # as it is after the second run
+            step.status = 0
+            step.output = f' - Passed: {step.passed + step.failed}\n'
+
+    def _failing(self, target, venv):
+        tier = target.removesuffix('-part')
+        listed = subprocess.run(
+            [f'{venv}/bin/stestr', '--test-path', f'./tests/{tier}',
+             '--top-dir', '.', 'failing', '--list'], cwd=self._root,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return [line.strip() for line in listed.stdout.splitlines()
+                if line.startswith('tests.')]
+
+    def other_nova(self) -> None:
+        """A part of the tests with one of the other releases of Nova, each
+        day another one."""
+        release = other_releases(self._root)[
+            int(time.time() // 86400) % len(other_releases(self._root))]
+        name = f'Nova {release}'
+        if self.has_failed():
+            return self.skip(name, 'something has failed before')
+        if self.minutes() > OTHER:
+            return self.skip(name, f'{self.minutes():.0f} minutes were over')
+        venv = f'.venv{release.partition(".")[0]}'
+        variables = f'NOVA={release}', f'VENV={venv}'
+        ready = self.step(f'{name}, its packages', 'make', f'{venv}/stamp',
+                          *variables, limit=6, keep=False)
+        if ready.status:
+            return self.skip(name, 'its packages could not be installed, see '
+                                   'above')
+        for target in ('unit', 'host', 'functional-part'):
+            self.part(target, *variables, venv=venv, limit=15)
+
+    def lab(self) -> None:
+        name = 'lab'
+        if self.has_failed():
+            return self.skip(name, 'something has failed before')
+        if self.minutes() > LAB:
+            return self.skip(name, f'{self.minutes():.0f} minutes were over, '
+                                   f'and it takes up to 18 to begin')
+        built = self.step('lab, its build', sys.executable, '-m', 'tests.lab',
+                          'build', limit=12, keep=False)
+        if built.status == UNFIT:
+            return self.skip(name, ' '.join(built.output.split()[-60:]))
+        if built.status == 124:
+            return self.skip(name, 'its packages did not arrive in 12 minutes')
+        if built.status:
+            self.steps.append(built)
+            return
+        self.step(name, sys.executable, '-m', 'tests.lab', 'prove', '--within',
+                  str(max(1, int(TRIALS - self.minutes()))),
+                  limit=TRIALS + 15 - self.minutes())
+
+    def summary(self) -> str:
+        """What was done; the last line counts tests, trials, and steps that
+        have neither."""
+        lines = ['', f'In {self.minutes():.0f} minutes:']
+        lines += map(str, self.steps)
+        lines += [f'unsteady: {test} failed, and passed the second time'
+                  for test in self.unsteady]
+        if len(self.unsteady) > UNSTEADY:
+            lines.append(f'FAILED: {len(self.unsteady)} tests passed only the '
+                         f'second time; at most {UNSTEADY} may.')
+        failed = sum(step.failed for step in self.steps)
+        if len(self.unsteady) > UNSTEADY:
+            failed += len(self.unsteady)
+        passed = sum(step.passed for step in self.steps)
+        return '\n'.join([*lines, f'{passed} passed, {failed} failed'])
+
+
+def other_releases(root: pathlib.Path = ROOT) -> list[str]:
+    """The releases of Nova in tox.ini that make does not take by itself."""
+    default = re.search(r'^NOVA \?= (\S+)', (root / 'Makefile').read_text(),
+                        re.M)[1]
+    return [release for release in re.findall(
+        r'nova==(\S+)', (root / 'tox.ini').read_text()) if release != default]
+
+
+def _told(output):
+    """The tests that failed, each with what it said; else the end."""
+    lines = output.splitlines()
+    begins = [n for n, line in enumerate(lines)
+              if re.match(r'Failed \d+ tests? - output below', line)]
+    return '\n'.join(lines[begins[-1]:][:600] if begins else lines[-150:])
+
+
+def main():
+    run = Run()
+    for name in subprocess.check_output(
+            ['make', '-s', 'parts'], cwd=ROOT, text=True).split():
+        run.part(name)
+    run.step('docs', 'make', 'docs', limit=10)
+    run.step('demo', 'make', 'demo', limit=10)
+    run.step('bench-part', 'make', 'bench-part', limit=10)
+    run.other_nova()
+    run.lab()
+    print(run.summary(), flush=True)
+    sys.exit(run.has_failed())
+
+
+if __name__ == '__main__':
+    main()
