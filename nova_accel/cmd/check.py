@@ -4,7 +4,8 @@
 import dataclasses
 import logging
 
-
+from nova_accel.cmd import check_line
+from nova_accel.cmd import check_services
 from nova_accel.cmd import checks
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -12,7 +13,7 @@ from nova_accel import conf
 from nova_accel import exception
 
 #: exit status; those of nova-status (nova/cmd/status.py)
-_STATUS = {checks.OK: 0, checks.WARNING: 1, checks.FAILURE: 2}
+_STATUS = {check_line.OK: 0, check_line.WARNING: 1, check_line.FAILURE: 2}
 _NOT_RUN = 255
 
 #: sections of nova.conf that only hosts of a service have; Nova's own sample
@@ -58,7 +59,7 @@ class Check(output.Table):
         except Exception as error:
             self.app.stderr.write(
                 f'The check could not be run ({type(error).__name__}: '
-                f'{checks.short(error)}): report it.\n')
+                f'{check_line.short(error)}): report it.\n')
             return _NOT_RUN
         finally:
             logging.disable(logging.NOTSET)
@@ -66,12 +67,13 @@ class Check(output.Table):
 
     def take_action(self, parsed_args):
         lines = _lines(parsed_args)
-        self._status = max(_STATUS[line.result] for _, line in lines)
+        self._status = max(_STATUS[found.result] for _, found in lines)
         return (('Check', 'Result', 'Found', 'What to do'),
-                [(name, *dataclasses.astuple(line)) for name, line in lines])
+                [(name, *dataclasses.astuple(found))
+                 for name, found in lines])
 
 
-def _lines(parsed_args) -> list[tuple[str, checks.Line]]:
+def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
     """(check, line) of everything, each service with the configuration that
     it reads.
 
@@ -89,11 +91,13 @@ def _lines(parsed_args) -> list[tuple[str, checks.Line]]:
         raise exception.ConfigurationError(
             'nova.conf does not say which services this host runs: give '
             '--service.')
-    lines: list[tuple[str, checks.Line]] = []
-    # nova-compute last: Keystone's options are required once they are known
-    for services in reversed(groups.values()):
+    lines: list[tuple[str, check_line.Line]] = []
+    for services in groups.values():
         configuration.read(parsed_args.config_file, _PROGRAMS[services[0]])
-        lines[:0] = checks.lines(checks.Host(services))
+        lines += checks.lines(checks.Host(services))
+        check_services.forget_credentials({
+            section: conf.CONF[section].auth_type
+            for section in check_services.CREDENTIALS})
     # what several have to say is said once
     return list(dict.fromkeys(lines))
 

@@ -1,12 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What nova-accel check looks at: one small function for each line."""
 
-import collections
 from collections.abc import Iterable, Iterator
 import contextlib
-import dataclasses
 import importlib
-import importlib.metadata
 import os
 import re
 import shlex
@@ -20,7 +17,8 @@ from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 
 from nova_accel.attach import claims
-from nova_accel.bitstream import glance
+from nova_accel.cmd import check_line
+from nova_accel.cmd import check_services
 from nova_accel.cmd import loading
 from nova_accel.cmd import store
 from nova_accel import conf
@@ -35,49 +33,34 @@ from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel import model
 from nova_accel import privsep
-from nova_accel import profiles
 from nova_accel import versions
 
 CONF = conf.CONF
+Line = check_line.Line
+split = check_line.split
+OK, WARNING = check_line.OK, check_line.WARNING
+FAILURE = check_line.FAILURE
 
-OK, WARNING, FAILURE = 'ok', 'warning', 'failure'
 SERVICES = COMPUTE, SCHEDULER, API = 'compute', 'scheduler', 'api'
 #: seconds that one check may take; for how long drivers look at the devices,
 #: [accel] discovery_timeout says, as for nova-compute
 _SECONDS = 60
 
 _DRIVER = 'accel.AccelLibvirtDriver'
-_FILTER = 'nova_accel.scheduler.filters.AcceleratorFilter'
-_WEIGHER = 'nova_accel.scheduler.weights.AcceleratorWeigher'
-#: drivers whose regions are programmed from images
-_PROGRAMMED = {'dfl', 'xrt'}
 
 #: of the design: the oldest libvirt; those with which a function may stay
 #: bound to a vendor's VFIO driver are of Nova's
 #: MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION and ..._QEMU_VERSION
 _LIBVIRT, _LIBVIRT_VENDOR, _QEMU_VENDOR = (8, 0, 0), (10, 0, 0), (8, 2, 2)
 
+#: MiB below which no bitstream fits into the cache
+_LEAST_FREE = 16
 #: bytes of a memory region that fits only above the first 4 GiB of a guest
 _LARGE_BAR = 1 << 32
 #: BARs of a function in its attribute resource, the first lines of it
 _BARS = 6
 #: flag of a memory region; source: IORESOURCE_MEM in include/linux/ioport.h
 _IS_MEMORY = 0x200
-
-#: providers of one class on a host from which on a server that asks for as
-#: many of them is not scheduled any more: seven were measured with Nova 34
-_MANY_PROVIDERS = 7
-_PLACEMENT_CONF = '/etc/placement/placement.conf'
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """What one check found."""
-
-    result: str
-    found: str
-    #: what to do
-    remedy: str = ''
 
 
 class Host:
@@ -196,9 +179,9 @@ class Host:
 
 def _options(host) -> Iterator[Line]:
     for sentence in conf.unknown() + options.malformed() + host.refused:
-        yield Line(FAILURE, *_split(sentence))
+        yield Line(FAILURE, *split(sentence))
     for sentence in host.without_effect:
-        yield Line(WARNING, *_split(sentence))
+        yield Line(WARNING, *split(sentence))
     if host.simulated and COMPUTE in host.services:
         yield Line(
             WARNING, f'[accel] simulated_host is {CONF.accel.simulated_host}',
@@ -232,15 +215,16 @@ def _drivers(host) -> Iterator[Line]:
         yield Line(FAILURE, '[accel] enabled_drivers is empty',
                    'name the drivers of the devices of this host')
     for why in host.failed.values():
-        yield Line(FAILURE, *_split(why))
+        yield Line(FAILURE, *split(why))
     if host.problem:
-        yield Line(FAILURE, *_split(host.problem))
+        yield Line(FAILURE, *split(host.problem))
         return
-    for name in host.drivers:
+    for name, driver in host.drivers.items():
+        yield from map(_of_driver, driver.check())
         failure = host.failures.get(f'driver {name}')
         if failure:
             # a sentence of ours says what to do
-            what, remedy = (_split(failure) if failure.endswith('.')
+            what, remedy = (split(failure) if failure.endswith('.')
                             else (failure, ''))
             yield Line(FAILURE, f'the driver {name} failed: {what}',
                        remedy or 'see the kernel log')
@@ -250,14 +234,6 @@ def _drivers(host) -> Iterator[Line]:
                 WARNING, f'the driver {name} finds no device',
                 'see that lspci shows the card and that its kernel driver is '
                 'loaded, and compare include_devices and exclude_devices')
-
-
-def _tools(host) -> Iterator[Line]:
-    # the path of privileged._signatures()
-    if ('nvme' in host.drivers and not host.simulated and not shutil.which(
-            'wipefs', path='/usr/sbin:/usr/bin:/sbin:/bin')):
-        yield Line(FAILURE, 'the driver nvme needs wipefs, which is not '
-                            'installed', 'install util-linux')
 
 
 def _iommu(host) -> Iterator[Line]:
@@ -306,8 +282,8 @@ def _privileges(host) -> Iterator[Line]:
             user, effective = call()
         except Exception as error:
             # whatever oslo.privsep and the helper's absence raise
-            yield Line(FAILURE, short(getattr(error, 'strerror', '') or error),
-                       remedy)
+            why = getattr(error, 'strerror', '') or error
+            yield Line(FAILURE, check_line.short(why), remedy)
             continue
         if user != 0:
             yield Line(FAILURE, f'the privileged process of [{section}] runs '
@@ -330,7 +306,7 @@ def _store(host) -> Iterator[Line]:
         try:
             claims.copy_of(path)
         except exception.AcceleratorsUnavailable as error:
-            yield Line(FAILURE, *_split(str(error)))
+            yield Line(FAILURE, *split(str(error)))
     elif not os.access(CONF.state_path, os.W_OK):
         yield Line(FAILURE, f'[DEFAULT] state_path {CONF.state_path}, for the '
                             f'claim store, cannot be written',
@@ -360,7 +336,7 @@ def _libvirt(host) -> Iterator[Line]:
                     _version(connection.getVersion())]
     except libvirt.libvirtError as error:
         yield Line(FAILURE, f'libvirt cannot be reached at {uri} '
-                            f'({short(error)})',
+                            f'({check_line.short(error)})',
                    'start libvirtd, and run check as the user of '
                    'nova-compute, who has to be in the group libvirt')
         return
@@ -388,70 +364,28 @@ def _dotted(version):
     return '.'.join(map(str, version))
 
 
-def _glance(host) -> Iterator[Line]:
-    if not _PROGRAMMED & host.drivers.keys():
+def _cache(host) -> Iterator[Line]:
+    """The directory into which nova-compute fetches bitstreams."""
+    if not check_services.programs(host.drivers.values()):
         return
-    try:
-        servers = CONF.glance.api_servers
-        client = glance.service_client(servers[0] if servers else None)
-        next(iter(client.images.list(limit=1)), None)
-    except exception.NoCredentials:
-        needed = [option for option in ('bitstream_owners', 'program_ahead')
-                  if getattr(CONF.accel, option)]
-        yield Line(
-            FAILURE if needed else WARNING,
-            '[service_user] has no credentials, with which nova-compute reads '
-            'bitstreams at run time' + (
-                f' and for [accel] {" and ".join(needed)}' if needed else ''),
-            'set auth_type, auth_url, username, password and project_name '
-            'there')
-    except exception.GlanceUnavailable as error:
-        yield Line(FAILURE, *_split(str(error)))
-    except Exception as error:
-        # of three libraries without a common base
-        where = glance.unreachable(error)
-        if where:
-            yield Line(FAILURE, f'{where} cannot be reached',
-                       'correct [service_user] auth_url, or [glance] '
-                       'api_servers, or see that the service runs')
-            return
-        if glance.rejects_credentials(error):
-            yield Line(FAILURE, f'Keystone rejects the credentials of '
-                                f'[service_user] ({short(error)})',
-                       'correct username and password there')
-            return
-        yield Line(FAILURE, f'Glance does not answer the credentials of '
-                            f'[service_user] ({short(error)})',
-                   'see that it runs, and compare [glance] api_servers and '
-                   'region_name')
-
-
-def _placement(host) -> Iterator[Line]:
-    counts = collections.Counter(
-        name for provider in host.providers for name in provider.inventory)
-    wide = {name: count for name, count in counts.items()
-            if count >= _MANY_PROVIDERS}
-    if not wide:
+    path = CONF.accel.bitstream_cache
+    there = path
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        yield Line(FAILURE, f'[accel] bitstream_cache {path} cannot be '
+                            f'written, so that no region is programmed',
+                   'give the directory to the user of nova-compute; run '
+                   'check as that user')
         return
-    name, count = max(wide.items(), key=lambda item: item[1])
-    found = (f'{count} providers of this host offer {name}: a server that '
-             f'asks for {_MANY_PROVIDERS} of them has too many allocation '
-             f'candidates')
-    remedy = ('set [placement] max_allocation_candidates = 1000 and '
-              'allocation_candidates_generation_strategy = breadth-first in '
-              'placement.conf, or share providers ([accel] pools)')
-    values: dict = {}
-    try:
-        cfg.ConfigParser(_PLACEMENT_CONF, values).parse()
-    except (OSError, cfg.Error):
-        yield Line(OK, f'{found}; placement.conf is not on this host', remedy)
-        return
-    section = values.get('placement', {})
-    limit = section.get('max_allocation_candidates', ['-1'])[-1]
-    strategy = section.get(
-        'allocation_candidates_generation_strategy', [''])[-1]
-    if limit == '-1' or strategy != 'breadth-first':
-        yield Line(WARNING, found, remedy)
+    free = shutil.disk_usage(there).free >> 20
+    if free < CONF.accel.bitstream_max_size:
+        yield Line(FAILURE if free < _LEAST_FREE else WARNING,
+                   f'{free} MiB are free for [accel] bitstream_cache {path}, '
+                   f'and a bitstream may have '
+                   f'{CONF.accel.bitstream_max_size} MiB ([accel] '
+                   f'bitstream_max_size)',
+                   'free space there, or choose another directory')
 
 
 # nova-compute, each device
@@ -460,7 +394,7 @@ def _device(host, device) -> Iterator[Line]:
     try:
         missing = sriov.missing(host.kernel, device.address)
     except exception.AcceleratorError as error:
-        yield Line(FAILURE, *_split(str(error)))
+        yield Line(FAILURE, *split(str(error)))
         return
     if missing:
         yield Line(OK, f'{device.type} of the driver {device.driver}; '
@@ -469,7 +403,7 @@ def _device(host, device) -> Iterator[Line]:
     bad = {part.reason: part.health for part in (device, *device.regions)
            if part.reason or part.health is not model.Health.OK}
     for reason, health in bad.items():
-        found, remedy = _split(reason)
+        found, remedy = split(reason)
         said = ('not given to servers' if health is model.Health.OK
                 else health.value)
         yield Line(FAILURE, f'it is {said}: {found}', remedy)
@@ -490,15 +424,16 @@ def _conflict(host, device) -> Iterator[Line]:
 
 def _answers(host, device) -> Iterator[Line]:
     try:
-        if device.driver == 'nvme' and not pci.physical_function(
-                host.kernel, device.address):
-            host.kernel.read_nvme(device.address)
-        elif device.driver == 'qat':
-            host.kernel.read_qat_heartbeat(device.address)
+        yield from map(_of_driver, host.drivers[device.driver].check(device))
     except OSError as error:
         yield Line(WARNING, f'it does not answer what {device.driver} asks of '
                             f'it with privileges ({error.strerror or error})',
                    'see the line on privileges and the kernel log')
+
+
+def _of_driver(finding) -> Line:
+    return Line(FAILURE if finding.is_failure else WARNING, finding.found,
+                finding.remedy)
 
 
 def _bars(host, device) -> Iterator[Line]:
@@ -531,60 +466,6 @@ def _largest_bar(kernel, address) -> int:
                 if flags & _IS_MEMORY), default=0)
 
 
-# nova-scheduler
-
-def _filter(host) -> Iterator[Line]:
-    section = CONF.filter_scheduler
-    if _FILTER.rpartition('.')[2] not in section.enabled_filters:
-        yield Line(FAILURE, '[filter_scheduler] enabled_filters does not have '
-                            'AcceleratorFilter, so that servers get devices '
-                            'that do not fit',
-                   'add it as the last one')
-    elif _FILTER not in section.available_filters:
-        yield Line(FAILURE, '[filter_scheduler] available_filters does not '
-                            'have AcceleratorFilter, so that nova-scheduler '
-                            'does not start',
-                   f'add a line available_filters = {_FILTER}')
-
-
-def _weigher(host) -> Iterator[Line]:
-    if _WEIGHER not in CONF.filter_scheduler.weight_classes:
-        yield Line(FAILURE, '[filter_scheduler] weight_classes does not have '
-                            'AcceleratorWeigher, so that hosts whose regions '
-                            'carry the function are not preferred',
-                   f'add {_WEIGHER}')
-    elif not CONF.accel.weight_multiplier:
-        yield Line(WARNING, '[accel] weight_multiplier is 0, so that the '
-                            'weigher has no effect',
-                   'remove it, unless aggregates have another one')
-
-
-# nova-api
-
-def _entry_point(host) -> Iterator[Line]:
-    group = 'nova.api.extra_spec_validators'
-    if not any(point.value.startswith('nova_accel.') for point
-               in importlib.metadata.entry_points(group=group)):
-        yield Line(FAILURE, f'nova_accel has no entry point in {group}, so '
-                            f'that nova-api takes accel:device_profile for '
-                            f'one of Cyborg',
-                   'install nova_accel into the Python of nova-api, with pip')
-
-
-def _profiles(host) -> Iterator[Line]:
-    path = CONF.accel.device_profiles
-    if not os.path.exists(path):
-        yield Line(WARNING, f'[accel] device_profiles {path} does not exist',
-                   'create it if flavors are to have accel:device_profile')
-        return
-    files = profiles.load(path)
-    for error in files.bad.values():
-        yield Line(FAILURE, *_split(error))
-    if not files.bad:
-        count = sum(map(len, files.good.values()))
-        yield Line(OK, f'{count} profile{"s" * (count != 1)}')
-
-
 #: how oslo.config (10.7) begins what it says of a value
 _INVALID = re.compile(r'Value for option (?P<name>\S+) from ')
 
@@ -594,18 +475,19 @@ _CHECKS = (
     ('Nova', {*SERVICES}, _nova),
     ('compute driver', {COMPUTE}, _compute_driver),
     ('drivers', {COMPUTE}, _drivers),
-    ('tools', {COMPUTE}, _tools),
     ('IOMMU', {COMPUTE}, _iommu),
     ('VFIO', {COMPUTE}, _vfio),
     ('privileges', {COMPUTE}, _privileges),
     ('claim store', {COMPUTE}, _store),
     ('libvirt', {COMPUTE}, _libvirt),
-    ('Glance', {COMPUTE}, _glance),
-    ('Placement', {COMPUTE}, _placement),
-    ('filter', {SCHEDULER}, _filter),
-    ('weigher', {SCHEDULER}, _weigher),
-    ('entry point', {API}, _entry_point),
-    ('profiles', {API}, _profiles),
+    ('cache', {COMPUTE}, _cache),
+    ('Glance', {COMPUTE}, check_services.glance_answers),
+    ('Placement', {*SERVICES}, check_services.placement_answers),
+    ('database', {SCHEDULER, API}, check_services.database_answers),
+    ('filter', {SCHEDULER}, check_services.filters),
+    ('weigher', {SCHEDULER}, check_services.weigher),
+    ('entry point', {API}, check_services.entry_point),
+    ('profiles', {API}, check_services.profiles_load),
 )
 #: the same for each device; one line where all is well
 _DEVICE_CHECKS = (_device, _conflict, _answers, _bars)
@@ -631,14 +513,14 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
         order.append(address)
         batch.add(address, f'Looking at {address}', _done, _DEVICE_CHECKS,
                   host, device, about=address)
-    found = {address: [Line(FAILURE, *_split(why))]
+    found = {address: [Line(FAILURE, *split(why))]
              for address, why in host.unseen.items()}
     order += sorted(found)
     for call in batch:
         try:
             found[call.about] = call.outcome()
         except exception.DeviceTimeout as error:
-            what, remedy = _split(str(error))
+            what, remedy = split(str(error))
             if call.about not in host.devices:
                 remedy = ('run it again when this host has less to do; else '
                           'see what does not answer')
@@ -669,15 +551,4 @@ def _failed(error) -> Line:
         return Line(FAILURE, f'the option {invalid["name"]} cannot be read '
                              f'({conf.why_invalid(error)})', 'correct it')
     return Line(FAILURE, f'it could not be checked: {type(error).__name__}, '
-                         f'{short(error)}')
-
-
-def _split(sentence: str) -> tuple[str, str]:
-    """(what was found, what to do) of an error of ours."""
-    found, colon, remedy = sentence.rstrip('.').rpartition(': ')
-    return (found, remedy) if colon else (remedy, '')
-
-
-def short(error) -> str:
-    """The text of an error on one line, for a sentence."""
-    return re.sub(r'\s+', ' ', str(error) or type(error).__name__)[:160]
+                         f'{check_line.short(error)}')

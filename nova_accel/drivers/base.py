@@ -70,6 +70,17 @@ class Use:
     remember: Callable[[typing.Any], None] = lambda value: None
 
 
+class Finding(typing.NamedTuple):
+    """What is not as a driver needs it, for nova-accel check."""
+
+    #: a clause about what is wrong
+    found: str
+    #: what the operator has to do, in the imperative
+    remedy: str
+    #: whether the devices cannot be used; otherwise it is a warning
+    is_failure: bool = True
+
+
 class AcceleratorDriver(abc.ABC):
 
     #: version of the contract that the driver is written for, as a number that
@@ -109,6 +120,18 @@ class AcceleratorDriver(abc.ABC):
 
         :raises ConfigurationError: it will, and nova-compute will not start.
         """
+
+    def check(self, device: model.Device | None = None) -> Iterable[Finding]:
+        """Return what of the host, or of a device, would fail later.
+
+        Called by nova-accel check alone: once without a device, then for each
+        device of this driver that examine() returned. Reads only, also with
+        privileges. It may block: that costs one line of the answer.
+
+        :param device: None asks for what all devices need, such as a tool.
+        :raises OSError: the device does not answer.
+        """
+        return ()
 
     def configure(self) -> None:
         """Bring the host's devices into the state that nova.conf asks for.

@@ -25,6 +25,7 @@ import dataclasses
 import errno
 import os
 import re
+import shutil
 import time
 
 from oslo_log import log as logging
@@ -76,6 +77,17 @@ class NvmeDriver(base.PciDriver):
     NAME = 'nvme'
     POOLED = True
     NEEDS_RULE = True
+
+    def check(self, device=None):
+        """See the base class; signatures on a disk are found by wipefs."""
+        if device is None:
+            # the path of privileged._signatures()
+            if not CONF.accel.simulated_host and not shutil.which(
+                    'wipefs', path='/usr/sbin:/usr/bin:/sbin:/bin'):
+                yield base.Finding('the driver nvme needs wipefs, which is '
+                                   'not installed', 'install util-linux')
+        elif not pci.physical_function(self.kernel, device.address):
+            self.kernel.read_nvme(device.address)
 
     def configure(self):
         """See the base class; makes VFs."""

@@ -80,6 +80,12 @@ class QatDriver(base.PciDriver):
 
     # Configuration
 
+    def check(self, device=None):
+        """See the base class; a device answers by its heartbeat."""
+        if device is not None:
+            self.kernel.read_qat_heartbeat(device.address)
+        return ()
+
     def configure(self):
         """Set the services, then make the VFs: with VFs there the services
         cannot be set any more.

@@ -13,7 +13,6 @@ from unittest import mock
 
 import fixtures
 from keystoneauth1 import fixture as keystone
-from keystoneauth1 import loading as ks_loading
 from oslo_config import fixture as config_fixture
 from oslo_privsep import priv_context
 import requests
@@ -40,6 +39,14 @@ HELPER = os.path.join(os.path.dirname(sys.executable), 'privsep-helper')
 LOADING_FAILURE = loading.failure
 GLANCE = 'http://glance.example'
 KEYSTONE = 'http://keystone.example/v3'
+PLACEMENT = 'http://placement.example'
+CREDENTIALS = {
+    'auth_type': 'password', 'auth_url': KEYSTONE, 'username': 'nova',
+    'password': 'secret', 'project_name': 'service',
+    'user_domain_name': 'Default', 'project_domain_name': 'Default'}
+SHELL = 'CUSTOM_FPGA_INTEL_REGION_9926AB6D_6C92_5A68_AABC_A7D84C545738'
+OTHER_SHELL = 'CUSTOM_FPGA_INTEL_REGION_69528DB6_EB31_577A_8C36_68F9FAA081F6'
+FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
 
 GOOD = {
     'DEFAULT': {'compute_driver': 'accel.AccelLibvirtDriver',
@@ -53,10 +60,9 @@ GOOD = {
         'weight_classes': 'nova.scheduler.weights.all_weighers,'
                           'nova_accel.scheduler.weights.AcceleratorWeigher'},
     'api': {},
-    'service_user': {
-        'auth_type': 'password', 'auth_url': KEYSTONE, 'username': 'nova',
-        'password': 'secret', 'project_name': 'service',
-        'user_domain_name': 'Default', 'project_domain_name': 'Default'},
+    'service_user': CREDENTIALS,
+    'placement': {**CREDENTIALS, 'endpoint_override': PLACEMENT},
+    'api_database': {'connection': 'sqlite://'},
     'glance': {'api_servers': GLANCE},
     'nova_accel_privileged': {'helper_command': HELPER},
     'nova_accel_privileged_disks': {'helper_command': HELPER},
@@ -122,11 +128,6 @@ class CheckTestCase(commands.CommandTestCase):
             file.write(PROFILE)
         self.set('accel', device_profiles=profiles)
         self.addCleanup(priv_context.init, ['sudo'])
-        # those that keystoneauth registers are required
-        self.addCleanup(
-            conf.CONF.unregister_opts,
-            ks_loading.get_auth_plugin_conf_options('password'),
-            'service_user')
         self.http = requests_mock.Mocker()
         self.http.start()
         self.addCleanup(self.http.stop)
@@ -139,6 +140,25 @@ class CheckTestCase(commands.CommandTestCase):
         self.http.get(f'{GLANCE}/v2/images', json={'images': []})
         self.http.get(f'{GLANCE}/v2/schemas/image', json={
             'name': 'image', 'properties': {}})
+        self.placement({})
+
+    def placement(self, providers):
+        """Placement has providers: name -> traits."""
+        every = {'OWNER_CYBORG'}.union(*providers.values())
+
+        def traits(request, context):
+            wanted = request.qs.get('name', [''])[0].upper()
+            return {'traits': [t for t in sorted(every) if not wanted
+                               or t in wanted.removeprefix('IN:').split(',')]}
+
+        def listed(request, context):
+            wanted = request.qs.get('required', [''])[0].upper().split(',')
+            return {'resource_providers': [
+                {'name': name} for name, there in providers.items()
+                if all(t[1:] not in there if t.startswith('!') else t in there
+                       for t in wanted if t)]}
+        self.http.get(f'{PLACEMENT}/traits', json=traits)
+        self.http.get(f'{PLACEMENT}/resource_providers', json=listed)
 
     def use_processes(self):
         for context in (privsep.ctx, privsep.disks):
@@ -204,19 +224,34 @@ class WellTest(CheckTestCase):
     def test_all_is_well(self):
         self.assertEqual([], self.check(0))
         self.assertEqual(
+<<<<<<< HEAD
             ['options', 'Nova', 'compute driver', 'drivers', 'tools', 'IOMMU',
              'VFIO', 'privileges', 'claim store', 'libvirt', 'Glance',
              'Placement', 'filter', 'weigher', 'entry point', 'profiles',
              GPU, A, DISK],
+=======
+            ['options', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
+             'privileges', 'claim store', 'libvirt', 'cache', 'Glance',
+             'Placement', 'database', 'filter', 'weigher', 'entry point',
+             'profiles', GPU, A, DISK],
+>>>>>>> 23f5592 (x)
             [line['Check'] for line in self.lines])
 
     def test_service_of_the_configuration(self):
-        for gone in ('libvirt', 'accel', 'api'):
+        for gone in ('libvirt', 'accel', 'api', 'api_database'):
             del self.sections[gone]
         self.set('DEFAULT', compute_driver=None)
+<<<<<<< HEAD
         self.check(0)
         self.assertEqual(['options', 'Nova', 'filter', 'weigher'],
                          [line['Check'] for line in self.lines])
+=======
+        bad, = self.check(2)
+        self.assertIn('was not asked', bad['Found'])
+        self.assertEqual(
+            ['options', 'Placement', 'database', 'filter', 'weigher'],
+            [line['Check'] for line in self.lines])
+>>>>>>> 23f5592 (x)
 
     def test_services_with_files_of_their_own(self):
         """Each is checked with what it reads, and with nothing else."""
@@ -225,10 +260,12 @@ class WellTest(CheckTestCase):
         os.mkdir(directory)
         everything = self.sections
         for program, names in (
-                ('nova-compute', {'libvirt', 'service_user'}),
-                ('nova-scheduler', {'filter_scheduler'}),
+                ('nova-compute', {'libvirt', 'service_user', 'placement'}),
+                ('nova-scheduler', {'filter_scheduler', 'placement'}),
+                ('nova-api', {'api', 'placement', 'service_user'}),
                 ('nova', everything.keys() - {
-                    'libvirt', 'service_user', 'filter_scheduler'})):
+                    'libvirt', 'service_user', 'filter_scheduler', 'api',
+                    'placement'})):
             self.config = os.path.join(directory, f'{program}.conf')
             self.sections = {'DEFAULT': {}, **{
                 name: everything[name] for name in names}}
@@ -245,9 +282,6 @@ class WellTest(CheckTestCase):
             result = commands.run('check', '-f', 'json', check=check.Check)
         finally:
             conf.CONF.reset()
-            conf.CONF.unregister_opts(
-                ks_loading.get_auth_plugin_conf_options('password'),
-                'service_user')
         self.assertEqual('', result.stderr)
         self.lines = json.loads(result.stdout)
         return [x['Check'] for x in self.lines if x['Result'] != 'ok']
@@ -255,8 +289,14 @@ class WellTest(CheckTestCase):
     def test_service_that_is_asked_for(self):
         self.set('accel', enabled_drivers='absent')
         self.check(0, '--service', 'api')
+<<<<<<< HEAD
         self.assertEqual(['options', 'Nova', 'entry point', 'profiles'],
                          [line['Check'] for line in self.lines])
+=======
+        self.assertEqual(
+            ['options', 'Placement', 'database', 'entry point', 'profiles'],
+            [line['Check'] for line in self.lines])
+>>>>>>> 23f5592 (x)
 
     def test_services_that_cannot_be_known(self):
         self.sections = {'DEFAULT': {},
@@ -431,7 +471,7 @@ class ComputeTest(CheckTestCase):
     def test_wipefs(self):
         self.useFixture(fixtures.MonkeyPatch(
             'shutil.which', lambda name, path=None: None))
-        self.assertFails('tools', 'wipefs', 'util-linux')
+        self.assertFails('drivers', 'wipefs', 'util-linux')
 
     def test_no_iommu(self):
         self.use_kernel(self.useFixture(SimulatedHost(
@@ -548,27 +588,78 @@ class ComputeTest(CheckTestCase):
 
     def test_wrong_password(self):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
-        self.assertFails('Glance', '[service_user]', '401',
-                         'correct username and password')
+        bad = self.check(2)
+        self.assertEqual(['Glance', 'Placement'],
+                         [line['Check'] for line in bad])
+        for line, section in zip(bad, ('service_user', 'placement')):
+            for word in (f'[{section}]', '401'):
+                self.assertIn(word, line['Found'])
+            self.assertIn('correct', line['What to do'])
 
     def test_no_keystone(self):
         for path in ('', '/auth/tokens'):
             self.http.register_uri(
                 requests_mock.ANY, f'{KEYSTONE}{path}',
                 exc=requests.exceptions.ConnectionError('refused'))
-        self.assertFails(
-            'Glance', f'Keystone at {KEYSTONE}', 'cannot be reached',
-            'correct [service_user] auth_url')
+        bad = {line['Check']: line for line in self.check(2)}
+        for name, section in (('Glance', 'service_user'),
+                              ('Placement', 'placement')):
+            self.assertIn(f'Keystone at {KEYSTONE}', bad[name]['Found'])
+            self.assertIn(f'correct [{section}] auth_url',
+                          bad[name]['What to do'])
         self.assertNotIn('rejects', str(self.lines))
 
     def test_no_glance(self):
         self.http.get(f'{GLANCE}/v2/images', status_code=503)
         self.assertFails('Glance', 'api_servers')
 
+    def test_cache(self):
+        path = os.path.join(self.directory, 'file')
+        with open(path, 'w'):
+            pass
+        self.set('accel', bitstream_cache=path)
+        self.assertFails('cache', path, 'cannot be written')
+        self.set('accel', bitstream_cache=os.path.join(path, 'below'))
+        self.assertFails('cache', 'give the directory to')
+        self.set('accel', bitstream_cache=self.directory)
+        for free, result in (5, 'failure'), (900, 'warning'):
+            self.useFixture(fixtures.MonkeyPatch(
+                'shutil.disk_usage',
+                lambda path: types.SimpleNamespace(free=free << 20)))
+            self.assertFails('cache', f'{free} MiB are free', result=result)
+        # without regions nothing is fetched
+        self.set('accel', enabled_drivers='gpu')
+        self.check(0)
+
+    def test_no_placement(self):
+        self.http.get(f'{PLACEMENT}/resource_providers',
+                      exc=requests.exceptions.ConnectionError('refused'))
+        self.assertFails('Placement', PLACEMENT, 'cannot be reached',
+                         'see that it runs')
+
+    def test_placement_that_refuses(self):
+        self.http.get(f'{PLACEMENT}/resource_providers', status_code=403)
+        self.assertFails('Placement', 'refuses the user of [placement]',
+                         'give it the role')
+
+    def test_answer_of_another_server(self):
+        self.http.get(f'{PLACEMENT}/resource_providers', text='<html>')
+        self.assertFails('Placement', 'does not answer')
+
+    def test_placement_without_credentials(self):
+        self.set('placement', auth_type=None)
+        self.assertFails('Placement', 'was not asked', 'set auth_type')
+
+    def test_owner_that_nobody_can_make(self):
+        self.set('accel', owner_trait='OWNER_ACME')
+        self.assertFails('Placement', 'OWNER_ACME', 'CUSTOM_OWNER_ACME')
+        self.set('accel', owner_trait='CUSTOM_OWNER_ACME')
+        self.check(0)
+
     def test_wide_tree(self):
         path = os.path.join(self.directory, 'placement.conf')
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.checks._PLACEMENT_CONF', path))
+            'nova_accel.cmd.check_services._PLACEMENT_CONF', path))
         self.use_kernel(self.useFixture(SimulatedHost(gpus=[
             {'address': f'0000:{n}0:00.0'} for n in range(1, 9)])).kernel)
         self.set('accel', enabled_drivers='gpu')
@@ -754,6 +845,28 @@ class SchedulerTest(CheckTestCase):
         self.set('filter_scheduler', available_filters=None)
         self.assertFails('filter', 'available_filters', 'does not start')
 
+    def test_order_of_filters(self):
+        for names, words in (
+                ('AcceleratorFilter,ComputeFilter', 'move it to the end'),
+                ('AcceleratorFilter,ComputeFilter,AcceleratorFilter',
+                 '2 times')):
+            self.set('filter_scheduler', enabled_filters=names)
+            self.assertFails('filter', words, result='warning')
+
+    def test_weigher_twice(self):
+        self.set('filter_scheduler', weight_classes=GOOD['filter_scheduler'][
+            'weight_classes'] + ',nova_accel.scheduler.weights.'
+            'AcceleratorWeigher')
+        self.assertFails('weigher', '2 times', result='warning')
+
+    def test_database(self):
+        secret = 'mysql+pymysql://nova:secret@127.0.0.1:1/nova_api'
+        self.set('api_database', connection=secret)
+        self.assertFails('database', 'does not answer', 'see that it runs')
+        self.assertNotIn('secret', str(self.lines))
+        self.set('api_database', connection=None)
+        self.assertFails('database', 'was not asked')
+
     def test_no_weigher(self):
         self.set('filter_scheduler', weight_classes=None)
         self.assertFails('weigher', 'weight_classes', 'AcceleratorWeigher')
@@ -775,6 +888,46 @@ class ApiTest(CheckTestCase):
         with open(self.profile, 'w') as file:
             file.write('name: plain\n')
         self.assertFails('profiles', f'{self.profile}, line 1')
+
+    def write(self, *extra):
+        with open(self.profile, 'w') as file:
+            file.write(PROFILE + ''.join(f'  {line}\n' for line in extra)
+                       + f'  accel:function_id: {FUNCTION}\n')
+
+    def test_profile_of_two_shells(self):
+        """One of two has an image; a region may carry the function without."""
+        def images(request, context):
+            return {'images': [{
+                'id': FUNCTION, 'name': 'nlb', 'status': 'active', 'size': 1,
+                'visibility': 'public', 'checksum': 32 * 'a',
+                'accel:function_id': FUNCTION, 'accel:region_type_id':
+                '9926ab6d-6c92-5a68-aabc-a7d84c545738'}]
+                if request.qs.get('accel:function_id') else []}
+        self.http.get(f'{GLANCE}/v2/images', json=images)
+        carries = ('CUSTOM_FPGA_FUNCTION_'
+                   + FUNCTION.upper().replace('-', '_'))
+        self.write()
+        self.placement({'one': {SHELL}, 'two': {OTHER_SHELL, carries}})
+        self.check(0)
+        self.placement({'one': {SHELL}, 'two': {OTHER_SHELL}})
+        self.assertFails('profiles', 'plain also sends servers',
+                         '69528db6-eb31-577a-8c36-68f9faa081f6',
+                         'require the trait', result='warning')
+        self.write(f'trait:{SHELL}: required')
+        self.check(0)
+        self.write(f'trait:{OTHER_SHELL}: required')
+        self.assertFails('profiles', 'plain sends servers to regions of type '
+                         '69528db6', result='warning')
+        self.write('trait:CUSTOM_FPGA_INTL: required')
+        self.assertFails('profiles', 'CUSTOM_FPGA_INTL, which no provider',
+                         result='warning')
+
+    def test_profiles_without_credentials(self):
+        self.write()
+        self.placement({'one': {SHELL}})
+        self.set('service_user', auth_type=None)
+        self.check(0, '--service', 'api')
+        self.assertIn('Glance was not asked', str(self.lines))
 
     def test_no_profiles(self):
         self.set('accel', device_profiles='/nonexistent')
