@@ -18,7 +18,8 @@ Each request has a time limit of its own, [accel] glance_timeout; the session's
 limit does not apply.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable, Generator, Iterator, Mapping, Sequence)
 import contextlib
 import dataclasses
 import hashlib
@@ -547,6 +548,26 @@ def download_seconds() -> int:
     return 10 * CONF.accel.glance_timeout
 
 
+def head(client, image: Image) -> bytes:
+    """Return the beginning of an image's data, up to glanceclient's first
+    chunk of 1 MiB; they are not verified.
+
+    :raises BitstreamError: Glance refused the request.
+    :raises GlanceUnavailable: Glance did not answer, or stopped sending.
+    """
+    with contextlib.closing(_data(client, image)) as chunks:
+        return next(chunks, b'')
+
+
+def listed(client, filters: Mapping[str, str]) -> list[dict]:
+    """Return the records of images that have these values.
+
+    :raises BitstreamError: Glance refused the request.
+    :raises GlanceUnavailable: Glance did not answer.
+    """
+    return list(_list(client, filters))
+
+
 def download(client, image: Image, file: typing.BinaryIO) -> None:
     """Write the data of an image into a file and verify size and hash.
 
@@ -679,7 +700,7 @@ def _list(client, filters) -> Iterator[dict]:
         path = body.get('next')
 
 
-def _data(client, image) -> Iterator[bytes]:
+def _data(client, image) -> Generator[bytes, None, None]:
     what = f'the data of {image}'
     handled = sys.exception()
     response, body = _get(client, f'/v2/images/{image.id}/file', what)

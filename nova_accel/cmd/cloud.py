@@ -263,6 +263,20 @@ class Cloud:
                 f'give the id of one.')
         return found[0]
 
+    def hypervisors(self, uuid: str | None = None) -> dict[str, dict]:
+        """Return what Nova knows of compute nodes, by the UUID that is also
+        that of their resource provider.
+
+        :param uuid: of the only one that is asked for.
+        :raises: as asking().
+        """
+        if uuid:
+            found = self.get('compute', f'/os-hypervisors/{uuid}', missing={},
+                             key='hypervisor')
+            return {uuid: found} if found else {}
+        return {node['id']: node for node in self._pages(
+            'compute', '/os-hypervisors/detail?limit=1000', 'hypervisors')}
+
     def server_name(self, uuid: str) -> str | None:
         """Return the name of a server, None where Nova does not know it."""
         server = self.get('compute', f'/servers/{uuid}', missing={},

@@ -131,7 +131,8 @@ class Discover(output.Lister):
         except exception.InvalidName as error:
             health = self._health(None, f'not reported: {error}')
         else:
-            health = self._health(device.health, device.reason)
+            health = self._health(device.health, _reason(
+                device, () if device.regions else held))
         if not device.regions:
             yield (device.address, what, '',
                    *self._use(device, held), health)
@@ -148,7 +149,7 @@ class Discover(output.Lister):
                    self._health(device.health, '')
                    if region.health is model.Health.OK
                    and device.health is not model.Health.OK
-                   else self._health(region.health, region.reason))
+                   else self._health(region.health, _reason(region, mine)))
 
     def _use(self, part, held):
         """(total, used, held by); a driver tells only which vGPUs could be
@@ -282,6 +283,12 @@ def _take_options(kernel, path):
             raise exception.InvalidSimulation(
                 f'The capture {path} has a value of {option.dest} in options '
                 f'that cannot be used ({error}): correct it.') from error
+
+
+def _reason(part, held):
+    """Why a device or region is not well, or stays with a server."""
+    return '; '.join(filter(None, (
+        part.reason, *sorted({c.error for c in held or ()}))))
 
 
 def _holder(claim):

@@ -9,6 +9,7 @@ import typing
 
 
 from nova_accel.bitstream import glance
+from nova_accel.bitstream import hints
 from nova_accel.cmd import cloud as clouds
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -23,6 +24,7 @@ from nova_accel.scheduler import candidates
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import reasons
 from nova_accel.scheduler import scheduling as schedulings
+from nova_accel import text
 
 CONF = conf.CONF
 
@@ -164,6 +166,26 @@ class _Spec:
         self.flavor = self.Flavor(extra_specs=extra_specs)
 
 
+def _of_service(node, root) -> str:
+    """What is wrong with the nova-compute of a host.
+
+    :param node: Nova's record; None where it has none.
+    :param root: the provider of the host.
+    """
+    if node is None:
+        return ('Nova has no compute node for it: compare openstack hypervisor '
+                'list, and delete the provider of a host that is gone')
+    if _DISABLED in root.traits or node['status'] == 'disabled':
+        said = node['service'].get('disabled_reason')
+        return 'its nova-compute is disabled' + (
+            f' ({text.printable(said)}): openstack compute service set '
+            f'--enable' if said else '')
+    if node['state'] != 'up':
+        return ('its nova-compute is down: see that it runs and reaches the '
+                'message bus, and that the clocks of the hosts agree')
+    return ''
+
+
 class Host(typing.NamedTuple):
 
     #: as the weigher gives it; None where the server cannot be built
@@ -186,6 +208,10 @@ class Answer:
         self._bare: list[str] = []
         #: root UUID -> providers of the host, the root first
         self._trees = self._read_trees(host)
+        #: UUID of a root -> Nova's record of the compute node
+        self._nodes = cloud.hypervisors(
+            next(iter(self._trees), None) if host else None
+        ) if self._trees else {}
         self._candidates: dict[str, list] = collections.defaultdict(list)
         self._refusal = ''
         self._is_cut = False
@@ -298,19 +324,20 @@ class Answer:
                 continue
             for provider in reasons.having_classes(need, providers):
                 rank = ranks.get((need.group, provider.uuid))
-                text, fits = self._of_provider(need, provider)
+                said, fits = self._of_provider(need, provider)
                 if rank == 1 and not fits:
                     # Nova takes it, and the build fails on the host
                     score = None
-                rows.append((need.group, provider.name, rank, text))
+                rows.append((need.group, provider.name, rank, said))
         rows.sort(key=lambda row: (row[0], row[2] is None, row[2] or 0))
-        return Host(score, [_row(name, why=text) for text in why] + [
+        return Host(score, [_row(name, why=clause) for clause in why] + [
             _row(name, score, *row) for row in rows])
 
     def _of_whole(self, providers, offered, kept):
         """What is in the way that no single provider tells."""
-        if _DISABLED in providers[0].traits:
-            return ['its nova-compute is disabled']
+        wrong = _of_service(self._nodes.get(providers[0].root), providers[0])
+        if wrong:
+            return [wrong]
         if offered and not kept:
             return [f'the flavor wants all accelerators '
                     f'{self._scheduling.affinity}, and they are on '
@@ -364,7 +391,8 @@ class Answer:
         may = naming.PROGRAMMABLE in region.traits
         try:
             choice, image = self._image(
-                wanted, naming.region_type_of(region.traits))
+                wanted, naming.region_type_of(region.traits),
+                hints.vendor_of(region.traits))
         except (exception.BitstreamError,
                 exception.IncompatibleBitstream) as error:
             if may:
@@ -378,25 +406,39 @@ class Answer:
                 + ('another server uses it' if region.allocations
                    else '[accel] fixed_devices')), False
 
-    def _image(self, wanted, region_type):
-        key = wanted, region_type
+    def _image(self, wanted, region_type, vendor):
+        key = wanted, region_type, vendor
         if key not in self._images:
-            client = self._cloud.images()
-            # the operator sees all images: his own, and those of tenants
-            operators = (client if CONF.accel.bitstream_owners
-                         and not wanted.chosen_by_owner else None)
             try:
-                choice, _, image = glance.find_first(
-                    wanted, lambda one: glance.find(
-                        client, one, region_type, self._project_id,
-                        operators))
-                self._images[key] = choice, image
+                self._images[key] = self._look_up(*key)
             except (exception.BitstreamError,
                     exception.IncompatibleBitstream) as error:
                 self._images[key] = error
         if isinstance(self._images[key], exception.AcceleratorError):
             raise self._images[key]
         return self._images[key]
+
+    def _look_up(self, wanted, region_type, vendor):
+        """(choice, image) as nova-compute will find it, and its file checked
+        as far as its header tells."""
+        client = self._cloud.images()
+        # the operator sees all images: his own, and those of tenants
+        operators = (client if CONF.accel.bitstream_owners
+                     and not wanted.chosen_by_owner else None)
+        try:
+            choice, _, image = glance.find_first(
+                wanted, lambda one: glance.find(
+                    client, one, region_type, self._project_id, operators))
+        except exception.BitstreamError as error:
+            more = hints.not_counted(client, wanted, self._project_id)
+            if more:
+                raise exception.BitstreamError(f'{error} {more}') from error
+            raise
+        bitstream = hints.header(client, image, vendor)
+        if bitstream:
+            glance.verify(bitstream, choice, image, model.Region(
+                0, region_type, None))
+        return choice, image
 
     @staticmethod
     def _is_named(choice, image, region):

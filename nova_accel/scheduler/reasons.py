@@ -124,8 +124,8 @@ def _of_class(name, amount, provider, who):
                 + (', which are a set ([accel] device_sets)'
                    if naming.SET in provider.traits else ''))
     if naming.FENCED in provider.traits:
-        return ('is fenced by nova_accel: nova-accel discover on that host, '
-                'and the log of its nova-compute, say why')
+        return ('is fenced by nova_accel: nova-accel discover and nova-accel '
+                'claims on that host say why')
     free = provider.free(name)
     if amount <= free:
         return None
@@ -217,7 +217,8 @@ def _no_class(need, providers):
                    if naming.FENCED in p.traits and not p.inventories)
     return (f'{text} (of accelerators it has {", ".join(there) or "none"})'
             + (f'; fenced, with nothing to give: {", ".join(empty)}, see '
-               f'nova-accel discover on the host' if empty else ''))
+               f'nova-accel discover and nova-accel claims on the host'
+               if empty else ''))
 
 
 def _together(wanted, fitting, providers, policy):

@@ -10,6 +10,7 @@ from tests import functional  # noqa: F401
 
 import json
 import os
+import tempfile
 import uuid
 
 import ddt
@@ -21,6 +22,7 @@ import testtools
 from nova_accel.cmd import why
 from nova_accel import conf
 from nova_accel import naming
+from nova_accel import sim
 from tests import glance_service
 from tests.unit import commands
 
@@ -47,6 +49,12 @@ def region_traits(shell, function=None, programmable=True):
     return traits | ({naming.PROGRAMMABLE} if programmable else set())
 
 
+def gbs(function, shell):
+    with tempfile.NamedTemporaryFile() as file:
+        sim.make_gbs(file.name, function, shell, size=4096)
+        return file.read()
+
+
 class WhyTestCase(testtools.TestCase):
 
     def setUp(self):
@@ -63,6 +71,7 @@ class WhyTestCase(testtools.TestCase):
                 'IMAGE_ENDPOINT_OVERRIDE': self.glance.service.url}.items():
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
         self.nova = self.useFixture(NovaApi())
+        self.nova.nodes = self.nodes = {}
         self.uuids = {}
 
     # The cloud
@@ -94,6 +103,13 @@ class WhyTestCase(testtools.TestCase):
 
     def host(self, name, traits=()):
         self.provider(name, None, traits, VCPU=8, MEMORY_MB=8192, DISK_GB=100)
+        self.node(name)
+
+    def node(self, name, **more):
+        """Nova has a compute node of this name."""
+        self.nodes[self.uuids[name]] = {
+            'id': self.uuids[name], 'hypervisor_hostname': name, 'state': 'up',
+            'status': 'enabled', 'service': {}, **more}
 
     def region(self, host, traits, number=0, **inventories):
         name = f'{host}_accel_0000:5e:00.0_region{number}'
@@ -117,11 +133,17 @@ class WhyTestCase(testtools.TestCase):
             'consumer_type': kind})
         return consumer
 
-    def upload(self, **properties):
+    def upload(self, data=None, client=None, shell=SHELL_1,
+               visibility='public', **properties):
+        """An image; of the function and for the shell of its properties,
+        unless they say nothing of them."""
+        named = {key.replace('__', ':'): value
+                 for key, value in properties.items()}
         return self.glance.service.upload(
-            self.glance.client, 'nlb', b'bits', visibility='public',
-            **{key.replace('__', ':'): value
-               for key, value in properties.items()})['id']
+            client or self.glance.client, 'nlb', data or gbs(
+                named.get('accel:function_id', FUNCTION),
+                named.get('accel:region_type_id', shell)),
+            visibility=visibility, **named)['id']
 
     # The command
 
@@ -163,6 +185,12 @@ class NovaApi(fixtures.Fixture):
         mock.get(f'{NOVA}/flavors/detail', json=self._list)
         mock.get(requests_mock.ANY, additional_matcher=lambda request: (
             request.url.startswith(f'{NOVA}/servers/')), json=self._server)
+        mock.get(f'{NOVA}/os-hypervisors/detail', json=lambda request, _: {
+            'hypervisors': [] if 'marker' in request.qs
+            else list(self.nodes.values())})
+        mock.get(requests_mock.ANY, additional_matcher=lambda request: (
+            f'{NOVA}/os-hypervisors/' in request.url
+            and '/detail' not in request.url), json=self._node)
         mock.get(f'{NOVA}/flavors/7', json=lambda request, context: {
             'flavor': self.flavors['tried']})
 
@@ -171,6 +199,11 @@ class NovaApi(fixtures.Fixture):
         assert request.qs['is_public'] == ['none'], request.url
         return {'flavors': [] if 'marker' in request.qs
                 else list(self.flavors.values())}
+
+    def _node(self, request, context):
+        node = self.nodes.get(request.path.rpartition('/')[2])
+        context.status_code = 200 if node else 404
+        return {'hypervisor': node}
 
     def _server(self, request, context):
         name = self.servers.get(request.path.rpartition('/')[2])
@@ -242,6 +275,7 @@ class PoolTest(WhyTestCase):
     @ddt.data((), ('--host', 'compute2'))
     def test_disk_that_hosts_share(self, arguments):
         self.provider('compute2', None, (), VCPU=8, MEMORY_MB=8192)
+        self.node('compute2')
         other = self.pool('compute2')
         self.provider('nfs', None, ['MISC_SHARES_VIA_AGGREGATE'], DISK_GB=1000)
         aggregate = str(uuid.uuid4())
@@ -262,6 +296,22 @@ class PoolTest(WhyTestCase):
         self.pool('compute2')
         self.assertEqual('its nova-compute is disabled',
                          self.reason(gpus(9), 'compute2'))
+
+    def test_service(self):
+        """What Placement does not know of a nova-compute, and Nova does."""
+        for node, text in (
+                ({'status': 'disabled', 'service': {
+                    'disabled_reason': 'a card is broken'}},
+                 "its nova-compute is disabled ('a card is broken')"),
+                ({'state': 'down'}, 'its nova-compute is down: see that it'),
+                (None, 'Nova has no compute node for it')):
+            if node is None:
+                self.nodes.clear()
+            else:
+                self.node('compute1', **node)
+            for arguments in (), ('--host', 'compute1'):
+                self.assertIn(text, self.reason(gpus(1), 'compute1',
+                                                *arguments))
 
     def test_hosts(self):
         """Those without accelerators share a row; --host asks for one."""
@@ -361,15 +411,43 @@ class RegionTest(WhyTestCase):
         self.assertIn(f"No image with accel:function_id='{FUNCTION}' may be "
                       f"used", self.reason(own, name))
         # of a project
-        image = self.glance.service.upload(
-            self.glance.service.client('bob', 'beta'), 'own', b'bits',
-            **{'accel:function_id': FUNCTION})['id']
-        self.assertIn('No image', self.reason(own, name))
+        image = self.upload(
+            client=self.glance.service.client('bob', 'beta'),
+            visibility='private', accel__function_id=FUNCTION)
+        self.assertIn(f'Image {image} (\'nlb\') has it and is private, of the '
+                      f'project beta: make it public, or add the project to '
+                      f'[accel] bitstream_owners.', self.reason(own, name))
         self.assertIn(image, self.reason(
             own, name, '--project', 'beta', status=0))
         # the flavor has to let its users choose
         self.assertIn('No image of the operator', self.reason(
             fpga(FUNCTION), name, '--project', 'beta'))
+
+    def test_hidden_image(self):
+        name = self.region('compute1', region_traits(SHELL_1))
+        image = self.upload(accel__function_id=FUNCTION, os_hidden=True)
+        self.assertIn(f'openstack image set --unhide {image}',
+                      self.reason(fpga(FUNCTION), name))
+
+    def test_file_for_another_shell(self):
+        """Its record does not say so, as that of an image that was uploaded
+        without the property."""
+        self.upload(accel__function_id=FUNCTION, shell=SHELL_2)
+        name = self.region('compute1', region_traits(SHELL_1))
+        fitting = self.region('compute2', region_traits(SHELL_2))
+        found = self.why(fpga(FUNCTION), status=0)
+        self.assertIn(f'is for regions of type {SHELL_2}', found[name][1])
+        self.assertIn('is programmed with', found[fitting][1])
+        self.assertEqual(['compute2', 'compute1'],
+                         [row['Host'] for row in self.rows])
+
+    def test_file_that_is_no_bitstream(self):
+        name = self.region('compute1', region_traits(SHELL_1))
+        for data in b'a guest', b'#' * (3 << 20):
+            image = self.upload(data, accel__function_id=FUNCTION)
+            self.assertIn('is not a usable GBS file',
+                          self.reason(fpga(FUNCTION), name))
+            self.glance.client.images.delete(image)
 
     def test_image_of_the_server(self):
         """It asks for a bitstream that is only made for one of two types."""

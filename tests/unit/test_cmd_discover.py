@@ -59,7 +59,8 @@ class Discover(commands.StoreCommandTestCase):
             claim('s1', handle(1), device_address=B, region_index=0,
                   state=model.ClaimState.BOUND),
             claim('s2', handle(2), device_address=B, region_index=1,
-                  state=model.ClaimState.DELETING, role=model.Role.OLD)])
+                  state=model.ClaimState.DELETING, role=model.Role.OLD,
+                  error='It is dirty.')])
         # an option in place of the configuration does not lose the store
         for arguments in ((), ('--driver', 'dfl')):
             found = self.held(*arguments)
@@ -67,6 +68,9 @@ class Discover(commands.StoreCommandTestCase):
                              found[f'{B}_region0'])
             self.assertEqual(('nlb?[2J', 1, ['s2 (Deleting, old)']),
                              found[f'{B}_region1'])
+        self.assertIn('It is dirty.', {
+            row['Device']: row['Health'] for row in self.rows()
+        }[f'{B}_region1'])
 
     def test_store_that_cannot_be_read(self):
         """Nobody is said to have nothing."""

@@ -69,8 +69,8 @@ class OfProviderTest(ReasonsTestCase):
                  f'([accel] device_sets)',
                  provider(traits=[naming.SET], **{GPU: {
                      'total': 4, 'min_unit': 4, 'step_size': 4}}), {GPU: 2}),
-                ('is fenced by nova_accel: nova-accel discover on that host, '
-                 'and the log of its nova-compute, say why',
+                ('is fenced by nova_accel: nova-accel discover and nova-accel '
+                 'claims on that host say why',
                  provider(traits=[naming.FENCED],
                           **{GPU: {'total': 8, 'reserved': 8}}), {}),
                 (f'all of it (8 {GPU}) is reserved in Placement',
@@ -127,7 +127,7 @@ class OfHostTest(ReasonsTestCase):
         self.assertEqual(
             [f'no provider of the host has {GPU} (of accelerators it has '
              f'none); fenced, with nothing to give: host_accel_x, see '
-             f'nova-accel discover on the host'],
+             f'nova-accel discover and nova-accel claims on the host'],
             self.why({f'resources1:{GPU}': '1'}, provider('root'),
                      provider('host_accel_x', [naming.FENCED])))
 
