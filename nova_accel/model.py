@@ -450,6 +450,10 @@ class Claim:
     #: leaves a project's content: what the flavor gave it, else what the
     #: region had before; None where no such image is known
     operators_bitstream: str | None = None
+    #: when the server got the handle, UTC, as 2026-11-22T02:17:43+00:00,
+    #: written by the store; '' where an earlier release wrote the claim. It is
+    #: for people: two claims that differ in nothing else are alike
+    since: str = dataclasses.field(default='', compare=False)
 
     @property
     def holder(self) -> str:

@@ -13,6 +13,7 @@ closing the last one makes it wait for the disk once more than a commit does.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
+import datetime
 import errno
 import json
 import os
@@ -283,6 +284,10 @@ class ClaimStore:
             self._add(db, claims)
 
     def _add(self, db, claims):
+        since = datetime.datetime.now(datetime.UTC).isoformat(
+            timespec='seconds')
+        claims = [dataclasses.replace(claim, since=claim.since or since)
+                  for claim in claims]
         for claim in claims:
             row = _row(claim)
             try:

@@ -137,6 +137,7 @@ CREATE TABLE claims (
     remembered TEXT NOT NULL DEFAULT '',
     ids TEXT NOT NULL DEFAULT '',
     operators_bitstream TEXT,
+    since TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
 )""", """
 CREATE TABLE devices (
@@ -257,9 +258,15 @@ def _from_version_5(db: sqlite3.Connection) -> None:
     db.execute('DROP TABLE unsettled_5')
 
 
+def _from_version_6(db: sqlite3.Connection) -> None:
+    """Version 6 does not say since when a server has its devices."""
+    _add_column(db, 'claims', 'since', "TEXT NOT NULL DEFAULT ''")
+
+
 #: number n makes version n + 1 of version n
 MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
-              _from_version_3, _from_version_4, _from_version_5)
+              _from_version_3, _from_version_4, _from_version_5,
+              _from_version_6)
 #: the newest, which this release reads and writes (PRAGMA user_version)
 VERSION = len(MIGRATIONS)
 

@@ -35,6 +35,8 @@ class Check(output.Table):
     well, 1 with warnings, 2 with failures, 255 when it could not be run.
     """
 
+    COLUMNS = 'Check', 'Result', 'Found', 'What to do'
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
@@ -68,7 +70,7 @@ class Check(output.Table):
     def take_action(self, parsed_args):
         lines = _lines(parsed_args)
         self._status = max(_STATUS[found.result] for _, found in lines)
-        return (('Check', 'Result', 'Found', 'What to do'),
+        return (self.COLUMNS,
                 [(name, *dataclasses.astuple(found))
                  for name, found in lines])
 

@@ -13,9 +13,14 @@ class Claims(output.Lister):
     """Show what servers hold on this host, and what FPGA regions carry.
 
     Each claim has a row, and so has each free region that nova_accel
-    programmed, and each device that the operator has disabled. Reads the claim
+    programmed, and each device that the operator has disabled. Since is the
+    time (UTC) at which a server got the device, or the operator disabled it;
+    claims of earlier releases have none. Reads the claim
     store of nova-compute and changes nothing.
     """
+
+    COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
+               'Since', 'Function', 'Image', 'Origin', 'Error')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -41,31 +46,34 @@ class Claims(output.Lister):
                     and parsed_args.server in (None, claim.instance_uuid)):
                 rows.append((
                     claim.device_address, _region(claim.region_index),
-                    claim.handle.address, claim.holder, claim.group,
-                    _state(claim), *_content(
+                    claim.handle.address, self._holder(claim), claim.group,
+                    _state(claim), claim.since, *_content(
                         loaded, claim.device_address, claim.region_index),
                     claim.error))
         for address, index in sorted(loaded):
             if ((address, index) not in held and not parsed_args.server
                     and parsed_args.device in (None, address)):
-                rows.append((address, _region(index), '', '', '', 'free',
+                rows.append((address, _region(index), '', '', '', 'free', '',
                              *_content(loaded, address, index), ''))
         if not parsed_args.server:
             devices = known.devices()
             rows += [
-                (address, '', '', '', '', 'disabled', '', '', '',
-                 f'since {word.since}: {word.reason or "no reason given"}')
+                (address, '', '', '', '', 'disabled', word.since, '', '', '',
+                 word.reason or 'no reason given')
                 for word in known.disabled()
                 # where it is now, or was when it is not on this host
                 for address in identity.disabled(devices, [word]) or [
                     word.device_address]
                 if parsed_args.device in (None, address)]
-        return (('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
-                 'Function', 'Image', 'Origin', 'Error'), sorted(rows))
+        return (self.COLUMNS,
+                sorted(rows, key=lambda row: list(map(str, row))))
+
+    def _holder(self, claim):
+        return claim.instance_uuid if self.structured else claim.holder
 
 
 def _region(index):
-    return '' if index is None else str(index)
+    return '' if index is None else index
 
 
 def _state(claim):

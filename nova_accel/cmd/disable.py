@@ -85,14 +85,14 @@ class Drain(_Disables, output.Table):
     servers, and give the command again.
     """
 
-    _COLUMNS = ('Device', 'Handle', 'Server', 'State', 'Error')
+    COLUMNS = ('Device', 'Handle', 'Server', 'State', 'Error')
 
     def run(self, parsed_args):
         super().run(parsed_args)
         return LEFT if self._left else 0
 
     def take_action(self, parsed_args):
-        self.check_columns(parsed_args, self._COLUMNS)
+        self.check_columns(parsed_args, self.COLUMNS)
         address = self._disable(parsed_args)
         # read after the word is written: from then on the store takes none
         known = store.read(parsed_args)
@@ -107,7 +107,7 @@ class Drain(_Disables, output.Table):
         if not self._left:
             self.app.stderr.write(
                 f'{address} is disabled, and no server has it\n')
-        return self._COLUMNS, self._left
+        return self.COLUMNS, self._left
 
 
 class Enable(_Word):

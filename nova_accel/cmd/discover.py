@@ -28,8 +28,6 @@ CONF = conf.CONF
 _ROOT = '00000000-0000-0000-0000-000000000000'
 #: characters of a line of a reason
 _REASON_WIDTH = 44
-_COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
-            'Health')
 _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
                  'Handles', 'Traits', 'Health')
 
@@ -45,6 +43,9 @@ class Discover(output.Lister):
     driver failed; what the others found is shown. Nothing is written, not
     even the state of a simulated host.
     """
+
+    COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
+               'Health')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -86,7 +87,7 @@ class Discover(output.Lister):
                 {**self._gone(known), **self._devices}.items()):
             # None: which servers have it is not known
             rows += self._rows_of(device, held[address] if known else None)
-        return _COLUMNS, rows
+        return self.COLUMNS, rows
 
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.long and parsed_args.formatter == 'json':

@@ -21,6 +21,9 @@ class Handovers(output.Lister):
     are kept. Reads the claim store of nova-compute and changes nothing.
     """
 
+    COLUMNS = tuple(field.name.capitalize()
+                    for field in dataclasses.fields(model.Handover))
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
@@ -40,8 +43,7 @@ class Handovers(output.Lister):
             h for h in store.read(parsed_args).handovers()
             if parsed_args.device in (None, h.device, h.handle)
             and parsed_args.server in (None, h.server)]
-        names = [field.name for field in dataclasses.fields(model.Handover)]
-        return ([name.capitalize() for name in names],
+        return (self.COLUMNS,
                 [dataclasses.astuple(dataclasses.replace(
                     handover, method=self._lines(handover.method),
                     before=self.identifier(handover.before),

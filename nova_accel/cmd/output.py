@@ -8,12 +8,22 @@ from cliff import lister
 
 RED, GREEN, YELLOW = 31, 32, 33
 
+#: formats for programs, in which what is not there is null
+_STRUCTURED = ('json', 'yaml')
+
 
 class Table(lister.Lister):
     """A list; an unknown column is an error of the arguments."""
 
+    #: names of the columns, as programs read them: a promise, of which
+    #: tests/unit/data/columns.yaml has the words
+    COLUMNS: tuple[str, ...]
+
     def produce_output(self, parsed_args, column_names, data):
         self.check_columns(parsed_args, column_names)
+        if parsed_args.formatter in _STRUCTURED:
+            data = [[None if cell == '' else cell for cell in row]
+                    for row in data]
         return super().produce_output(parsed_args, column_names, data)
 
     def check_columns(self, parsed_args, column_names):
@@ -60,9 +70,14 @@ class Lister(Table):
         """Whether the format is a table."""
         return self._format == 'table'
 
+    @property
+    def structured(self) -> bool:
+        """Whether a cell of the format may be a list or a mapping."""
+        return self._format in _STRUCTURED
+
     def several(self, texts: list[str]) -> str | list[str]:
         """Return a cell of several texts: lines in a table, a list in JSON."""
-        if self._format in ('json', 'yaml'):
+        if self.structured:
             return texts
         return ('\n' if self.for_people else ', ').join(texts)
 

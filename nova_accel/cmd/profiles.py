@@ -37,8 +37,10 @@ class ListProfiles(_Reads, output.Table):
     A file that is malformed is named on stderr, and the exit status is 1.
     """
 
+    COLUMNS = 'Name', 'Groups', 'Description', 'Where'
+
     def take_action(self, parsed_args):
-        return (('Name', 'Groups', 'Description', 'Where'),
+        return (self.COLUMNS,
                 [(p.name, len(p.groups), p.description, p.where)
                  for p in self._configured(parsed_args)])
 
@@ -48,6 +50,8 @@ class ShowProfile(_Reads, output.Table):
 
     They are what nova-api writes into the flavor of a new server.
     """
+
+    COLUMNS = 'Extra spec', 'Value'
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -63,7 +67,7 @@ class ShowProfile(_Reads, output.Table):
                 f'{", ".join(sorted(known)) or "none"}.')
         specs = profiles.expand(
             {request.PROFILE_KEY: parsed_args.name}, known.__getitem__)
-        return ('Extra spec', 'Value'), sorted(specs.items())
+        return self.COLUMNS, sorted(specs.items())
 
 
 class CheckProfiles(_Reads):

@@ -42,10 +42,10 @@ class PurgeProviders(output.Table):
             help='show what would be removed, and remove nothing')
         return parser
 
-    _COLUMNS = ('Provider', 'UUID', 'Result')
+    COLUMNS = ('Provider', 'UUID', 'Result')
 
     def take_action(self, parsed_args):
-        self.check_columns(parsed_args, self._COLUMNS)
+        self.check_columns(parsed_args, self.COLUMNS)
         configuration.read(parsed_args.config_file)
         refuse_own_host(parsed_args.host)
         service = cloud.Cloud(parsed_args.os_cloud)
@@ -65,7 +65,7 @@ class PurgeProviders(output.Table):
                 f'driver {_DRIVER} it creates these providers again within '
                 f'minutes: set its [DEFAULT] compute_driver and restart it.\n')
         done = 'would be removed' if parsed_args.dry_run else 'removed'
-        return (self._COLUMNS,
+        return (self.COLUMNS,
                 [(p.name, p.uuid, done) for p in found])
 
 

@@ -15,6 +15,7 @@ from nova_accel.cmd import output
 from nova_accel import naming
 from nova_accel.scheduler import reasons
 
+#: of the table for people
 _COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',
             'Held by', 'Health')
 
@@ -58,9 +59,14 @@ class Tree(output.Lister):
 
     A line for each provider: what it is, which function an FPGA region
     carries, how many accelerators it has, who holds them, and whether they
-    are fenced or may be programmed. Uses the credentials of the openstack
-    command. Changes nothing.
+    are fenced or may be programmed. The formats for programs have the host,
+    the UUID and the class of each provider as well. Uses the credentials of
+    the openstack command. Changes nothing.
     """
+
+    COLUMNS = ('Host', 'Provider', 'UUID', 'Class', 'What', 'Function',
+               'Function ID', 'Total', 'Used', 'Reserved', 'Held by',
+               'Health')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -84,22 +90,26 @@ class Tree(output.Lister):
         self.nothing = (
             f'Placement shows no accelerators of {", ".join(hosts)}.' if hosts
             else 'Placement shows no accelerators.')
+        if not self.for_people:
+            return self.COLUMNS, [
+                self._all_of(p, providers, servers, functions)
+                for providers in found.values() for p in providers]
         rows = []
         for host, providers in found.items():
-            if self.for_people and providers:
+            if providers:
                 rows.append((host, *('' for _ in _COLUMNS[1:])))
             rows += [self._row(p, providers, servers, functions)
                      for p in providers]
         return _COLUMNS, rows
 
     def _row(self, provider, providers, servers, functions):
-        name = provider.name
-        if self.for_people:
-            name = '  ' * provider.depth + _short_name(provider, providers)
-        what = _what(provider, providers)
+        """For people."""
+        name = '  ' * provider.depth + _short_name(provider, providers)
+        # its card says it
+        what = '' if provider.resource_class and provider.depth > 1 else (
+            _what(provider, providers))
         if not provider.resource_class:
-            return (name, what, '', '', '', '', self.several([]),
-                    self._health(provider))
+            return (name, what, '', '', '', '', '', self._health(provider))
         return (name, what,
                 functions.get(provider.uuid)
                 or self.identifier(provider.function),
@@ -109,6 +119,24 @@ class Tree(output.Lister):
                     + (f' ({amount})' if amount > 1 else '')
                     for consumer, amount in sorted(provider.held.items())]),
                 self._health(provider))
+
+    def _all_of(self, provider, providers, servers, functions):
+        """For programs."""
+        offers = bool(provider.resource_class)
+        return (
+            provider.host, provider.name, provider.uuid,
+            provider.resource_class, _what(provider, providers),
+            functions.get(provider.uuid, ''),
+            self.identifier(provider.function),
+            *((provider.total, sum(provider.held.values()), provider.reserved)
+              if offers else ('', '', '')),
+            [{'id': consumer, 'name': servers.get(consumer), 'amount': amount}
+             for consumer, amount in sorted(provider.held.items())]
+            if self.structured else ', '.join(
+                f'{servers.get(consumer, "")} {consumer}'.strip()
+                + (f' ({amount})' if amount > 1 else '')
+                for consumer, amount in sorted(provider.held.items())),
+            self._health(provider))
 
     def _health(self, provider):
         if naming.FENCED in provider.traits:
@@ -252,9 +280,6 @@ def _what(provider: _Provider, providers: Iterable[_Provider]) -> str:
     of = provider
     if not provider.resource_class:
         of = next((p for p in providers if p.parent == provider.uuid), provider)
-    elif provider.depth > 1:
-        # its card says it
-        return ''
     # what is not offered has no inventory
     type_ = (naming.type_of(of.resource_class) if of.resource_class
              else naming.type_in(of.traits))

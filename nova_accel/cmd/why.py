@@ -53,6 +53,8 @@ class Why(output.Table):
     when this could not be found out.
     """
 
+    COLUMNS = 'Host', 'Score', 'Group', 'Provider', 'Rank', 'Why'
+
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         configuration.add_argument(parser, configuration.API)
@@ -96,7 +98,7 @@ class Why(output.Table):
         self.app.stderr.write(
             f'{self._found or "No"} host{"s" * (self._found != 1)} can take a '
             f'server with the flavor {flavor["name"]}.\n')
-        return ('Host', 'Score', 'Group', 'Provider', 'Rank', 'Why'), rows
+        return self.COLUMNS, rows
 
     def _answer(self, answer):
         hosts = sorted(map(answer.of_host, answer.hosts),

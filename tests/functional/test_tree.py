@@ -54,12 +54,16 @@ class TreeTest(base.AcceleratorTestBase):
                           f'compute1_accel_{A}_region0',
                           f'compute1_accel_{B}_region0'}, set(rows))
         self.assertEqual(
-            {'What': '', 'Function': 'nlb0', 'Total': 1, 'Used': 1,
-             'Reserved': 0, 'Held by': [server['name']], 'Health': 'ok'},
+            {'Host': 'compute1', 'Class': 'CUSTOM_ACCELERATOR_FPGA',
+             'UUID': self.provider(f'compute1_accel_{A}_region0')['uuid'],
+             'What': 'FPGA INTEL PAC_ARRIA10', 'Function': 'nlb0',
+             'Function ID': NLB0, 'Total': 1, 'Used': 1, 'Reserved': 0,
+             'Held by': [{'id': server['id'], 'name': server['name'],
+                          'amount': 1}], 'Health': 'ok'},
             rows[f'compute1_accel_{A}_region0'])
         self.assertEqual(
-            {'What': '', 'Function': CRYPTO, 'Total': 1, 'Used': 0,
-             'Reserved': 0, 'Held by': [], 'Health': 'programmable'},
-            rows[f'compute1_accel_{B}_region0'])
+            (None, CRYPTO, 1, 0, 'programmable'),
+            tuple(rows[f'compute1_accel_{B}_region0'][n] for n in (
+                'Function', 'Function ID', 'Total', 'Used', 'Health')))
         self.assertEqual('FPGA INTEL PAC_ARRIA10',
                          rows[f'compute1_accel_{A}']['What'])

@@ -244,8 +244,8 @@ class PoolTest(WhyTestCase):
         self.assertEndsWith('1 host can take a server with the flavor tried.\n')
         server = self.server('web1', self.name, **{GPU: 1})
         self.assertEqual(
-            {self.name: ('', f'8 {GPU} asked, 7 free of 8 (1 held by server '
-                             f'web1 ({server}))')}, self.why(gpus(8)))
+            {self.name: (None, f'8 {GPU} asked, 7 free of 8 (1 held by server '
+                               f'web1 ({server}))')}, self.why(gpus(8)))
         self.assertEndsWith(
             'No hosts can take a server with the flavor tried.\n')
         self.assertIn('not enough for all 2 together',
@@ -331,7 +331,8 @@ class PoolTest(WhyTestCase):
     def test_unknown_names(self):
         self.assertIn('No such trait(s): CUSTOM_GPU_NVIDA', self.reason(
             gpus(1, **{'trait1:CUSTOM_GPU_NVIDA': 'required'}), '(all)'))
-        self.assertEqual({self.name: ('', 'lacks the trait CUSTOM_GPU_NVIDA')},
+        self.assertEqual({self.name: (
+                              None, 'lacks the trait CUSTOM_GPU_NVIDA')},
                          {row['Provider']: (row['Rank'], row['Why'])
                           for row in self.rows if row['Provider']})
         self.assertIn('CUSTOM_ACCELERATOR_NPU', self.reason(
@@ -396,7 +397,7 @@ class RegionTest(WhyTestCase):
         server = self.server('web1', taken, **{FPGA: 1})
         other = self.region('compute2', region_traits(SHELL_2))
         found = self.why(fpga(FUNCTION))
-        self.assertEqual(('', f'is held by server web1 ({server})'),
+        self.assertEqual((None, f'is held by server web1 ({server})'),
                          found[taken])
         self.assertEqual(1, found[other][0])
         self.assertIn(f'the allocated region has type {SHELL_2}: upload one '

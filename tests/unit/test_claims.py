@@ -725,6 +725,7 @@ class OtherReleasesTest(StoreTestCase):
                              'ALTER TABLE claims DROP COLUMN ids; '
                              'ALTER TABLE claims DROP COLUMN '
                              'operators_bitstream; '
+                             'ALTER TABLE claims DROP COLUMN since; '
                              'PRAGMA user_version = 0')
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '

@@ -203,7 +203,7 @@ class DrainTest(DisableTestCase):
         shown = json.loads(self.say(
             'drain', A, '-f', 'json', status=disable.LEFT))
         self.assertEqual(
-            [('s1', 'Initial', ''), ('s2', 'Bound, old', ''),
+            [('s1', 'Initial', None), ('s2', 'Bound, old', None),
              ('s3', 'Deleting', 'It is dirty.')],
             sorted((row['Server'], row['State'], row['Error'])
                    for row in shown))

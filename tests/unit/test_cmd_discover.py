@@ -40,10 +40,11 @@ class Discover(commands.StoreCommandTestCase):
         self.assertEqual([A, f'{A}_region0', B, f'{B}_region0',
                           f'{B}_region1'], [row['Device'] for row in rows])
         self.assertEqual(
-            {'Device': B, 'What': 'FPGA INTEL PAC_ARRIA10', 'Function': '',
-             'Total': '', 'Used': '', 'Held by': '', 'Health': 'ok'}, rows[2])
+            {'Device': B, 'What': 'FPGA INTEL PAC_ARRIA10', 'Function': None,
+             'Total': None, 'Used': None, 'Held by': None,
+             'Health': 'ok'}, rows[2])
         self.assertEqual(
-            {'Device': f'{A}_region0', 'What': '', 'Function': FUNCTION,
+            {'Device': f'{A}_region0', 'What': None, 'Function': FUNCTION,
              'Total': 1, 'Used': 0, 'Held by': [], 'Health': 'quarantined'},
             rows[1])
 
@@ -76,12 +77,12 @@ class Discover(commands.StoreCommandTestCase):
         """Nobody is said to have nothing."""
         result = self.call('-f', 'json', '--store', '/nonexistent')
         self.assertEqual(0, result.returncode)
-        self.assertEqual([''] * 5, [
+        self.assertEqual([None] * 5, [
             row['Used'] for row in json.loads(result.stdout)])
         line, = result.stderr.splitlines()
         self.assertIn('which servers hold devices is not known', line)
         # that of this host says nothing of another one
-        self.assertEqual([''] * 5, [used for _, used, _ in self.held(
+        self.assertEqual([None] * 5, [used for _, used, _ in self.held(
             '--simulated-host', self.host.path).values()])
 
     def test_before_the_first_start(self):
@@ -90,7 +91,7 @@ class Discover(commands.StoreCommandTestCase):
             file.write('[DEFAULT]\nhost = compute7\n')
         result = self.call('-f', 'json')
         self.assertEqual((0, ''), (result.returncode, result.stderr))
-        self.assertEqual([''] * 5, [
+        self.assertEqual([None] * 5, [
             row['Used'] for row in json.loads(result.stdout)])
 
     def test_vanished_card(self):

@@ -36,8 +36,8 @@ class HandoversTest(commands.StoreCommandTestCase):
         self.assertEqual(['s1', 's2', 's3'], [h['Server'] for h in found])
         self.assertEqual({
             'Time': '2026-11-22T02:17:01+00:00', 'Device': A, 'Handle': A,
-            'Serial': '02:00:00:00:00:01', 'Server': 's1', 'Origin': '',
-            'Method': 'reset flr', 'Before': '', 'After': '',
+            'Serial': '02:00:00:00:00:01', 'Server': 's1', 'Origin': None,
+            'Method': 'reset flr', 'Before': None, 'After': None,
             'Result': 'clean'}, found[0])
 
     def test_table(self):
@@ -54,7 +54,7 @@ class HandoversTest(commands.StoreCommandTestCase):
         self.store.add_handover(handover(
             1, before='6d8bfe68423348798b35308fa443d59d', result=error))
         row, = self.rows()
-        self.assertEqual(('6d8bfe68-4233-4879-8b35-308fa443d59d', '', error),
+        self.assertEqual(('6d8bfe68-4233-4879-8b35-308fa443d59d', None, error),
                          (row['Before'], row['After'], row['Result']))
         shown = self.call().stdout
         self.assertIn('| 6d8bfe68 |', shown)

@@ -89,17 +89,22 @@ class TreeTest(testtools.TestCase):
             'servers': [{'id': SERVER, 'name': 'web\x1b[2J'}]})
         rows = self.rows()
         self.assertEqual({
-            'Provider': 'compute1_accel_0000:5e:00.0_region0', 'What': '',
-            'Function': FUNCTION, 'Total': 1, 'Used': 0, 'Reserved': 0,
-            'Held by': [], 'Health': 'programmable'},
+            'Host': 'compute1',
+            'Provider': 'compute1_accel_0000:5e:00.0_region0',
+            'UUID': provider, 'Class': FPGA, 'What': 'FPGA INTEL PAC_ARRIA10',
+            'Function': None, 'Function ID': FUNCTION, 'Total': 1, 'Used': 0,
+            'Reserved': 0, 'Held by': [], 'Health': 'programmable'},
             rows['compute1_accel_0000:5e:00.0_region0'])
         card = rows['compute1_accel_0000:5e:00.0']
-        self.assertEqual(('FPGA INTEL PAC_ARRIA10', ''),
-                         (card['What'], card['Total']))
+        self.assertEqual(
+            ('FPGA INTEL PAC_ARRIA10', None, None, []),
+            tuple(card[n] for n in ('What', 'Class', 'Total', 'Held by')))
         held = rows['compute1_accel_0000:81:00.0_region0']
         self.assertEqual(
-            ('NLB', 1, ['web?[2J'], 'ok'),
-            tuple(held[n] for n in ('Function', 'Used', 'Held by', 'Health')))
+            ('NLB', OTHER, 1,
+             [{'id': SERVER, 'name': 'web?[2J', 'amount': 1}], 'ok'),
+            tuple(held[n] for n in ('Function', 'Function ID', 'Used',
+                                    'Held by', 'Health')))
         self.assertEqual(4, len(rows))
         self.assertIn(f'/resource_providers/{provider}/traits',
                       dict(map(reversed, self.services.asked)))
@@ -135,7 +140,9 @@ class TreeTest(testtools.TestCase):
         self.services.answer('/servers', None)
         row, = self.rows().values()
         self.assertEqual(
-            ['GPU NVIDIA ADA L40S', '', 8, 5, 1, [IMAGE, f'{SERVER} (4)']],
+            ['GPU NVIDIA ADA L40S', None, 8, 5, 1,
+             [{'id': IMAGE, 'name': None, 'amount': 1},
+              {'id': SERVER, 'name': None, 'amount': 4}]],
             [row[n] for n in ('What', 'Function', 'Total', 'Used',
                               'Reserved', 'Held by')])
         self.assertIn(f'| {IMAGE} ', self.call())
@@ -147,7 +154,7 @@ class TreeTest(testtools.TestCase):
             'compute1_accel_0000:3b:00.0', self.root,
             traits=naming.device_traits(L40S) | {naming.FENCED})
         row, = self.rows().values()
-        self.assertEqual(('GPU NVIDIA ADA L40S', '', 'fenced'), tuple(
+        self.assertEqual(('GPU NVIDIA ADA L40S', None, 'fenced'), tuple(
             row[n] for n in ('What', 'Total', 'Health')))
 
     def test_function_of_an_image(self):
@@ -160,7 +167,7 @@ class TreeTest(testtools.TestCase):
             f'/images?accel%3Afunction_id={OTHER}&visibility=public',
             {'images': [{'name': 'crypto'}]})
         self.assertEqual(
-            ['', 'nlb', '', 'crypto', '', 'crypto'],
+            [None, 'nlb', None, 'crypto', None, 'crypto'],
             [row['Function'] for row in self.rows().values()])
         self.assertEqual(2, len([name for name, _ in self.services.asked
                                  if name == 'glance']))
