@@ -1,10 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Placement, Nova and Glance, with the operator's own credentials.
 
-They are those of the command openstack: OS_* in the environment, or an entry
-of clouds.yaml (openstacksdk reads both).
+They are those of the command openstack: --os-* of the command, OS_* in the
+environment, or an entry of clouds.yaml (openstacksdk reads all). As a command
+of openstack itself, see openstack.py, a command has its session.
 """
 
+import argparse
 import collections
 from collections.abc import Iterable, Iterator
 from concurrent import futures
@@ -47,36 +49,91 @@ _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
 
 
-def add_arguments(parser) -> None:
-    """Give a command the argument --os-cloud."""
-    parser.add_argument(
-        '--os-cloud', metavar='NAME',
-        help='the entry of clouds.yaml with your credentials (default: OS_* '
-             'of the environment)')
+#: arguments of the command openstack of the same names -> help
+_ARGUMENTS = {
+    'auth-type': 'kind of the credentials',
+    'auth-url': 'URL of Keystone',
+    'username': 'name of the user',
+    'password': 'password of the user; better in clouds.yaml',
+    'user-domain-name': 'domain of the user',
+    'project-name': 'project of the token',
+    'project-id': 'project of the token, by its id',
+    'project-domain-name': 'domain of the project',
+    'token': 'token in place of a password',
+    'region-name': 'region of the services',
+    'interface': 'public, internal or admin',
+    'cacert': 'file of the CA of the services',
+}
+
+
+class Asks:
+    """A command of nova-accel, or of openstack, that asks the cloud."""
+
+    app: typing.Any
+
+    @property
+    def _openstack(self) -> typing.Any:
+        """What has the session of the command openstack, else None."""
+        return getattr(self.app, 'client_manager', None)
+
+    def add_cloud_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Give a command --os-cloud and the usual --os-*, which openstack has
+        before the command."""
+        if self._openstack:
+            return
+        group = parser.add_argument_group('credentials and services')
+        group.add_argument(
+            '--os-cloud', metavar='NAME',
+            help='the entry of clouds.yaml with your credentials (default: '
+                 'OS_* of the environment, as for all of these)')
+        for name, text_ in _ARGUMENTS.items():
+            group.add_argument(f'--os-{name}', metavar='VALUE', help=text_)
+
+    def cloud(self, parsed_args: argparse.Namespace) -> 'Cloud':
+        """Return the cloud that the arguments of a command mean.
+
+        :raises ConfigurationError: the credentials are missing or unusable.
+        """
+        if self._openstack:
+            return Cloud(config=self._openstack.sdk_connection.config)
+        given = {name: getattr(parsed_args, f'os_{name}', None) for name in (
+            argument.replace('-', '_') for argument in _ARGUMENTS)}
+        return Cloud(parsed_args.os_cloud, **{
+            f'os_{name}': value for name, value in given.items() if value})
 
 
 class Cloud:
     """A cloud as its operator sees it.
 
     :param name: entry of clouds.yaml; None takes the environment.
+    :param config: of openstacksdk, in place of name.
+    :param arguments: --os-* of a command, by their names in Python.
     :raises ConfigurationError: the credentials are missing or unusable.
     """
 
-    def __init__(self, name: str | None = None):
+    def __init__(self, name: str | None = None, config: typing.Any = None,
+                 **arguments: str):
+        self._config = config or self._configured(name, arguments)
+        self._session = self._config.get_session()
+        self._session.timeout = self._session.timeout or _TIMEOUT
+
+    @staticmethod
+    def _configured(name, arguments):
         # takes longer to load than all else together: not for --help
         from openstack import config
         from openstack import exceptions as sdk
         try:
-            self._config = config.get_cloud_region(
-                app_name='nova-accel', cloud=name)
-            self._session = self._config.get_session()
-            self._session.timeout = self._session.timeout or _TIMEOUT
+            found = config.OpenStackConfig(app_name='nova-accel').get_one(
+                name, argparse=argparse.Namespace(**arguments))
+            found.get_session()
+            return found
         except (sdk.SDKException, ks_exc.ClientException, OSError,
                 ValueError) as error:
             raise exception.ConfigurationError(
                 f'Credentials were read from the environment (OS_*) and '
                 f'clouds.yaml, and they cannot be used ({_reason(error)}): '
-                f'set OS_CLOUD, or source an openrc file.') from error
+                f'give --os-cloud, set OS_CLOUD, or source an openrc '
+                f'file.') from error
 
     @property
     def project_id(self) -> str:

@@ -51,7 +51,7 @@ _LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
 _OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
 
 
-class ImportNova(configuration.Reader):
+class ImportNova(cloud.Asks, configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
     Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
@@ -65,7 +65,7 @@ class ImportNova(configuration.Reader):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        cloud.add_arguments(parser)
+        self.add_cloud_arguments(parser)
         parser.add_argument(
             '--flavors', action='store_true',
             help='read the flavors of the cloud, too (needs credentials)')
@@ -73,7 +73,7 @@ class ImportNova(configuration.Reader):
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
-        flavors = (cloud.Cloud(parsed_args.os_cloud).flavors()
+        flavors = (self.cloud(parsed_args).flavors()
                    if parsed_args.flavors or parsed_args.os_cloud else None)
         # what would be logged is shown
         logging.disable(logging.CRITICAL)

@@ -21,7 +21,7 @@ _COMPUTE_VERSION = '2.53'
 _ATTEMPTS = 5
 
 
-class PurgeProviders(output.Table):
+class PurgeProviders(cloud.Asks, output.Table):
     """Remove the resource providers of nova_accel of a host from Placement.
 
     For a host that returns to Nova's own driver, or is removed. Only
@@ -33,7 +33,7 @@ class PurgeProviders(output.Table):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         configuration.add_argument(parser)
-        cloud.add_arguments(parser)
+        self.add_cloud_arguments(parser)
         parser.add_argument(
             'host', metavar='HOST',
             help='name of the host in "openstack hypervisor list"')
@@ -48,7 +48,7 @@ class PurgeProviders(output.Table):
         self.check_columns(parsed_args, self.COLUMNS)
         configuration.read(parsed_args.config_file)
         refuse_own_host(parsed_args.host)
-        service = cloud.Cloud(parsed_args.os_cloud)
+        service = self.cloud(parsed_args)
         try:
             found = purge(service, parsed_args.host, parsed_args.dry_run)
             running = is_running(service.adapter('compute'), parsed_args.host)

@@ -54,7 +54,7 @@ class _Provider:
                                      sorted(self.traits))), None)
 
 
-class Tree(output.Lister):
+class Tree(cloud.Asks, output.Lister):
     """Show the accelerators of hosts, as Placement has them.
 
     A line for each provider: what it is, which function an FPGA region
@@ -64,13 +64,13 @@ class Tree(output.Lister):
     the openstack command. Changes nothing.
     """
 
-    COLUMNS = ('Host', 'Provider', 'UUID', 'Class', 'What', 'Function',
-               'Function ID', 'Total', 'Used', 'Reserved', 'Held by',
-               'Health')
+    COLUMNS: tuple[str, ...] = (
+        'Host', 'Provider', 'UUID', 'Class', 'What', 'Function', 'Function ID',
+        'Total', 'Used', 'Reserved', 'Held by', 'Health')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        cloud.add_arguments(parser)
+        self.add_cloud_arguments(parser)
         parser.add_argument(
             'hosts', metavar='HOST', nargs='*',
             help='name of a compute node, or of a provider below it, as '
@@ -78,7 +78,7 @@ class Tree(output.Lister):
         return parser
 
     def table(self, parsed_args):
-        known = cloud.Cloud(parsed_args.os_cloud)
+        known = self.cloud(parsed_args)
         service = known.adapter
         hosts = dict.fromkeys(parsed_args.hosts)
         found = _providers(known, hosts)
@@ -90,6 +90,15 @@ class Tree(output.Lister):
         self.nothing = (
             f'Placement shows no accelerators of {", ".join(hosts)}.' if hosts
             else 'Placement shows no accelerators.')
+        return self.rows(found, servers, functions)
+
+    def rows(self, found, servers, functions):
+        """Return (names of columns, rows).
+
+        :param found: host -> its providers, parents before children.
+        :param servers: UUID -> name.
+        :param functions: UUID of a provider -> name of its function.
+        """
         if not self.for_people:
             return self.COLUMNS, [
                 self._all_of(p, providers, servers, functions)

@@ -39,7 +39,7 @@ _NAMED = 3
 FOUND, NONE, UNKNOWN = 0, 1, 2
 
 
-class Why(output.Table):
+class Why(clouds.Asks, output.Table):
     """Show which hosts can take a server of a flavor, and why others cannot.
 
     One row for each provider of the wanted classes. Hosts that can take the
@@ -58,7 +58,7 @@ class Why(output.Table):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         configuration.add_argument(parser, configuration.API)
-        clouds.add_arguments(parser)
+        self.add_cloud_arguments(parser)
         parser.add_argument('flavor', metavar='FLAVOR', help='name or id')
         parser.add_argument(
             '--image', metavar='IMAGE',
@@ -82,7 +82,7 @@ class Why(output.Table):
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file, configuration.API)
-        cloud = clouds.Cloud(parsed_args.os_cloud)
+        cloud = self.cloud(parsed_args)
         flavor = cloud.flavor(parsed_args.flavor)
         properties = (cloud.image(parsed_args.image)
                       if parsed_args.image else {})

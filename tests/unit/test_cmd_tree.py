@@ -172,6 +172,17 @@ class TreeTest(testtools.TestCase):
         self.assertEqual(2, len([name for name, _ in self.services.asked
                                  if name == 'glance']))
 
+    def test_credentials_of_the_arguments(self):
+        """They come before those of the environment."""
+        self.add_region()
+        self.useFixture(fixtures.EnvironmentVariable(
+            'OS_AUTH_TYPE', 'v3password'))
+        self.assertIn('cannot be used', self.call(status=1))
+        self.call('--os-auth-type', 'admin_token', '--os-token', 'admin',
+                  '--os-region-name', 'RegionOne')
+        self.assertIn('Cloud nope was not found',
+                      self.call('--os-cloud', 'nope', status=1))
+
     def test_requests(self):
         """Three for each provider with an inventory; none for hosts without
         accelerators, and names where something is held."""
