@@ -49,7 +49,7 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
 
     :param client: sees the images of all projects.
     :param project_id: of the server.
-    :returns: sentences; '' where there is none.
+    :returns: sentences for the operator; '' where images are found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}
     for choice in wanted.choices:
@@ -57,6 +57,9 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
             for hidden in 'false', 'true':
                 found.update((r['id'], r) for r in glance.listed(
                     client, {**filters, 'os_hidden': hidden}))
+    if not found and (wanted.function_id or wanted.function_name):
+        return ('No image in Glance has it: upload one, and make it public or '
+                'add its project to [accel] bitstream_owners.')
     said = [_why_not(record, project_id) for record in found.values()]
     return ' '.join(filter(None, said))
 

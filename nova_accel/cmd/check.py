@@ -94,12 +94,12 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
             'nova.conf does not say which services this host runs: give '
             '--service.')
     lines: list[tuple[str, check_line.Line]] = []
-    for services in groups.values():
+    for number, services in enumerate(groups.values()):
+        if number:
+            # those of the services before
+            check_services.forget_credentials()
         configuration.read(parsed_args.config_file, _PROGRAMS[services[0]])
         lines += checks.lines(checks.Host(services))
-        check_services.forget_credentials({
-            section: conf.CONF[section].auth_type
-            for section in check_services.CREDENTIALS})
     # what several have to say is said once
     return list(dict.fromkeys(lines))
 

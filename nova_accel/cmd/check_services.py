@@ -2,7 +2,7 @@
 """What nova-accel check asks other services, and what it reads of theirs."""
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 import importlib.metadata
 import os
 import typing
@@ -39,7 +39,7 @@ _MICROVERSION = '1.38'
 #: seconds for each answer of Placement
 _TIMEOUT = 30
 #: sections whose credentials are used here
-CREDENTIALS = ('placement', 'service_user')
+_CREDENTIALS = ('placement', 'service_user')
 
 
 # Placement
@@ -98,26 +98,13 @@ def _unanswered(error, service, section, where) -> Line:
 
 
 def placement_answers(host) -> Iterator[Line]:
-    """Check that Placement answers, and has what providers are given."""
+    """Check that Placement answers."""
     try:
         _placement('/resource_providers?' + parse.urlencode(
             {'name': CONF.host}))
-        owner = CONF.accel.owner_trait
-        # Placement creates only traits with this prefix
-        if (host.names and not naming.is_custom(owner)
-                and not _traits(f'in:{owner}')):
-            yield Line(
-                FAILURE, f'[accel] owner_trait is {owner}, which '
-                f'Placement does not have and nobody can add, so that it '
-                f'refuses all that nova-compute reports of this host',
-                f'remove the option, or write CUSTOM_{owner}')
     except Refused as refused:
         yield refused.args[0]
     yield from _wide(host)
-
-
-def _traits(name: str) -> set[str]:
-    return set(_placement(f'/traits?name={name}')['traits'])
 
 
 def _wide(host) -> Iterator[Line]:
@@ -358,10 +345,11 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
                    'trait:CUSTOM_FPGA_..._REGION_<TYPE>: required, or upload '
                    'an image for each type')
     else:
-        what, remedy = check_line.split(str(next(iter(unfit.values()))))
+        what, _ = check_line.split(str(next(iter(unfit.values()))))
         yield Line(WARNING, f'the profile {profile.name} sends servers '
                             f'to regions of type {shells}, and {what}',
-                   remedy)
+                   'upload an image for them, and make it public or add its '
+                   'project to [accel] bitstream_owners')
 
 
 def _leads_to(wanted, traits: Iterable[str], known: set[str]) -> bool:
@@ -374,14 +362,13 @@ def _leads_to(wanted, traits: Iterable[str], known: set[str]) -> bool:
         {'required': query}))['resource_providers'])
 
 
-def forget_credentials(types: Mapping[str, str | None]) -> None:
+def forget_credentials() -> None:
     """Have CONF no longer demand the options of credentials.
 
     keystoneauth registers some as required, of the plugin that a section
     names; another service may do without them.
-
-    :param types: section -> auth_type.
     """
+    types = {section: CONF[section].auth_type for section in _CREDENTIALS}
     CONF.reset()
     for section, name in types.items():
         if name:

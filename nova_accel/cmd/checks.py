@@ -193,7 +193,7 @@ def _nova(host) -> Iterator[Line]:
     for result, sentence in ((FAILURE, versions.too_old()),
                              (WARNING, versions.too_new())):
         if sentence:
-            yield Line(result, *_split(sentence))
+            yield Line(result, *split(sentence))
 
 
 # nova-compute

@@ -434,7 +434,9 @@ class Answer:
         except exception.BitstreamError as error:
             more = hints.not_counted(client, wanted, self._project_id)
             if more:
-                raise exception.BitstreamError(f'{error} {more}') from error
+                # what find() advises is for the owner of a server
+                found = str(error).rpartition(': ')[0] or str(error)
+                raise exception.BitstreamError(f'{found}. {more}') from error
             raise
         bitstream = hints.header(client, image, vendor)
         if bitstream:

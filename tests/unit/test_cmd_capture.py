@@ -173,8 +173,8 @@ class PlayTest(CaptureTestCase):
         shown = {row['Device']: row for row in json.loads(self.discover(
             '-f', 'json', '--simulated-host', str(LAB)))}
         self.assertEqual({
-            '0000:00:0c.0': ('FPGA INTEL PAC_ARRIA10', '', 'ok'),
-            '0000:00:0c.0_region0': ('', 1, 'ok'),
+            '0000:00:0c.0': ('FPGA INTEL PAC_ARRIA10', None, 'ok'),
+            '0000:00:0c.0_region0': (None, 1, 'ok'),
             '0000:00:0d.0': ('TIMECARD META TIMECARD', 1, 'ok'),
             '0000:00:0f.0': ('SSD SAMSUNG a824', 0, 'quarantined'),
             '0000:01:00.0': ('NIC INTEL 10c9', 2, 'ok'),
