@@ -35,48 +35,41 @@ host where servers hold accelerators is not supported."""),
 The trait that marks our providers as owned by an accelerator service rather
 than by Nova's own PCI or vGPU code: OWNER_CYBORG, or a trait of yours that
 begins with CUSTOM_."""),
-    cfg.MultiStrOpt('function_class', default=[],
-                    sample_default=['COMPUTE:d8424dc4-a4a3-c413-f89e-'
-                                    '433683f9040b'],
-                    help="""
+    cfg.MultiStrOpt('function_class', default=[], help="""
 ``<CLASS>:<function UUID>``: while that function is loaded its region has the
 trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given
-several times."""),
+several times. Example: ``COMPUTE:d8424dc4-a4a3-c413-f89e-433683f9040b``."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
 PCI addresses of devices that are never reprogrammed. They are offered with
 their present function."""),
-    cfg.ListOpt('whole_cards', default=[], sample_default='0000:5e:00.0',
-                help="""
+    cfg.ListOpt('whole_cards', default=[], help="""
 PCI addresses of FPGA cards whose servers may program, reset and flash them.
 Under DFL such a card is one with one port and without VFs, and is given to
 guests by its physical function; other DFL cards are given by their VFs only.
 Under XRT it is named by its management function, and the requests of its
 mailbox stay as they are; of other cards nova-compute closes those that change
 the card. What a server leaves in such a card counts as its project's, and is
-replaced before another server gets it."""),
-    cfg.MultiStrOpt('include_devices', default=[],
-                    sample_default=['vendor=8086 product=09c4'], help="""
-If set, only devices that match one of these rules are reported. The drivers gpu
-and nvme offer only devices that match one. A rule is a list of ``key=value``
-pairs with the keys address (PCI), vendor and product (four hex digits). All
-pairs have to match; ``*`` and ``?`` are wildcards. May be given several
-times."""),
-    cfg.MultiStrOpt('exclude_devices', default=[],
-                    sample_default=['address=0000:3b:*'], help="""
+replaced before another server gets it. Example: ``0000:5e:00.0``."""),
+    cfg.MultiStrOpt('include_devices', default=[], help="""
+If set, only devices that match one of these rules are reported. The drivers
+gpu and nvme offer only devices that match one. A rule is a list of
+``key=value`` pairs with the keys address (PCI), vendor and product (four hex
+digits). All pairs have to match; ``*`` and ``?`` are wildcards. May be given
+several times. Example: ``vendor=8086 product=09c4``."""),
+    cfg.MultiStrOpt('exclude_devices', default=[], help="""
 Devices that match one of these rules are ignored, even if include_devices
-matches too. An address can also be that of a single VF."""),
-    cfg.ListOpt('virtual_functions', default=[],
-                sample_default=['0000:3d:00.0=16'], help="""
+matches too. An address can also be that of a single VF. Example:
+``address=0000:3b:*``."""),
+    cfg.ListOpt('virtual_functions', default=[], help="""
 ``<PCI address of a physical function>=<number>``: number of VFs that
 nova-compute creates at its start if the function has none, for the drivers
 dfl, gpu, qat, nvme, vgpu and pci. VFs that exist already and may be in use are
-not changed."""),
-    cfg.ListOpt('vgpu_types', default=[],
-                sample_default='nvidia-558,0000:41:00.0=L40S-4Q', help="""
+not changed. Example: ``0000:3d:00.0=16``."""),
+    cfg.ListOpt('vgpu_types', default=[], help="""
 Types of vGPUs to create, the preferred ones first, by the name in
 mdev_supported_types, the vendor's name, or the number. Items ``<PCI
 address>=<type>`` replace the other items for that GPU. By default every type
-that the GPU offers is used."""),
+that the GPU offers is used. Example: ``nvidia-558,0000:41:00.0=L40S-4Q``."""),
     cfg.StrOpt('pools', default='host',
                choices=[('host', 'all that are alike share one'),
                         ('numa_node', 'those of each NUMA node share one'),
@@ -89,16 +82,14 @@ devices of a host from one provider; with ``numa_node`` all of one node, and
 from two nodes by two request groups. When the value changes, the allocations
 of servers move at the next start of nova-compute. FPGAs and vGPUs always have
 providers of their own."""),
-    cfg.MultiStrOpt('device_sets', default=[],
-                    sample_default=['0000:1a:00.0 0000:1b:00.0 0000:1c:00.0 '
-                                    '0000:1d:00.0'],
-                    help="""
+    cfg.MultiStrOpt('device_sets', default=[], help="""
 PCI addresses of devices that servers get only together, separated by spaces,
-for example the GPUs of a partition of NVSwitches. A set has a resource provider
-of its own, from which a request group gets all of it or nothing: with a set of
-four GPUs, ``resources1:CUSTOM_ACCELERATOR_GPU=4``. The devices of a set are of
-one type, of the driver gpu, nvme or pci, and given whole; each is in one set
-only. May be given several times."""),
+for example the GPUs of a partition of NVSwitches. A set has a resource
+provider of its own, from which a request group gets all of it or nothing: with
+a set of four GPUs, ``resources1:CUSTOM_ACCELERATOR_GPU=4``. The devices of a
+set are of one type, of the driver gpu, nvme or pci, and given whole; each is
+in one set only. May be given several times. Example: ``0000:1a:00.0
+0000:1b:00.0 0000:1c:00.0 0000:1d:00.0``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
@@ -130,9 +121,7 @@ used, which nova-compute reads with the credentials of [service_user]."""),
 ``[accel] handover`` covers devices of all kinds.""", help="""
 False has the effect of ``nvme=none`` in ``[accel] handover``, unless that
 option has something about the driver ``nvme`` or the disk."""),
-    cfg.ListOpt('handover', default=[],
-                sample_default='clear,gpu=reset,vendor=144d product=a8*=none,'
-                               '0000:3b:00.0=operator', help="""
+    cfg.ListOpt('handover', default=[], help="""
 What is done with a device when a server releases it, before another one gets
 it: ``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,
 ``<key>=<value> ...=<policy>`` for those that these pairs match as a rule of
@@ -141,41 +130,41 @@ before a rule, the first rule that matches before the driver. Policies are
 ``clear`` (the default), which resets the device and takes away what the server
 left, ``reset``, which only resets it, ``none``, and ``operator``: the device
 stays reserved until the operator lowers ``reserved`` of its provider in
-Placement. A device for which this fails is not given to another server."""),
-    cfg.MultiStrOpt('pci_devices', default=[],
-                    sample_default=['vendor=1da3 product=10?? type=AI '
-                                    'traits=CUSTOM_AI_TRAINING name=GAUDI'],
-                    help="""
+Placement. A device for which this fails is not given to another server.
+Example: ``clear,gpu=reset,vendor=144d
+product=a8*=none,0000:3b:00.0=operator``."""),
+    cfg.MultiStrOpt('pci_devices', default=[], help="""
 Devices of the driver ``pci``, by rules of ``key=value`` pairs. These keys
 select devices: vendor and product (four hex digits), class (six), address
 (PCI), driver (of the kernel). All given pairs have to match; ``*`` and ``?``
 are wildcards. These keys describe them: type (required) leads to the resource
 class CUSTOM_ACCELERATOR_<type>; traits adds traits, separated by commas; name
 replaces the product's id. The first rule that matches counts. May be given
-several times."""),
-    cfg.ListOpt('qat_services', default=[],
-                sample_default='sym;asym,0000:6d:00.0=dc', help="""
+several times. Example: ``vendor=1da3 product=10?? type=AI
+traits=CUSTOM_AI_TRAINING name=GAUDI``."""),
+    cfg.ListOpt('qat_services', default=[], help="""
 Services of QAT cards of generation 4 and later, set at the start of
 nova-compute if the card has no VFs: ``<services>`` for all cards, ``<PCI
 address of the physical function>=<services>`` for one. Services are sym, asym,
-dc, dcc and decomp, joined by ``;`` if the card supports the combination."""),
-    cfg.ListOpt('ptp_devices', default=[], sample_default='0000:04:00.0',
-                help="""
+dc, dcc and decomp, joined by ``;`` if the card supports the combination.
+Example: ``sym;asym,0000:6d:00.0=dc``."""),
+    cfg.ListOpt('ptp_devices', default=[], help="""
 PCI addresses of further PTP hardware clocks for the driver timecard, which
-always finds OCP time cards. The clock of a network card is refused."""),
+always finds OCP time cards. The clock of a network card is refused. Example:
+``0000:04:00.0``."""),
 ]
 
 BITSTREAM_OPTS = [
     cfg.StrOpt('bitstream_cache', default='$state_path/accel_bitstreams',
                help="""
 Directory of nova-compute for the bitstreams that it fetched from Glance."""),
-    cfg.ListOpt('bitstream_owners', default=[],
-                sample_default='3f2c0b7a9d5e4c18a6b0d7e1f4932c85', help="""
+    cfg.ListOpt('bitstream_owners', default=[], help="""
 IDs of the projects whose images are the operator's bitstreams, as all public
 images are. Only what the operator's images put into a region is shown in
 Placement and kept for the next server. If set, nova-compute fetches what a
 flavor names, where it is the operator's, with the credentials of
-[service_user]: these images need not be visible to tenants."""),
+[service_user]: these images need not be visible to tenants. Example:
+``3f2c0b7a9d5e4c18a6b0d7e1f4932c85``."""),
     cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
 Size limit of the bitstream cache in MiB. The least recently used bitstreams
 are removed first."""),

@@ -5,10 +5,10 @@ A file is one profile or a list of profiles, with the keys of Cyborg's device
 profile API (POST /v2/device_profiles)::
 
     name: nlb
-    description: loopback function on any Intel card
+    description: loopback function
     groups:
       - resources:CUSTOM_ACCELERATOR_FPGA: 1
-        trait:CUSTOM_FPGA_INTEL: required
+        trait:CUSTOM_FPGA_INTEL_REGION_<type of the region>: required
         accel:function_id: d8424dc4-a4a3-c413-f89e-433683f9040b
 
 Beside ``groups`` it may have ``accel:numa_affinity`` and ``accel:same``, which

@@ -8,6 +8,7 @@ from nova_accel.cmd import configuration
 from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import naming
 from nova_accel import profiles
 from nova_accel import request
 
@@ -75,7 +76,9 @@ class CheckProfiles(_Reads):
 
     Each malformed file is named on stderr with the line and what to do. The
     exit status is 1 when there is one, or when a name is taken already by
-    another file of [accel] device_profiles.
+    another file of [accel] device_profiles. A warning names each group that
+    asks for a function and does not say for which shell; the exit status
+    stays 0.
     """
 
     def get_parser(self, prog_name):
@@ -92,8 +95,28 @@ class CheckProfiles(_Reads):
             for sentence in _taken(found):
                 self.left_out = True
                 self.app.stderr.write(f'{sentence}\n')
+            for sentence in _without_shell(found):
+                self.app.stderr.write(f'{sentence}\n')
             self.app.stdout.write(
                 f'{path}: {len(found)} profiles can be used\n')
+
+
+def _without_shell(found):
+    """A sentence for each profile that leaves open which shell its bitstream
+    is for."""
+    for profile in found:
+        specs = profiles.expand({request.PROFILE_KEY: profile.name},
+                                lambda name: profile)
+        open_ = [wanted for wanted in request.parse(specs)
+                 if wanted.programs
+                 and not naming.region_type_of(wanted.required)
+                 and not any(map(naming.is_content, wanted.required))]
+        if open_:
+            yield (f'WARNING: {profile.where}: {len(open_)} of the groups of '
+                   f'{profile.name!r} ask for a function, and no trait says '
+                   f'of which type the region is; where regions have several '
+                   f'types, a server may get one for which there is no image: '
+                   f'add trait:CUSTOM_FPGA_<VENDOR>_REGION_<TYPE>: required.')
 
 
 def _taken(found):

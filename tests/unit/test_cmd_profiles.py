@@ -8,12 +8,14 @@ import fixtures
 from tests.unit import commands
 from tests.unit.test_profiles import FPGA, FUNCTION
 
+SHELL = 'CUSTOM_FPGA_INTEL_REGION_9926AB6D_6C92_5A68_AABC_A7D84C545738'
 NLB = f"""\
 name: nlb
 description: loopback
 groups:
 - resources:{FPGA}: 1
   accel:bitstream_id: {FUNCTION}
+  trait:{SHELL}: required
 """
 
 
@@ -80,6 +82,7 @@ class ShowTest(ProfilesTestCase):
         self.assertEqual(
             {'accel:profile': 'nlb', f'resources_ACCEL0:{FPGA}': '1',
              'accel_ACCEL0:bitstream_id': FUNCTION,
+             f'trait_ACCEL0:{SHELL}': 'required',
              'trait_ACCEL0:CUSTOM_PROGRAMMABLE': 'required'},
             {row['Extra spec']: row['Value'] for row in self.rows('nlb')})
 
@@ -110,6 +113,21 @@ class CheckTest(ProfilesTestCase):
         self.assertIn(f"{bad}, line 5, key 'accel:bitstream_id'",
                       result.stderr)
         self.assertNotIn('Traceback', result.stderr)
+
+    def test_group_that_names_no_shell(self):
+        self.write('nlb.yaml', NLB.replace(f'  trait:{SHELL}: required\n', ''))
+        result = self.call()
+        self.assertEqual(0, result.returncode)
+        self.assertIn("WARNING: ", result.stderr)
+        self.assertIn("1 of the groups of 'nlb' ask for a function",
+                      result.stderr)
+        self.assertIn('REGION_<TYPE>: required', result.stderr)
+
+    def test_shipped_profiles(self):
+        """They lead to one shell."""
+        result = self.call(os.path.join(
+            os.path.dirname(__file__), '../../etc/nova_accel/device_profiles'))
+        self.assertEqual((0, ''), (result.returncode, result.stderr))
 
     def test_name_that_is_taken(self):
         for name, status in (('new.yaml', 1), ('nlb.yaml', 0)):
