@@ -36,6 +36,8 @@ PLACE_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
               SAME_KEY: ('numa', 'pcie_root')}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
+#: the spelling of the first Cyborg specifications for a numbered group
+_OTHERS = re.compile('others([0-9]*): *(.*)')
 #: property of images that are snapshots of servers with accelerators
 SNAPSHOT_PROPERTY = 'accel:snapshot'
 #: what a region is to carry; at most one for a group
@@ -214,14 +216,23 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     ``function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required``,
     ``function_name:<name>=required`` and ``bitstream:<uuid>`` (value ignored)
     are those of the first Cyborg specifications; they belong to the unnumbered
-    group.
+    group, and with ``others<N>:`` before them to a numbered one.
 
     :raises InvalidRequest: when a function: key is no function trait, or is
-        not required.
+        not required; or others<N>: has something else.
     """
     result: dict[str, str] = {}
     for key, value in extra_specs.items():
-        kind, _, name = key.partition(':')
+        group, old = '', _OTHERS.fullmatch(key)
+        kind, _, name = (old[2] if old else key).partition(':')
+        if old:
+            group = old[1]
+            if kind not in ('function', 'function_name', 'bitstream'):
+                raise exception.InvalidRequest(
+                    f'The extra spec {key} is neither a function nor a '
+                    f'bitstream: write accel{group}:function_id, '
+                    f'accel{group}:function_name or accel{group}:bitstream_id '
+                    f'in its place.')
         if kind in ('function', 'function_name') and value != 'required':
             raise exception.InvalidRequest(
                 f'The extra spec {key} has the value {value!r}, and a function '
@@ -233,11 +244,11 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
                     f'The extra spec {key} names no function: use '
                     f'function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required, '
                     f'or accel:function_id=<UUID>.')
-            key, value = 'accel:function_id', function
+            key, value = f'accel{group}:function_id', function
         elif kind == 'function_name':
-            key, value = 'accel:function_name', name
+            key, value = f'accel{group}:function_name', name
         elif kind == 'bitstream':
-            key, value = 'accel:bitstream_id', name
+            key, value = f'accel{group}:bitstream_id', name
         elif kind.startswith('resources'):
             key = f'{kind}:{naming.flavor_class(name)}'
         if key in result and result[key] != value:

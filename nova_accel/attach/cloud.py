@@ -90,9 +90,12 @@ class Cloud(typing.Protocol):
         """Those of these consumers that are moves: uuid of a migration ->
         uuid of its server."""
 
-    def say(self, instance_uuid: str, key: str, text: str) -> None:
+    def say(self, instance_uuid: str, key: str, text: str | None) -> None:
         """Set one key of a server's metadata and leave the others alone, but
-        for what its owner writes in the same moment."""
+        for what its owner writes in the same moment.
+
+        :param text: None removes the key.
+        """
 
     # Guests
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
+import time
 
 from oslo_log import log as logging
 
@@ -35,6 +36,10 @@ LOG = logging.getLogger(__name__)
 
 Claims = Sequence[model.Claim]
 
+#: how many bitstreams of the owners of servers may fail on cards, for one
+#: project and in so many seconds, before the next one is refused
+_MOST_FAILURES, _FAILURE_SECONDS = 3, 600
+
 
 class Programming:
 
@@ -54,6 +59,8 @@ class Programming:
         self._ahead: set[tuple[str, int]] = set()
         #: guards the set
         self._ahead_changed = locks.condition('idle')
+        #: project -> time.monotonic() of failures of its owners' bitstreams
+        self._failures: dict[str, list[float]] = {}
 
     def _cache(self) -> bitstream_cache.BitstreamCache:
         # when it is first needed: a host without FPGAs needs none
@@ -107,7 +114,41 @@ class Programming:
             return
         self._program_for(
             context, claims, device, region,
-            lambda: self._from_glance(client, image, choice, device, region))
+            lambda: self._for_owner(
+                project_id, wanted, client, image, choice, device, region))
+
+    def _for_owner(self, project_id, wanted, client, image, *what):
+        """_from_glance(); a bitstream that the owner of the server chose costs
+        one card at most, and its project has to wait where many have failed.
+
+        :raises AcceleratorError: not to be tried on another host, where the
+            owner chose it and the card was touched.
+        """
+        if not (wanted.chosen_by_owner
+                or glance.origin(image.record) != model.OPERATOR):
+            self._from_glance(client, image, *what)
+            return
+        since = time.monotonic() - _FAILURE_SECONDS
+        # replaced as a whole, without a lock: one more or less does not matter
+        failed = [at for at in self._failures.get(project_id, ())
+                  if at > since]
+        if len(failed) >= _MOST_FAILURES:
+            error = exception.DeviceUnavailable(
+                f'{image} was to be programmed, and {len(failed)} bitstreams '
+                f'of the project failed on cards of this host in the last '
+                f'{_FAILURE_SECONDS // 60} minutes: test yours, and try it '
+                f'{_FAILURE_SECONDS // 60} minutes later.')
+            error.elsewhere = False
+            raise error
+        touched: list[bool] = []
+        try:
+            self._from_glance(client, image, *what,
+                              touched=lambda: touched.append(True))
+        except exception.AcceleratorError as error:
+            if touched:
+                self._failures[project_id] = [*failed, time.monotonic()]
+                error.elsewhere = False
+            raise
 
     def _warn_of_better(self, wanted, claims, device, region):
         """Say so where nova-scheduler did not choose the region of this host
@@ -444,11 +485,13 @@ class Programming:
                 f'retried on another host.')
 
     def _from_glance(self, client, image, wanted, device, region,
-                     fetched=lambda: None, begin=lambda: None):
+                     fetched=lambda: None, begin=lambda: None,
+                     touched=lambda: None):
         """
         :param fetched: called when the file is there; raises where the region
             is not to be programmed any more.
         :param begin: as fetched, in the worker of the card, at last.
+        :param touched: called there where the driver begins.
         """
         driver = self._inventory.driver_of(device)
         with self._cache().fetch(client, image) as file:
@@ -460,7 +503,8 @@ class Programming:
                 function_name=glance.function_name(image),
                 content=file.content, origin=glance.origin(image.record))
             fetched()
-            self._program(driver, device, region, bitstream, loaded, begin)
+            self._program(driver, device, region, bitstream, loaded, begin,
+                          touched)
 
     def _as_before(self, context, project_id, loaded, device, region):
         if self._programs_cached(loaded, device, region):
@@ -489,7 +533,7 @@ class Programming:
         return True
 
     def _program(self, driver, device, region, bitstream, loaded,
-                 begin=lambda: None):
+                 begin=lambda: None, touched=lambda: None):
         """Program with a time limit, and record what came of it."""
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
@@ -508,6 +552,7 @@ class Programming:
                 self._inventory.begin_programming(
                     address, index, loaded.origin)
                 begun.append(True)
+                touched()
             return driver.program(device, region, bitstream)
 
         try:

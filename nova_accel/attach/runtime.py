@@ -30,7 +30,12 @@ from nova_accel import text
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-_ASKS = re.compile(f'accel({request.GROUP}):bitstream_id')
+_KEY = re.compile(f'accel({request.GROUP}):([^:]+)')
+_ASKS = 'bitstream_id'
+#: names that are ours in the metadata of a server
+_KNOWN = (_ASKS, 'status', 'function')
+#: how the reason begins where two keys mean the same group
+_TWICE = 'Two keys are for one group'
 
 
 class RuntimeProgramming:
@@ -69,10 +74,19 @@ class RuntimeProgramming:
 
     def _start_all(self):
         held = {c.instance_uuid for c in self._accelerators.holdings.all()
-                if c.role is model.Role.CURRENT}
+                if c.role is model.Role.CURRENT and c.region_index is not None}
         return [self._start(server.uuid)
                 for server in (self._cloud.servers(held) if held else ())
-                if self._asked(server)]
+                if self._has_work(server)]
+
+    def _has_work(self, server):
+        try:
+            return bool(self._asked(server) or self._corrections(server))
+        except Exception:
+            # whatever it is, the other servers are read
+            LOG.exception('The metadata of server %s cannot be read',
+                          server.uuid)
+            return False
 
     def _start(self, server_uuid):
         with self._lock:
@@ -91,36 +105,65 @@ class RuntimeProgramming:
             # now show in task_state
             with self._accelerators.exclusive(server_uuid):
                 return sum(
-                    self._program(server, group, image)
+                    self._work(server)
                     for server in self._cloud.servers([server_uuid])
-                    if server.vm_state == 'active' and not server.task_state
-                    for group, image in self._asked(server).items())
+                    if server.vm_state == 'active' and not server.task_state)
         except Exception:
             LOG.exception('Server %s asks for a bitstream, and its request '
                           'could not be carried out', server_uuid)
             return 0
 
+    def _work(self, server):
+        for key, said in self._corrections(server).items():
+            self._cloud.say(server.uuid, key, said)
+        return sum(self._program(server, group, image)
+                   for group, image in self._asked(server).items())
+
     def _asked(self, server):
         """What is asked for and not answered yet: group -> image."""
-        asked = {}
-        for key, image in server.metadata.items():
-            found = _ASKS.fullmatch(key)
-            if not found or not image:
-                continue
-            group = found[1]
-            said = server.metadata.get(f'accel{group}:status', '')
-            word, _, about = said.partition(':')[0].partition(' ')
-            if (about != _shown(image)
-                    # of a process that is gone
-                    or word == 'programming'
-                    # the server moved, and its device came as in the flavor
-                    or word == 'programmed'
-                    and not self._carries(server, group, image)):
-                asked[group] = image
-        return asked
+        return {group: image for group, image in _wishes(server).items()
+                if not self._is_answered(server, group, image)}
 
-    def _carries(self, server, group, image):
-        wanted = _request(server, group, image)
+    def _is_answered(self, server, group, image):
+        said = server.metadata.get(f'accel{group}:status', '')
+        word, _, about = said.partition(':')[0].partition(' ')
+        if about != _shown(image) or word == 'programming':
+            # the latter of a process that is gone
+            return False
+        try:
+            wanted = _request(server, group, image)
+        except exception.InvalidRequest:
+            # its flavor is another one now
+            return word != 'programmed'
+        # where it does not carry that, the server moved, and its device came
+        # as in the flavor
+        return (self._carries(server, wanted) if word == 'programmed'
+                else f': {_TWICE}' not in said)
+
+    def _corrections(self, server):
+        """Statuses that tell of a key that is not there any more, or is none
+        of ours: key -> text, None for one that goes."""
+        changes: dict[str, str | None] = {}
+        may_program = any(
+            r.runtime_programming for r in server.accelerators.requests)
+        wishes = _wishes(server)
+        for key, value in server.metadata.items():
+            found = _KEY.fullmatch(key)
+            if not found or found[1] in wishes:
+                continue
+            status = f'accel{found[1]}:status'
+            if key == status and value.startswith('failed '):
+                changes.setdefault(status, None)
+            elif found[2] not in _KNOWN and may_program:
+                changes[status] = text.shortened(
+                    f'failed {_shown(found[2])}: {key} is unknown: name the '
+                    f'image by accel{found[1]}:{_ASKS}, or remove the key.',
+                    exception.FAULT)
+        return {key: said for key, said in changes.items()
+                if server.metadata.get(key) != said}
+
+    def _carries(self, server, wanted):
+        """Whether the claims say that, however the devices are now."""
         return all(c.restore_bitstream == wanted.bitstream_id
                    for c in self._claims_of(server, wanted.group))
 
@@ -150,6 +193,12 @@ class RuntimeProgramming:
         context = self._cloud.admin_context()
         try:
             wanted = _request(server, group, image)
+            if self._carries(server, wanted) and all(
+                    c.state is model.ClaimState.BOUND and not c.error
+                    for c in self._claims_of(server, wanted.group)):
+                # as where another key for the same group was removed
+                say('programmed')
+                return 0
             self._cloud.check_image(
                 context, wanted.bitstream_id, server.project_id)
             if self._is_too_soon(server, wanted):
@@ -246,6 +295,13 @@ class RuntimeProgramming:
             f'{addresses} could not go back into its guest')) from error
 
 
+def _wishes(server):
+    """What the owner asks for, answered or not: group -> image."""
+    return {found[1]: image for key, image in server.metadata.items()
+            if image and (found := _KEY.fullmatch(key))
+            and found[2] == _ASKS}
+
+
 def _shown(image):
     """The owner's text as a part of a status: short and without spaces."""
     return re.sub('[^0-9A-Za-z_.-]', '?', image)[:40]
@@ -254,12 +310,19 @@ def _shown(image):
 def _request(server, group, image):
     """What is asked for, as if the flavor said so.
 
-    :raises InvalidRequest: not in this flavor, or not an image id.
+    :raises InvalidRequest: not in this flavor, not an image id, or another key
+        is for the same group.
     """
     free = {r.group: r for r in server.accelerators.requests
             if r.runtime_programming}
-    if not group and len(free) == 1:
-        group, = free
+    if len(free) == 1:
+        only, = free
+        names = {'', only}
+        if group in names and names <= _wishes(server).keys() and only:
+            raise exception.InvalidRequest(
+                f'{_TWICE} of the flavor, accel:{_ASKS} and '
+                f'accel{only}:{_ASKS}: remove one of them.')
+        group = group or only
     if group not in free:
         raise exception.InvalidRequest(
             f'accel{group}:bitstream_id does not belong to a group of the '

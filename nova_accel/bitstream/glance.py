@@ -515,9 +515,10 @@ def verify(bitstream: model.Bitstream,
             f'report its region type: use a device whose driver reports it.')
     if bitstream.region_type_uuid != region.region_type_uuid:
         raise exception.IncompatibleBitstream(
-            f'{image} is for regions of type {_dashed(bitstream)}, and '
-            f'{region.name} is of type {uuid.UUID(region.region_type_uuid)}: '
-            f'upload a bitstream for that type.')
+            f'{image} is for regions of type {_dashed(bitstream)}, which '
+            # this part stays where there is not much room
+            f'{region.name} is not: upload a bitstream for type '
+            f'{uuid.UUID(region.region_type_uuid)}.')
     for key, found in ((REGION_TYPE_ID, bitstream.region_type_uuid),
                        (FUNCTION_ID, bitstream.function_uuid)):
         value = image.record.get(key)

@@ -202,6 +202,12 @@ class NovaCloud:
 
     def say(self, instance_uuid, key, text):
         context = self.admin_context()
+        if text is None:
+            # touches no other key
+            objects.Instance.get_by_uuid(
+                context, instance_uuid, expected_attrs=['metadata'],
+            ).delete_metadata_key(key)
+            return
         for _ in range(_TRIES):
             # Read at the last moment: a save writes all keys and removes the
             # others (_instance_metadata_update_in_place of nova.db.main.api),

@@ -180,7 +180,11 @@ class Cloud:
 
     def say(self, instance_uuid, key, text):
         with self.state() as state:
-            state['servers'][instance_uuid]['metadata'][key] = text
+            metadata = state['servers'][instance_uuid]['metadata']
+            if text is None:
+                metadata.pop(key, None)
+            else:
+                metadata[key] = text
 
     def guests(self):
         return set(self.read()['guests'])

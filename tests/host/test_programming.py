@@ -18,7 +18,8 @@ from nova_accel import exception
 from nova_accel import model
 from tests.host import base
 from tests.host import cloud
-from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, plain, vf
+from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
+                             vf)
 
 State = model.ClaimState
 
@@ -138,6 +139,88 @@ class RuntimeTest(Base):
                          self.ask(self.image))
         self.config.config(runtime_programming_pause=0, group='accel')
         self.assertEqual(1, self.host.runtime.run())
+
+    def test_other_shell(self):
+        """The owner reads for which type he needs a bitstream."""
+        wrong = self.host.upload(OTHER, interface=FUNCTION)
+        _, status = self.ask(wrong)
+        self.assertLessEqual(len(status), exception.FAULT)
+        self.assertIn(f'upload a bitstream for type {uuid.UUID(INTERFACE)}.',
+                      status)
+
+    def set(self, server, **metadata):
+        with self.host.cloud.state() as state:
+            state['servers'][server]['metadata'].update(
+                {key.replace('__', ':'): value
+                 for key, value in metadata.items()})
+
+    def test_metadata_of_another_server(self):
+        """A tenant who may not program, or may not any more after a resize,
+        says that it was programmed."""
+        eve = self.boot(base.ONE, B)
+        self.set(eve, accel__bitstream_id='x', accel__status='programmed x')
+        self.assertEqual((1, f'programmed {self.other}'),
+                         self.ask(self.other))
+        metadata = self.host.cloud.read()['servers'][eve]['metadata']
+        self.assertIn('failed x: accel:bitstream_id does not belong to a '
+                      'group of the flavor', metadata['accel:status'])
+        self.host.runtime.run()
+        self.assertNotIn('Traceback', self.log.output)
+
+    def test_server_whose_metadata_cannot_be_read(self):
+        """Whatever it is, the others are programmed."""
+        servers = self.host.cloud.servers
+
+        def with_a_strange_one(uuids):
+            if len(uuids) == 1:
+                return servers(uuids)
+            return [mock.Mock(metadata=None), *servers(uuids)]
+        self.boot(base.ONE, B)
+        self.host.cloud.servers = with_a_strange_one
+        self.assertEqual((1, f'programmed {self.other}'),
+                         self.ask(self.other))
+
+    def test_two_keys_for_one_group(self):
+        """The device stays in the guest, as it is, until one is removed."""
+        self.config.config(runtime_programming_pause=0, group='accel')
+        self.assertEqual(1, self.ask(self.other)[0])
+        self.set(self.server, accel__bitstream_id=self.image)
+        for _ in range(3):
+            self.assertEqual(0, self.host.runtime.run())
+        self.assertEqual(2, self.programmed.count(A))
+        said = self.metadata()['accel:status']
+        self.assertEqual(
+            f'failed {self.image}: Two keys are for one group of the flavor, '
+            f'accel:bitstream_id and accel1:bitstream_id: remove one of them.',
+            said)
+        self.set(self.server, accel1__bitstream_id='')
+        self.assertEqual(1, self.host.runtime.run())
+        self.assertEqual(f'programmed {self.image}',
+                         self.metadata()['accel:status'])
+        self.assertEqual(0, self.host.runtime.run())
+        # the same one again, by the other key, takes nothing from the guest
+        self.set(self.server, accel__bitstream_id='',
+                 accel1__bitstream_id=self.image)
+        self.host.cloud.detach_error = AssertionError()
+        self.host.runtime.run()
+        self.assertEqual(f'programmed {self.image}',
+                         self.metadata()['accel1:status'])
+
+    def test_unknown_key(self):
+        self.set(self.server, accel1__bitstream=self.other)
+        for _ in range(2):
+            self.host.runtime.run()
+            self.assertEqual(
+                'failed bitstream: accel1:bitstream is unknown: name the '
+                'image by accel1:bitstream_id, or remove the key.',
+                self.metadata()['accel1:status'])
+        # what is answered no more goes
+        with self.host.cloud.state() as state:
+            metadata = state['servers'][self.server]['metadata']
+            del metadata['accel1:bitstream']
+            metadata['accel7:status'] = 'failed x: no such group.'
+        self.host.runtime.run()
+        self.assertEqual({}, self.metadata())
 
     def test_one_does_not_delay_another(self):
         slow, self.server = self.server, self.boot(
@@ -266,6 +349,80 @@ class KnownTest(Known):
             self.host.kernel.set_fault(A, hang=None)
             self.assertIsInstance(
                 booting.exception(), exception.ProgrammingFailed)
+
+
+class OwnersTest(Base):
+    """A bitstream that the owner of a server chose costs one card."""
+
+    def boot_by_owner(self, address, project=cloud.PROJECT, image=None):
+        try:
+            return self.host.boot(
+                base.asks(runtime_programming='true'),
+                self.host.allocation(address),
+                {'accel1:bitstream_id': image or self.other},
+                project=project)
+        except exception.AcceleratorError as error:
+            return error
+
+    def test_is_not_tried_on_the_next_host(self):
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        error = self.boot_by_owner(A)
+        self.assertIsInstance(error, exception.ProgrammingFailed)
+        self.assertFalse(error.elsewhere)
+
+    def test_of_his_project_by_function(self):
+        mine = self.host.cloud.upload(
+            open(self.simulated.gbs(OTHER), 'rb').read(),
+            owner=cloud.PROJECT, visibility='private',
+            **{'accel:function_id': OTHER})
+        self.host.cloud.delete_image(self.other)
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        error = self.assertRaises(
+            exception.ProgrammingFailed, self.boot,
+            base.asks(OTHER, runtime_programming='true'), A)
+        self.assertFalse(error.elsewhere)
+        self.assertIsNotNone(mine)
+
+    def test_what_did_not_touch_the_card(self):
+        self.host.inventory.begin_programming(A, 0, model.OPERATOR)
+        error = self.boot_by_owner(A)
+        self.assertIsInstance(error, exception.AcceleratorError)
+        self.assertTrue(error.elsewhere)
+
+    def test_operators(self):
+        """It may be the card."""
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        error = self.assertRaises(exception.ProgrammingFailed, self.boot,
+                                  base.asks(OTHER), A)
+        self.assertTrue(error.elsewhere)
+
+    def test_again_and_again(self):
+        clear = self.host.cloud.upload(
+            open(self.simulated.gbs(FIRST), 'rb').read(), **{
+                'accel:clears': 'registers',
+                'accel:region_type_id': str(uuid.UUID(INTERFACE))})
+        self.assertIsNotNone(clear)
+        for address in (A, B, A):
+            self.host.kernel.set_fault(
+                address, pr_error='crc', pr_error_count=1)
+            self.assertIsInstance(self.boot_by_owner(address),
+                                  exception.ProgrammingFailed)
+            self.host.settle()
+            self.host.inventory.scan()
+        error = self.boot_by_owner(B)
+        self.assertIsInstance(error, exception.DeviceUnavailable)
+        self.assertIn('3 bitstreams of the project failed on cards of this '
+                      'host in the last 10 minutes', exception.told(error))
+        self.assertFalse(error.elsewhere)
+        # nobody else waits, nor does who asks for what the operator has
+        self.assertIn(self.boot_by_owner(B, 'another'),
+                      self.host.cloud.running())
+        self.boot(base.asks(OTHER), A)
+
+    def test_later(self):
+        self.host.accelerators.programming._failures[cloud.PROJECT] = [
+            time.monotonic() - 601] * 3
+        self.assertIn(self.boot_by_owner(A), self.host.cloud.running())
 
 
 class HangingTest(Known):

@@ -226,6 +226,21 @@ class ParseTest(unittest.TestCase):
             modern = request.modernize(specs)
             self.assertEqual(modern, request.modernize(modern))
 
+    def test_early_spellings_of_a_numbered_group(self):
+        for old, wanted in (
+                (f'others1:function:CUSTOM_FPGA_FUNCTION_INTEL_{SPELLED}',
+                 {'function_id': FUNCTION.replace('-', '')}),
+                (f'others1: function:CUSTOM_FPGA_FUNCTION_INTEL_{SPELLED}',
+                 {'function_id': FUNCTION.replace('-', '')}),
+                ('others1:function_name:nlb 0', {'function_name': 'nlb 0'}),
+                (f'others1:bitstream:{FUNCTION}',
+                 {'bitstream_id': FUNCTION})):
+            self.assertEqual(
+                [request.AcceleratorRequest('1', FPGA, 1, **wanted)],
+                request.parse({f'resources1:{FPGA}': '1', old: 'required'}))
+        self.refused('is neither a function nor a bitstream', **{
+            f'resources1__{FPGA}': '1', 'others1__speed': 'high'})
+
     def test_early_spellings_malformed(self):
         for key in ('function__CUSTOM_FPGA_FUNCTION_INTEL', 'function__nlb',
                     f'function__CUSTOM_FPGA_REGION_INTEL_{SPELLED}'):
