@@ -607,8 +607,8 @@ class Order:
     #: of the verb: what Reconciler.release(), Maintenance.clean() or
     #: Maintenance.program() takes
     argument: str
-    #: when it was written, time.time()
-    since: float
+    #: when it was written, for attach.claims
+    since: str
     state: OrderState = OrderState.NEW
     #: sentences for the operator, once it is DONE or REFUSED
     answer: str = ''

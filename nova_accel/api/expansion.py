@@ -25,6 +25,9 @@ LOG = logging.getLogger(__name__)
 
 _MARK = '_nova_accel_expands'
 _resizing = contextvars.ContextVar('nova_accel_resizing', default=False)
+#: the server that this request rebuilds
+_rebuilding: contextvars.ContextVar = contextvars.ContextVar(
+    'nova_accel_rebuilding', default=None)
 _store = profiles.ProfileStore()
 _REPORT = '%(what)s could not be read: report this error to nova_accel.'
 #: begin the keys of flavors with accelerators, in all spellings
@@ -115,6 +118,78 @@ def _refuse_snapshot(flavor, image):
             f'allow_snapshot_boot.')
 
 
+def _snapshot_volume_backed(original):
+    @functools.wraps(original)
+    def snapshot_volume_backed(self, context, instance, name,
+                               extra_properties=None):
+        # that of a local disk is made, and marked, by nova-compute
+        if _has_accelerators(instance.flavor):
+            extra_properties = {**(extra_properties or {}),
+                                request.SNAPSHOT_PROPERTY: 'true'}
+        return original(self, context, instance, name,
+                        extra_properties=extra_properties)
+    return snapshot_volume_backed
+
+
+def _rebuild(original):
+    @functools.wraps(original)
+    def rebuild(self, context, instance, *args, **kwargs):
+        token = _rebuilding.set(instance)
+        try:
+            return original(self, context, instance, *args, **kwargs)
+        finally:
+            _rebuilding.reset(token)
+    return rebuild
+
+
+def _checks(original):
+    @functools.wraps(original)
+    def _checks_for_create_and_rebuild(self, context, image_id, image,
+                                       *args, **kwargs):
+        instance = _rebuilding.get()
+        if instance is not None:
+            _check_rebuild(self.image_api, context, instance, image)
+        return original(self, context, image_id, image, *args, **kwargs)
+    return _checks_for_create_and_rebuild
+
+
+def _check_rebuild(image_api, context, instance, image):
+    """Refuse what would end in ERROR, or with software that expects another
+    server's function.
+
+    A snapshot of the server itself has what its devices are; Nova notes in each
+    snapshot of which server it is (instance_uuid).
+    """
+    if not _has_accelerators(instance.flavor):
+        return
+    properties = image.get('properties', {})
+    if str(properties.get('instance_uuid')) != instance.uuid:
+        _refuse_snapshot(instance.flavor, image)
+    try:
+        wanted = request.Server(
+            instance.uuid, instance.project_id, instance.flavor.extra_specs,
+            {key: value for key, value in properties.items()
+             if key.startswith('accel')}).wanted
+    except exception.AcceleratorError as error:
+        raise nova_exception.InvalidRequest(exception.tell(
+            error, LOG.warning, f'Image {image.get("id")}')) from error
+    for one in wanted:
+        if not (one.chosen_by_owner and one.bitstream_id):
+            continue
+        try:
+            image_api.get(context, one.bitstream_id)
+        except nova_exception.ImageNotFound:
+            raise nova_exception.InvalidRequest(
+                f'Image {image.get("id")} asks for the bitstream '
+                f'{one.bitstream_id}, and no such image is visible to you: '
+                f'correct its accel{one.group}:bitstream_id.') from None
+        except Exception as error:
+            # nova-compute asks again
+            LOG.warning('It is not known whether there is an image %s for '
+                        'server %s: %s', one.bitstream_id, instance.uuid,
+                        error)
+
+
 def _live_migrate(original):
     @functools.wraps(original)
     def live_migrate(self, context, instance, *args, **kwargs):
@@ -156,6 +231,10 @@ def install():
               (compute_api.API, '_validate_and_build_base_options',
                _build_options),
               (compute_api.API, 'live_migrate', _live_migrate),
+              (compute_api.API, 'snapshot_volume_backed',
+               _snapshot_volume_backed),
+              (compute_api.API, 'rebuild', _rebuild),
+              (compute_api.API, '_checks_for_create_and_rebuild', _checks),
               (flavors, 'get_flavor_by_flavor_id', _lookup))
     found = [(owner, name, getattr(owner, name), wrap)
              for owner, name, wrap in places]

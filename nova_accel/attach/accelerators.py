@@ -547,6 +547,10 @@ class Accelerators:
             provider = self.inventory.providers()[uuid]
             free[uuid] = self._free(provider, held)
             if len(free[uuid]) < amount:
+                # one of these may have lost its allocation
+                self._failed.update(
+                    c.instance_uuid for c in held
+                    if c.device_address in provider.addresses)
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '

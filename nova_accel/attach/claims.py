@@ -619,7 +619,7 @@ class ClaimStore:
             number = db.execute(
                 'INSERT INTO orders (verb, argument, since, state, answer) '
                 "VALUES (?, ?, ?, 'new', '') RETURNING number",
-                (verb, argument, time.time())).fetchone()[0]
+                (verb, argument, _now())).fetchone()[0]
             self._change(orders=_orders(db))
         return number
 
@@ -627,11 +627,13 @@ class ClaimStore:
         """Take an order on; False where it has been withdrawn or is too old:
         the command that gave it has ended."""
         with self._transaction() as db:
-            began = db.execute(
-                "UPDATE orders SET state = 'begun' WHERE number = ? AND "
-                "state = 'new' AND since > ?",
-                (number, time.time() - ORDER_SECONDS)).rowcount == 1
-            if not began:
+            began = any(
+                order.number == number and order.state is model.OrderState.NEW
+                and _is_recent(order.since) for order in _orders(db))
+            if began:
+                db.execute("UPDATE orders SET state = 'begun' "
+                           "WHERE number = ?", (number,))
+            else:
                 db.execute('DELETE FROM orders WHERE number = ?', (number,))
             self._change(orders=_orders(db))
         return began
@@ -767,6 +769,23 @@ def _disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
                        row['since'])
         for row in db.execute('SELECT address, serial, reason, since FROM '
                               'disabled ORDER BY address, serial'))
+
+
+def _now() -> str:
+    """A moment that compares whatever the clock of the host is set to: the
+    boot of the host, and seconds of that (proc_sys_kernel(5), clock_gettime(2):
+    CLOCK_MONOTONIC is the same one for all processes)."""
+    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
+        return f'{file.read().strip()} {time.monotonic()}'
+
+
+def _is_recent(moment: object) -> bool:
+    """Whether _now() was that moment in the last ORDER_SECONDS; an earlier
+    release wrote time.time(), which says nothing of that."""
+    boot, _, seconds = str(moment).partition(' ')
+    now, _, here = _now().partition(' ')
+    return bool(seconds) and boot == now and (
+        float(here) - float(seconds) < ORDER_SECONDS)
 
 
 def _orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:

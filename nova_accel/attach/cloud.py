@@ -31,6 +31,15 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
+    def put_back(self, server_uuid: str,
+                 resources: Mapping[str, Mapping[str, int]]) -> None:
+        """Allocate to a server what it holds and has no allocation of, beside
+        what is allocated to it.
+
+        :param resources: ``{provider uuid: {class: amount}}``.
+        :raises PlacementUnavailable: nothing has changed.
+        """
+
     def consumers(self, provider_uuid: str) -> set[str]:
         """The consumers that have allocations from a provider, also from one
         that Placement does not have.

@@ -115,18 +115,20 @@ class Programming:
         self._program_for(
             context, claims, device, region,
             lambda: self._for_owner(
-                project_id, wanted, client, image, choice, device, region))
+                project_id, wanted, image, lambda **hooks: self._from_glance(
+                    client, image, choice, device, region, **hooks)))
 
-    def _for_owner(self, project_id, wanted, client, image, *what):
-        """_from_glance(); a bitstream that the owner of the server chose costs
-        one card at most, and its project has to wait where many have failed.
+    def _for_owner(self, project_id, wanted, image, load):
+        """Call load(), which programs an image; one that the owner of the
+        server chose costs one card at most, and its project has to wait where
+        many have failed.
 
         :raises AcceleratorError: not to be tried on another host, where the
             owner chose it and the card was touched.
         """
         if not (wanted.chosen_by_owner
                 or glance.origin(image.record) != model.OPERATOR):
-            self._from_glance(client, image, *what)
+            load()
             return
         since = time.monotonic() - _FAILURE_SECONDS
         # replaced as a whole, without a lock: one more or less does not matter
@@ -142,8 +144,7 @@ class Programming:
             raise error
         touched: list[bool] = []
         try:
-            self._from_glance(client, image, *what,
-                              touched=lambda: touched.append(True))
+            load(touched=lambda: touched.append(True))
         except exception.AcceleratorError as error:
             if touched:
                 self._failures[project_id] = [*failed, time.monotonic()]

@@ -9,8 +9,10 @@ What is released is judged twice, the second time while no other operation of
 ours can begin on the server.
 
 A server can have its devices without an allocation: Nova takes it away when a
-rebuild or an unshelve fails, and the server stays, or its guest runs. What it
-holds is kept, and held back from others, to whom Placement would give it.
+rebuild or an unshelve fails, and the server stays, or its guest runs; or the
+operator does. What a server of this host holds is allocated to it again. Where
+that cannot be, it is kept, and held back from others, to whom Placement would
+give it.
 
 A guest can run without its device: nova-compute was killed between its loss
 and its return, or the guest let go of it after the wait had ended. And a
@@ -18,6 +20,7 @@ device can be in a guest without a claim, where the store was lost and that is
 not settled yet (attach.settling).
 """
 
+import contextlib
 import time
 
 from oslo_log import log as logging
@@ -179,6 +182,7 @@ class Reconciler:
         # in neither
         found = list(self._without_an_allocation(found))
         self._looked_at(failed)
+        found = self._put_back(found)
         inventory.hold_back(c.handle for c in found)
         changed = before ^ inventory.held_back
         self._accelerators.publisher.show_devices(
@@ -188,10 +192,74 @@ class Reconciler:
         for server_uuid in servers - self._not_allocated:
             LOG.warning(
                 'Server %s holds accelerators of which Placement has none '
-                'allocated to it, as after a rebuild that failed; they are '
+                'allocated to it, as after an unshelve that failed; they are '
                 'offered to no other server. Shelve and unshelve the server, '
                 'or delete it.', server_uuid)
         self._not_allocated = servers
+
+    def _put_back(self, claims):
+        """Have Placement count what servers of this host hold.
+
+        :returns: the claims of which it does not.
+        """
+        left = set(claims)
+        for server in self._cloud.servers({c.instance_uuid for c in claims}
+                                          ) if claims else ():
+            mine = [c for c in claims if c.instance_uuid == server.uuid
+                    and c.role is model.Role.CURRENT]
+            if not mine or server.task_state:
+                continue
+            with self._accelerators.exclusive(server.uuid):
+                mine = [c for c in self._holdings.now(mine)
+                        if c.state is not model.ClaimState.DELETING]
+                try:
+                    with self._offered(mine):
+                        self._cloud.put_back(server.uuid, self._resources(
+                            server.accelerators, mine))
+                except exception.PlacementUnavailable as error:
+                    if server.uuid not in self._not_allocated:
+                        LOG.warning('%s', error)
+                    continue
+            LOG.warning('Server %s holds accelerators of which Placement had '
+                        'none allocated to it: they are allocated to it again',
+                        server.uuid)
+            left -= {c for c in claims if c.instance_uuid == server.uuid}
+        return [c for c in claims if c in left]
+
+    @contextlib.contextmanager
+    def _offered(self, claims):
+        """While Placement is to allocate what is held back: it allocates
+        nothing that is reserved. After an error it is held back again."""
+        inventory = self._accelerators.inventory
+        handles = {c.handle for c in claims} & inventory.held_back
+
+        def show(held_back):
+            if handles:
+                inventory.hold_back(held_back)
+                self._accelerators.publisher.show_devices(
+                    self._cloud.admin_context(), claims)
+        show(inventory.held_back - handles)
+        try:
+            yield
+        except Exception:
+            show(inventory.held_back | handles)
+            raise
+
+    @staticmethod
+    def _resources(server, claims):
+        """What claims take of providers, with the memory of their groups."""
+        found: dict[str, dict[str, int]] = {}
+        memory = {wanted.group: wanted.memory for wanted in server.requests}
+        for group in {c.group for c in claims}:
+            mine = [c for c in claims if c.group == group]
+            for claim in mine:
+                amounts = found.setdefault(claim.provider_uuid, {})
+                amounts[claim.resource_class] = amounts.get(
+                    claim.resource_class, 0) + 1
+            for name, mib in memory.get(group, {}).items():
+                amounts = found[mine[0].provider_uuid]
+                amounts[name] = amounts.get(name, 0) + mib
+        return found
 
     def _looked_at(self, failed):
         """Servers that failed are looked at twice: the first time Nova may

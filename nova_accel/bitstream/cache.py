@@ -19,7 +19,10 @@ import collections
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import hashlib
 import os
+
+from oslo_log import log as logging
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
@@ -29,6 +32,7 @@ from nova_accel import locks
 from nova_accel import model
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 
 _PART = '.part'
 _LINK = 'image-'
@@ -89,7 +93,7 @@ class BitstreamCache:
         """
         with self._leased(image.content) as file:
             with self._downloads.held(image.content):
-                if not os.path.exists(file.path):
+                if not self._is_whole(image.content):
                     self._download(client, image)
             with self._writing():
                 self._link(image)
@@ -110,6 +114,8 @@ class BitstreamCache:
             content = os.readlink(self._path(content))
         with self._leased(content) as file:
             try:
+                if not self._is_whole(content):
+                    raise FileNotFoundError(file.path)
                 os.utime(file.path)
             except OSError:
                 raise exception.BitstreamError(
@@ -133,6 +139,20 @@ class BitstreamCache:
             # a file that cannot be removed must not fail the caller
             with contextlib.suppress(OSError):
                 self._trim()
+
+    def _is_whole(self, content) -> bool:
+        """Whether a file is there, and is what its name says; what the disk
+        or somebody else has changed goes."""
+        try:
+            if _digest(self._path(content), content.partition('-')[0]
+                       ) == content.partition('-')[2]:
+                return True
+        except (OSError, ValueError):
+            return False
+        LOG.warning('%s of the bitstream cache has changed since it was '
+                    'downloaded, and is removed', content)
+        self._unlink(content)
+        return False
 
     def _path(self, name) -> str:
         return os.path.join(self.directory, name)
@@ -206,6 +226,12 @@ class BitstreamCache:
                 if excess > 0 and name not in self._leases:
                     self._unlink(name)
                     excess -= size
+
+
+@limited.blocking
+def _digest(path: str, algorithm: str) -> str:
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def _private(path, flags):

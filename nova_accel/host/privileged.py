@@ -104,12 +104,18 @@ def program_dfl_port(pf: str, port: int, path: str, offset: int,
     limit = CONF.accel.bitstream_max_size << 20
     check_number('offset', offset, limit)
     check_number('size', size, min(limit, 0xffffffff))
-    if not isinstance(path, str) or not os.path.isabs(path):
-        raise _invalid('path', path)
+    _check_cached(path)
     with _mapped(path, offset, size) as start, _fme(pf) as fme:
         # argsz, flags, port_id, buffer_size, buffer_address
         fcntl.ioctl(fme, _FME_PORT_PR,
                     struct.pack('=IIIIQ', 24, 0, port, size, start))
+
+
+def _check_cached(path):
+    """:raises OSError: EINVAL unless it is a file of the bitstream cache."""
+    if not isinstance(path, str) or os.path.dirname(path) != os.path.abspath(
+            CONF.accel.bitstream_cache):
+        raise _invalid('path', path)
 
 
 @privsep.ctx.entrypoint
@@ -158,8 +164,7 @@ def clear_dfl_port_errors(function: str, port: int) -> None:
 def program_xclbin(function: str, path: str, size: int) -> None:
     check_function(function)
     check_number('size', size, CONF.accel.bitstream_max_size << 20)
-    if not isinstance(path, str) or not os.path.isabs(path):
-        raise _invalid('path', path)
+    _check_cached(path)
     with _mapped(path, 0, size) as start:
         # the driver copies the number of bytes that the header says
         if size < 312 or (ctypes.string_at(start + 304, 8)

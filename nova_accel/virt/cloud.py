@@ -63,6 +63,28 @@ class NovaCloud:
                 f'and did not say ({_short(error)}): see that it answers '
                 f'nova-compute, and try again.') from error
 
+    def put_back(self, server_uuid, resources):
+        context, client = self.admin_context(), self._placement
+        try:
+            instance = objects.Instance.get_by_uuid(context, server_uuid)
+            found = {'project_id': instance.project_id,
+                     'user_id': instance.user_id, 'consumer_generation': None,
+                     **client.get_allocs_for_consumer(context, server_uuid)}
+            for provider_uuid, amounts in resources.items():
+                found['allocations'].setdefault(
+                    provider_uuid, {'resources': {}})['resources'].update(
+                        amounts)
+            if client.put_allocations(context, server_uuid, found):
+                return
+            reason = 'it refused, as its own log says'
+        except (nova_exception.NovaException,
+                ks_exc.ClientException) as error:
+            reason = _short(error)
+        raise exception.PlacementUnavailable(
+            f'What server {server_uuid} holds was to be allocated to it '
+            f'again, and Placement has not done so ({reason}): it is tried '
+            f'again.')
+
     def consumers(self, provider_uuid):
         try:
             return set(self._placement.get_allocations_for_resource_provider(

@@ -87,6 +87,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.builds.watch(manager)
             guest_nodes.GuestNodes(self.accelerators).watch(manager)
             self._watch_first_report(manager)
+            self._watch_failed_rebuilds(manager)
             manager.add_periodic_task(self._runtime_programming())
 
     def _watch_first_report(self, manager):
@@ -106,6 +107,26 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 self._starting = False
             self.accelerators.reported()
         manager.pre_start_hook = watched
+
+    def _watch_failed_rebuilds(self, manager):
+        """Where a rebuild fails, Nova deletes what Placement has allocated to
+        the server on this host, as after an evacuation to it that failed
+        (ComputeManager.rebuild_instance, 31 to 34). A server of this host
+        stays, with its devices: they stay allocated, so that they count for
+        its project, and no other server is sent to them."""
+        delete = getattr(manager.rt,
+                         'delete_allocation_for_evacuated_instance', None)
+        if delete is None:
+            # what is deleted is put back by attach.reconcile
+            return
+
+        @functools.wraps(delete)
+        def watched(context, instance, *args, **kwargs):
+            if not (kwargs.get('node_type') == 'destination'
+                    and instance.host == self._host_name
+                    and self.accelerators.handles(instance.uuid)):
+                delete(context, instance, *args, **kwargs)
+        manager.rt.delete_allocation_for_evacuated_instance = watched
 
     @staticmethod
     def _runtime_programming():

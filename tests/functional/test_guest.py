@@ -6,6 +6,7 @@ docs/source/operations.rst.
 """
 
 from unittest import mock
+import uuid
 
 import fixtures
 from nova import context as nova_context
@@ -13,6 +14,7 @@ from nova import objects
 from nova.network import neutron
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import driver as libvirt_driver
+from nova.volume import cinder
 
 from nova_accel import model
 from nova_accel.api import expansion
@@ -136,6 +138,49 @@ class GuestTest(operations.OperationsTestBase):
         self.flags(allow_snapshot_boot=True, group='accel')
         self.assertHas(self.boot(self.specs, image_uuid=image))
         self.assertKept()
+        self.delete_all()
+
+    def test_snapshot_of_a_volume(self):
+        """Rebuild with a snapshot of another server with devices, also of one
+        that runs from a volume: refused by nova-api, as a create is."""
+        server = self.api.post_server({'server': {
+            **self._build_server(image_uuid='', networks='none',
+                                 flavor_id=self._create_flavor(
+                                     extra_spec=self.specs)),
+            'block_device_mapping_v2': [{
+                'boot_index': 0, 'uuid': self.cinder.IMAGE_BACKED_VOL,
+                'source_type': 'volume', 'destination_type': 'volume'}]}})
+        server = self._wait_for_state_change(server, 'ACTIVE')
+        get = cinder.API.get
+
+        def described(*args, **kwargs):
+            # what Nova's imitation of Cinder leaves out
+            return {**get(*args, **kwargs), 'display_description': ''}
+        with mock.patch.object(cinder.API, 'get', described), \
+                mock.patch.object(
+                    cinder.API, 'create_snapshot_force',
+                    lambda *args: {'id': str(uuid.uuid4())}):
+            response = self.api.api_post(
+                f'/servers/{server["id"]}/action',
+                {'createImage': {'name': 'of a volume'}})
+        image = response.body['image_id']
+        body = {'server': self._build_server(
+            image_uuid=image, networks='none',
+            flavor_id=self._create_flavor(extra_spec=self.specs))}
+        for path, body in (
+                ('/servers', body),
+                (f'/servers/{self.server["id"]}/action',
+                 {'rebuild': {'imageRef': image}})):
+            response = self.api.api_post(path, body,
+                                         check_response_status=[400])
+            self.assertIn('is a snapshot of a server with accelerators',
+                          response.body['badRequest']['message'])
+        self._delete_server(server)
+        # its own is what its devices are
+        self.api.post_server_action(self.server['id'], {
+            'rebuild': {'imageRef': self.snapshot()}})
+        self._wait_for_server_parameter(self.server, {
+            'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
         self.delete_all()
 
     def test_live_migration_refused_by_the_host(self):

@@ -153,16 +153,17 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         self.delete_all()
 
     def test_rebuild_fails(self):
-        """A rebuild that fails: the server is in ERROR, and Nova takes its
-        allocation away. It keeps its devices, which no other server is
-        offered, and starts with them; shelve and unshelve give it an
-        allocation again."""
+        """A rebuild that fails: the server is in ERROR. It keeps its devices
+        and its allocation, which Nova would take away, and starts with
+        them."""
+        allocated = self.allocated(self.server['id'])
+        self.assertNotEqual([], allocated)
         self.kernel(self.host_of(self.server)).set_fault(
             base.pf(self.before[0][1]), vanish=True)
         self.api.post_server_action(self.server['id'], {
             'rebuild': {'imageRef': self.other_image()}})
         self._wait_for_state_change(self.server, 'ERROR')
-        self.assertEqual([], self.allocated(self.server['id']))
+        self.assertEqual(allocated, self.allocated(self.server['id']))
         self.assertEqual(self.before, self.held(self.server))
         host, address = self.before[0]
         self.kernel(host).set_fault(base.pf(address), vanish=None)
@@ -174,9 +175,10 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         self.assertEqual(self.before, self.held(self.server))
         totals, traits, used = self.provider_tree()[
             f'{host}_accel_{base.pf(address)}_region0']
-        self.assertEqual(base.FENCED_REGION, totals)
-        self.assertEqual(dict.fromkeys(totals, 0), used)
-        self.assertIn(naming.FENCED, traits)
+        self.assertEqual(1, used['CUSTOM_ACCELERATOR_FPGA'])
+        self.assertNotEqual(base.FENCED_REGION, totals)
+        self.assertNotIn(naming.FENCED, traits)
+        self.assertEqual(allocated, self.allocated(self.server['id']))
         self.api.post_server_action(
             self.server['id'], {'os-resetState': {'state': 'active'}})
         self._reboot_server(self.server, hard=True)

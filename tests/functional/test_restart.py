@@ -151,15 +151,17 @@ class PlacementTest(RestartTestBase):
 
 
 class FailedRebuildTest(RestartTestBase):
-    """After a rebuild that failed Nova removes the server's allocations."""
+    """After a rebuild that failed Nova would remove the server's allocations,
+    and the server keeps its devices: so it keeps the allocations."""
 
     def setUp(self):
         super().setUp()
         kernel = self.kernel('compute1')
         kernel.set_fault(FPGA, vanish=True)
+        self.allocations = self.allocated(self.server['id'])
         self.act('rebuild', imageRef=self.glance.guest_image)
         self._wait_for_state_change(self.server, 'ERROR')
-        self.assertEqual([], self.allocated(self.server['id']))
+        self.assertEqual(self.allocations, self.allocated(self.server['id']))
         self.assertDown()
 
     def test_device_comes_back(self):

@@ -23,6 +23,7 @@ import os_traits
 from oslo_context import context as oslo_context
 
 from nova_accel.bitstream import glance
+from nova_accel import exception
 from nova_accel import locks
 from nova_accel import model
 from nova_accel import request
@@ -107,6 +108,21 @@ class Cloud:
         if self.placement_error:
             raise self.placement_error
         return self.read()['allocations'].get(consumer_uuid, {})
+
+    def put_back(self, server_uuid, resources):
+        if self.placement_error:
+            raise self.placement_error
+        with self.state() as state:
+            for provider_uuid, amounts in resources.items():
+                for name, amount in amounts.items():
+                    item = state['providers'][provider_uuid]['inventory'][name]
+                    used = sum(
+                        a.get(provider_uuid, {}).get('resources', {}).get(
+                            name, 0) for a in state['allocations'].values())
+                    if used + amount > item['total'] - item['reserved']:
+                        raise exception.PlacementUnavailable('No room.')
+                state['allocations'].setdefault(server_uuid, {})[
+                    provider_uuid] = {'resources': dict(amounts)}
 
     def consumers(self, provider_uuid):
         if self.placement_error:

@@ -5,6 +5,7 @@ Orders are written as by the command, beside nova-compute.
 """
 
 import time
+from unittest import mock
 
 import ddt
 
@@ -146,8 +147,11 @@ class ReleaseTest(base.HostTestCase):
         command = self.host.command()
         late, fresh = (command.give_order('release', DISK) for _ in range(2))
         with self.host.command()._transaction() as db:
-            db.execute('UPDATE orders SET since = since - 31 '
-                       'WHERE number = ?', (late,))
+            since, = db.execute('SELECT since FROM orders WHERE number = ?',
+                                (late,)).fetchone()
+            boot, seconds = since.split()
+            db.execute('UPDATE orders SET since = ? WHERE number = ?',
+                       (f'{boot} {float(seconds) - 31}', late))
         taken = []
         self.restart()
         self.host.accelerators.words.learn(
@@ -174,6 +178,32 @@ class ReleaseTest(base.HostTestCase):
         command.answer_order(number, State.DONE, 'x')
         self.restart()
         self.assertEqual((), self.host.command().orders())
+
+    def test_clock_is_set(self):
+        """An order that a killed command left is void, whatever the clock
+        and the boots of the host say, and a fresh one is none the less."""
+        self.host.accelerators.words.close()
+        command, store = self.host.command(), self.host.accelerators.store
+        for clock, boot, moved in (
+                (3600, None, False), (-3600, None, False),
+                (0, 'another boot', False), (-3600, None, True),
+                (0, '', False)):
+            number = command.give_order('clean', DISK)
+            with command._transaction() as db:
+                since, = db.execute(
+                    'SELECT since FROM orders WHERE number = ?',
+                    (number,)).fetchone()
+                own, seconds = since.split()
+                if boot is not None or moved:
+                    db.execute(
+                        'UPDATE orders SET since = ? WHERE number = ?',
+                        # '': as an earlier release, with the time of day
+                        (f'{boot or own} {float(seconds) - 31 * moved}'
+                         if boot != '' else time.time(), number))
+            with mock.patch('time.time', return_value=time.time() + clock):
+                self.assertEqual(boot is None and not moved,
+                                 store.begin_order(number))
+            command.withdraw_order(number, list(State))
 
     def test_withdrawn(self):
         self.host.accelerators.words.close()

@@ -2,6 +2,7 @@
 """What is released is what was judged, twice."""
 
 import threading
+from unittest import mock
 import uuid
 
 from nova_accel import exception
@@ -221,6 +222,7 @@ class ReconcileTest(base.HostTestCase):
                           fails_after_start=RuntimeError('No answer'))
         self.assertHeldBack()
         self.host.cloud.allocate(self.server, None)
+        self.host.cloud.servers = lambda uuids: []
         self.assertHeldBack(A)
         self.assertHeldBack(A)
         self.assertEqual(1, self.log.output.count('none allocated to it'))
@@ -230,9 +232,13 @@ class ReconcileTest(base.HostTestCase):
 
     def test_rebuild_that_failed(self):
         """A server without a guest and without an allocation keeps its
-        device, also when nova-compute starts, and gets it again."""
+        device, also when nova-compute starts, and gets it again. Once
+        Placement takes it, it is allocated again."""
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.allocate(self.server, None)
+        put_back = self.host.cloud.put_back
+        self.host.cloud.put_back = mock.Mock(
+            side_effect=exception.PlacementUnavailable('Not now.'))
         self.assertHeldBack(A)
         self.restart()
         self.host.reconciler.run(first=True)
@@ -240,8 +246,30 @@ class ReconcileTest(base.HostTestCase):
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
         self.assertHeldBack(A)
-        self.host.cloud.allocate(self.server, self.host.allocation(A))
+        self.host.cloud.put_back = put_back
+        self.host.cloud.set_server(self.server, task_state='rebuilding')
+        self.assertHeldBack(A)
+        self.host.cloud.set_server(self.server, task_state=None)
         self.assertHeldBack()
+        self.assertEqual(
+            self.host.allocation(A),
+            self.host.cloud.read()['allocations'][self.server])
+
+    def test_operator_deletes_an_allocation(self):
+        """The first server that Placement sends there is refused, and no
+        second one; the guest runs all the while."""
+        self.host.reconcile()
+        self.host.cloud.allocate(self.server, None)
+        self.host.reconcile()
+        self.host.boot_that_fails(base.ONE, self.host.allocation(A))
+        for uuid_ in set(self.host.cloud.read()['allocations']):
+            self.host.cloud.allocate(uuid_, None)
+        self.host.reconcile()
+        self.assertEqual(
+            {self.server: self.host.allocation(A)},
+            self.host.cloud.read()['allocations'])
+        self.assertHas(self.server, vf(A))
+        self.assertEqual([], self.host.fenced())
 
     def test_device_in_a_guest_without_a_claim(self):
         """It is said once, and fenced until the guest is gone."""

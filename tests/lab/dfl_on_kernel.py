@@ -264,7 +264,12 @@ def main():
         step.add_argument('function')
         step.set_defaults(step=action)
     args = parser.parse_args()
-    cfg.CONF([], project='nova', default_config_files=[])
+    os.makedirs(ROOM, exist_ok=True)
+    settings = os.path.join(ROOM, 'nova.conf')
+    with open(settings, 'w') as file:
+        # the privileged process programs nothing from elsewhere
+        file.write(f'[accel]\nbitstream_cache = {ROOM}/nobody\n')
+    cfg.CONF([], project='nova', default_config_files=[settings])
     cfg.CONF.set_override(
         'helper_command', os.path.join(sys.prefix, 'bin/privsep-helper'),
         group='nova_accel_privileged')

@@ -38,13 +38,15 @@ RECORDED = {
         'ComputeManager: _do_build_and_run_instance pre_start_hook',
         'ComputeVirtAPI'],
     'nova.compute.api': [
-        'API: create resize live_migrate _validate_and_build_base_options'],
+        'API: create resize live_migrate rebuild snapshot_volume_backed '
+        '_checks_for_create_and_rebuild _validate_and_build_base_options'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
     'nova.compute.provider_tree': ['ProviderTree'],
     'nova.compute.claims': ['Claim: _test_numa_topology', 'MoveClaim'],
     'nova.compute.resource_tracker': [
         'COMPUTE_RESOURCE_SEMAPHORE',
-        'ResourceTracker: instance_claim _move_claim'],
+        'ResourceTracker: instance_claim _move_claim '
+        'delete_allocation_for_evacuated_instance'],
     'nova.compute.task_states': [
         'SPAWNING', 'DELETING', 'REBUILDING', 'REBUILD_SPAWNING',
         'REBUILD_BLOCK_DEVICE_MAPPING', 'RESCUING', 'RESIZE_MIGRATING',
@@ -72,7 +74,8 @@ RECORDED = {
         'BuildAbortException', 'ComputeResourcesUnavailable',
         'ConsumerAllocationRetrievalFailed',
         'ReshapeFailed', 'ReshapeNeeded',
-        'ForbiddenWithAccelerators', 'InstanceFaultRollback: __init__',
+        'ForbiddenWithAccelerators', 'ImageNotFound',
+        'InstanceFaultRollback: __init__',
         'InstanceNotFound', 'InstanceNotRescuable', 'MigrationNotFound',
         'MigrationPreCheckError',
         'NoValidHost', 'RequestFilterFailed',

@@ -58,6 +58,9 @@ READ = {'nova.compute.manager.ComputeManager._do_build_and_run_instance':
         'nova.scheduler.utils.ResourceRequest.to_querystring': ('self',),
         'nova.compute.resource_tracker.ResourceTracker.instance_claim':
         ('allocations',),
+        'nova.compute.resource_tracker.ResourceTracker.'
+        'delete_allocation_for_evacuated_instance':
+        ('context', 'instance', 'node_type'),
         'nova.compute.resource_tracker.ResourceTracker._move_claim':
         ('allocations',),
         'nova.compute.claims.Claim._test_numa_topology':

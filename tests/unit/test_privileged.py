@@ -73,6 +73,7 @@ class Privileged(testtools.TestCase):
             self.write(os.path.join(self.root, 'sys', name), text)
         os.makedirs(f'{self.root}/sys/{self.base}/dfl-port.6/errors')
         os.makedirs(f'{self.root}/dev')
+        self.config.config(bitstream_cache=self.root, group='accel')
         self.file = os.path.join(self.root, 'a.gbs')
         self.write(self.file, 'head' + 'payload!')
         self.xclbin = os.path.join(self.root, 'a.xclbin')
@@ -192,6 +193,11 @@ class Privileged(testtools.TestCase):
                 (f'{self.root}/fifo', errno.EINVAL),
                 (self.root, errno.EINVAL), ('/dev/null', errno.EINVAL),
                 (f'{self.root}/none', errno.ENOENT),
+                # of the cache alone
+                ('/etc/hostname', errno.EINVAL),
+                (f'{self.root}/sys/../a.gbs', errno.EINVAL),
+                (f'{self.root}/../{os.path.basename(self.root)}/a.gbs',
+                 errno.EINVAL),
                 ('a.gbs', errno.EINVAL), (None, errno.EINVAL)):
             error = self.assertRaises(OSError, self.kernel.program_dfl_port,
                                       PF, 0, path, 0, 8)
