@@ -491,7 +491,9 @@ EXCHANGED = 'another card is in its place'
 #: nothing of the server is left; or only what is in the memory of an FPGA card,
 #: which nothing clears that the operator has
 CLEAN, MEMORY_KEPT = 'clean', 'clean, memory kept'
-ENDS = (CLEAN, MEMORY_KEPT, 'reset only', 'not cleaned',
+#: all that the policy demands was done, and it takes away less than clear
+RESET_ONLY = 'reset only'
+ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
         'waits for the operator', EXCHANGED)
 
 
@@ -559,6 +561,32 @@ class Unsettled:
         return frozenset(
             [str(r.index) for r in device.regions if r.handles]
             if device.regions else [h.address for h in device.handles])
+
+
+@dataclasses.dataclass(frozen=True)
+class Unclean:
+    """A handle that its last server gave back, and that was not cleaned.
+
+    Known by the serial number of its device, else by address and product.
+    """
+
+    handle_address: str
+    device_address: str
+    serial: str
+    ids: str
+    #: of [accel] handover, under which it was released: 'none' or 'reset'
+    policy: str
+
+    def means(self, device: 'Device | Claim', address: str) -> bool:
+        """Whether it is about a card, as far as these tell.
+
+        :param device: the card, or a claim on it.
+        :param address: of the card.
+        """
+        if self.serial and device.serial:
+            return device.serial == self.serial
+        return self.device_address == address and (
+            '' in (self.ids, device.ids) or self.ids == device.ids)
 
 
 #: while it is not known which devices are meant

@@ -80,6 +80,7 @@ class _Known:
     #: the handles that wait for the operator, the oldest first
     waiting: tuple[model.Waiting, ...] = ()
     unsettled: frozenset[model.Unsettled] = frozenset()
+    unclean: frozenset[model.Unclean] = frozenset()
     #: by address
     disabled: tuple[model.Disabled, ...] = ()
     #: the oldest first
@@ -155,6 +156,8 @@ class ClaimStore:
                                 frozenset(row['but_for'].split()))
                 for row in db.execute(
                     'SELECT address, serial, ids, but_for FROM unsettled')),
+                frozenset(model.Unclean(**row) for row in db.execute(
+                    'SELECT * FROM unclean')),
                 _disabled(db), _orders(db))
         # from now on other green threads run meanwhile: _begin()
         self._db.execute(f'PRAGMA busy_timeout = {_BUSY_MS}')
@@ -563,6 +566,30 @@ class ClaimStore:
             if claims:
                 self._add(db, claims)
             self._change(unsettled=now)
+
+    # Handles that were released without cleaning
+
+    def unclean(self) -> frozenset[model.Unclean]:
+        """From memory."""
+        return self._known.unclean
+
+    def change_unclean(self, done: Iterable[model.Unclean],
+                       todo: Iterable[model.Unclean]) -> None:
+        """
+        :param done: handles that are clean, or about which todo says more.
+        :param todo: handles that are not.
+        """
+        done, todo = set(done), set(todo)
+        if done == todo:
+            return
+        with self._transaction() as db:
+            now = self._known.unclean - done | todo
+            db.execute('DELETE FROM unclean')
+            db.executemany(
+                'INSERT INTO unclean (handle_address, device_address, serial, '
+                'ids, policy) VALUES (?, ?, ?, ?, ?)',
+                map(dataclasses.astuple, now))
+            self._change(unclean=now)
 
     # What the operator's commands say
 

@@ -220,6 +220,10 @@ class Handles:
                 device, *(c.handle.address for c in claims)) not in (
                     handover.Policy.NONE, handover.Policy.OPERATOR):
             self._clean_first(claim)
+        else:
+            for one in claims:
+                self._note(one, device, handover.policy(
+                    device, one.handle.address), None)
 
     def _clean_first(self, claim):
         """Note that the card of a claim is cleaned when it comes back."""
@@ -357,7 +361,11 @@ class Handles:
                 and policy is handover.Policy.RESET
                 and left.origin != model.OPERATOR):
             # a reset leaves what a project has loaded
-            result = 'reset only'
+            result = model.RESET_ONLY
+        elif (done and claim.prepared and claim.region_index is None
+              and policy is handover.Policy.RESET
+              and not self._inventory.driver_of(device).RESET_IS_ALL):
+            result = model.RESET_ONLY
         elif (done and claim.prepared and left and device.memory
               and 'memory cleared' not in done):
             result = model.MEMORY_KEPT
@@ -369,7 +377,27 @@ class Handles:
                         claim.handle.address, claim.holder,
                         claim.provider_uuid)
             result = 'waits for the operator'
+        self._note(claim, device, policy, done)
         self._record(claim, device, done or 'none', result)
+
+    def _note(self, claim, device, policy, done):
+        """Write down whether the handle is clean, whatever the policy of the
+        next release is.
+
+        :raises AcceleratorsUnavailable: that cannot be written down.
+        """
+        if not claim.prepared or claim.created_type:
+            # its server has left nothing
+            return
+        if policy is handover.Policy.NONE or (
+                policy is handover.Policy.RESET and not done):
+            self._holdings.note_unclean(claim, handover.Policy.NONE.value)
+        elif policy is handover.Policy.RESET and (
+                claim.region_index is not None
+                or not self._inventory.driver_of(device).RESET_IS_ALL):
+            self._holdings.note_unclean(claim, policy.value)
+        else:
+            self._holdings.note_unclean(claim, None)
 
     def _record(self, claim, device, method, result, serial=None):
         region = self._region(device, claim)

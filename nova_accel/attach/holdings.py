@@ -33,6 +33,7 @@ from oslo_log import log as logging
 
 from nova_accel.attach import claims as claim_store
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import locks
 from nova_accel import model
 
@@ -212,6 +213,24 @@ class Holdings:
 
     # Between two servers
 
+    def unclean(self) -> frozenset[model.Unclean]:
+        """Handles that were released without cleaning."""
+        return self._store.unclean()
+
+    def note_unclean(self, claim: model.Claim, policy: str | None) -> None:
+        """Write down whether the handle of a claim that ends is clean.
+
+        :param policy: of [accel] handover, under which it was released; None
+            where it is clean.
+        :raises AcceleratorsUnavailable: that cannot be written down.
+        """
+        address = claim.device_address
+        self._store.change_unclean(
+            [row for row in self.unclean() if row.means(claim, address)
+             and handle_at(row, address) == claim.handle.address],
+            [model.Unclean(claim.handle.address, address, claim.serial,
+                           claim.ids, policy)] if policy else ())
+
     def await_operator(self, claim: model.Claim) -> None:
         """The handle is given to no server until the operator gives it back,
         also when the claim has ended."""
@@ -288,3 +307,10 @@ def _device(claim: model.Claim) -> str:
     handle = claim.handle.address
     return (handle if handle == claim.device_address
             else f'{handle} of {claim.device_address}')
+
+
+def handle_at(row: model.Unclean, address: str) -> str:
+    """The address of the handle of a row where its card is now."""
+    if address == row.device_address:
+        return row.handle_address
+    return pci.moved(row.handle_address, row.device_address, address)

@@ -8,16 +8,14 @@ or a failure the next comparison goes on. ``nova-accel program`` is a
 programming ahead whose image the operator chose.
 """
 
-from oslo_utils import uuidutils
-
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import unclean
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.inventory import providers
 from nova_accel import model
-from nova_accel import naming
 
 
 class Maintenance:
@@ -120,15 +118,9 @@ class Maintenance:
                         f'{name} was to be cleaned, and nova-compute has not '
                         f'reported it to Placement yet: see its log, or wait '
                         f'a minute.')
-                claims.append(model.Claim(
-                    uuid=uuidutils.generate_uuid(), instance_uuid='',
-                    consumer_uuid='', role=model.Role.CURRENT, group='',
-                    provider_uuid=shown[device.address, index],
-                    resource_class=naming.resource_class(device.type),
-                    device_address=device.address, region_index=index,
-                    **self._inventory.identity_for_claim(device.address),
-                    handle=handle, state=model.ClaimState.DELETING,
-                    prepared=True, **_content(part)))
+                claims.append(unclean.claim_of_none(
+                    self._inventory, device, index, handle,
+                    shown[device.address, index], **_content(part)))
         if not claims:
             raise exception.DeviceUnavailable(
                 f'{name} was to be cleaned, and it has nothing that a server '

@@ -99,6 +99,16 @@ CREATE TABLE IF NOT EXISTS disabled (
     PRIMARY KEY (address, serial)
 )"""
 
+_UNCLEAN = """
+CREATE TABLE IF NOT EXISTS unclean (
+    handle_address TEXT NOT NULL,
+    device_address TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    ids TEXT NOT NULL,
+    policy TEXT NOT NULL,
+    PRIMARY KEY (handle_address, device_address, serial)
+)"""
+
 _ORDERS = """
 CREATE TABLE IF NOT EXISTS orders (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -146,7 +156,7 @@ CREATE TABLE devices (
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
            _UNSETTLED.format(**_WITH_PARTS), _RECORDS, _POOLS, _DISABLED,
-           _ORDERS, _ORIGINS)
+           _ORDERS, _ORIGINS, _UNCLEAN)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -263,10 +273,15 @@ def _from_version_6(db: sqlite3.Connection) -> None:
     _add_column(db, 'claims', 'since', "TEXT NOT NULL DEFAULT ''")
 
 
+def _from_version_7(db: sqlite3.Connection) -> None:
+    """Version 7 does not know what was released without cleaning."""
+    db.execute(_UNCLEAN)
+
+
 #: number n makes version n + 1 of version n
 MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
               _from_version_3, _from_version_4, _from_version_5,
-              _from_version_6)
+              _from_version_6, _from_version_7)
 #: the newest, which this release reads and writes (PRAGMA user_version)
 VERSION = len(MIGRATIONS)
 

@@ -90,6 +90,9 @@ class AcceleratorDriver(abc.ABC):
     #: True: call prepare() and release() for every handle. False: only for
     #: those that are made on demand
     PREPARES_EVERY_HANDLE = False
+    #: True: release() does no more under the policy clear than under reset, so
+    #: that what was reset is clean
+    RESET_IS_ALL = False
     #: True: a device is given to servers only where a rule of [accel]
     #: include_devices names it, because hosts have such devices for themselves
     NEEDS_RULE = False

@@ -77,6 +77,7 @@ class QatDriver(base.PciDriver):
     #: VFIO resets a VF as well, and does not say whether that succeeded
     PREPARES_EVERY_HANDLE = True
     RESETS = True
+    RESET_IS_ALL = True
 
     # Configuration
 

@@ -30,6 +30,7 @@ class SlotDriver(base.PciDriver):
 
     PREPARES_EVERY_HANDLE = True
     RESETS = True
+    RESET_IS_ALL = True
 
     @abc.abstractmethod
     def goes_along(self, address: str, function: str) -> bool:
