@@ -179,10 +179,20 @@ class Regions:
                 f'retried on another host.') from error
 
     def _reset(self, device, region):
-        return self._inventory.cards.call(
-            device.address, f'Resetting {device.address} {region.name}',
-            self._inventory.driver_of(device).reset_region, device, region,
-            seconds=CONF.accel.device_timeout, patient=True)
+        try:
+            return self._inventory.cards.call(
+                device.address, f'Resetting {device.address} {region.name}',
+                self._inventory.driver_of(device).reset_region, device, region,
+                seconds=CONF.accel.device_timeout, patient=True)
+        except exception.DeviceTimeout:
+            raise
+        except exception.DeviceError:
+            # as a Versal, which has no reset: a clearing image takes away more
+            try:
+                return self._programming.clear(device, region)
+            except _UNAVAILABLE + _NO_IMAGE:
+                pass
+            raise
 
 
 def _had(claims: Sequence[model.Claim]) -> str | None:

@@ -551,7 +551,7 @@ class PciDriver(AcceleratorDriver):
     def fingerprint(self):
         """See the base class; VFs and what guests have change it as well."""
         return tuple(self.names(path) for path in (
-            pci.DEVICES, f'bus/pci/drivers/{VFIO}'))
+            pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
     def make_virtual_functions(self) -> None:
         """Make the VFs that nova.conf asks for of this driver's functions.
@@ -684,7 +684,7 @@ class PciDriver(AcceleratorDriver):
                 methods = pci.reset_methods(self.kernel, function)
                 if function != address and not methods:
                     continue
-                if pci.driver(self.kernel, function) != VFIO:
+                if not pci.is_for_vfio(self.kernel, function):
                     self.kernel.unbind(function)
                     returned.append(function)
                 self.kernel.reset_function(function)

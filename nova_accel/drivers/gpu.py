@@ -10,6 +10,7 @@ pci-sysfs.c of Linux for boot_vga.
 
 import dataclasses
 
+from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import nvswitch
 from nova_accel.drivers import rules
@@ -18,6 +19,8 @@ from nova_accel.drivers import sriov
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
+
+CONF = conf.CONF
 
 _VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
@@ -105,10 +108,26 @@ class GpuDriver(slot.SlotDriver):
                                                'mdev_supported_types'))
                 or bool(pci.virtual_functions(self.kernel, address)))
 
+    def _may_be_shared_soon(self, address, vendor):
+        """Whether nova-compute is earlier than what makes a card's VFs.
+
+        nvidia_vgpu_vfio is the module of NVIDIA's vGPU manager for cards with
+        SR-IOV (user guide of NVIDIA vGPU).
+        """
+        return (vendor == '10de' and 'vgpu' in CONF.accel.enabled_drivers
+                and self.kernel.exists('module/nvidia_vgpu_vfio')
+                and pci.driver(self.kernel, address) == 'nvidia'
+                and self.kernel.exists(pci.path(address, 'sriov_totalvfs')))
+
     def look(self, device, before):
         address = device.address
         if self._is_display(address):
             raise base.Defect('it is the display of this host (boot_vga)')
+        if self._may_be_shared_soon(address, device.vendor_id):
+            raise base.Defect(
+                f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
+                f'have "sriov-manage -e {address}" run, or bind it to '
+                f'{base.VFIO} if servers are to have it whole')
         joined = nvswitch.obstacle(self.kernel, device, rules.INCLUDE,
                                    rules.DeviceRules().include)
         if joined:

@@ -102,7 +102,8 @@ class NvmeDriver(base.PciDriver):
         found = super().state(address)
         try:
             device = self.identify(address)
-            return (*found, self._identity(address), self._alone(address),
+            return (*found, self._identity(address), self._is_dead(address),
+                    self._alone(address),
                     () if usage.usage(self.kernel, address)
                     else self._writes(address),
                     pci.is_open(self.kernel, address),
@@ -130,6 +131,11 @@ class NvmeDriver(base.PciDriver):
 
     def look(self, device, before):
         address = device.address
+        if self._is_dead(address):
+            raise base.Defect(
+                f'the driver {_DRIVER} has given its controller up (state '
+                f'dead): see the kernel log, and power-cycle or replace the '
+                f'disk')
         others = self._alone(address)
         if others:
             raise base.Defect(
@@ -260,17 +266,27 @@ class NvmeDriver(base.PciDriver):
         None where the host's driver does not have the disk, or has not begun
         with it.
         """
-        if pci.driver(self.kernel, address) != _DRIVER:
-            return None
-        names = self.names(pci.path(address, 'nvme'))
-        if len(names) != 1:
-            return None
-        top = pci.path(address, 'nvme', names[0])
-        if self.kernel.read(f'{top}/state') != 'live':
+        top = self._controller(address)
+        if not top or self.kernel.read(f'{top}/state') != 'live':
             return None
         return (self.kernel.read(f'{top}/serial').strip(),
                 self.kernel.read(f'{top}/firmware_rev').strip(),
                 self._layout(address))
+
+    def _controller(self, address) -> str | None:
+        """Return the directory of the controller, None where the host's driver
+        does not have it."""
+        if pci.driver(self.kernel, address) != _DRIVER:
+            return None
+        names = self.names(pci.path(address, 'nvme'))
+        return (pci.path(address, 'nvme', names[0]) if len(names) == 1
+                else None)
+
+    def _is_dead(self, address) -> bool:
+        """Whether the host's driver has given the controller up, and stays
+        bound to it (nvme_reset_work() of Linux)."""
+        top = self._controller(address)
+        return bool(top) and self.kernel.read(f'{top}/state') == 'dead'
 
     def serial(self, address):
         """See the base class; as the host's driver shows it."""

@@ -89,6 +89,9 @@ class VgpuDriver(base.PciDriver):
 
     CONTRACT = base.CONTRACT
     NAME = 'vgpu'
+    #: VFs that are vGPUs as they are; the others have a type, and are made
+    PREPARES_EVERY_HANDLE = True
+    RESET_IS_ALL = True
 
     # Configuration
 
@@ -212,8 +215,10 @@ class VgpuDriver(base.PciDriver):
     def look(self, device, before):
         offer = self._offer(device.address)
         if not offer.types and device.vendor_id != _NVIDIA:
-            return dataclasses.replace(
-                device, handles=self._ready_vfs(device.address))
+            # with xe the reset is what clears a VF's memory
+            # (xe_gt_sriov_pf_control.c of Linux)
+            return self._resettable(dataclasses.replace(
+                device, handles=self._ready_vfs(device.address)))
         chosen = _chosen(device.address, offer.types.values())
         names = {t.name for t in chosen}
         most = max((t.available for t in chosen), default=0)
@@ -395,6 +400,8 @@ class VgpuDriver(base.PciDriver):
     # Making and taking back
 
     def prepare(self, device, handle, created_type, fresh, use):
+        if created_type is None:
+            return
         what = f'{handle.address} was to become a {created_type}'
         if handle.type is model.HandleType.MDEV:
             self._make_mdev(what, device, handle, created_type, fresh)
@@ -413,6 +420,11 @@ class VgpuDriver(base.PciDriver):
         return f'nvidia-{number}' if number != '0' else None
 
     def release(self, device, handle, created_type, use):
+        """See the base class; resets a VF that is a vGPU as it is."""
+        if created_type is None:
+            return (self.reset(device, handle)
+                    if handle.type is model.HandleType.PCI and handle.managed
+                    and self.is_reset(device, handle) else None)
         if handle.type is model.HandleType.MDEV:
             parent = handle.parent or device.address
             if not self.kernel.exists(

@@ -337,7 +337,8 @@ class XrtDriver(base.PciDriver):
         Source: serial_num in xmc.c of XRT.
         """
         for name in self.names(pci.path(address)):
-            if re.fullmatch('xmc[.](m|u2)[.][0-9]+', name):
+            if re.fullmatch(
+                    '(xmc[.](m|u2)|hwmon_sdm[.]m)[.][0-9]+', name):
                 with contextlib.suppress(FileNotFoundError):
                     return self.kernel.read(
                         pci.path(address, name, 'serial_num')).strip()
@@ -397,7 +398,9 @@ class XrtDriver(base.PciDriver):
     def reset_region(self, device, region):
         """See the base class; resets the dynamic region.
 
-        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT.
+        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT. On Versal it does
+        nothing and says nothing: what it calls there is of the ICAP, which
+        these cards do not have (xclmgmt_ocl_reset(), mgmt-core.c).
         """
         address = device.address
         what = f'{region.name} of {address} was to be reset'
@@ -405,6 +408,9 @@ class XrtDriver(base.PciDriver):
             if not pci.answers(self.kernel, address):
                 raise _Defect('it does not answer on the PCI bus')
             self._check_management(address)
+            if self._is_versal(address):
+                raise _Defect('xclmgmt cannot reset the region of a Versal: '
+                              'upload a clearing image for its type')
             self.kernel.write_attribute(address, 'mgmt_reset', '2')
             # it tells nothing of how that ended
             if not pci.answers(self.kernel, address):
@@ -416,6 +422,12 @@ class XrtDriver(base.PciDriver):
                 f'{what}, and that failed ({error}): look into dmesg, and '
                 f'reset the card by xbmgmt reset.') from error
         return 'reset of the dynamic region'
+
+    def _is_versal(self, address) -> bool:
+        try:
+            return self.kernel.read(pci.path(address, 'versal')) != '0'
+        except FileNotFoundError:
+            return False
 
     def _forget_shown(self, what, user, bitstream):
         """Have xocl not show what is about to be replaced behind its back."""

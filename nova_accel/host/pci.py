@@ -146,13 +146,23 @@ def driver(kernel, function: str) -> str | None:
     return _target(kernel, path(function, 'driver'))
 
 
+def is_for_vfio(kernel, function: str) -> bool:
+    """Whether the function is bound to vfio-pci or to a variant of it.
+
+    A variant, as mlx5_vfio_pci or xe-vfio-pci, is known by the device of VFIO
+    that the function has with any of them (vfio_init_device() of Linux 6.1).
+    """
+    return (driver(kernel, function) == VFIO
+            or kernel.exists(path(function, 'vfio-dev')))
+
+
 def is_open(kernel, function: str) -> bool:
     """Whether a guest has the function from VFIO.
 
-    vfio-pci enables a function while a process has it open
+    vfio-pci and its variants enable a function while a process has it open
     (vfio_pci_core_enable() and enable_show() of Linux).
     """
-    return (driver(kernel, function) == 'vfio-pci'
+    return (is_for_vfio(kernel, function)
             and kernel.read(path(function, 'enable')) != '0')
 
 
@@ -218,7 +228,8 @@ def obstacle(kernel, function: str, companions=()) -> str:
         if member == function or member in companions:
             continue
         name = driver(kernel, member)
-        if name is not None and name not in _HARMLESS:
+        if name is not None and name not in _HARMLESS and (
+                not is_for_vfio(kernel, member)):
             return (f'{function} shares its IOMMU group with {member}, which '
                     f'the driver {name} of the host keeps')
     return ''

@@ -282,7 +282,7 @@ class Inventory:
     def prepares_every_handle(self, device: model.Device) -> bool:
         """Whether prepare() and release() are called for each handle of it,
         also for those that are not made on demand."""
-        return device.driver in self._every_handle
+        return device.driver in self._every_handle and not device.creatable
 
     def guest_can_reprogram(self, address: str, index: int | None) -> bool:
         """Whether a guest can change what the region carries unseen."""

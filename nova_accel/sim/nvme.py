@@ -85,6 +85,7 @@ class NvmeCard(card.Card):
         #: result of Format NVM
         'format': reader.one_of('refused', 'unsupported'),
         'hang': reader.one_of('read', 'format', 'sanitize'),
+        'controller': reader.one_of('dead', 'resetting'),
         #: the controller refuses to tell what it can do
         'identify': reader.one_of('refused'),
         #: Namespace Management is refused, or has no effect
@@ -219,7 +220,8 @@ class NvmeCard(card.Card):
         # numbers of controllers change, those of namespaces do not
         number = mine['number']
         controller: sysfs.Directory = {
-            'state': 'live', 'model': 'SIMULATED', 'dev': f'240:{number}',
+            'state': self.faulty(mine).get('controller', 'live'),
+            'model': 'SIMULATED', 'dev': f'240:{number}',
             # padded as in the data structure
             'serial': mine['serial'].ljust(20),
             'firmware_rev': mine['firmware'].ljust(8),

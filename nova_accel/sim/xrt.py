@@ -125,7 +125,8 @@ class XrtCard(card.Card):
         if (vf is not None or attribute != 'mgmt_reset'
                 or mine['driver'] != 'xclmgmt'):
             return super().write(mine, vf, attribute, value)
-        card.forget(mine, 0, 'registers')
+        if not self.versal:
+            card.forget(mine, 0, 'registers')
         if self.faulty(mine).get('reset_kills'):
             mine['faults']['dead'] = True
 

@@ -364,3 +364,26 @@ class VgpuTest(AttachTestCase):
         self.accelerators.inventory.scan()
         self.assertIn(claim.handle.address,
                       self.accelerators.mediated_devices())
+
+
+class ReadyVfsTest(base.HostTestCase):
+    """VFs of Intel's and AMD's GPUs: each is a vGPU as it is."""
+
+    POOLS = 'none'
+
+    def test_reset_between_two_servers(self):
+        self.start_host(drivers=('vgpu',), vgpus=[test_vgpu.gpu(
+            'sriov', vendor='8086', device='56c0', driver='i915', types=[])])
+        uuid_, = [p.uuid for p in self.host.inventory.providers().values()
+                  if p.inventory]
+        server = self.host.boot(
+            {'resources1:CUSTOM_ACCELERATOR_VGPU': '1'},
+            {uuid_: {'resources': {'CUSTOM_ACCELERATOR_VGPU': 1}}})
+        vf, = self.host.devices_of(server)
+        self.host.delete(server)
+        self.assertEqual([vf], [function for function, _ in
+                                self.simulated.kernel.resets(test_vgpu.GPU)])
+        record, = self.host.accelerators.store.handovers()
+        self.assertEqual(('reset flr', model.CLEAN),
+                         (record.method, record.result))
+        self.assertEqual([], self.host.holdings.all())

@@ -91,6 +91,23 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.host.delete(self.has())
         self.assertDone(model.MEMORY_KEPT, RESET, 'reset')
 
+    def test_versal_is_not_reset(self):
+        """The attribute of XRT does nothing there, and is not counted."""
+        versal = self.host.kernel.read
+
+        def read(path):
+            return '1' if path.endswith('/versal') else versal(path)
+        self.host.kernel.read = read
+        server = self.has()
+        self.host.delete(server)
+        self.assertEqual([], self.done)
+        self.assertFenced('cannot reset the region of a Versal')
+        self.clearing('registers')
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertEqual(1, len(self.done))
+        self.host.boot(base.ONE, self.host.allocation())
+        self.assertEqual({}, self.host.kernel.guest_reads(self.USER))
+
     def test_policy_reset(self):
         """What a project has loaded stays, and the record says so."""
         self.config.config(handover=['reset'], group='accel')

@@ -50,6 +50,30 @@ class TestCase(testtools.TestCase):
             self.assertIn(text, device.reason)
 
 
+class BeforeSriovManageTest(TestCase):
+    """A card for vGPUs is not given whole because its VFs come later."""
+
+    def start(self, *drivers, manager=True, **more):
+        self.config.config(group='accel', enabled_drivers=list(drivers))
+        super().start({'address': A, 'driver': 'nvidia', **more})
+        exists = self.kernel.exists
+
+        def with_manager(path):
+            return (manager if path == 'module/nvidia_vgpu_vfio'
+                    else path.endswith('/sriov_totalvfs') or exists(path))
+        self.kernel.exists = with_manager
+        return self.driver.discover()[A]
+
+    def test_waits_for_its_vfs(self):
+        self.refused(self.start('gpu', 'vgpu'), f'sriov-manage -e {A}',
+                     'bind it to vfio-pci')
+
+    def test_cards_that_are_whole(self):
+        for drivers, more in ((('gpu',), {}), (('gpu', 'vgpu'), {
+                'manager': False}), (('gpu', 'vgpu'), {'driver': 'vfio-pci'})):
+            self.assertEqual(1, len(self.start(*drivers, **more).handles))
+
+
 @ddt.ddt
 class Discovery(TestCase):
 

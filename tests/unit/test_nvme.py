@@ -85,6 +85,21 @@ class Discovery(TestCase):
         self.kernel.rebind(A, bound)
         self.assertEqual(known, self.driver.discover(known))
 
+    def test_controller_that_is_dead(self):
+        """It is not offered again and again; the driver stays bound."""
+        known = self.start({'address': A})
+        self.kernel.set_fault(A, controller='resetting')
+        before = self.driver.state(A)
+        known = self.driver.discover(known)
+        self.assertEqual(OK, known[A].health)
+        self.kernel.set_fault(A, controller='dead')
+        self.assertNotEqual(before, self.driver.state(A))
+        known = self.driver.discover(known)
+        self.assertEqual(QUARANTINED, known[A].health)
+        self.assertIn('state dead', known[A].reason)
+        self.kernel.set_fault(A, controller=None)
+        self.assertEqual(OK, self.driver.discover(known)[A].health)
+
     def test_guest_has_it_and_the_store_is_new(self):
         self.start({'address': A})
         self.kernel.guest_takes(A)

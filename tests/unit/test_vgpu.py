@@ -529,6 +529,19 @@ class ReadyVfs(VgpuTestCase):
                               for h in device.handles])
             self.kernel.reboot()
 
+    def test_vfs_that_cannot_be_reset(self):
+        """The next server would find what is in their memory."""
+        self.start({**self.gpu(), 'vfs': 2})
+        read = self.kernel.read
+
+        def without(path):
+            return '' if path.endswith('reset_method') else read(path)
+        self.kernel.read = without
+        self.assertIn('cannot be reset between two servers',
+                      self.quarantined())
+        self.config.config(handover=['none'], group='accel')
+        self.assertEqual(2, len(self.device().handles))
+
     def test_processing_accelerators_of_amd(self):
         self.start(gpu('sriov', vendor='1002', device='74a1', types=[],
                        **{'class': '0x120000'}, driver='gim'))
