@@ -13,7 +13,14 @@ FAULT = 255
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
 #: where a service is, in a sentence of ours
 _ADDRESS = re.compile(r' at https?://\S+')
+#: what would begin a line of its own in a log, or move the cursor of who reads
+#: it. Values of users, as properties of images, are in many sentences
+_CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]')
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
 
 
 class AcceleratorError(Exception):
@@ -30,8 +37,9 @@ class AcceleratorError(Exception):
             full stop; '' for the whole sentence. Why a device is fenced, and
             what the kernel said, is for the operator.
         """
-        super().__init__(*args)
-        self.found = found
+        super().__init__(*(_CONTROL.sub(_escaped, arg) if isinstance(arg, str)
+                           else arg for arg in args))
+        self.found = _CONTROL.sub(_escaped, found)
 
     def format_message(self) -> str:
         """Return told() of this error, which Nova makes the fault of a server

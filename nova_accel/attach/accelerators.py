@@ -557,7 +557,10 @@ class Accelerators:
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '
-                    f'on this host: the build is retried on another host.')
+                    f'on this host: the build is retried on another host.',
+                    found=f'Server {server.uuid} was allocated {amount} '
+                          f'accelerators of a provider, and '
+                          f'{len(free[uuid])} of it are free')
         wants = [
             closeness.Want([device.place for device, _ in free[uuid]], amount)
             for uuid, amount in amounts.items()]

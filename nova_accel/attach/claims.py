@@ -37,8 +37,13 @@ _LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
 MEMORY = ':memory:'
 #: seconds after which an order that nova-compute has not begun is void
 ORDER_SECONDS = 30
-#: how many hand-overs are kept
+#: how many hand-overs of a device are kept
 MOST_HANDOVERS = 1000
+#: days in which no more than MOST_IN_THAT_TIME of a device go
+DAYS_OF_HANDOVERS = 90
+#: some hundred bytes each; a device that is taken and released each ten seconds
+#: has as many in a week
+MOST_IN_THAT_TIME = 60_000
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
 #: columns that are named as the fields of model.Claim are, or here
 _RENAMED = {'group': 'request_group'}
@@ -122,6 +127,7 @@ class ClaimStore:
             # none for MEMORY
             if os.path.dirname(path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
+                _make_private(path)
             self._db = sqlite3.connect(
                 path, timeout=timeout, isolation_level=None,
                 check_same_thread=False)
@@ -689,7 +695,8 @@ class ClaimStore:
     # The record of hand-overs
 
     def add_handover(self, handover: model.Handover) -> None:
-        """Write one; the oldest beyond MOST_HANDOVERS go.
+        """Write one; of its device those go that are older than
+        DAYS_OF_HANDOVERS and not among the newest MOST_HANDOVERS.
 
         One that failed takes the place of the failed one before it of the
         same server and handle: errors that alternate while a release is tried
@@ -707,10 +714,16 @@ class ClaimStore:
                     (handover.handle, handover.server, *model.ENDS))
             db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
                        dataclasses.asdict(handover))
-            # not by number: rows that were replaced left gaps
-            db.execute('DELETE FROM handovers WHERE number NOT IN (SELECT '
-                       'number FROM handovers ORDER BY number DESC LIMIT ?)',
-                       (MOST_HANDOVERS,))
+            since = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
+                DAYS_OF_HANDOVERS)).isoformat(timespec='seconds')
+            for most, before in ((MOST_HANDOVERS, since),
+                                 (MOST_IN_THAT_TIME, '~')):
+                # not by number: rows that were replaced left gaps
+                db.execute(
+                    'DELETE FROM handovers WHERE device = ?1 AND time < ?2 '
+                    'AND number <= (SELECT number FROM handovers WHERE '
+                    'device = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)',
+                    (handover.device, before, most))
 
     def handovers(self) -> list[model.Handover]:
         """All that are kept, the oldest first."""
@@ -768,6 +781,20 @@ def existing(path: str) -> ClaimStore:
             f'nova-compute of the same release as this command first.')
     # which says what is to be done with one of a later release
     return ClaimStore(path)
+
+
+def _make_private(path):
+    """Let only its user read a store, which names projects and servers.
+
+    Also one of an earlier release. SQLite gives the files beside it the same
+    mode (unixOpen() of SQLite).
+    """
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # another user's, as the command of an operator meets it, stays
+    with contextlib.suppress(PermissionError):
+        for file in (path, f'{path}-wal', f'{path}-shm'):
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(file, 0o600)
 
 
 def _check_exists(path):

@@ -54,6 +54,9 @@ CREATE TABLE IF NOT EXISTS handovers (
     result TEXT NOT NULL
 )"""
 
+_OF_DEVICE = (
+    'CREATE INDEX IF NOT EXISTS handovers_of_device ON handovers (device)')
+
 _UNSETTLED = """
 CREATE TABLE IF NOT EXISTS unsettled (
     address TEXT NOT NULL,
@@ -156,7 +159,7 @@ CREATE TABLE devices (
 )""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
            _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
            _UNSETTLED.format(**_WITH_PARTS), _RECORDS, _POOLS, _DISABLED,
-           _ORDERS, _ORIGINS, _UNCLEAN)
+           _ORDERS, _ORIGINS, _UNCLEAN, _OF_DEVICE)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -276,6 +279,7 @@ def _from_version_6(db: sqlite3.Connection) -> None:
 def _from_version_7(db: sqlite3.Connection) -> None:
     """Version 7 does not know what was released without cleaning."""
     db.execute(_UNCLEAN)
+    db.execute(_OF_DEVICE)
 
 
 #: number n makes version n + 1 of version n

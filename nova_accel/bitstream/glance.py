@@ -779,8 +779,8 @@ def _refusal(client, what, code, reason) -> exception.AcceleratorError:
     if code == 404:
         return exception.ImageNotFound(
             f'Glance was asked for {what}, which does not exist or is not '
-            f'visible to the user (404): correct the image id, or share the '
-            f'image with the project.')
+            f'visible to the project of the server: correct the image id, or '
+            f'share the image with the project.')
     # for a code without a class of its own, such as 429 and 504, glanceclient
     # gives no number
     if isinstance(code, int) and 400 <= code < 500:

@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel handovers: what was done with devices between servers."""
 
+import argparse
 import dataclasses
+import datetime
 import textwrap
 
 from nova_accel.cmd import output
@@ -13,12 +15,27 @@ from nova_accel import model
 _WIDTH = 32
 
 
+def _time(value):
+    try:
+        # as the record has it, which is compared as text
+        found = datetime.datetime.fromisoformat(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{value!r} is not a time: write it like 2026-11-22T02:17'
+        ) from None
+    return found.replace(
+        tzinfo=found.tzinfo or datetime.UTC).astimezone(
+            datetime.UTC).isoformat(timespec='seconds')
+
+
 class Handovers(output.Lister):
     """Show the record of hand-overs of this host, the newest last.
 
     One row for each time that a server released a device: what was done
-    before another server may have it, and with which result. The newest 1000
-    are kept. Reads the claim store of nova-compute and changes nothing.
+    before another server may have it, and with which result. Those of the last
+    90 days are kept, and of each device the newest 1000; with -f json and
+    --since they are exported. Reads the claim store of nova-compute and
+    changes nothing.
     """
 
     COLUMNS = tuple(field.name.capitalize()
@@ -33,16 +50,21 @@ class Handovers(output.Lister):
         parser.add_argument(
             '--server', metavar='UUID',
             help='only hand-overs after this server')
+        parser.add_argument(
+            '--since', metavar='TIME', type=_time,
+            help='only hand-overs from this time on, UTC, for example '
+                 '2026-11-22 or 2026-11-22T02:17')
         return parser
 
     def table(self, parsed_args):
         self.nothing = (
             'No hand-over matches.' if parsed_args.device or parsed_args.server
-            else 'No hand-over is recorded.')
+            or parsed_args.since else 'No hand-over is recorded.')
         found = [
             h for h in store.read(parsed_args).handovers()
             if parsed_args.device in (None, h.device, h.handle)
-            and parsed_args.server in (None, h.server)]
+            and parsed_args.server in (None, h.server)
+            and h.time >= (parsed_args.since or '')]
         return (self.COLUMNS,
                 [dataclasses.astuple(dataclasses.replace(
                     handover, method=self._lines(handover.method),

@@ -4,10 +4,12 @@ other releases."""
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -459,7 +461,8 @@ class HandoversTest(StoreTestCase):
     @staticmethod
     def handover(number, **more):
         return model.Handover(**{
-            'time': 't', 'device': '0000:5e:00.0', 'serial': '',
+            'time': '2025-11-22T02:17:43+00:00',
+            'device': '0000:5e:00.0', 'serial': '',
             'handle': '0000:5e:00.0', 'server': str(number), **more})
 
     def test_round_trip(self):
@@ -480,6 +483,34 @@ class HandoversTest(StoreTestCase):
         self.assertEqual(['2', '3', '4'],
                          [h.server for h in self.store.handovers()])
         self.assertEqual(1000, claims.MOST_HANDOVERS)
+
+    def test_no_server_drives_out_the_record_of_others(self):
+        """Boot and delete in a loop, on this device or on another one."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+        with mock.patch.object(claims, 'MOST_HANDOVERS', 3):
+            self.store.add_handover(self.handover(1))
+            for number in range(10, 20):
+                self.store.add_handover(self.handover(
+                    number, device='0000:81:00.0'))
+            self.store.add_handover(self.handover(2, time=now))
+            for number in range(20, 30):
+                self.store.add_handover(self.handover(number, time=now))
+            kept = {h.server for h in self.store.handovers()}
+            self.assertEqual({'17', '18', '19', '2', *map(str, range(20, 30))},
+                             kept)
+            with mock.patch.object(claims, 'MOST_IN_THAT_TIME', 5):
+                self.store.add_handover(self.handover(30, time=now))
+            self.assertEqual(5, sum(
+                h.device == '0000:5e:00.0' for h in self.store.handovers()))
+
+    def test_only_its_user_reads_it(self):
+        for suffix in '', '-wal', '-shm':
+            self.assertEqual(0o600, stat.S_IMODE(
+                os.stat(self.path + suffix).st_mode))
+        # also one that an earlier release made
+        os.chmod(self.path, 0o644)
+        claims.ClaimStore(self.path)
+        self.assertEqual(0o600, stat.S_IMODE(os.stat(self.path).st_mode))
 
     def test_errors_that_alternate_drive_nothing_out(self):
         """A device that is not clean is tried again each minute."""

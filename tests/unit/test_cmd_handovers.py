@@ -40,6 +40,16 @@ class HandoversTest(commands.StoreCommandTestCase):
             'Method': 'reset flr', 'Before': None, 'After': None,
             'Result': 'clean'}, found[0])
 
+    def test_since(self):
+        self.fill()
+        for since, expected in (('2026-11-22T02:17:02', ['s2', 's3']),
+                                ('2026-11-22T03:17:03+01:00', ['s3']),
+                                ('2026-11-21', ['s1', 's2', 's3'])):
+            result = self.call('-f', 'json', '--since', since)
+            self.assertEqual(expected, [
+                h['Server'] for h in json.loads(result.stdout)])
+        self.assertRaises(SystemExit, self.call, '--since', 'Monday')
+
     def test_table(self):
         self.fill()
         result = self.call()

@@ -11,6 +11,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import request
 from nova_accel.virt import errors
 
 
@@ -156,3 +157,20 @@ class RefusedTest(testtools.TestCase):
         self.config.config(group='accel', simulated_host='/a/host.yaml')
         errors.warn_of_simulation()
         self.assertIn('/a/host.yaml', log.output)
+
+
+class ControlTest(testtools.TestCase):
+
+    def test_no_line_of_the_log_is_a_users(self):
+        """A property of an image, as accel1:bitstream_id, is any text."""
+        error = self.assertRaises(
+            exception.InvalidRequest, request.with_image_overrides,
+            {'resources1:CUSTOM_ACCELERATOR_FPGA': '1',
+             'accel1:runtime_programming': 'true',
+             'resources2:CUSTOM_ACCELERATOR_FPGA': '1',
+             'accel2:runtime_programming': 'true'},
+            {'accel:bitstream_id': 'x\n2026-11-24 ERROR forged\x1b[2J\u2028'})
+        self.assertTrue(str(error).isprintable(), str(error))
+        self.assertIn(r'x\n2026', str(error))
+        found = exception.DeviceError('a', found='b\rc').found
+        self.assertEqual(r'b\rc', found)
