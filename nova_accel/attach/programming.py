@@ -316,14 +316,34 @@ class Programming:
         :returns: how, for the record of the hand-over.
         :raises ImageNotFound: there is none.
         :raises BitstreamError: it cannot be used.
+        :raises DeviceUnavailable: it clears the memory of the card, which a
+            server uses by another region.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
         client = self._cloud.service_images()
         image = glance.find_clearing(client, region.region_type_uuid, cleared)
+        if image.record.get(glance.CLEARS) == glance.CLEARED[0]:
+            self._check_alone(device, region, image)
         self._load(client, image, device, region)
         return (f'memory cleared with image {image.id}'
                 if image.record.get(glance.CLEARS) == glance.CLEARED[0]
                 else f'cleared with image {image.id}')
+
+    def _check_alone(self, device, region, image):
+        """Before the memory of a card is cleared, which its regions share."""
+        others = [c for c in self._holdings.all()
+                  if c.device_address == device.address
+                  and c.region_index != region.index
+                  and c.state is not model.ClaimState.DELETING]
+        if others:
+            raise exception.DeviceUnavailable(
+                f'{device.address} {region.name} was to be cleaned with image '
+                f'{image.id}, which clears the memory of the whole card, and '
+                f'server {others[0].holder} has region'
+                f'{others[0].region_index} of it: the region waits for that '
+                f'server\'s end, and it is tried again each minute.',
+                found=f'{device.address} {region.name} was to be cleaned, and '
+                      f'that has to wait')
 
     def _load(self, client, image, device, region):
         wanted = request.AcceleratorRequest(

@@ -324,7 +324,13 @@ def number(state) -> int:
 
 
 def forget(mine, port: int, *kinds: str) -> None:
-    """End what guests left in a region: 'registers', 'memory'."""
-    left = mine.get('left', {}).get(str(port), {})
+    """End what guests left in a region, its 'registers', or in the 'memory'
+    of the card."""
     for kind in kinds:
-        left.pop(kind, None)
+        mine.get('left', {}).get(place_of(port, kind), {}).pop(kind, None)
+
+
+def place_of(port: int, kind: str) -> str:
+    """Return where a card keeps what a guest left: its regions share the
+    memory."""
+    return 'card' if kind == 'memory' else str(port)

@@ -358,7 +358,9 @@ class SimulatedKernel(sysfs.Reads,
         """
         with self._update() as (host, state):
             port, mine = self._region_of_guest(host, state, function)
-            mine.setdefault('left', {}).setdefault(str(port), {}).update(what)
+            for kind, value in what.items():
+                mine.setdefault('left', {}).setdefault(
+                    cards.place_of(port, kind), {})[kind] = value
 
     def guest_reads(self, function: str) -> dict[str, str]:
         """What a guest finds in its region, as guest_writes() has it.
@@ -367,7 +369,8 @@ class SimulatedKernel(sysfs.Reads,
         """
         host, state = self._look()
         port, mine = self._region_of_guest(host, state, function)
-        return dict(mine.get('left', {}).get(str(port), {}))
+        left = mine.get('left', {})
+        return {**left.get('card', {}), **left.get(str(port), {})}
 
     def _region_of_guest(self, host, state, function):
         found, vf = self._owner(host, state, function)

@@ -807,3 +807,43 @@ class WholeCardTest(base.HostTestCase):
         self.assertRaises(exception.DeviceUnavailable, self.boot, FUNCTION)
         self.assertEqual(1, self.log.output.count(
             f'{A} is not given to servers, because it has no VFs'))
+
+
+class SharedMemoryTest(CleaningTestCase):
+    """The regions of a card share its memory."""
+
+    CARDS = ({'address': A, 'ports': 2},)
+
+    def boot_in(self, index):
+        return self.host.boot(base.ONE, {
+            uuid: {'resources': {base.FPGA: 1}} for uuid, p
+            in self.host.inventory.providers().items()
+            if p.region_index == index})
+
+    def test_neighbor_runs(self):
+        """Its memory is not cleared under it: the region waits."""
+        first, second = self.boot_in(0), self.boot_in(1)
+        self.clearing_image('memory')
+        self.host.kernel.guest_writes(vf(A, 0), memory='of the first')
+        self.host.kernel.guest_writes(vf(A, 1), memory='of the second')
+        self.host.delete(first)
+        self.assertEqual('of the second',
+                         self.host.kernel.guest_reads(vf(A, 1))['memory'])
+        self.assertEqual([], self.programmed)
+        claim, = self.host.holdings.being_released()
+        self.assertIn('the region waits', claim.error)
+        self.assertRaises(exception.DeviceUnavailable, self.boot_in, 0)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.host.reboot(second)
+        self.host.delete(second)
+        self.host.reconcile()
+        self.host.settle()
+        self.assertEqual([], self.host.holdings.all())
+        self.boot_in(0)
+        self.assertEqual({}, self.host.kernel.guest_reads(vf(A, 0)))
+
+    def test_no_image_clears_memory(self):
+        """The regions do not wait for each other."""
+        first, _ = self.boot_in(0), self.boot_in(1)
+        self.host.delete(first)
+        self.assertEqual(1, len(self.host.holdings.all()))
