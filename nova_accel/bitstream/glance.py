@@ -64,6 +64,10 @@ CLEARED = ('memory', 'registers')
 
 #: number of images that an error names
 _NAMED = 3
+#: records of one answer that are read; more are not looked through
+_MOST = 1000
+#: the same of images that other projects share: each costs a request more
+_MOST_SHARED = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,9 +237,8 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
                 raise _unfit([image.record], region_type)
             return image
         key, spellings = FUNCTION_ID, _spellings(hexadecimal)
-    found = _with(client, key, spellings) if name else ()
-    usable = [r for r in found
-              if r['status'] == 'active' and origin(r) == model.OPERATOR]
+    found = _of_operators(client, key, spellings) if name else []
+    usable = [r for r in found if r['status'] == 'active']
     fitting = [r for r in usable if _fits(r, region_type)]
     if len(fitting) == 1:
         return _image(fitting[0])
@@ -245,6 +248,7 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
             f'has to be programmed: name it by its id.')
     if usable:
         raise _unfit(usable, region_type)
+    found += _with(client, key, spellings, _MOST_SHARED) if name else ()
     if found:
         raise exception.BitstreamError(
             f'{text.printable(name)} was to be programmed for the operator, '
@@ -268,9 +272,10 @@ def find_function_name(client, function_id: str, region_type: str | None,
     :raises GlanceUnavailable: Glance did not answer.
     """
     names = {
-        name for r in _with(client, FUNCTION_ID, _spellings(function_id))
+        name for r in _of_operators(
+            client, FUNCTION_ID, _spellings(function_id))
         if (name := r.get(FUNCTION_NAME)) and r['status'] == 'active'
-        and origin(r) == model.OPERATOR and _fits(r, region_type)}
+        and _fits(r, region_type)}
     if len(names) != 1:
         return None
     name, = names
@@ -296,9 +301,8 @@ def find_clearing(client, region_type: str | None,
     """
     for what in cleared if region_type else ():
         records = [
-            r for r in _list(client, {CLEARS: what})
-            if origin(r) == model.OPERATOR
-            and _hex(r.get(REGION_TYPE_ID) or '') == region_type]
+            r for r in _of_operators(client, CLEARS, [what])
+            if _hex(r.get(REGION_TYPE_ID) or '') == region_type]
         active = [r for r in records if r['status'] == 'active']
         if active:
             return _image(min(active, key=lambda r: r['id']))
@@ -322,17 +326,17 @@ def _in_order(client, key, spellings, project_id, operators, of_projects):
 
     :param of_projects: whether those of projects count.
     """
-    found = _with(operators or client, key, spellings)
-    yield operators or client, [
-        r for r in found if origin(r) == model.OPERATOR]
+    yield operators or client, _of_operators(
+        operators or client, key, spellings)
     if not of_projects:
         return
-    if operators is not None:
-        found = _with(client, key, spellings)
-    others = [r for r in found if origin(r) != model.OPERATOR]
-    yield client, [r for r in others if r.get('owner') == project_id]
-    yield client, [r for r in others if r.get('owner') != project_id
-                   and _may_use(client, r, project_id)]
+    yield client, [r for r in _with(client, key, spellings, owner=project_id)
+                   if origin(r) != model.OPERATOR]
+    yield client, [
+        r for r in _with(client, key, spellings, _MOST_SHARED,
+                         visibility='shared')
+        if origin(r) != model.OPERATOR and r.get('owner') != project_id
+        and _may_use(client, r, project_id)]
 
 
 def _spellings(function_id: str) -> list[str]:
@@ -340,9 +344,22 @@ def _spellings(function_id: str) -> list[str]:
     return [dashed, function_id, dashed.upper(), function_id.upper()]
 
 
-def _with(client, key, spellings):
+def _of_operators(client, key, spellings) -> list[dict]:
+    """Return the records of the operator's images.
+
+    Glance is asked for public ones and for those of each owner: images of
+    projects, which may be any number, add no request.
+    """
+    found = {r['id']: r for more in (
+        {'visibility': 'public'},
+        *({'owner': owner} for owner in CONF.accel.bitstream_owners))
+        for r in _with(client, key, spellings, **more)}
+    return [r for r in found.values() if origin(r) == model.OPERATOR]
+
+
+def _with(client, key, spellings, most=None, **more):
     return {r['id']: r for value in spellings
-            for r in _list(client, {key: value})}.values()
+            for r in _list(client, {key: value, **more}, most)}.values()
 
 
 def origin(record: Mapping[str, typing.Any]) -> str | None:
@@ -689,15 +706,30 @@ def _record(client, image_id) -> dict:
     return body
 
 
-def _list(client, filters) -> Iterator[dict]:
+def _list(client, filters, most: int | None = None) -> Iterator[dict]:
+    """
+    :param most: of how many images a project may have had a part; the first
+        ones count.
+    :raises BitstreamError: there are more than _MOST.
+    """
     what = 'the images with ' + ', '.join(
         f'{k}={text.printable(v)}' for k, v in filters.items())
     path: str | None = '/v2/images?' + parse.urlencode(filters)
+    seen = 0
     while path:
         response, body = _get(client, path, what)
         if not isinstance(body, dict) or 'images' not in body:
             raise _no_glance(client, what, response)
-        yield from body['images']
+        for record in body['images']:
+            yield record
+            seen += 1
+            if seen == most:
+                return
+        if seen > _MOST:
+            raise exception.BitstreamError(
+                f'Glance was asked for {what}, and has more than {_MOST}: '
+                f'delete those that are not needed, or name the image by its '
+                f'id.')
         path = body.get('next')
 
 

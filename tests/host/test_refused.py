@@ -102,6 +102,8 @@ class RefusedTest(base.HostTestCase):
             exception.AcceleratorError, self.host.boot, base.asks(),
             self.host.allocation(A))
         self.assertIn('0 of it are free', str(error))
+        # the name of the provider begins with that of the host
+        self.assertNotIn('_accel_', exception.told(error))
         # neither guest nor allocation stands behind that claim
         self.host.reconcile()
         self.assertEqual([], self.host.holdings.all())
