@@ -535,8 +535,11 @@ class Translation:
             return
         # it imports seconds of Nova
         from nova.pci import request
+        # Nova 31.0 has it under a private name, which 31.3 does not
+        read = getattr(request, 'get_alias_from_config', None) or getattr(
+            request, '_get_alias_from_config')
         try:
-            aliases = request.get_alias_from_config()
+            aliases = read()
         except nova_exception.NovaException as error:
             self._leave(f'[pci] alias is not translated and stays, because '
                         f'Nova does not accept it '

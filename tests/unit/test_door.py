@@ -71,7 +71,7 @@ class VersionsTest(testtools.TestCase):
             self.requirements)
 
     def test_lower_bounds(self):
-        """They are the libraries with which ``make floor`` runs."""
+        """They are the libraries with which ``make floor`` has."""
         floor = dict(line.lower().replace('_', '-').split('==') for line in (
             ROOT / 'constraints-nova31.txt').read_text().split())
         bounds = dict(line.lower().split('>=') for line in self.requirements
