@@ -3,6 +3,7 @@
 #             functional, and make unit TEST=tests.unit.test_gbs for one test
 # make soak   random operations on a cloud, SOAK_MINUTES=60 of them
 # make mutants  small changes of the code that the tests must notice; minutes
+# make sigterm  stop nova-compute under load, STOPS=200 times
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
@@ -21,7 +22,7 @@ CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
-.PHONY: help demo test parts style docs unit host functional soak mutants nova-tests \
+.PHONY: help demo test parts style docs unit host functional soak sigterm mutants nova-tests \
 	nova-tests-part bench bench-part bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
 
@@ -92,6 +93,12 @@ soak: $(STAMP)
 # MUTANTS="attach/reconcile.py" for those of a file, of a room or with a text
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# nova-compute gets SIGTERM under load, STOPS times
+STOPS ?= 200
+
+sigterm: $(STAMP)
+	$(BIN)/python -W ignore -m tests.host.sigterm $(STOPS)
 
 # docs/source/contributor/nova-tests.rst; SUITES="unit" for one of them,
 # STOCK=--stock for Nova's own driver

@@ -119,8 +119,9 @@ class _Worker(threading.Thread):
 IDLE = 'accel-idle'
 #: workers with nothing to run, the last one first; append and pop are atomic
 _IDLE: list[_Worker] = []
-#: More than the calls that inventory.cards begins at the same time.
-_MOST_IDLE = 40
+#: as many cards as a host has, which are all scanned at the same time where
+#: each takes long
+_MOST_IDLE = 128
 # threads do not live on in the child
 os.register_at_fork(after_in_child=_IDLE.clear)
 

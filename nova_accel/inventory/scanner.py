@@ -556,6 +556,8 @@ class Scanner:
                         changed = False
                         self._start_look()
             except Exception as error:
+                if self._closed:
+                    return
                 LOG.warning('The kernel does not say when devices come and '
                             'go (%s); they are noticed within %d s', error,
                             CONF.accel.discovery_interval)

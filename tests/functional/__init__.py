@@ -49,5 +49,7 @@ if NOVA == 33:
 
 # after the choice of threads
 from tests.functional import process  # noqa: E402
+from tests import limits  # noqa: E402
 
 process.prepare()
+limits.apply()

@@ -236,6 +236,8 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
     ADMIN_API = True
     # casts as in a real cloud: an error reaches the server, not the caller
     CAST_AS_CALL = False
+    #: tests.limits: a wait may take two minutes
+    LIMIT = 600
     #: host name -> description of the simulated host
     HOSTS = {'compute1': {'cards': [card('0000:5e:00.0')]},
              'compute2': {'cards': [card('0000:5e:00.0', [NLB3])]}}

@@ -101,6 +101,9 @@ class Sequence(stateful.RuleBasedStateMachine):
 
 class RandomOperationsTest(operations.OperationsTestBase):
 
+    #: tests.limits: a series; the last sequence begins in the last minute
+    LIMIT = 1800 + 60 * float(os.environ.get('NOVA_ACCEL_SOAK_MINUTES', 0))
+
     def setUp(self):
         super().setUp()
         self.flags(allow_resize_to_same_host=True,

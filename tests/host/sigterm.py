@@ -36,7 +36,7 @@ from tests.unit import host as simulated
 
 DISKS = [f'0000:{bus:02x}:00.0' for bus in range(1, 17)]
 SSD = 'CUSTOM_ACCELERATOR_SSD'
-SPECS = {f'resources1:{SSD}': '4'}
+SPECS = {f'resources{group}:{SSD}': '1' for group in range(1, 5)}
 #: seconds in which a process ends on a loaded machine
 PATIENCE = 30
 #: seconds of work, at most, before the signal
@@ -61,8 +61,8 @@ def _work(host):
         try:
             host.delete(host.boot(SPECS, allocation))
         except exception.AcceleratorError:
-            # as it stops
-            pass
+            # nova-compute stops
+            return
 
 
 def _scan(host):
