@@ -196,6 +196,16 @@ SCHEDULER_OPTS = [
 Weight of hosts whose FPGA regions already carry the wanted function. An
 aggregate's metadata ``accel_weight_multiplier`` takes precedence, as with
 Nova's own weighers. Zero disables the preference."""),
+    cfg.StrOpt('packing', default='stack',
+               choices=[('stack', 'from where fewest are free, so that whole '
+                                  'hosts stay whole'),
+                        ('spread', 'from where most are free')], help="""
+From which hosts, and from which pools of a host, servers get accelerators of
+which they want no function. With ``stack``, servers without accelerators go to
+hosts without free accelerators first. Either counts more than Nova's own weights
+of RAM, CPU, disk and I/O; less than what a server asks for, and than a tenant's
+server group. A flavor's ``accel:packing`` takes precedence. Read by
+nova-scheduler."""),
 ]
 
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,

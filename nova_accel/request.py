@@ -32,8 +32,10 @@ EXPANDED_KEY = 'accel:profile'
 #: where all accelerators of a server are to be; of the whole flavor
 AFFINITY_KEY = 'accel:numa_affinity'
 SAME_KEY = 'accel:same'
+PACKING_KEY = 'accel:packing'
 PLACE_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
-              SAME_KEY: ('numa', 'pcie_root')}
+              SAME_KEY: ('numa', 'pcie_root'),
+              PACKING_KEY: ('stack', 'spread')}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 #: the spelling of the first Cyborg specifications for a numbered group
@@ -161,7 +163,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Affinity:
-    """Where in a host all accelerators of a server are to be."""
+    """Where all accelerators of a server are to be."""
 
     #: on how many NUMA nodes at most, None: on any number
     nodes: int | None = None
@@ -171,6 +173,8 @@ class Affinity:
     close: bool = True
     #: whether the nodes have to be those of the guest, where it has any
     with_guest: bool = False
+    #: stack or spread; None: as the operator has it
+    packing: str | None = None
 
     @property
     def is_strict(self) -> bool:
@@ -198,7 +202,7 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
             raise exception.InvalidRequest(
                 f'{key}={extra_specs[key]} is unknown: write one of '
                 f'{", ".join(values)}.')
-    wish, same = map(extra_specs.get, PLACE_KEYS)
+    wish, same, packing = map(extra_specs.get, PLACE_KEYS)
     nodes = None
     if wish == 'required':
         try:
@@ -207,7 +211,8 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
             # Nova refuses such a flavor in its own words
             nodes = 1
     return Affinity(nodes=1 if same else nodes, one_root=same == 'pcie_root',
-                    close=wish != 'none', with_guest=wish == 'required')
+                    close=wish != 'none', with_guest=wish == 'required',
+                    packing=packing)
 
 
 def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
@@ -405,7 +410,7 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             raise exception.InvalidRequest(
                 f'The extra spec accel{group}:{key} is unknown: the keys are '
                 f'{", ".join(_ACCEL_KEYS)} and driver_<name>, and without '
-                f'group device_profile, numa_affinity and same.')
+                f'group device_profile, numa_affinity, same and packing.')
     if not classes:
         if accel:
             raise exception.InvalidRequest(

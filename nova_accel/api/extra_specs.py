@@ -78,6 +78,13 @@ VALIDATORS = [
         value={'type': str, 'enum': ['numa', 'pcie_root'],
                'description': 'numa or pcie_root.'}),
     base.ExtraSpecValidator(
+        name='accel:packing',
+        description='Whether accelerators without a function come from where '
+                    'fewest are free, or from where most are; instead of '
+                    '[accel] packing.',
+        value={'type': str, 'enum': ['stack', 'spread'],
+               'description': 'stack or spread.'}),
+    base.ExtraSpecValidator(
         name='accel:profile',
         description='The device profile of the groups, for information; '
                     'written when accel:device_profile is expanded.',

@@ -167,6 +167,10 @@ class _Spec:
     def __init__(self, extra_specs):
         self.flavor = self.Flavor(extra_specs=extra_specs)
 
+    def __contains__(self, name):
+        # as nova.objects: whether it is set
+        return hasattr(self, name)
+
 
 def _of_service(node, root) -> str:
     """What is wrong with the nova-compute of a host.

@@ -44,7 +44,8 @@ UNTOLD = ('A server is scheduled without regard to its accelerators: report '
 #: hosts that the log has named because they do not run our driver
 _STALE: set[str] = set()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
-seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args))
+seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
+                    lambda spec: SCHEDULINGS.end(spec))
 
 
 class AcceleratorFilter(filters.BaseHostFilter):

@@ -54,8 +54,8 @@ def _rank_of_one(group, ranks, candidate):
 
 def _rank_of_several(scheduling, candidate):
     # one pass, for the same reason
-    stuck = programmings = choice = cleanings = 0
-    loss = 0.0
+    stuck = programmings = choice = cleanings = over = host_over = 0
+    loss = asked = 0.0
     for wish, ranks in zip(scheduling.wishes, scheduling.ranks):
         for provider in providers(wish, candidate):
             one = ranks.get(provider, schedulings.UNKNOWN_REGION)
@@ -64,10 +64,19 @@ def _rank_of_several(scheduling, candidate):
             choice += one.choice
             cleanings += one.cleanings
             loss += one.loss
+    for wanted, ranks in zip(scheduling.plain, scheduling.plain_ranks):
+        for provider in providers(wanted, candidate):
+            if provider in ranks:
+                one = ranks[provider]
+                cleanings += one.cleanings
+                loss += one.loss
+                asked += one.asked
+                over += one.over
+                host_over += one.host_over
     nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
         scheduling.is_taken(candidate), stuck, programmings, choice, cleanings,
-        len(nodes), len(roots), loss)
+        len(nodes), len(roots), loss, asked, over, host_over)
 
 
 def places(scheduling: schedulings.Scheduling,
@@ -135,9 +144,23 @@ _KEEPING = 0.2
 _LATER = 0.4
 #: the most that is taken off, for each accelerator group, because the devices
 #: are apart; two groups on two NUMA nodes cost half of it, about half of one
-#: of Nova's weights. The three together are less than 1, which a programming
+#: of Nova's weights. The four together are less than 1, which a programming
 #: is worth
 _APART = 0.3
+#: what is taken off, for each accelerator group, because its region is being
+#: cleaned, for which a build waits
+_CLEANING = 0.05
+#: scores of servers without a function go from 1 to this one: they say which
+#: of many hosts is the fullest, against Nova's weights, which spread
+MOST = 100.0
+#: the score of one device more that is free. At the default multiplier it
+#: exceeds the sum of RAM, disk, CPU and I/O weights (1 each)
+_ONE_FREE = 0.5
+#: and of one more that is free in the same pool, of hosts that are as full
+_ONE_OF_POOL = 0.02
+#: the most that each group is worth by what is lost, by what others ask for,
+#: and by being apart; all of these come before what is free
+_PREFERRED = 10.0
 
 
 def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
@@ -149,21 +172,40 @@ def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
 
     :param best: the rank of the host's first candidate.
     :returns: 0 (no candidate can be used) to 1 (every wanted function, the
-        first of those that will do, is loaded, and all devices are close). 0
-        also for one group without a function, which has no preference.
+        first of those that will do, is loaded, and all devices are close);
+        to MOST for a server without a function (nothing is lost, and the host
+        has nothing else that is free).
     """
     groups = len(scheduling.wishes)
-    if best.taken or best.stuck or not (
-            groups or scheduling.compares_places):
+    if best.taken or best.stuck or not scheduling.requests:
         return 0.0
-    part = 1.0
-    if groups:
-        carried: float = groups - best.programmings
-        if best.programmings:
-            carried += _KEEPING * (1 - best.loss / best.programmings)
-        carried -= _LATER * (1 - 1 / (1 + best.choice))
-        part = carried / groups
     # of pools that show no node the host chooses, and may find one
     apart = 1 - 1 / (max(1, best.nodes) + max(0, best.roots - 1) / 10)
+    if not groups:
+        return _score_without_function(scheduling, best, apart)
+    carried: float = groups - best.programmings
+    if best.programmings:
+        carried += _KEEPING * (1 - min(1.0, best.loss / best.programmings))
+    carried -= _LATER * (1 - 1 / (1 + best.choice))
+    part = carried / groups
     return _USABLE + (1 - _USABLE) * (
-        part - _APART * apart / len(scheduling.requests))
+        part - (_APART * apart + _CLEANING * best.cleanings)
+        / len(scheduling.requests))
+
+
+def _score_without_function(scheduling, best, apart):
+    cost = _PREFERRED * (
+        apart + (best.cleanings + best.loss + best.asked)
+        / len(scheduling.plain))
+    if scheduling.packs_hosts:
+        cost += _ONE_FREE * best.host_over + _ONE_OF_POOL * best.over
+    return max(1.0, MOST - cost)
+
+
+def score_without_accelerators(free: int) -> float:
+    """Return the score of a host for a server that wants no accelerators.
+
+    :param free: accelerators of the host.
+    :returns: MOST where none is free.
+    """
+    return max(1.0, MOST - _ONE_FREE * free)

@@ -80,8 +80,17 @@ class Rank(typing.NamedTuple):
     #: on; 0 where the server does not care, or has one group
     nodes: int = 0
     roots: int = 0
-    #: what programming would lose, 0 to 1 for each of these groups
+    #: what programming would lose, 0 to 1 for each of these groups, and for
+    #: each group without a function, whose server may change its region
     loss: float = 0.0
+    #: how much others ask for what only this product has, 0 to 1 for each
+    #: group without a function
+    asked: float = 0.0
+    #: of the groups without a function: how many devices the provider and,
+    #: between hosts only, the host have too many: free ones where servers are
+    #: stacked, used ones where they are spread
+    over: int = 0
+    host_over: int = 0
 
 
 #: of a region of which nothing is known: it is programmed and loses nothing
@@ -95,14 +104,19 @@ class Scheduling:
     :param summaries: not modified.
     :param demand: that of this scheduler.
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
+    :param named: for the traits that flavors name of devices without a
+        function; None counts none.
     """
 
     def __init__(self, spec, summaries: Mapping[str, Summary],
-                 demand: demands.Demand, get: Callable[[str, str], typing.Any]):
+                 demand: demands.Demand, get: Callable[[str, str], typing.Any],
+                 named: demands.Demand | None = None):
         self.requests = _requests(spec)
         self.wishes = [
             Wish(r.group, r.resource_class, tuple(r.wanted_traits))
             for r in self.requests if r.programs]
+        #: the groups without a function
+        self.plain = [r for r in self.requests if not r.programs]
         #: where all accelerators of the server are to be
         self.affinity = (request.affinity(spec.flavor.extra_specs)
                          if self.requests else request.Affinity())
@@ -113,7 +127,13 @@ class Scheduling:
         #: whether the rank of a candidate is that of one provider: as long as
         #: nothing is known to be taken since Placement's answer
         self.is_of_one_provider = (
-            len(self.wishes) == 1 and not self.compares_places)
+            len(self.requests) == len(self.wishes) == 1)
+        self.packing = self.affinity.packing or CONF.accel.packing
+        #: whether that counts between hosts: a tenant's own wish, which has
+        #: the weight of one of Nova's, counts more
+        group = spec.instance_group if 'instance_group' in spec else None
+        self.packs_hosts = group is None or not (group.policy or '').startswith(
+            'soft-')
         self._places: dict[str, tuple[str | None, str | None]] = {}
         #: host UUID -> (servers on it, candidates in the order that we left),
         #: of requests for several servers
@@ -122,8 +142,9 @@ class Scheduling:
         self.refused: Refusal | None = None
         self._classes = {r.resource_class for r in self.requests}
         #: with what servers of this request got since Placement's answer
-        self._summaries = summaries if self.requests else {}
+        self._summaries = summaries
         self._demand = demand
+        self._named = named or demands.Demand()
         self._counted: set[str] = set()
         self._get = get
         #: (provider, class) of which something was taken since that answer
@@ -140,6 +161,8 @@ class Scheduling:
             self._counted.add(server)
             for wish in self.wishes:
                 self._demand.add(wish.traits)
+            for wanted in self.plain:
+                self._named.add(wanted.required)
 
     def place(self, provider: str) -> tuple[str | None, str | None]:
         """Return the NUMA node and the PCI root complex of a provider, as
@@ -185,7 +208,11 @@ class Scheduling:
             for name, amount in given['resources'].items():
                 if name in self._classes:
                     self._use(provider, name, amount)
+        self._forget_ranks()
+
+    def _forget_ranks(self):
         self.__dict__.pop('ranks', None)
+        self.__dict__.pop('plain_ranks', None)
 
     def _use(self, provider, name, amount):
         summary = self._summaries.get(provider)
@@ -234,7 +261,7 @@ class Scheduling:
                     {'url': url, 'error': error})
                 return
             self._update(root, name, found)
-        self.__dict__.pop('ranks', None)
+        self._forget_ranks()
 
     def _update(self, root, name, found):
         """Take over what Placement tells of a class in the tree of a host."""
@@ -254,13 +281,7 @@ class Scheduling:
         0.5 is a usual loss. A region that carries nothing loses nothing.
         Providers without the classes of the wishes have no entry.
         """
-        kinds: dict[_Kind, list[str]] = collections.defaultdict(list)
-        for name in {wish.resource_class for wish in self.wishes}:
-            for provider, summary in self._summaries.items():
-                found = summary['resources'].get(name)
-                if found:
-                    kinds[','.join(summary['traits']), found['capacity'],
-                          found['used']].append(provider)
+        kinds = self._kinds({wish.resource_class for wish in self.wishes})
         losses = self._losses({
             kind: len(providers) for kind, providers in kinds.items()})
         result: list[dict[str, Rank]] = []
@@ -269,6 +290,69 @@ class Scheduling:
             for kind, providers in kinds.items():
                 result[-1].update(dict.fromkeys(
                     providers, self._rank(wish, kind, losses[kind])))
+        return result
+
+    def _kinds(self, names) -> dict[_Kind, list[str]]:
+        kinds: dict[_Kind, list[str]] = collections.defaultdict(list)
+        for name in names:
+            for provider, summary in self._summaries.items():
+                found = summary['resources'].get(name)
+                if found:
+                    kinds[','.join(summary['traits']), found['capacity'],
+                          found['used']].append(provider)
+        return kinds
+
+    @functools.cached_property
+    def plain_ranks(self) -> list[dict[str, Rank]]:
+        """The same for each group without a function, of `plain`."""
+        return list(map(self._ranks_without_function, self.plain))
+
+    def _ranks_without_function(self, wanted):
+        kinds = self._kinds({wanted.resource_class})
+        losses = self._losses({
+            kind: len(providers) for kind, providers in kinds.items()})
+        asked = self._asked(wanted, kinds)
+        over = {kind: kind[1] - kind[2] if self.packing == 'stack'
+                else kind[2] for kind in kinds}
+        of_hosts: collections.Counter[str] = collections.Counter()
+        for kind, providers in kinds.items():
+            for provider in providers:
+                of_hosts[self._root(provider)] += over[kind]
+        return {
+            provider: Rank(
+                False, 0, 0, cleanings=int(naming.CLEANING in kind[0]),
+                loss=losses[kind], asked=asked[kind], over=over[kind],
+                host_over=of_hosts[self._root(provider)])
+            for kind, providers in kinds.items() for provider in providers}
+
+    def _root(self, provider):
+        return self._summaries[provider].get('root_provider_uuid', provider)
+
+    def _asked(self, wanted, kinds):
+        """0 to 1 for each kind: the part of requests that name what it has
+        and this one does not name."""
+        traits = {kind: set(kind[0].split(',')) - wanted.required
+                  for kind in kinds}
+        counts = self._named.counts(set().union(*traits.values()))
+        sums = {kind: sum(map(counts.get, found))
+                for kind, found in traits.items()}
+        least = min(sums.values(), default=0)
+        most = max(sums.values(), default=0) - least
+        return {kind: (found - least) / most if most else 0.0
+                for kind, found in sums.items()}
+
+    def free_of_hosts(self, roots: set[str]) -> Mapping[str, int]:
+        """Return how many accelerators of any kind are free on hosts.
+
+        :param roots: UUIDs of root providers; of others nothing is returned.
+        """
+        result: collections.Counter[str] = collections.Counter()
+        for summary in self._summaries.values():
+            root = summary.get('root_provider_uuid')
+            if root in roots:
+                for name in naming.accelerators(summary['resources']):
+                    found = summary['resources'][name]
+                    result[root] += found['capacity'] - found['used']
         return result
 
     @staticmethod
@@ -326,6 +410,7 @@ class Schedulings:
         self._get = get
         self._lock = locks.Lock('scheduling')
         self._demand = demands.Demand()
+        self._named = demands.Demand()
         #: RequestSpec -> Scheduling; Nova makes one for each request, and
         #: passes the same object for each server of a multi-create
         self._begun: weakref.WeakKeyDictionary[
@@ -340,7 +425,8 @@ class Schedulings:
         """
         # what raises here is not tried again by of()
         self.give_up(spec)
-        begun = Scheduling(spec, summaries or {}, self._demand, self._get)
+        begun = Scheduling(spec, summaries or {}, self._demand, self._get,
+                           self._named)
         with self._lock:
             self._begun[spec] = begun
         return begun
@@ -350,6 +436,12 @@ class Schedulings:
         no accelerators: an error of ours was caught."""
         with self._lock:
             self._begun[spec] = None
+
+    def end(self, spec) -> None:
+        """Forget a request. Nova's refers to itself, and what Placement
+        answered would stay in memory until Python looks for such objects."""
+        with self._lock:
+            self._begun.pop(spec, None)
 
     def of(self, spec) -> Scheduling | None:
         """Return the scheduling of a request; one without facts where Nova

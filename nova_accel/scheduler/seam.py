@@ -73,12 +73,15 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
 
 
 def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
-                                 str]) -> None:
+                                 str],
+                   end: Callable[[typing.Any], typing.Any] = lambda spec: None,
+                   ) -> None:
     """Have NoValidHost of this process say what we know; idempotent.
 
     :param why: takes the SchedulerManager, the context, the RequestSpec and
         the number of servers, and returns the reason or ''. What it raises is
         logged, and Nova's own error is raised.
+    :param end: takes the RequestSpec when all of it is done.
     """
     original = getattr(manager.SchedulerManager, _RPC, None)
     if original is None or hasattr(original, _MARK):
@@ -86,6 +89,13 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
 
     @messaging.expected_exceptions(exception.NoValidHost)
     def told(self, context, *args, **kwargs):
+        try:
+            return tried(self, context, *args, **kwargs)
+        finally:
+            if kwargs.get('spec_obj') is not None:
+                end(kwargs['spec_obj'])
+
+    def tried(self, context, *args, **kwargs):
         try:
             return original(self, context, *args, **kwargs)
         except messaging.ExpectedException as error:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A weigher that prefers hosts with the wanted functions already loaded, and
-with devices that are close to each other."""
+"""A weigher that prefers hosts with the wanted functions already loaded, with
+devices that are close to each other, and those that are full."""
 
 import functools
 
@@ -9,6 +9,7 @@ from nova.scheduler import weights
 from oslo_log import log as logging
 
 from nova_accel import conf
+from nova_accel import naming
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import ranking
 
@@ -37,8 +38,8 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             host_state, 'accel_weight_multiplier', self._multiplier)
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
-        """Return 0 to 1 for each host; 0 where the flavor wants one group
-        without a function."""
+        """Return 0 to 1 for each host, and 0 to ranking.MOST for servers
+        that want no function."""
         try:
             return self._weigh(weighed_obj_list, weight_properties)
         # as in the filter
@@ -49,9 +50,11 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
 
     def _weigh(self, weighed_obj_list, weight_properties):
         scheduling = filters.SCHEDULINGS.of(weight_properties)
-        if scheduling is None or not (
-                scheduling.wishes or scheduling.compares_places):
+        if scheduling is None:
             return [0.0] * len(weighed_obj_list)
+        if not scheduling.requests:
+            return self._without_accelerators(
+                [weighed.obj for weighed in weighed_obj_list], scheduling)
         rank = ranking.ranker(scheduling)
         # many hosts, few ranks
         score = functools.cache(functools.partial(ranking.score, scheduling))
@@ -61,8 +64,19 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
         return [self._weigh_object(weighed.obj, weigh)
                 for weighed in weighed_obj_list]
 
+    @staticmethod
+    def _without_accelerators(hosts, scheduling):
+        having = {host.uuid for host in hosts
+                  if naming.STATISTIC in (host.stats or {})}
+        if not (having and scheduling.packs_hosts
+                and scheduling.packing == 'stack'):
+            return [0.0] * len(hosts)
+        free = scheduling.free_of_hosts(having)
+        return [ranking.score_without_accelerators(free.get(host.uuid, 0))
+                for host in hosts]
+
     def _weigh_object(self, host_state, weigh):
-        """Return 0 to 1; 0 also for hosts without candidates (rebuild).
+        """Return the score; 0 also for hosts without candidates (rebuild).
 
         :param weigh: callable of a candidate.
         """

@@ -167,6 +167,9 @@ class Spec:
         self.flavor = Flavor(extra_specs={
             f'resources1:{FPGA}': '1', 'accel1:function_id': function})
 
+    def __contains__(self, name):
+        return hasattr(self, name)
+
 
 class Ours(Rule):
     name = 'ours'

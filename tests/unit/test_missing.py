@@ -226,13 +226,13 @@ class MissingTest(unittest.TestCase):
 class RefusalTest(unittest.TestCase):
 
     def test_words(self):
-        class Spec:
+        class Spec(dict):
             class flavor(dict):
                 extra_specs = {f'resources1:{FPGA}': '1',
                                f'resources2:{FPGA}': '1',
                                'accel:same': 'pcie_root'}
             flavor = flavor(extra_specs=None)
-        begun = scheduling.Scheduling(Spec, {}, None, None)
+        begun = scheduling.Scheduling(Spec(), {}, None, None)
         self.assertEqual('', missing.refusal(begun))
         begun.refused = scheduling.Refusal.PLACES
         self.assertEqual(

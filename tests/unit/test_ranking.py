@@ -4,7 +4,10 @@
 
 import copy
 import gc
+import heapq
 import itertools
+import operator
+import random
 import threading
 import types
 import unittest
@@ -20,6 +23,7 @@ from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+GPU = 'CUSTOM_ACCELERATOR_GPU'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
 OTHER = 'f7df405cbd7acf7222f144b0b93acd18'
 THIRD = '5b3a1c7e92d44f608e1bc07d64a2f935'
@@ -38,6 +42,9 @@ class Spec:
     def __init__(self, **specs):
         self.flavor = Flavor(extra_specs={
             k.replace('__', ':'): v for k, v in specs.items()})
+
+    def __contains__(self, name):
+        return hasattr(self, name)
 
 
 def region(function=None, programmable=True, used=0, capacity=1, root='root'):
@@ -161,9 +168,9 @@ class PlacesTest(Base):
         self.assertEqual(self.scores(self.placed(), candidate('any', 'any')),
                          self.scores(self.placed(), pairs[0]))
         # one group has nothing to be close to
-        self.assertEqual([0.0], self.scores(
-            self.look({'a': at(0)}, **{f'resources1__{FPGA}': '1'}),
-            candidate(**{'1': 'a'})))
+        self.assertEqual(1, len(set(self.scores(
+            self.look({'a': at(0), 'b': at(1)}, **{f'resources1__{FPGA}': '1'}),
+            candidate(**{'1': 'a'}), candidate(**{'1': 'b'})))))
 
     def test_closeness_never_outweighs_a_programming(self):
         last = {f'accel_ACCEL{n}__function_id': ','.join(
@@ -422,12 +429,29 @@ class RankingTest(Base):
         scheduling.take(candidate('o2'), ranking.providers)
         self.assertBestFirst(scheduling, candidate('t'), candidate('o1'))
 
-    def test_without_wish_all_are_the_same(self):
-        scheduling = self.look({'a': region(OTHER), 'b': region()},
-                               **{f'resources_ACCEL0__{FPGA}': '1'})
-        both = [candidate('a'), candidate('b')]
-        self.assertEqual(both, self.order(scheduling, *both))
-        self.assertEqual([0.0, 0.0], self.scores(scheduling, *both))
+    def test_without_function_what_is_missed_least(self):
+        self.ask(OTHER, 5)
+        self.ask(THIRD)
+        scheduling = self.look(
+            {'empty': region(root='a'), 'third': region(THIRD, root='b'),
+             'other': region(OTHER, root='c')},
+            **{f'resources_ACCEL0__{FPGA}': '1'})
+        found = [candidate(name) for name in ('empty', 'third', 'other')]
+        self.assertBestFirst(scheduling, *found)
+        scores = self.scores(scheduling, *found)
+        self.assertEqual(sorted(scores, reverse=True), scores)
+        self.assertEqual(3, len(set(scores)))
+
+    def test_cleaning_counts_between_hosts(self):
+        for specs in ONE, {f'resources_ACCEL0__{FPGA}': '1'}:
+            cleaned = region(WANTED)
+            cleaned['traits'].append(naming.CLEANING)
+            ready, soon, other = self.scores(
+                self.look({'a': region(WANTED), 'b': cleaned, 'c': region()},
+                          **specs), *map(candidate, 'abc'))
+            self.assertGreater(ready, soon)
+            if specs is ONE:
+                self.assertGreater(soon, other)
 
     def test_flavor_without_accelerators(self):
         plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
@@ -568,7 +592,183 @@ class RefreshTest(Base):
                                      candidate('o'), candidate('w'))
 
 
+class PackingTest(Base):
+    """Servers that want devices of which all are alike."""
+
+    ONE = {f'resources1__{GPU}': '1'}
+    HOSTS = 8
+
+    @staticmethod
+    def pool(free, root, *traits, capacity=8):
+        return {'traits': list(traits), 'root_provider_uuid': root,
+                'resources': {GPU: {'capacity': capacity,
+                                    'used': capacity - free}}}
+
+    @staticmethod
+    def taking(provider):
+        return {'allocations': {provider: {'resources': {GPU: 1}}},
+                'mappings': {'1': [provider]}}
+
+    def found(self, pools, *names, **specs):
+        return self.scores(self.look(pools, **self.ONE, **specs),
+                           *map(self.taking, names))
+
+    def test_fullest_host(self):
+        pools = {'a': self.pool(8, 'a'), 'b': self.pool(2, 'b'),
+                 'c': self.pool(1, 'c')}
+        empty, some, full = self.found(pools, *'abc')
+        # each by more than RAM, CPU, disk and I/O together
+        step = 4 / conf.CONF.accel.weight_multiplier
+        self.assertGreater(full - some, step)
+        self.assertGreater(some - empty, step)
+        spread = self.found(pools, *'abc', accel__packing='spread')
+        self.assertGreater(spread[0] - spread[1], step)
+        conf.CONF.set_override('packing', 'spread', 'accel')
+        self.assertEqual(spread, self.found(pools, *'abc'))
+        self.assertEqual([empty, some, full], self.found(
+            pools, *'abc', accel__packing='stack'))
+
+    def test_fullest_node(self):
+        pools = {'n0': self.pool(1, 'a', capacity=4),
+                 'n1': self.pool(3, 'a', capacity=4),
+                 'm0': self.pool(0, 'b', capacity=4),
+                 'm1': self.pool(4, 'b', capacity=4)}
+        for packing, *expected in ('stack', 'n0', 'n1'), ('spread', 'n1', 'n0'):
+            self.assertBestFirst(
+                self.look(pools, **self.ONE, accel__packing=packing),
+                *map(self.taking, expected))
+        # of hosts that are as full, the one whose node stays whole
+        full, whole = self.found(pools, 'n0', 'm1')
+        self.assertGreater(full, whole)
+
+    def test_product_that_others_ask_less_for(self):
+        pools = {'a': self.pool(1, 'h', 'CUSTOM_A'),
+                 'b': self.pool(8, 'h', 'CUSTOM_B')}
+        named = demands.Demand()
+        asked = schedulings.Scheduling(
+            Spec(**self.ONE, trait1__CUSTOM_A='required'), pools,
+            self.demand, refuse, named)
+        asked.count('server')
+        any_of_them = schedulings.Scheduling(
+            Spec(**self.ONE), pools, self.demand, refuse, named)
+        self.assertBestFirst(any_of_them, *map(self.taking, 'ba'))
+
+    def test_tenants_soft_group_counts_more(self):
+        spec = Spec(**self.ONE)
+        spec.instance_group = types.SimpleNamespace(
+            policy='soft-anti-affinity')
+        pools = {'a': self.pool(8, 'a'), 'b': self.pool(2, 'b')}
+        scheduling = schedulings.Scheduling(spec, pools, self.demand, refuse)
+        self.assertEqual(1, len(set(self.scores(
+            scheduling, *map(self.taking, 'ab')))))
+
+    def test_servers_of_one_request_fill_one_host(self):
+        scheduling = self.look({'a': self.pool(4, 'a'), 'b': self.pool(5, 'b')},
+                               **self.ONE)
+        for _ in range(4):
+            full, other = self.scores(scheduling, *map(self.taking, 'ab'))
+            self.assertGreater(full, other)
+            scheduling.take(self.taking('a'), ranking.providers)
+        self.assertEqual(0.0, self.scores(scheduling, self.taking('a'))[0])
+
+    def test_whole_hosts_stay_whole(self):
+        """Of servers of eight as many as with best fit are refused, by a
+        trace in which Nova's own weights spread."""
+        for nodes in 1, 2:
+            with self.subTest(nodes=nodes):
+                refused = [self.refused(nodes, rule) for rule in (
+                    self.best_fit, self.ours, self.spread)]
+                self.assertLessEqual(refused[1], refused[0])
+                self.assertGreater(refused[2], refused[0] + 10)
+
+    def refused(self, nodes, choose):
+        chance = random.Random(7)
+        free = {(host, node): 8 // nodes for host in range(self.HOSTS)
+                for node in range(nodes)}
+        ends, refused = [], 0
+        for now in range(400):
+            while ends and ends[0][0] <= now:
+                for place, amount in heapq.heappop(ends)[2].items():
+                    free[place] += amount
+            wanted = chance.choices((1, 2, 4, 8), (6, 2, 1, 1))[0]
+            end = now + chance.expovariate(1 / 14)
+            taken = choose(free, wanted, nodes, chance)
+            for place, amount in taken.items():
+                free[place] -= amount
+            if taken:
+                heapq.heappush(ends, (end, now, taken))
+            elif wanted == 8 and sum(free.values()) >= 8:
+                refused += 1
+        return refused
+
+    @staticmethod
+    def places(free, wanted, nodes):
+        """One dict of place -> amount for each candidate."""
+        if wanted <= 8 // nodes:
+            return [{place: wanted} for place in free if free[place] >= wanted]
+        found = [{(host, node): wanted // nodes for node in range(nodes)}
+                 for host in range(PackingTest.HOSTS)]
+        return [one for one in found
+                if all(free[place] >= one[place] for place in one)]
+
+    def best_fit(self, free, wanted, nodes, chance):
+        return min(self.places(free, wanted, nodes), default={}, key=lambda p: (
+            sum(n for place, n in free.items() if place[0] == min(p)[0]),
+            sum(free[place] for place in p), min(p)))
+
+    def spread(self, free, wanted, nodes, chance):
+        return max(self.places(free, wanted, nodes), default={}, key=lambda p: (
+            sum(n for place, n in free.items() if place[0] == min(p)[0]),
+            chance.random()))
+
+    def ours(self, free, wanted, nodes, chance):
+        specs = ({f'resources1__{GPU}': str(wanted)} if wanted <= 8 // nodes
+                 else {f'resources{n}__{GPU}': str(wanted // nodes)
+                       for n in range(nodes)})
+        scheduling = self.look({
+            place: self.pool(left, place[0], capacity=8 // nodes)
+            for place, left in free.items()}, **specs)
+        groups = [one.group for one in scheduling.requests]
+        rank = ranking.ranker(scheduling)
+        hosts = {}
+        for place in self.places(free, wanted, nodes):
+            made = {'allocations': {p: {'resources': {GPU: n}}
+                                    for p, n in place.items()},
+                    'mappings': {group: [p] for group, p
+                                 in zip(groups, sorted(place))}}
+            hosts.setdefault(min(place)[0], []).append((rank(made), place))
+
+        def weight(host):
+            # RAM, CPU and disk of Nova follow the devices
+            left = sum(n for place, n in free.items() if place[0] == host)
+            return (ranking.score(scheduling, min(hosts[host], key=first)[0])
+                    * conf.CONF.accel.weight_multiplier + 3 * left / 8)
+        first = operator.itemgetter(0)
+        if not hosts:
+            return {}
+        return min(hosts[max(hosts, key=weight)], key=first)[1]
+
+    def test_servers_without_accelerators(self):
+        self.assertEqual(ranking.MOST, ranking.score_without_accelerators(0))
+        scheduling = self.look({
+            'a': self.pool(8, 'A'), 'a2': self.pool(1, 'A'),
+            'A': {'traits': [], 'root_provider_uuid': 'A', 'resources': {
+                'VCPU': {'capacity': 9, 'used': 1}}},
+            'b': self.pool(2, 'B')})
+        self.assertEqual({'A': 9}, scheduling.free_of_hosts({'A', 'C'}))
+
+
 class SchedulingsTest(unittest.TestCase):
+
+    def test_end(self):
+        begun = schedulings.Schedulings(refuse)
+        spec = Spec(**ONE)
+        # as Nova's: the garbage collector alone finds it
+        spec.itself = spec
+        begun.begin(spec, {})
+        begun.end(spec)
+        begun.end(spec)
+        self.assertEqual(0, len(begun._begun))
 
     def test_a_request_has_its_own(self):
         begun = schedulings.Schedulings(refuse)

@@ -113,6 +113,29 @@ class PlacesTest(FilterTestCase):
             [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
         self.assertTrue(close > apart > none == 0)
 
+    def test_server_without_accelerators(self):
+        """It goes where no accelerator is free."""
+        spec = self.spec(**{'hw:mem_page_size': 'large'})
+        tree = {f'{host}{n}': {**self.summary('0'), 'root_provider_uuid': host}
+                for host in 'ab' for n in range(2)}
+        tree['b0']['resources'] = {FPGA: {'capacity': 4, 'used': 4}}
+        self.schedulings.begin(spec, tree)
+        hosts = [self.host('a', ['01']), self.host('b', ['01']),
+                 self.host('c', ['01'])]
+        hosts[2].stats = {}
+
+        def weigh(hosts):
+            return weights.AcceleratorWeigher().weigh_objects(
+                [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
+        free, some, none = weigh(hosts)
+        self.assertTrue(none > some > free, (free, some, none))
+        # no host of ours: nothing is looked at
+        self.assertEqual([0.0], weigh(hosts[2:]))
+        conf.CONF.set_override('packing', 'spread', 'accel')
+        self.addCleanup(conf.CONF.clear_override, 'packing', 'accel')
+        self.schedulings.begin(spec, tree)
+        self.assertEqual([0.0] * 3, weigh(hosts))
+
     def test_multiplier(self):
         weigher, host = weights.AcceleratorWeigher(), self.host('a', ['01'])
         for metadata, expected in (
