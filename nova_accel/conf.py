@@ -202,9 +202,9 @@ Nova's own weighers. Zero disables the preference."""),
                         ('spread', 'from where most are free')], help="""
 From which hosts, and from which pools of a host, servers get accelerators of
 which they want no function. With ``stack``, servers without accelerators go to
-hosts without free accelerators first. Either counts more than Nova's own weights
-of RAM, CPU, disk and I/O; less than what a server asks for, and than a tenant's
-server group. A flavor's ``accel:packing`` takes precedence. Read by
+hosts without free accelerators first. Either counts more than Nova's own
+weights of RAM, CPU, disk and I/O; less than what a server asks for, and than a
+tenant's server group. A flavor's ``accel:packing`` takes precedence. Read by
 nova-scheduler."""),
 ]
 

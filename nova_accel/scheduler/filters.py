@@ -24,6 +24,7 @@ from nova_accel.scheduler import fault
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel.scheduler import seam
+from nova_accel.scheduler import unseen
 
 LOG = logging.getLogger(__name__)
 
@@ -46,6 +47,16 @@ _STALE: set[str] = set()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
                     lambda spec: SCHEDULINGS.end(spec))
+
+
+def _look(manager, context, spec, candidates, summaries):
+    found = SCHEDULINGS.begin(spec, summaries)
+    if found.requests:
+        unseen.add(_get, found, manager, context, spec, candidates, summaries)
+        unseen.order_forced(found, spec, candidates)
+
+
+seam.install_answer(_look)
 
 
 class AcceleratorFilter(filters.BaseHostFilter):

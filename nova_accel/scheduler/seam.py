@@ -11,6 +11,9 @@ with None for a rebuild, which has no answer.
 The request ties the summaries to the scheduling, not the thread: both
 threading modes of Nova work alike, and what is kept goes with the request.
 
+The answer: _select_destinations has it before it is read, so that candidates
+can be added that Placement cut off. Hence that method is wrapped, too.
+
 The error: where Placement has no candidate, select_destinations raises
 NoValidHost before any filter, and nova-conductor makes its text the fault of
 the server. Hence that method is wrapped as well.
@@ -31,6 +34,9 @@ LOG = logging.getLogger(__name__)
 _METHOD = '_get_all_host_states'
 _PARAMETERS = ['self', 'context', 'spec_obj', 'provider_summaries']
 _MARK = '_nova_accel_tells'
+_ANSWERED = '_select_destinations'
+_ANSWER = ['self', 'context', 'spec_obj', 'instance_uuids',
+           'alloc_reqs_by_rp_uuid', 'provider_summaries']
 #: an RPC: nova-conductor passes its arguments by name (SchedulerAPI, 31 to
 #: 34). The decorator of Nova's hides its parameters
 _RPC = 'select_destinations'
@@ -69,6 +75,47 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
 
     setattr(told, _MARK, True)
     setattr(manager.SchedulerManager, _METHOD, told)
+    return True
+
+
+def install_answer(look: Callable[..., typing.Any]) -> bool:
+    """Have Placement's answer shown to us before Nova reads it; idempotent.
+
+    :param look: takes the SchedulerManager, the context, the RequestSpec, the
+        candidates by provider and the summaries, and may add to both. What it
+        raises is logged, and the scheduling goes on with what is there.
+    :returns: whether this Nova has the method as we know it.
+    """
+    original = getattr(manager.SchedulerManager, _ANSWERED, None)
+    if hasattr(original, _MARK):
+        return True
+    if original is None or list(inspect.signature(
+            original).parameters)[:len(_ANSWER)] != _ANSWER:
+        LOG.error(
+            'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) '
+            'in nova.scheduler.manager, and this Nova does not have it: '
+            'functions that Placement cuts off are not found until you '
+            'install a release of nova_accel that knows this Nova.',
+            {'method': _ANSWERED, 'parameters': ', '.join(_ANSWER[1:])})
+        return False
+
+    @functools.wraps(original)
+    def shown(self, context, spec_obj, instance_uuids, alloc_reqs_by_rp_uuid,
+              provider_summaries, *args, **kwargs):
+        # a rebuild has no answer
+        if alloc_reqs_by_rp_uuid is not None:
+            try:
+                look(self, context, spec_obj, alloc_reqs_by_rp_uuid,
+                     provider_summaries)
+            except Exception as error:
+                LOG.warning('A server is scheduled with the part of the '
+                            'answer that Placement gave: %s', error)
+        return original(self, context, spec_obj, instance_uuids,
+                        alloc_reqs_by_rp_uuid, provider_summaries, *args,
+                        **kwargs)
+
+    setattr(shown, _MARK, True)
+    setattr(manager.SchedulerManager, _ANSWERED, shown)
     return True
 
 

@@ -160,6 +160,28 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.fill('host2')
         self.assertEqual(['host2/0'], self.boot(WANTED))
 
+    def test_function_that_placement_cuts_off(self):
+        self.flags(max_placement_results=1, group='scheduler')
+        self.host('host1', OTHER, WANTED, None, THIRD)
+        self.host('host2', THIRD, None, WANTED, None)
+        self.assertEqual([['host1/1'], ['host2/2']],
+                         sorted(self.boot(WANTED) for _ in range(2)))
+        # of two groups those of the host that has both
+        self.host('host3', OTHER, WANTED, None, None)
+        self.assertEqual(['host3/0', 'host3/1'], self.boot(OTHER, WANTED))
+        # with what is not there, Nova's answer stays: one question more
+        self.gets.clear()
+        self.assertEqual(1, len(self.boot(WANTED)))
+        self.assertEqual(2, len(self.gets), self.gets)
+
+    def test_best_of_a_forced_host(self):
+        self.host('host1', OTHER, None, WANTED, OTHER, WANTED)
+        for _ in range(2):
+            server = self._create_server(
+                flavor_id=self.flavor(WANTED), networks='none',
+                az='nova:host1')
+            self.assertIn(self.regions_of(server)[0], ('host1/2', 'host1/4'))
+
     # Several servers in one request
 
     def test_many_servers_fill_all_hosts(self):

@@ -54,7 +54,8 @@ RECORDED = {
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
     'nova.scheduler.manager': [
-        'SchedulerManager: _get_all_host_states select_destinations'],
+        'SchedulerManager: _get_all_host_states _select_destinations '
+        'select_destinations'],
     'nova.scheduler.filters': ['BaseHostFilter'],
     'nova.filters': ['BaseFilter'],
     'nova.scheduler.weights': ['BaseHostWeigher'],

@@ -54,6 +54,9 @@ READ = {'nova.compute.manager.ComputeManager._do_build_and_run_instance':
         # SchedulerAPI passes them by name (31 to 34)
         'nova.scheduler.manager.SchedulerManager.select_destinations':
         ('context', 'spec_obj', 'instance_uuids'),
+        'nova.scheduler.manager.SchedulerManager._select_destinations':
+        ('self', 'context', 'spec_obj', 'instance_uuids',
+         'alloc_reqs_by_rp_uuid', 'provider_summaries'),
         # called without arguments
         'nova.scheduler.utils.ResourceRequest.to_querystring': ('self',),
         'nova.compute.resource_tracker.ResourceTracker.instance_claim':

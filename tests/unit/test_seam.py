@@ -79,6 +79,63 @@ class SeamTest(unittest.TestCase):
                     type(scheduler), '_get_all_host_states', None))
 
 
+class AnswerTest(unittest.TestCase):
+
+    def nova(self, method):
+        class SchedulerManager:
+            pass
+        if method:
+            SchedulerManager._select_destinations = method
+        patch = mock.patch.object(manager, 'SchedulerManager',
+                                  SchedulerManager)
+        patch.start()
+        self.addCleanup(patch.stop)
+        return SchedulerManager()
+
+    @staticmethod
+    def as_known(self, context, spec_obj, instance_uuids,
+                 alloc_reqs_by_rp_uuid, provider_summaries, version=None,
+                 return_alternates=False):
+        return alloc_reqs_by_rp_uuid, version, return_alternates
+
+    def test_shown_before_nova_reads_it(self):
+        scheduler = self.nova(self.as_known)
+
+        def look(manager, context, spec, candidates, summaries):
+            candidates[spec] = summaries
+        for _ in range(2):
+            self.assertTrue(seam.install_answer(look))
+        self.assertEqual(
+            ({'spec': 'summaries'}, '1.36', True),
+            scheduler._select_destinations(
+                'context', 'spec', ['uuid'], {}, 'summaries', '1.36',
+                return_alternates=True))
+        # a rebuild
+        self.assertEqual((None, None, False), scheduler._select_destinations(
+            'context', 'spec', ['uuid'], None, None))
+
+    def test_an_error_leaves_what_is_there(self):
+        scheduler = self.nova(self.as_known)
+
+        def look(*args):
+            raise ConnectionError('HTTP 500')
+        seam.install_answer(look)
+        with self.assertLogs(seam.LOG.logger, 'WARNING') as logs:
+            self.assertEqual({}, scheduler._select_destinations(
+                'context', 'spec', ['uuid'], {}, {})[0])
+        self.assertIn('HTTP 500', logs.output[0])
+
+    def test_another_nova(self):
+        def renamed(self, context, spec):
+            return 'hosts'
+        for method in None, renamed:
+            scheduler = self.nova(method)
+            with self.assertLogs(seam.LOG.logger, 'ERROR'):
+                self.assertFalse(seam.install_answer(self.fail))
+            self.assertIs(method, getattr(
+                type(scheduler), '_select_destinations', None))
+
+
 class ReasonTest(unittest.TestCase):
     """NoValidHost with what we know, through the RPC server's wrapper."""
 

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What Placement's answer does not show of a large cloud.
+
+Placement returns the first [scheduler] max_placement_results candidates, in an
+order that has nothing to do with functions. Where it has cut its answer off and
+no candidate carries what a group wants, it is asked which providers carry
+that, and then Nova's own question for a few of their hosts. Both answers are
+short: of a common function a candidate would be there. The candidates are added
+to those that Nova filters, weighs and claims; nothing is taken away.
+"""
+
+from collections.abc import Callable
+import random
+import typing
+from urllib import parse
+
+import nova.conf
+from nova.scheduler import utils
+from oslo_log import log as logging
+
+from nova_accel.scheduler import ranking
+from nova_accel.scheduler import scheduling
+
+CONF = nova.conf.CONF
+LOG = logging.getLogger(__name__)
+
+#: hosts whose candidates are added, and that are asked for at most: other
+#: demands of the server may keep it from some
+_HOSTS = 3
+_ASKED = 6
+#: candidates of one host
+_CANDIDATES = 16
+#: of Placement: required=in:, and several of them
+_VERSION = '1.39'
+#: of several hosts, which ones
+_sample = random.sample
+
+
+def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
+        candidates: typing.Any, summaries: typing.Any) -> None:
+    """Add candidates that carry what a cut answer lacks.
+
+    :param get: callable (url, version), SchedulerReportClient.get of Nova.
+    :param manager: nova.scheduler.manager.SchedulerManager.
+    :param spec: nova.objects.RequestSpec.
+    :param candidates: defaultdict, provider -> its candidates; modified.
+    :param summaries: provider -> summary; modified.
+    """
+    missing = [wish for wish in found.wishes
+               if not _is_carried(wish, candidates, summaries)]
+    if not missing or len({
+            id(one) for listed in candidates.values() for one in listed
+            }) < CONF.scheduler.max_placement_results:
+        return
+    query = [(key, value) for key, value in parse.parse_qsl(
+        utils.resources_from_request_spec(
+            context, spec, manager.host_manager).to_querystring())
+        if key != 'limit']
+    if any(key.startswith('in_tree') for key, _ in query):
+        # of one host, which the operator named
+        return
+    carrying: dict[str, list[scheduling.Wish]] = {}
+    for wish in missing:
+        for root in _carrying(get, wish, found):
+            carrying.setdefault(root, []).append(wish)
+    # by chance, as other requests look for the same; those that carry most
+    roots = sorted(_sample(sorted(carrying), len(carrying)),
+                   key=lambda root: -len(carrying[root]))
+    left = _HOSTS
+    for root in roots[:_ASKED]:
+        answer = _of_host(get, query, root, carrying[root])
+        if not answer['allocation_requests']:
+            continue
+        for candidate in answer['allocation_requests']:
+            if candidate not in candidates.get(root, ()):
+                for provider in candidate['allocations']:
+                    candidates[provider].append(candidate)
+        for provider, summary in answer['provider_summaries'].items():
+            summaries.setdefault(provider, summary)
+        left -= 1
+        if not left:
+            return
+
+
+def _is_carried(wish, candidates, summaries):
+    traits = set(wish.traits)
+    return any(
+        wish.resource_class in summaries[provider]['resources']
+        and not traits.isdisjoint(summaries[provider]['traits'])
+        for provider in candidates if provider in summaries)
+
+
+def _carries(wish):
+    return f'in:{",".join(sorted(wish.traits))}'
+
+
+def _carrying(get, wish, found):
+    """The hosts that have what a group wants on a provider with room."""
+    [wanted] = [one for one in found.requests if one.group == wish.group
+                and one.resource_class == wish.resource_class]
+    traits = [*sorted(wanted.required),
+              *(f'!{trait}' for trait in sorted(wanted.forbidden))]
+    query = [('resources', f'{wish.resource_class}:{wanted.amount}'),
+             ('required', _carries(wish))]
+    if traits:
+        query.append(('required', ','.join(traits)))
+    return {provider['root_provider_uuid'] for provider in _ask(
+        get, f'/resource_providers?{parse.urlencode(query)}'
+        )['resource_providers']}
+
+
+def _of_host(get, query, root, wishes):
+    """Nova's question for one host, with what its regions carry."""
+    suffixes = {key.removeprefix('resources') for key, _ in query
+                if key.startswith('resources')}
+    query = [*query, *((f'required{wish.group}', _carries(wish))
+                       for wish in wishes), ('limit', str(_CANDIDATES))]
+    answer = {}
+    # a provider of disk that hosts share is in none of their trees
+    for pinned in suffixes, suffixes - {''}:
+        if pinned:
+            answer = _ask(get, '/allocation_candidates?' + parse.urlencode(
+                query + [(f'in_tree{s}', root) for s in sorted(pinned)]))
+            if answer['allocation_requests']:
+                break
+    return answer
+
+
+def _ask(get, url):
+    """
+    :raises ConnectionError: Placement does not say.
+    """
+    response = get(url, _VERSION)
+    if not response or response.status_code != 200:
+        raise ConnectionError(
+            f'Placement was asked for {url} and did not answer: '
+            + ('no connection' if response in (None, False)
+               else f'HTTP {response.status_code}'))
+    return response.json()
+
+
+def order_forced(found: scheduling.Scheduling, spec,
+                 candidates: typing.Any) -> None:
+    """Put the best candidate of a host first that an operator named: Nova
+    asks no filter about it, and claims the first one.
+
+    :param candidates: provider -> its candidates; the lists are modified.
+    """
+    if not any(name in spec and getattr(spec, name)
+               for name in ('force_hosts', 'force_nodes')):
+        return
+    rank = ranking.ranker(found)
+    for listed in candidates.values():
+        listed.sort(key=rank)

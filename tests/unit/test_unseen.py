@@ -1,0 +1,133 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What is asked of Placement where it has cut its answer off, and what of its
+answers is added. With a real Placement: tests/functional,
+test_scheduler_placement.
+"""
+
+import collections
+import types
+import unittest
+from unittest import mock
+from urllib import parse
+
+from nova import objects
+
+from nova_accel import demand
+from nova_accel import naming
+from nova_accel.scheduler import scheduling
+from nova_accel.scheduler import unseen
+
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
+OTHER = 'f7df405cbd7acf7222f144b0b93acd18'
+QUESTION = 'limit=2&resources=VCPU%3A1&resources1=CUSTOM_ACCELERATOR_FPGA%3A1'
+
+
+def response(**answer):
+    return types.SimpleNamespace(status_code=200, json=lambda: answer)
+
+
+class UnseenTest(unittest.TestCase):
+
+    def setUp(self):
+        objects.register_all()
+        unseen.CONF.set_override('max_placement_results', 2, 'scheduler')
+        self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
+                        'scheduler')
+        self.asked = []
+        self.carrying = {'r9': 'h9'}
+        #: hosts of which Placement has no candidate, with all groups there
+        self.without = set()
+
+    @staticmethod
+    def summary(root, function=None):
+        return {'root_provider_uuid': root, 'traits': [
+            naming.function_trait(function)] if function else [],
+            'resources': {FPGA: {'capacity': 1, 'used': 0}}}
+
+    @staticmethod
+    def candidate(root, region):
+        return {'allocations': {root: {'resources': {'VCPU': 1}},
+                                region: {'resources': {FPGA: 1}}},
+                'mappings': {'': [root], '1': [region]}}
+
+    def get(self, url, version):
+        path, _, query = url.partition('?')
+        asked = parse.parse_qs(query)
+        self.asked.append((path, asked))
+        if path == '/resource_providers':
+            return response(resource_providers=[
+                {'uuid': region, 'root_provider_uuid': root}
+                for region, root in self.carrying.items()])
+        [root] = asked['in_tree1']
+        if 'in_tree' in asked and root in self.without:
+            return response(allocation_requests=[], provider_summaries={})
+        region = {h: r for r, h in self.carrying.items()}[root]
+        return response(
+            allocation_requests=[self.candidate(root, region)],
+            provider_summaries={region: self.summary(root, WANTED),
+                                root: {'root_provider_uuid': root,
+                                       'traits': [], 'resources': {}}})
+
+    def add(self, *functions, get=None, question=QUESTION, **specs):
+        """The regions of the candidates, of regions with these functions."""
+        spec = objects.RequestSpec(flavor=objects.Flavor(extra_specs={
+            f'resources1:{FPGA}': '1', 'accel1:function_id': WANTED, **specs}))
+        summaries = {f'r{number}': self.summary(f'h{number}', function)
+                     for number, function in enumerate(functions)}
+        candidates = collections.defaultdict(list)
+        for region, summary in summaries.items():
+            made = self.candidate(summary['root_provider_uuid'], region)
+            for provider in made['allocations']:
+                candidates[provider].append(made)
+        found = scheduling.Scheduling(spec, summaries, demand.Demand(), None)
+        with mock.patch('nova.scheduler.utils.resources_from_request_spec',
+                        lambda *args: types.SimpleNamespace(
+                            to_querystring=lambda: question)):
+            unseen.add(get or self.get, found,
+                       types.SimpleNamespace(host_manager=None), None, spec,
+                       candidates, summaries)
+        self.assertLessEqual(
+            {p for p in candidates if p.startswith('r')}, set(summaries))
+        return sorted(p for p in candidates if p.startswith('r'))
+
+    def test_added(self):
+        self.assertEqual(['r0', 'r1', 'r9'], self.add(OTHER, None))
+        (path, first), (_, second) = self.asked
+        trait = f'in:{naming.function_trait(WANTED)}'
+        self.assertEqual('/resource_providers', path)
+        self.assertEqual({'resources': [f'{FPGA}:1'], 'required': [trait]},
+                         first)
+        self.assertEqual(
+            {'resources': ['VCPU:1'], 'resources1': [f'{FPGA}:1'],
+             'required1': [trait], 'in_tree': ['h9'], 'in_tree1': ['h9'],
+             'limit': ['16']}, second)
+
+    def test_nothing_is_asked(self):
+        """Below the limit, of what is there, and of one host."""
+        self.assertEqual(['r0'], self.add(OTHER))
+        self.assertEqual(['r0', 'r1'], self.add(OTHER, WANTED))
+        self.assertEqual(['r0', 'r1'], self.add(
+            OTHER, None, question=f'{QUESTION}&in_tree=h1'))
+        self.assertEqual([], self.asked)
+
+    def test_what_else_the_group_demands(self):
+        self.add(OTHER, None, **{'trait1:CUSTOM_FPGA_INTEL': 'required',
+                                 'trait1:CUSTOM_OLD': 'forbidden'})
+        self.assertEqual('CUSTOM_FPGA_INTEL,!CUSTOM_OLD',
+                         self.asked[0][1]['required'][1])
+
+    def test_few_of_many_hosts(self):
+        self.carrying = {f'r{n}': f'h{n}' for n in range(10, 40)}
+        self.assertEqual(2 + 3, len(self.add(OTHER, None)))
+        self.assertEqual(1 + 3, len(self.asked))
+
+    def test_shared_storage(self):
+        self.without = {'h9'}
+        self.assertEqual(['r0', 'r1', 'r9'], self.add(OTHER, None))
+        self.assertNotIn('in_tree', self.asked[-1][1])
+
+    def test_placement_does_not_answer(self):
+        for answer in None, False, types.SimpleNamespace(status_code=500):
+            with self.assertRaises(ConnectionError):
+                self.add(OTHER, None, get=lambda url, version: answer)
