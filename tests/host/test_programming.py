@@ -51,6 +51,26 @@ class Base(base.HostTestCase):
         return self.host.boot(specs, self.host.allocation(address))
 
 
+class FileTest(Base):
+    """Properties of an image are what its owner writes; its file decides."""
+
+    def test_for_another_type_of_region(self):
+        self.host.cloud.delete_image(self.image)
+        self.host.upload(FUNCTION, interface=str(uuid.uuid4()))
+        self.assertIn('is for regions of type', str(self.assertRaises(
+            exception.IncompatibleBitstream, self.boot, base.asks(FUNCTION),
+            A)))
+        self.assertEqual([], self.programmed)
+
+    def test_with_another_function(self):
+        self.host.cloud.change_image(
+            self.other, **{'accel:function_id': FUNCTION})
+        self.host.cloud.delete_image(self.image)
+        self.assertIn('accel:function_id', str(self.assertRaises(
+            exception.BitstreamError, self.boot, base.asks(FUNCTION), A)))
+        self.assertEqual([], self.programmed)
+
+
 @ddt.ddt
 class RuntimeTest(Base):
 

@@ -83,8 +83,9 @@ class UndoTest(base.HostTestCase):
         self.host.cloud.running = running
         self.assertEqual([State.BOUND], self.host.states(server))
         self.assertHas(server, vf(B))
-        self.assertRaises(exception.DeviceUnavailable, self.host.boot,
-                          base.ONE, allocation)
+        self.assertIn('and 0 of it are free', str(self.assertRaises(
+            exception.DeviceUnavailable, self.host.boot, base.ONE,
+            allocation)))
 
     def test_card_that_goes_before_its_device_was_ready(self):
         """No guest had it: nothing is to be cleaned when it is back."""
