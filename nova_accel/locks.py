@@ -31,6 +31,7 @@ ORDER = (
     'words',       # attach.words: the operator's words are shown
     'opening',     # attach.programming: the bitstream cache is opened
     'download',    # bitstream.cache: one for each content
+    'room',        # bitstream.cache: downloads under way
     'cache',       # bitstream.cache: leases and removal
     'begin',       # attach.programming: a programming begins or is given up
     'idle',        # attach.programming: regions that are programmed ahead

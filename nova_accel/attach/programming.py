@@ -67,8 +67,13 @@ class Programming:
         with self._opening:
             if self._opened is None:
                 self._opened = bitstream_cache.BitstreamCache(
-                    CONF.accel.bitstream_cache)
+                    CONF.accel.bitstream_cache, self._needed)
             return self._opened
+
+    def _needed(self) -> set[str]:
+        """Images whose contents servers need where the host boots."""
+        return {image for claim in self._holdings.all() for image in (
+            claim.restore_bitstream, claim.operators_bitstream) if image}
 
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
@@ -542,7 +547,10 @@ class Programming:
         the cache has not got it."""
         driver = self._inventory.driver_of(device)
         try:
-            with self._cache().by_image(loaded.bitstream_id) as file:
+            with self._cache().by_image(
+                    loaded.bitstream_id, self._inventory.content_of(
+                        device.address, region.index, loaded.bitstream_id),
+                    loaded.origin == model.OPERATOR) as file:
                 bitstream = driver.read_bitstream(
                     file.path, f'image {loaded.bitstream_id}')
                 self._program(

@@ -16,7 +16,7 @@ what is needed again is downloaded again.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import hashlib
@@ -52,14 +52,22 @@ class CachedFile:
 class BitstreamCache:
     """The directory of bitstreams of this process."""
 
-    def __init__(self, directory: str):
+    def __init__(self, directory: str, needed: Callable[[], Iterable[str]]
+                 = lambda: ()):
         """Remove what a killed process left.
 
         :param directory: [accel] bitstream_cache of nova-compute; created if
             missing.
+        :param needed: returns ids of the images that servers of this host
+            have: their contents stay, whatever is used later.
         :raises ConfigurationError: the directory cannot be written.
         """
         self.directory = directory
+        self._needed = needed
+        #: guards the next field
+        self._room = locks.condition('room')
+        #: content that is being downloaded -> bytes that it will have
+        self._under_way: dict[str, int] = {}
         #: protects the leases: no file is removed that has one
         self._lock = locks.Lock('cache')
         #: content -> number of callers that use it
@@ -101,20 +109,26 @@ class BitstreamCache:
             yield file
 
     @contextlib.contextmanager
-    def by_image(self, image_id: str) -> Iterator[CachedFile]:
+    def by_image(self, image_id: str, content: str = '',
+                 is_operators: bool = False) -> Iterator[CachedFile]:
         """Lease the content that an image had when this host used it last.
 
         Needs no token. A host that boots uses it to restore the bitstreams of
         its servers.
 
+        :param content: as it was recorded, '' where it was not.
+        :param is_operators: the image is the operator's: then only that
+            content is. The id of an image that was purged can be chosen for
+            another one by any project (OSSN-0075).
         :raises BitstreamError: the content is not in the cache.
         """
-        content = _LINK + _checked(image_id)
-        with contextlib.suppress(OSError):
-            content = os.readlink(self._path(content))
+        link = _LINK + _checked(image_id)
+        if not content and not is_operators:
+            with contextlib.suppress(OSError):
+                content = os.readlink(self._path(link))
         with self._leased(content) as file:
             try:
-                if not self._is_whole(content):
+                if not content or not self._is_whole(content):
                     raise FileNotFoundError(file.path)
                 os.utime(file.path)
             except OSError:
@@ -186,7 +200,7 @@ class BitstreamCache:
         name = image.content + _PART
         try:
             with self._writing():
-                self._trim(room=image.size or 0)
+                self._make_room(image)
                 with open(self._path(name), 'wb', opener=_private) as file:
                     glance.download(client, image, file)
                     file.flush()
@@ -197,6 +211,32 @@ class BitstreamCache:
             with contextlib.suppress(OSError):
                 self._unlink(name)
             raise
+        finally:
+            with self._room:
+                self._under_way.pop(image.content, None)
+                self._room.notify_all()
+
+    def _make_room(self, image) -> None:
+        """Count a download from its beginning on; wait while those that are
+        under way leave it no room.
+
+        :raises LockTimeout: they have not ended in the time that one may take.
+        """
+        limit = CONF.accel.bitstream_cache_size << 20
+        size = image.size or 0
+
+        def fits():
+            others = sum(self._under_way.values())
+            # a single one may be larger than the limit
+            return not others or others + size <= limit
+        with self._room:
+            if not self._room.wait_for(fits, glance.download_seconds()):
+                raise exception.LockTimeout(
+                    f'Image {image.id} was to be downloaded, and the downloads '
+                    f'under way leave it no room in [accel] '
+                    f'bitstream_cache_size: try again, or raise that.')
+            self._under_way[image.content] = size
+        self._trim()
 
     def _sync(self) -> None:
         directory = os.open(self.directory, os.O_RDONLY)
@@ -205,14 +245,17 @@ class BitstreamCache:
         finally:
             os.close(directory)
 
-    def _trim(self, room: int = 0) -> None:
-        """Remove the least recently used files down to the size limit.
+    def _trim(self) -> None:
+        """Remove the least recently used files down to the size limit, with
+        the downloads under way.
 
-        Leased files stay, even above the limit.
-
-        :param room: bytes that will be added next.
+        Leased files, and those that servers need, stay, even above the limit.
         """
         limit = CONF.accel.bitstream_cache_size << 20
+        kept = set()
+        for image_id in self._needed():
+            with contextlib.suppress(OSError, exception.BitstreamError):
+                kept.add(os.readlink(self._path(_LINK + _checked(image_id))))
         with self._lock:
             files = []
             for name in self._names():
@@ -221,9 +264,11 @@ class BitstreamCache:
                 with contextlib.suppress(FileNotFoundError):
                     stat = os.stat(self._path(name))
                     files.append((stat.st_mtime_ns, stat.st_size, name))
-            excess = sum(size for _, size, _ in files) + room - limit
+            excess = sum(size for _, size, _ in files) + sum(
+                {**self._under_way}.values()) - limit
             for _, size, name in sorted(files):
-                if excess > 0 and name not in self._leases:
+                if (excess > 0 and name not in self._leases
+                        and name not in kept):
                     self._unlink(name)
                     excess -= size
 

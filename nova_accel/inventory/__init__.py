@@ -385,6 +385,11 @@ class Inventory:
             # it ended meanwhile, and may have said so before that
             self._forget_hanging(address)
 
+    def content_of(self, address: str, index: int, image_id: str) -> str:
+        """Return the hash of the content of an image that a region had last, as
+        it was recorded; '' where the region had another one, or none."""
+        return self._table.content_of(address, index, image_id)
+
     def returning(self, address: str, index: int,
                   ) -> contextlib.AbstractContextManager[None]:
         """While a region is cleaned after a server.

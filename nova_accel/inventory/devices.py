@@ -245,6 +245,13 @@ class DeviceTable:
             region, function_uuid=function, bitstream_id=image,
             function_name=name, origin=origin)
 
+    def content_of(self, address: str, index: int, image_id: str) -> str:
+        """See Inventory.content_of()."""
+        with self._lock:
+            loaded = self._loaded.get((address, index))
+        return (loaded.content or '' if loaded
+                and loaded.bitstream_id == image_id else '')
+
     # What drivers say
 
     def ticket(self) -> int:

@@ -141,7 +141,8 @@ class FindTest(GlanceTestBase):
 
     def test_by_image_unknown(self):
         id = str(uuid.uuid4())
-        self.refused(exception.BitstreamError, id, 'not visible to', bitstream_id=id)
+        self.refused(exception.BitstreamError, id, 'not visible to',
+                     bitstream_id=id)
 
     def test_by_image_of_another_project(self):
         id = self.upload(visibility='private')['id']

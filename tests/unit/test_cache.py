@@ -39,6 +39,74 @@ def image_of(id, content, size):
                         record={})
 
 
+class NeededTest(testtools.TestCase):
+    """What others do in the cache costs no server its bitstream."""
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.config.config(bitstream_cache_size=2, group='accel')
+        self.server = self.useFixture(DataServer())
+        self.client = client_of(self.server.url)
+        self.needed = []
+        self.cache = cache.BitstreamCache(
+            self.useFixture(fixtures.TempDir()).path, lambda: self.needed)
+
+    def image(self, data, id=None):
+        id = id or str(uuid.uuid4())
+        self.server.data[id] = data
+        return image_of(id, f'sha256-{hashlib.sha256(data).hexdigest()}',
+                        len(data))
+
+    def use(self, image):
+        with self.cache.fetch(self.client, image):
+            pass
+
+    def is_there(self, image):
+        return os.path.exists(self.cache._path(image.content))
+
+    def test_what_a_server_has_stays(self):
+        mine = self.image(b'm' * MIB)
+        self.use(mine)
+        self.needed.append(mine.id)
+        others = [self.image(bytes([n]) * MIB) for n in range(4)]
+        for other in others:
+            self.use(other)
+        self.assertTrue(self.is_there(mine))
+        self.assertEqual([False, False, False, True],
+                         [self.is_there(o) for o in others])
+
+    def test_downloads_under_way_count(self):
+        self.server.go_on.clear()
+        images = [self.image(bytes([n]) * MIB) for n in range(3)]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            first = [pool.submit(self.use, image) for image in images[:2]]
+            try:
+                while len(self.cache._under_way) < 2:
+                    time.sleep(0.01)
+                # it waits, and does not begin
+                last = pool.submit(self.use, images[2])
+                self.assertRaises(concurrent.futures.TimeoutError,
+                                  last.result, 0.2)
+                self.assertEqual(2, len(self.server.downloads))
+            finally:
+                self.server.go_on.set()
+            for future in (*first, last):
+                future.result()
+        self.assertEqual({}, self.cache._under_way)
+        self.assertEqual(3, len(self.server.downloads))
+
+    def test_id_that_was_purged_and_chosen_again(self):
+        genuine = self.image(b'genuine')
+        self.use(genuine)
+        self.use(self.image(b'trojan', genuine.id))
+        with self.cache.by_image(genuine.id, genuine.content, True) as file:
+            self.assertEqual(b'genuine', pathlib.Path(file.path).read_bytes())
+        self.assertRaises(
+            exception.BitstreamError,
+            self.cache.by_image(genuine.id, '', True).__enter__)
+
+
 class DataServer(fixtures.Fixture):
     """Serves the data of images over HTTP as Glance does, and counts."""
 
