@@ -334,7 +334,7 @@ class Scheduling:
         traits = {kind: set(kind[0].split(',')) - wanted.required
                   for kind in kinds}
         counts = self._named.counts(set().union(*traits.values()))
-        sums = {kind: sum(map(counts.get, found))
+        sums = {kind: sum(counts[trait] for trait in found)
                 for kind, found in traits.items()}
         least = min(sums.values(), default=0)
         most = max(sums.values(), default=0) - least

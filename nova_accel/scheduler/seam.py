@@ -140,7 +140,11 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
             return tried(self, context, *args, **kwargs)
         finally:
             if kwargs.get('spec_obj') is not None:
-                end(kwargs['spec_obj'])
+                try:
+                    end(kwargs['spec_obj'])
+                except Exception:
+                    LOG.exception('What is known of a request is kept: report '
+                                  'this error to nova_accel.')
 
     def tried(self, context, *args, **kwargs):
         try:
