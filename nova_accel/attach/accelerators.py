@@ -281,6 +281,7 @@ class Accelerators:
         self._plugging.clear()
         self.words.close()
         self.inventory.close()
+        sole.leave(self.store.path)
 
     # Plug
 

@@ -47,3 +47,10 @@ def use(path: str) -> None:
         os.close(file)
         return
     _LOCKS[path] = file
+
+
+def leave(path: str) -> None:
+    """Let another process use a claim store, after use()."""
+    file = _LOCKS.pop(os.path.abspath(path), None)
+    if file is not None:
+        os.close(file)
