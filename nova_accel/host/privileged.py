@@ -101,11 +101,7 @@ def program_dfl_port(pf: str, port: int, path: str, offset: int,
                      size: int) -> None:
     check_function(pf)
     check_number('port', port, MAX_PORTS - 1)
-    limit = CONF.accel.bitstream_max_size << 20
-    check_number('offset', offset, limit)
-    check_number('size', size, min(limit, 0xffffffff))
-    _check_cached(path)
-    with _mapped(path, offset, size) as start, _fme(pf) as fme:
+    with mapped(path, offset, size) as start, _fme(pf) as fme:
         # argsz, flags, port_id, buffer_size, buffer_address
         fcntl.ioctl(fme, _FME_PORT_PR,
                     struct.pack('=IIIIQ', 24, 0, port, size, start))
@@ -163,9 +159,7 @@ def clear_dfl_port_errors(function: str, port: int) -> None:
 @privsep.ctx.entrypoint
 def program_xclbin(function: str, path: str, size: int) -> None:
     check_function(function)
-    check_number('size', size, CONF.accel.bitstream_max_size << 20)
-    _check_cached(path)
-    with _mapped(path, 0, size) as start:
+    with mapped(path, 0, size) as start:
         # the driver copies the number of bytes that the header says
         if size < 312 or (ctypes.string_at(start + 304, 8)
                           != struct.pack('<Q', size)):
@@ -544,11 +538,23 @@ def device_node(pattern: str, name: re.Pattern, of: str,
 
 
 @contextlib.contextmanager
-def _mapped(path, offset, size):
-    """Map a part of a file and yield its address in memory.
+def mapped(path: str, offset: int, size: int):
+    """Map a part of a bitstream file and yield its address in memory.
 
-    The pages are those of the page cache: a large bitstream is not copied.
+    The pages are those of the page cache: a large bitstream is not copied. Also
+    for the privileged functions of other packages: this is the one path that
+    they may be given.
+
+    :param offset: start of the part, bytes; as size at most [accel]
+        bitstream_max_size, and below 4 GiB.
+    :raises OSError: the file is not in [accel] bitstream_cache, cannot be
+        opened, is a link, is not a regular file, or is shorter; a number is
+        too large.
     """
+    limit = min(CONF.accel.bitstream_max_size << 20, 0xffffffff)
+    check_number('offset', offset, limit)
+    check_number('size', size, limit)
+    _check_cached(path)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                  | os.O_CLOEXEC)
     try:

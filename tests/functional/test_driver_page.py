@@ -54,6 +54,12 @@ class DriverPageTest(base.AcceleratorTestBase):
             '-m', main.__name__, 'discover', '--driver', 'acme',
             '--simulated-host', 'host.yaml', '--long', '-f', 'json'))
         self.assertEqual({CARD, OTHER}, set(found))
+        # the second example, as nova-accel shows it
+        region, = json.loads(self.run_python(
+            '-m', main.__name__, 'discover', '--driver', 'acme_fpga',
+            '--simulated-host', 'host.yaml', '--long', '-f', 'json',
+        ))['0000:af:00.0']['regions']
+        self.assertEqual(1, len(region['handles']))
         specs = {'resources1:CUSTOM_ACCELERATOR_AI': '1',
                  'trait1:CUSTOM_ACME_FIRMWARE_12': 'required',
                  'accel1:driver_power_limit': '100'}

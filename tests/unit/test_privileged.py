@@ -213,7 +213,7 @@ class Privileged(testtools.TestCase):
         content = os.urandom(offset + size)
         with open(self.file, 'wb') as file:
             file.write(content)
-        with privileged._mapped(self.file, offset, size) as start:
+        with privileged.mapped(self.file, offset, size) as start:
             self.assertEqual(content[offset:], ctypes.string_at(start, size))
         # nothing may stay mapped or open
         with open('/proc/self/maps') as maps:

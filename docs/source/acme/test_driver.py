@@ -4,6 +4,7 @@ import tempfile
 import unittest
 
 from acme_accel import driver
+from acme_accel import fpga
 from acme_accel import privileged
 from nova_accel.drivers import base
 from nova_accel import exception
@@ -106,6 +107,65 @@ class BetweenServersTest(AcmeTestCase):
         self.kernel.set_fault(CARD, scrub='EIO')
         with self.assertRaisesRegex(exception.DeviceError, 'Input/output'):
             self.release()
+
+
+class FpgaTest(unittest.TestCase):
+
+    CARD = '0000:af:00.0'
+    FUNCTION = '5f' * 16
+
+    def setUp(self):
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        self.kernel = sim.SimulatedKernel(
+            shutil.copy('host.yaml', directory))
+        self.driver = fpga.AcmeFpgaDriver(self.kernel)
+        self.path = f'{directory}/bits'
+
+    def write(self, region_type):
+        with open(self.path, 'wb') as file:
+            file.write(fpga.HEADER.pack(
+                fpga.MAGIC, bytes.fromhex(region_type),
+                bytes.fromhex(self.FUNCTION), 4) + b'bits')
+
+    def look(self):
+        device = self.driver.discover()[self.CARD]
+        return device, device.regions[0]
+
+    def test_program(self):
+        device, region = self.look()
+        self.assertIsNone(region.function_uuid)
+        self.assertEqual(['0000:af:00.1'], [h.address for h in region.handles])
+        self.write(region.region_type_uuid)
+        bitstream = self.driver.read_bitstream(self.path)
+        self.assertEqual(region.region_type_uuid, bitstream.region_type_uuid)
+        self.assertEqual(self.FUNCTION, self.driver.program(
+            device, region, bitstream))
+        self.assertEqual(self.FUNCTION, self.look()[1].function_uuid)
+        self.kernel.set_fault(self.CARD, program='EIO')
+        with self.assertRaises(exception.ProgrammingFailed):
+            self.driver.program(device, region, bitstream)
+
+    def test_file_of_another_vendor(self):
+        with open(self.path, 'wb') as file:
+            file.write(b'xclbin2')
+        with self.assertRaises(exception.IncompatibleBitstream):
+            self.driver.read_bitstream(self.path)
+
+    def test_reset(self):
+        device, region = self.look()
+        self.assertEqual('region reset',
+                         self.driver.reset_region(device, region))
+        self.kernel.set_fault(self.CARD, reset_region='EIO')
+        with self.assertRaises(exception.DeviceError):
+            self.driver.reset_region(device, region)
+
+    def test_check(self):
+        device, _ = self.look()
+        self.assertEqual([], list(self.driver.check(device)))
+        self.kernel.set_fault(self.CARD, temperature='hot')
+        finding, = self.driver.check(device)
+        self.assertFalse(finding.is_failure)
 
 
 if __name__ == '__main__':

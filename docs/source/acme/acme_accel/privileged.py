@@ -5,6 +5,7 @@ The caller may be compromised: each function checks its arguments.
 
 import fcntl
 import re
+import struct
 
 from nova_accel.host import privileged
 from nova_accel import privsep
@@ -21,6 +22,8 @@ DRIVERS = {'acme'}
 #: ACME_IOC_SCRUB of acme.h
 _SCRUB = 0xac01
 _NODE = re.compile('acme[0-9]+')
+#: ACME_IOC_PROGRAM and ACME_IOC_RESET of acme_fpga.h
+_PROGRAM, _RESET = 0x4010ac02, 0xac03
 
 
 @ctx.entrypoint
@@ -46,3 +49,26 @@ def scrub(function: str) -> None:
             f'{privileged.SYS}/bus/pci/devices/{function}/acme/acme*',
             _NODE, function) as node:
         fcntl.ioctl(node, _SCRUB)
+
+
+@ctx.entrypoint
+def program(function: str, path: str, offset: int, size: int) -> None:
+    """Load a part of a file into the region of a card; block until done."""
+    privileged.check_function(function)
+    # refuses links, devices and what is longer than the operator allows
+    with (privileged.mapped(path, offset, size) as start,
+          _fpga(function) as node):
+        fcntl.ioctl(node, _PROGRAM, struct.pack('=QQ', start, size))
+
+
+@ctx.entrypoint
+def reset_region(function: str) -> None:
+    privileged.check_function(function)
+    with _fpga(function) as node:
+        fcntl.ioctl(node, _RESET)
+
+
+def _fpga(function):
+    return privileged.device_node(
+        f'{privileged.SYS}/bus/pci/devices/{function}/acme_fpga/acme*',
+        _NODE, function)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import uuid
 
 from nova_accel.sim import card
 from nova_accel.sim import reader
@@ -55,3 +56,46 @@ class AcmeCard(card.Card):
         mine['scrubs'] += 1
 
     OPERATIONS = {'scrub': scrub}
+
+
+@dataclasses.dataclass(frozen=True)
+class AcmeFpgaCard(card.Card):
+
+    ids: tuple = ('1ac1', '0002', '1ac1', '0000')
+    class_code: str = '0x120000'
+    driver: str | None = 'acme_fpga'
+    region_type: str = '1c1a5b1e-0000-4000-8000-000000000001'
+
+    FAULTS = {
+        **card.Card.FAULTS,
+        'program': reader.one_of('EIO'), 'reset_region': reader.one_of('EIO'),
+        'temperature': reader.one_of('hot'),
+    }
+
+    def fresh(self, state):
+        return {**super().fresh(state), 'function': '', 'resets': 0}
+
+    def add_physical(self, tree, mine, function):
+        if mine['driver'] == self.driver:
+            function['acme_fpga'] = {
+                'region_type': self.region_type, 'function': mine['function'],
+                'resets': str(mine['resets']),
+                'temperature': self.faulty(mine).get('temperature', 'fine')}
+
+    def _fail(self, mine, name):
+        fault = self.faulty(mine).get(name)
+        if fault:
+            raise sysfs.error(getattr(errno, fault), self.address)
+
+    def program(self, mine, vf, path, offset, size):
+        self._fail(mine, 'program')
+        with open(path, 'rb') as file:
+            head = file.read(offset)
+        # of the header, see fpga.HEADER
+        mine['function'] = str(uuid.UUID(bytes=head[24:40]))
+
+    def reset_region(self, mine, vf):
+        self._fail(mine, 'reset_region')
+        mine['resets'] += 1
+
+    OPERATIONS = {'program': program, 'reset_region': reset_region}
