@@ -712,8 +712,9 @@ def _list(client, filters, most: int | None = None) -> Iterator[dict]:
         ones count.
     :raises BitstreamError: there are more than _MOST.
     """
-    what = 'the images with ' + ', '.join(
-        f'{k}={text.printable(v)}' for k, v in filters.items())
+    # the first one; who has the image is ours to ask
+    key, value = next(iter(filters.items()))
+    what = f'the images with {key}={text.printable(value)}'
     path: str | None = '/v2/images?' + parse.urlencode(filters)
     seen = 0
     while path:
