@@ -34,7 +34,7 @@ host where servers hold accelerators is not supported."""),
                regex='^(OWNER_CYBORG|CUSTOM_[A-Z0-9_]{1,248})$', help="""
 The trait that marks our providers as owned by an accelerator service rather
 than by Nova's own PCI or vGPU code: OWNER_CYBORG, or a trait of yours that
-begins with CUSTOM_."""),
+begins with ``CUSTOM_``."""),
     cfg.MultiStrOpt('function_class', default=[], help="""
 ``<CLASS>:<function UUID>``: while that function is loaded its region has the
 trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given
