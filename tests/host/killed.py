@@ -28,7 +28,6 @@ from oslo_log import log as logging
 from stevedore import extension
 
 from nova_accel.attach import claims
-from nova_accel.attach import sole
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import sim
@@ -89,7 +88,6 @@ class Processes:
         :raises Killed: it was.
         :raises AssertionError: a step failed.
         """
-        self._end_that_of_this_process()
         self._forker.stdin.write(json.dumps(
             {**self._job, 'steps': steps, 'kill_at': kill_at,
              'of_the_start': of_the_start}) + '\n')
@@ -100,13 +98,6 @@ class Processes:
         if 'error' in answer:
             raise AssertionError(answer['error'])
         return answer['results']
-
-    def _end_that_of_this_process(self):
-        """Give up the claim store as the end of its process would do."""
-        lock = sole._LOCKS.pop(os.path.join(
-            self._job['directory'], claims.file_name(clouds.NODE)), None)
-        if lock is not None:
-            os.close(lock)
 
 
 @functools.cache
