@@ -86,7 +86,9 @@ class Limited(runtest.RunTest):
                 raise error
             hub.schedule_call_global(0, current.throw, error)
         before = signal.signal(signal.SIGALRM, interrupt)
-        faulthandler.dump_traceback_later(limit + LAST, exit=True)
+        # sys.stderr may be a text in memory, as in the demo
+        faulthandler.dump_traceback_later(
+            limit + LAST, exit=True, file=sys.__stderr__)
         # another thread may take one signal, but not one each second
         signal.setitimer(signal.ITIMER_REAL, limit, 1)
         try:

@@ -285,11 +285,15 @@ class DiskTest(base.HostTestCase):
             fails_after_start=RuntimeError('no event from Neutron'))
         self.assertHas(server, DISK)
         self.assertEqual([State.BOUND], self.host.states(server))
-        # reconciliation frees it once the guest is gone
+        # reconciliation counts it for the server while its guest runs, and
+        # frees it once server and guest are gone
         self.host.cloud.allocate(server, None)
         self.assertEqual(0, self.host.reconciler.run())
+        self.assertIn(SSD, str(self.host.cloud.allocations(
+            self.host.cloud.admin_context(), server)))
         self.host.cloud.stop_guest(server, undefine=True)
         self.host.cloud.delete_server(server)
+        self.host.cloud.allocate(server, None)
         self.assertEqual(1, self.host.reconciler.run())
         self.assertEqual([], self.host.holdings.all())
 
