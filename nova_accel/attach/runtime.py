@@ -193,14 +193,15 @@ class RuntimeProgramming:
         context = self._cloud.admin_context()
         try:
             wanted = _request(server, group, image)
+            # first: who may not see an image does not learn where it is
+            self._cloud.check_image(
+                context, wanted.bitstream_id, server.project_id)
             if self._carries(server, wanted) and all(
                     c.state is model.ClaimState.BOUND and not c.error
                     for c in self._claims_of(server, wanted.group)):
                 # as where another key for the same group was removed
                 say('programmed')
                 return 0
-            self._cloud.check_image(
-                context, wanted.bitstream_id, server.project_id)
             if self._is_too_soon(server, wanted):
                 return 0
             say('programming')

@@ -187,13 +187,13 @@ class RelocationTest(RelocationTestCase):
             c.role for c in self.host.accelerators.store.claims()])
 
     def test_without_an_allocation(self):
-        """What a server has all the same is held back."""
+        """What a server has all the same is allocated to it again."""
         server = self.boot(GPUS[0])
         self.host.cloud.allocate(server, None)
         self.change('host')
         self.host.reconcile_first()
         self.host.report()
-        self.assertEqual([(4, 1, 0)], self.amounts())
+        self.assertEqual([(4, 0, 1)], self.amounts())
         self.assertHas(server, GPUS[0])
 
     def test_of_somebody_else(self):

@@ -165,13 +165,17 @@ class DiskTest(SettlingTestCase):
         self.assertEqual('', self.data(TWO))
 
     def test_without_allocation(self):
-        """As after a rebuild that failed: the guest has it."""
+        """As after a rebuild that failed: the guest has it, and the server is
+        allocated it again."""
         server = self.boot(ONE)
+        allocations = self.host.cloud.read()['allocations'][server]
         self.host.cloud.allocate(server, None)
         self.lost()
         self.host.reconciler.run()
         self.assertHas(server, ONE)
-        self.assertEqual([ONE], self.fenced())
+        self.assertEqual(allocations,
+                         self.host.cloud.read()['allocations'][server])
+        self.assertEqual([], self.fenced())
         self.assertKept(ONE)
 
     def test_start_does_not_wait(self):
