@@ -175,6 +175,14 @@ class Bench(fixtures.Fixture):
             if number % 2 == 0:
                 self.services.allocate(str(uuid.uuid4()), region, **{FPGA: 1})
         self.services.answer('/servers/', {'server': {'name': 'web1'}})
+        node = {'id': root, 'hypervisor_hostname': 'compute1', 'state': 'up',
+                'status': 'enabled', 'service': {
+                    'host': 'compute1', 'disabled_reason': None}}
+        # of several that match, the first one answers
+        self.services.answer('/os-hypervisors/detail?limit=1000&marker',
+                             {'hypervisors': []})
+        self.services.answer('/os-hypervisors/', {
+            'hypervisors': [node], 'hypervisor': node})
         self.services.answer('/flavors/7', {'flavor': {
             'id': '7', 'name': 'f', 'vcpus': 1, 'ram': 512, 'disk': 1,
             'swap': '', 'OS-FLV-EXT-DATA:ephemeral': 0,
