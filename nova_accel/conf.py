@@ -3,7 +3,9 @@
 
 import difflib
 import glob
+import importlib.util
 import os
+import socket
 
 from oslo_config import cfg
 
@@ -219,6 +221,26 @@ CAPTURED_OPTS = [option for option in COMPUTE_OPTS
 CONF = cfg.CONF
 CONF.register_group(GROUP)
 CONF.register_opts(ALL_OPTS, group=GROUP)
+
+
+def register_novas() -> None:
+    """Register the options of Nova that ours refer to, in a process that does
+    not load Nova's: a command, or a privileged process."""
+    # as nova.conf.netconf and nova.conf.paths do
+    for option in (cfg.StrOpt('host', default=socket.gethostname()),
+                   cfg.StrOpt('pybasedir', default=_nova_directory()),
+                   cfg.StrOpt('state_path', default='$pybasedir')):
+        try:
+            CONF.register_opt(option)
+        except cfg.DuplicateOptError:
+            pass
+
+
+def _nova_directory() -> str:
+    """Return the directory in which Nova is installed."""
+    found = importlib.util.find_spec('nova')
+    package = found.origin if found and found.origin else __file__
+    return os.path.abspath(os.path.join(os.path.dirname(package), '..'))
 
 
 def files() -> list[str]:

@@ -2,9 +2,6 @@
 """The configuration of Nova's services, read by the commands."""
 
 from collections.abc import Iterable
-import importlib.util
-import os
-import socket
 
 from cliff import command
 from oslo_config import cfg
@@ -50,14 +47,7 @@ def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:
         those with its own name, such as nova-compute.conf.
     :raises ConfigurationError: it cannot be read.
     """
-    # Nova registers them likewise, see nova.conf.netconf and nova.conf.paths
-    for option in (cfg.StrOpt('host', default=socket.gethostname()),
-                   cfg.StrOpt('pybasedir', default=_nova_directory()),
-                   cfg.StrOpt('state_path', default='$pybasedir')):
-        try:
-            CONF.register_opt(option)
-        except cfg.DuplicateOptError:
-            pass
+    conf.register_novas()
     arguments = [argument for file in files or ()
                  for argument in ('--config-file', file)]
     try:
@@ -91,10 +81,3 @@ def drivers(parsed_args) -> list[str]:
             'No driver is enabled: set [accel] enabled_drivers or give '
             '--driver.')
     return names
-
-
-def _nova_directory() -> str:
-    """Return the directory in which Nova is installed."""
-    found = importlib.util.find_spec('nova')
-    package = found.origin if found and found.origin else __file__
-    return os.path.abspath(os.path.join(os.path.dirname(package), '..'))

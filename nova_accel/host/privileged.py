@@ -23,6 +23,8 @@ import stat
 import struct
 import subprocess
 
+from oslo_config import cfg
+
 from nova_accel import conf
 from nova_accel.host import nvme_admin
 from nova_accel import privsep
@@ -109,9 +111,21 @@ def program_dfl_port(pf: str, port: int, path: str, offset: int,
 
 def _check_cached(path):
     """:raises OSError: EINVAL unless it is a file of the bitstream cache."""
-    if not isinstance(path, str) or os.path.dirname(path) != os.path.abspath(
-            CONF.accel.bitstream_cache):
+    if not isinstance(path, str) or os.path.dirname(path) != _cache():
         raise _invalid('path', path)
+
+
+def _cache() -> str:
+    """Return the directory of the bitstream cache, as this process's own
+    configuration has it."""
+    try:
+        found = CONF.accel.bitstream_cache
+    except cfg.NoSuchOptError:
+        # its default is below state_path, an option of Nova, which the
+        # privileged process does not load
+        conf.register_novas()
+        found = CONF.accel.bitstream_cache
+    return os.path.abspath(found)
 
 
 @privsep.ctx.entrypoint

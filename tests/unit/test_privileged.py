@@ -14,6 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 from unittest import mock
 import uuid
@@ -721,3 +722,21 @@ class Rootwrap(testtools.TestCase):
         ['sh'] + HELPER[1:] + CONTEXT)
     def test_other_commands(self, command):
         self.assertFalse(self.allowed(command), command)
+
+
+class CacheTest(testtools.TestCase):
+
+    def test_default(self):
+        """The privileged process does not load Nova, whose state_path the
+        default of [accel] bitstream_cache refers to."""
+        with tempfile.NamedTemporaryFile('w', suffix='.conf') as file:
+            file.write('[DEFAULT]\nstate_path = /var/lib/nova\n')
+            file.flush()
+            found = subprocess.run(
+                [sys.executable, '-W', 'ignore', '-c',
+                 'import sys\n'
+                 'from nova_accel.host import privileged\n'
+                 'privileged.CONF(["--config-file", sys.argv[1]])\n'
+                 'print(privileged._cache())', file.name],
+                stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.assertEqual('/var/lib/nova/accel_bitstreams\n', found)
