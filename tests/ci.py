@@ -184,8 +184,9 @@ class Run:
         if ready.status:
             return self.skip(name, 'its packages could not be installed, see '
                                    'above')
-        for target in ('unit', 'host', 'functional-part'):
-            self.part(target, *variables, venv=venv, limit=15)
+        # the tiers below meet nothing of Nova but its signatures, which they
+        # compare for all releases
+        self.part('functional-part', *variables, venv=venv, limit=15)
 
     def lab(self) -> None:
         name = 'lab'
