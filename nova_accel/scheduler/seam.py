@@ -54,14 +54,9 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
     original = getattr(manager.SchedulerManager, _METHOD, None)
     if hasattr(original, _MARK):
         return True
-    if original is None or list(
-            inspect.signature(original).parameters) != _PARAMETERS:
-        LOG.error(
-            'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) '
-            'in nova.scheduler.manager, and this Nova does not have it: '
-            'servers are scheduled without regard to loaded functions until '
-            'you install a release of nova_accel that knows this Nova.',
-            {'method': _METHOD, 'parameters': ', '.join(_PARAMETERS[1:])})
+    if original is None or _parameters(original) != _PARAMETERS:
+        _tell_unknown(_METHOD, _PARAMETERS, 'servers are scheduled without '
+                                            'regard to loaded functions')
         return False
 
     @functools.wraps(original)
@@ -89,14 +84,10 @@ def install_answer(look: Callable[..., typing.Any]) -> bool:
     original = getattr(manager.SchedulerManager, _ANSWERED, None)
     if hasattr(original, _MARK):
         return True
-    if original is None or list(inspect.signature(
-            original).parameters)[:len(_ANSWER)] != _ANSWER:
-        LOG.error(
-            'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) '
-            'in nova.scheduler.manager, and this Nova does not have it: '
-            'functions that Placement cuts off are not found until you '
-            'install a release of nova_accel that knows this Nova.',
-            {'method': _ANSWERED, 'parameters': ', '.join(_ANSWER[1:])})
+    if original is None or (
+            _parameters(original)[:len(_ANSWER)] != _ANSWER):
+        _tell_unknown(_ANSWERED, _ANSWER,
+                      'functions that Placement cuts off are not found')
         return False
 
     @functools.wraps(original)
@@ -171,3 +162,17 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
 
     setattr(told, _MARK, True)
     setattr(manager.SchedulerManager, _RPC, told)
+
+
+def _parameters(method) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def _tell_unknown(method, parameters, lost):
+    """Log what a Nova costs that does not have a method as we know it."""
+    LOG.error(
+        'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) in '
+        'nova.scheduler.manager, and this Nova does not have it: %(lost)s '
+        'until you install a release of nova_accel that knows this Nova.',
+        {'method': method, 'parameters': ', '.join(parameters[1:]),
+         'lost': lost})

@@ -16,19 +16,27 @@ import oslo_messaging as messaging
 from nova_accel.scheduler import seam
 
 
-class SeamTest(unittest.TestCase):
+class SeamTestBase(unittest.TestCase):
+
+    #: of Nova's SchedulerManager, which is wrapped
+    METHOD: str
 
     def nova(self, method):
         """A SchedulerManager with another method, or without it."""
         class SchedulerManager:
             pass
         if method:
-            SchedulerManager._get_all_host_states = method
+            setattr(SchedulerManager, self.METHOD, method)
         patch = mock.patch.object(manager, 'SchedulerManager',
                                   SchedulerManager)
         patch.start()
         self.addCleanup(patch.stop)
         return SchedulerManager()
+
+
+class SeamTest(SeamTestBase):
+
+    METHOD = '_get_all_host_states'
 
     @staticmethod
     def as_known(self, context, spec_obj, provider_summaries):
@@ -79,18 +87,9 @@ class SeamTest(unittest.TestCase):
                     type(scheduler), '_get_all_host_states', None))
 
 
-class AnswerTest(unittest.TestCase):
+class AnswerTest(SeamTestBase):
 
-    def nova(self, method):
-        class SchedulerManager:
-            pass
-        if method:
-            SchedulerManager._select_destinations = method
-        patch = mock.patch.object(manager, 'SchedulerManager',
-                                  SchedulerManager)
-        patch.start()
-        self.addCleanup(patch.stop)
-        return SchedulerManager()
+    METHOD = '_select_destinations'
 
     @staticmethod
     def as_known(self, context, spec_obj, instance_uuids,
