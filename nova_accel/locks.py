@@ -44,7 +44,7 @@ ORDER = (
     'changes',     # inventory.devices: the store is written
     'devices',     # inventory.devices: memory
     'holdings',    # attach.holdings
-    'store',       # attach.claims: one transaction at a time
+    'store',       # store.claims: one transaction at a time
     'demand',      # demand
     'scheduling',  # scheduler.scheduling, in nova-scheduler
 )

@@ -635,7 +635,7 @@ class Order:
     #: of the verb: what Reconciler.release(), Maintenance.clean() or
     #: Maintenance.program() takes
     argument: str
-    #: when it was written, for attach.claims
+    #: when it was written, for store.claims
     since: str
     state: OrderState = OrderState.NEW
     #: sentences for the operator, once it is DONE or REFUSED

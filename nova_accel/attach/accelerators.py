@@ -24,7 +24,6 @@ from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from nova_accel.attach import ahead
-from nova_accel.attach import claims as claim_store
 from nova_accel.attach import cleaning
 from nova_accel.attach import closeness
 from nova_accel.attach import cloud as novas
@@ -37,7 +36,6 @@ from nova_accel.attach import publishing
 from nova_accel.attach import readiness
 from nova_accel.attach import relocation
 from nova_accel.attach import settling
-from nova_accel.attach import sole
 from nova_accel.attach import unclean
 from nova_accel.attach import words
 from nova_accel import conf
@@ -51,6 +49,8 @@ from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+from nova_accel.store import claim_store
+from nova_accel.store import sole
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)

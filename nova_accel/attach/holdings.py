@@ -31,11 +31,11 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from nova_accel.attach import claims as claim_store
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import locks
 from nova_accel import model
+from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 

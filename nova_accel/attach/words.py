@@ -11,10 +11,9 @@ Other commands want something done. Two processes must not work on one card, nor
 judge one claim: such a command writes an order into the store and waits, and
 nova-compute carries it out and answers there: each in a thread of its own, as
 one may take long; what they work on has its own locks. An order that is not
-begun within
-claims.ORDER_SECONDS is void, so that none comes into force when its command has
-long ended; one that was begun when nova-compute ended is answered at the next
-start.
+begun within journal.ORDER_SECONDS is void, so that none comes into force when
+its command has long ended; one that was begun when nova-compute ended is
+answered at the next start.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,6 @@ import threading
 
 from oslo_log import log as logging
 
-from nova_accel.attach import claims as claim_store
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import publishing
 from nova_accel import exception
@@ -30,6 +28,7 @@ from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import model
+from nova_accel.store import claim_store
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import sys
 
 from cliff import command
 
-from nova_accel.attach import claims
 from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import drivers
@@ -22,6 +21,7 @@ from nova_accel import inventory
 from nova_accel.sim import captured
 from nova_accel.sim import recorder
 from nova_accel.sim import redaction
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
@@ -113,8 +113,9 @@ def record(kernel, names, warn) -> recorder.Recorder:
         raise exception.ConfigurationError(
             'Nothing was captured, because none of the drivers can be loaded: '
             'correct --driver or [accel] enabled_drivers.')
-    found = inventory.Inventory(loaded, claims.ClaimStore(claims.MEMORY),
-                                reads_serials=False)
+    found = inventory.Inventory(
+        loaded, claim_store.ClaimStore(claim_store.MEMORY),
+        reads_serials=False)
     log = logging.getLogger(inventory.__name__)
     level = log.level
     # what it would log is in what drivers find on the capture

@@ -16,7 +16,6 @@ from oslo_config import cfg
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 
-from nova_accel.attach import claims
 from nova_accel.cmd import check_line
 from nova_accel.cmd import check_services
 from nova_accel.cmd import loading
@@ -33,6 +32,7 @@ from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel import model
 from nova_accel import privsep
+from nova_accel.store import claim_store
 from nova_accel import versions
 
 CONF = conf.CONF
@@ -121,11 +121,11 @@ class Host:
 
     def _memory(self):
         """A store that knows what guests have now, and nothing else."""
-        memory = claims.ClaimStore(claims.MEMORY)
+        memory = claim_store.ClaimStore(claim_store.MEMORY)
         # another check tells of a store that cannot be read
         with contextlib.suppress(exception.AcceleratorsUnavailable):
             memory.set_devices(store.given_whole(
-                claims.copy_of(store.path()), self.kernel))
+                claim_store.copy_of(store.path()), self.kernel))
         return memory
 
     def _judge(self, found):
@@ -304,7 +304,7 @@ def _store(host) -> Iterator[Line]:
     path = store.path()
     if os.path.exists(path):
         try:
-            claims.copy_of(path)
+            claim_store.copy_of(path)
         except exception.AcceleratorsUnavailable as error:
             yield Line(FAILURE, *split(str(error)))
     elif not os.access(CONF.state_path, os.W_OK):

@@ -8,7 +8,6 @@ import json
 import logging
 import textwrap
 
-from nova_accel.attach import claims
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
 from nova_accel.cmd import store
@@ -21,6 +20,7 @@ from nova_accel.inventory import devices as device_table
 from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
@@ -203,7 +203,7 @@ class Discover(output.Lister):
         # without claims, and devices that it can see: to a driver every such
         # card is new, so that it does nothing for which it would need
         # privileges
-        memory = claims.ClaimStore(claims.MEMORY)
+        memory = claim_store.ClaimStore(claim_store.MEMORY)
         if known:
             memory.set_devices(store.given_whole(known, kernel))
         for (address, index), content in (

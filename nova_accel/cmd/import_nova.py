@@ -17,7 +17,6 @@ from nova import exception as nova_exception
 from oslo_config import cfg
 from oslo_utils import strutils
 
-from nova_accel.attach import claims
 from nova_accel.cmd import cloud
 from nova_accel.cmd import configuration
 from nova_accel.cmd import imports
@@ -34,6 +33,7 @@ from nova_accel.host import pci
 from nova_accel import inventory
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
@@ -192,7 +192,7 @@ class Translation:
         try:
             found = inventory.Inventory(
                 drivers.load(CONF.accel.enabled_drivers, self._kernel),
-                claims.ClaimStore(claims.MEMORY), reads_serials=False)
+                claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scan()
         finally:
             for name in options:

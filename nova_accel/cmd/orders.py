@@ -7,15 +7,16 @@ claims and touches devices, and where it does not run the command is refused.
 
 import time
 
-from nova_accel.attach import claims
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import claim_store
+from nova_accel.store import journal
 
 _State = model.OrderState
 #: seconds between two looks at the answer
 _PAUSE = 0.2
 #: seconds after which nova-compute takes an order on no more
-_TAKEN_ON = claims.ORDER_SECONDS + 1
+_TAKEN_ON = journal.ORDER_SECONDS + 1
 
 
 def add_arguments(parser) -> None:
@@ -26,7 +27,7 @@ def add_arguments(parser) -> None:
              'nova-compute goes on after it')
 
 
-def carry_out(known: claims.ClaimStore, verb: str, argument: str,
+def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
               seconds: int) -> str:
     """Have nova-compute do something; returns its answer.
 

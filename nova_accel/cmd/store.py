@@ -3,11 +3,11 @@
 
 import os
 
-from nova_accel.attach import claims
 from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel.host import pci
 from nova_accel import model
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
@@ -21,25 +21,26 @@ def add_arguments(parser) -> None:
              '[DEFAULT] state_path')
 
 
-def read(parsed_args) -> claims.ClaimStore:
+def read(parsed_args) -> claim_store.ClaimStore:
     """A copy of the store that the arguments mean.
 
     :raises ConfigurationError: the configuration cannot be read.
     :raises AcceleratorsUnavailable: the store cannot.
     """
-    return claims.copy_of(_path(parsed_args))
+    return claim_store.copy_of(_path(parsed_args))
 
 
-def to_write(parsed_args) -> claims.ClaimStore:
+def to_write(parsed_args) -> claim_store.ClaimStore:
     """The store that the arguments mean, itself.
 
     :raises ConfigurationError: the configuration cannot be read.
-    :raises AcceleratorsUnavailable: see claims.existing().
+    :raises AcceleratorsUnavailable: see claim_store.existing().
     """
-    return claims.existing(_path(parsed_args))
+    return claim_store.existing(_path(parsed_args))
 
 
-def given_whole(known: claims.ClaimStore, kernel) -> dict[str, model.Device]:
+def given_whole(known: claim_store.ClaimStore, kernel,
+                ) -> dict[str, model.Device]:
     """Return devices that guests have, as nova-compute saw them before.
 
     The host sees of such a card only that a guest may have it.
@@ -54,7 +55,7 @@ def given_whole(known: claims.ClaimStore, kernel) -> dict[str, model.Device]:
 
 def path() -> str:
     """Return where nova-compute of this configuration has its store."""
-    return os.path.join(CONF.state_path, claims.file_name(CONF.host))
+    return os.path.join(CONF.state_path, claim_store.file_name(CONF.host))
 
 
 def _path(parsed_args) -> str:

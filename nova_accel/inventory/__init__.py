@@ -37,6 +37,7 @@ from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -51,13 +52,13 @@ class Inventory:
     that hangs, except the first time, and then for one time limit.
     """
 
-    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver], store,
+    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
+                 store: claim_store.ClaimStore,
                  taken_elsewhere: Callable[[model.Device], str]
                  = lambda device: '', reads_serials: bool = True):
         """
         :param drivers: by name, in the order of [accel] enabled_drivers. The
             first driver that finds a device has it.
-        :param store: attach.claims.ClaimStore.
         :param taken_elsewhere: says which of Nova's own options has a device
             as well, as a clause: '0000:3b:00.1 is matched by [pci]
             device_spec'; '' when none has. It is called by the worker of the

@@ -68,6 +68,7 @@ from nova_accel.inventory import identity
 from nova_accel import locks
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 
@@ -97,9 +98,9 @@ class Fence(enum.Enum):
 
 class DeviceTable:
 
-    def __init__(self, store, order: Iterable[str]):
+    def __init__(self, store: claim_store.ClaimStore,
+                 order: Iterable[str]):
         """
-        :param store: attach.claims.ClaimStore.
         :param order: names of the drivers; an earlier one has precedence.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """

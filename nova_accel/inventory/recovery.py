@@ -12,6 +12,7 @@ from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
 from nova_accel import locks
 from nova_accel import model
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ LOG = logging.getLogger(__name__)
 class Recovery:
 
     def __init__(self, table: devices.DeviceTable, cards: card_calls.Cards,
-                 store, claiming: locks.Lock,
+                 store: claim_store.ClaimStore, claiming: locks.Lock,
                  drivers: Mapping[str, base.AcceleratorDriver]):
         self._table = table
         self._cards = cards

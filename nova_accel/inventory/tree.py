@@ -33,6 +33,7 @@ from nova_accel import exception
 from nova_accel.inventory import providers
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 
@@ -82,8 +83,7 @@ class Tree:
     """Not thread-safe by itself: Nova calls under its resource tracker's
     lock."""
 
-    def __init__(self, store):
-        """:param store: attach.claims.ClaimStore."""
+    def __init__(self, store: claim_store.ClaimStore):
         self._store = store
         #: provider uuid -> resource class -> what the operator had reserved
         self._kept: dict[str, dict[str, int]] = {}

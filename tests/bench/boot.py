@@ -44,10 +44,11 @@ from nova.scheduler.client import report
 
 from nova_accel.api import expansion
 from nova_accel.attach import accelerators
-from nova_accel.attach import claims
 from nova_accel import inventory
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import weights
+from nova_accel.store import claim_store
+from nova_accel.store import file as store_file
 from nova_accel.virt import cloud
 
 #: the start of a module's name -> the process that would run it
@@ -73,8 +74,8 @@ OURS = [
     ('nova-compute, plug', 'publish', cloud.NovaCloud, 'show'),
     ('nova-compute, spawn', 'wait for plug', accelerators.Accelerators,
      'handles_to_start'),
-    *((None, 'claim store', claims.ClaimStore, name)
-      for name, value in vars(claims.ClaimStore).items()
+    *((None, 'claim store', claim_store.ClaimStore, name)
+      for name, value in vars(claim_store.ClaimStore).items()
       if callable(value) and not name.startswith('_')),
 ]
 NOVAS = [(None, 'Placement', report.SchedulerReportClient, name)
@@ -159,7 +160,7 @@ class Metered:
     def setUp(self):
         self.meter = Meter()
         # not sqlalchemy's, which takes it from sqlite3.dbapi2
-        self._patch(claims.sqlite3, 'connect', self._watched)
+        self._patch(store_file.sqlite3, 'connect', self._watched)
         self._time(self.TIMED)
         super().setUp()
         self._time(self.NOVAS)

@@ -30,12 +30,12 @@ import uuid
 import fixtures
 from keystoneauth1 import session
 
-from nova_accel.attach import claims
 from nova_accel.cmd import main
 from nova_accel import conf
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
+from nova_accel.store import claim_store
 from tests.unit import commands
 from tests.unit import host
 from tests.unit import placement
@@ -138,8 +138,8 @@ class Bench(fixtures.Fixture):
         self._watch()
 
     def _fill_store(self):
-        store = claims.ClaimStore(os.path.join(
-            self.directory, claims.file_name('compute1')))
+        store = claim_store.ClaimStore(os.path.join(
+            self.directory, claim_store.file_name('compute1')))
         store.settle(done=[model.EVERYTHING])
         for number in range(0, DEVICES, 2):
             server = str(uuid.uuid4())

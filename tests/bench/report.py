@@ -25,6 +25,7 @@ import functools
 import statistics
 import sys
 
+from nova_accel.store import claim_store
 from tests.bench import boot
 from tests.functional import base
 
@@ -33,7 +34,6 @@ from nova import context
 from nova.scheduler.client import report
 from nova.virt.libvirt import driver as libvirt_driver
 
-from nova_accel.attach import claims
 from nova_accel.virt.driver import AccelLibvirtDriver
 
 #: ports of a simulated card
@@ -50,8 +50,8 @@ TIMED = [
     (PASS, 'LibvirtDriver', libvirt_driver.LibvirtDriver,
      'update_provider_tree'),
     (PASS, 'ours', AccelLibvirtDriver, 'update_provider_tree'),
-    *((None, 'claim store', claims.ClaimStore, name)
-      for name, value in vars(claims.ClaimStore).items()
+    *((None, 'claim store', claim_store.ClaimStore, name)
+      for name, value in vars(claim_store.ClaimStore).items()
       if callable(value) and not name.startswith('_')),
 ]
 PLACEMENT = [

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The operator disables a device, and Placement shows it at once."""
 
-from nova_accel.attach import claims
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 from tests.functional import base
 from tests.functional import process
 
@@ -23,7 +23,7 @@ class DisableTest(base.AcceleratorTestBase):
 
     def command(self):
         """As nova-accel opens the store."""
-        return claims.existing(self.accelerators('compute1').store.path)
+        return claim_store.existing(self.accelerators('compute1').store.path)
 
     def disable(self):
         self.command().disable(model.Disabled(DEVICE, '', 'hot', 'now'))

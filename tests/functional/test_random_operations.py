@@ -40,11 +40,11 @@ from nova.scheduler.client import report
 from nova.tests.functional.api import client as api_client
 from testtools import content
 
-from nova_accel.attach import claims
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
+from nova_accel.store import claim_store
 from tests.functional import base
 from tests.functional import operations
 from tests.functional import process
@@ -501,16 +501,17 @@ class RandomOperationsTest(operations.OperationsTestBase):
     @contextlib.contextmanager
     def stores_are_read_only(self, number):
         """SQLite refuses to write, from the change of that number on."""
-        original = claims.ClaimStore._transaction
+        original = claim_store.ClaimStore._transaction
         calls, refusing = itertools.count(1), set()
 
         def transaction(store, write=True):
             if write and next(calls) >= number and (
-                    store.path != claims.MEMORY):
+                    store.path != claim_store.MEMORY):
                 store._db.execute('PRAGMA query_only = ON')
                 refusing.add(store)
             return original(store, write)
-        with mock.patch.object(claims.ClaimStore, '_transaction', transaction):
+        with mock.patch.object(claim_store.ClaimStore, '_transaction',
+                               transaction):
             yield
         for store in refusing:
             # the one of a host that was restarted meanwhile is closed
@@ -529,7 +530,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         """
         when, name = point.split()
         of = (sim.SimulatedKernel if name == 'program_dfl_port'
-              else claims.ClaimStore)
+              else claim_store.ClaimStore)
         original, abort = getattr(of, name), nova_claims.Claim.abort
 
         def call(mine, *args, **kwargs):

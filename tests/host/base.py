@@ -14,7 +14,6 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel.attach import accelerators
-from nova_accel.attach import claims
 from nova_accel.attach import maintenance
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
@@ -25,6 +24,7 @@ from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import request
 from nova_accel import sim
+from nova_accel.store import claim_store
 from tests.host import cloud as clouds
 from tests import lock_order
 from tests.unit import host as simulated
@@ -189,7 +189,7 @@ class Host:
 
     def command(self):
         """The store as a command of nova-accel has it."""
-        return claims.existing(self.accelerators.store.path)
+        return claim_store.existing(self.accelerators.store.path)
 
     def write_word(self, address, reason='it is hot'):
         """As nova-accel disable; nova-compute has not heard of it."""

@@ -27,16 +27,16 @@ import traceback
 from oslo_log import log as logging
 from stevedore import extension
 
-from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import sim
+from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
 
 #: what changes something outside of the process
 CALLS = {
-    claims.ClaimStore: (
+    claim_store.ClaimStore: (
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded', 'set_origin',
         'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover',
         'settle', 'disable', 'enable'),

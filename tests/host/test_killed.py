@@ -11,10 +11,10 @@ import uuid
 import ddt
 from oslo_config import fixture as config_fixture
 
-from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel.host import pci
 from nova_accel import sim
+from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import killed
@@ -412,7 +412,7 @@ class LostStoreTest(DiskTest):
         self.booted()
         self.simulated.kernel.write_disk(self.FREE, 'secret of another')
         for name in os.listdir(self.directory):
-            if name.startswith(claims.file_name(clouds.NODE)):
+            if name.startswith(claim_store.file_name(clouds.NODE)):
                 os.unlink(os.path.join(self.directory, name))
 
     def after(self):

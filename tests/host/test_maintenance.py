@@ -32,7 +32,7 @@ class OrderTestCase(base.HostTestCase):
         super().setUp()
         # no order is void because the machine is slow
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.attach.claims.ORDER_SECONDS', 600))
+            'nova_accel.store.journal.ORDER_SECONDS', 600))
 
     def wait_for(self, condition):
         ends = time.monotonic() + 600

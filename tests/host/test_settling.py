@@ -10,9 +10,9 @@ import uuid
 
 import ddt
 
-from nova_accel.attach import claims
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit import test_vgpu
@@ -32,7 +32,7 @@ class SettlingTestCase(base.HostTestCase):
 
     @property
     def path(self):
-        return os.path.join(self.directory, claims.file_name(clouds.NODE))
+        return os.path.join(self.directory, claim_store.file_name(clouds.NODE))
 
     def boot(self, address):
         return self.host.boot(

@@ -9,9 +9,9 @@ import fixtures
 import testtools
 
 from nova_accel.attach import accelerators
-from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.store import claim_store
 
 OTHER = """
 import sys
@@ -45,7 +45,7 @@ class SoleTest(testtools.TestCase):
             self.assertIn(f'another nova-compute on this host (process '
                           f'{self.other.pid}): stop that one', str(error))
         # commands go on
-        claims.existing(self.path)
+        claim_store.existing(self.path)
 
     def test_after_the_first_was_killed(self):
         self.other.kill()

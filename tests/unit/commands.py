@@ -12,9 +12,9 @@ import sys
 import fixtures
 import testtools
 
-from nova_accel.attach import claims
 from nova_accel.cmd import main
 from nova_accel import conf
+from nova_accel.store import claim_store
 
 
 def run(*arguments, stdout=None, **commands):
@@ -98,5 +98,5 @@ class StoreCommandTestCase(CommandTestCase):
 
     def open_store(self):
         """As nova-compute does, which goes on."""
-        self.store = claims.ClaimStore(self.path)
+        self.store = claim_store.ClaimStore(self.path)
         return self.store

@@ -17,7 +17,7 @@ from nova_accel import exception
 from nova_accel import inventory
 from nova_accel import model
 from nova_accel import naming
-from nova_accel.attach import claims
+from nova_accel.store import claim_store
 
 NODE = 'host'
 CLASS = 'CUSTOM_ACCELERATOR_FPGA'
@@ -98,7 +98,7 @@ class Driver(base.AcceleratorDriver):
         self._call('recover', address)
 
 
-class Store(claims.ClaimStore):
+class Store(claim_store.ClaimStore):
     """Fails where it is told to."""
 
     def __init__(self, path):

@@ -20,10 +20,11 @@ import uuid
 import fixtures
 import testtools
 
-from nova_accel.attach import claims
-from nova_accel.attach import schema
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import claim_store
+from nova_accel.store import journal
+from nova_accel.store import schema
 
 HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
 RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
@@ -95,7 +96,7 @@ class ClaimStoreTest(StoreTestCase):
 
     def setUp(self):
         super().setUp()
-        self.store = claims.ClaimStore(self.path)
+        self.store = claim_store.ClaimStore(self.path)
 
     def test_round_trip(self):
         one = claim(handle=model.AttachHandle(
@@ -127,23 +128,23 @@ class ClaimStoreTest(StoreTestCase):
             (model.ClaimState.BIND_FAILED, 'why', 'a' * 32, True, '_B'),
             (changed.state, changed.error, changed.restore_function,
              changed.prepared, changed.group))
-        self.assertEqual([changed], claims.ClaimStore(self.path).claims())
+        self.assertEqual([changed], claim_store.ClaimStore(self.path).claims())
 
     def test_new_file(self):
         """The host may have had another one; a store without a file cannot
         be lost."""
         self.assertEqual({model.EVERYTHING}, self.store.unsettled())
         self.assertEqual({model.EVERYTHING},
-                         claims.ClaimStore(self.path).unsettled())
+                         claim_store.ClaimStore(self.path).unsettled())
         self.assertEqual(frozenset(),
-                         claims.ClaimStore(':memory:').unsettled())
+                         claim_store.ClaimStore(':memory:').unsettled())
 
     def test_records(self):
         self.assertEqual({}, self.store.records())
         for value in '1', '2':
             record = (('serial number', 'S1'), ('firmware', value))
             self.store.keep_record('S1', record)
-        for store in (self.store, claims.ClaimStore(self.path)):
+        for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual({'S1': record}, store.records())
 
     def test_settle(self):
@@ -154,13 +155,13 @@ class ClaimStoreTest(StoreTestCase):
         self.assertNotEqual(before, self.store.generation)
         held = claim()
         self.store.settle([one], claims=[held])
-        for store in (self.store, claims.ClaimStore(self.path)):
+        for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual(({other}, [held]), (
                 store.unsettled(), store.claims()))
         # all or none
         self.assertRaises(exception.ClaimConflict, self.store.settle,
                           [other], claims=[claim()])
-        for store in (self.store, claims.ClaimStore(self.path)):
+        for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual(({other}, [held]), (
                 store.unsettled(), store.claims()))
 
@@ -172,7 +173,7 @@ class ClaimStoreTest(StoreTestCase):
             self.store.settle([model.EVERYTHING], [other])
             yield one
         self.store.settle(todo=late())
-        for store in (self.store, claims.ClaimStore(self.path)):
+        for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual({one, other}, store.unsettled())
 
     def test_origins_of_cards(self):
@@ -181,7 +182,7 @@ class ClaimStoreTest(StoreTestCase):
             self.store.set_origin('S1', 1, 'q')
             self.store.set_origin('S2', 0, 'r')
             self.store.set_origin('S2', 0, model.OPERATOR)
-            for store in (self.store, claims.ClaimStore(self.path)):
+            for store in (self.store, claim_store.ClaimStore(self.path)):
                 self.assertEqual({('S1', 0): origin, ('S1', 1): 'q'},
                                  store.origins())
 
@@ -190,14 +191,14 @@ class ClaimStoreTest(StoreTestCase):
         rows = {model.Unsettled('0000:5e:00.0', ids=ids)
                 for ids in ('', '10de:2330', '1002:74a1 1002:0c34')}
         self.store.settle([model.EVERYTHING], rows)
-        for store in (self.store, claims.ClaimStore(self.path)):
+        for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual(rows, store.unsettled())
 
     def test_parts_that_are_settled(self):
         rows = {model.Unsettled('0000:5e:00.0', but_for=frozenset(parts))
                 for parts in ((), ('0',), ('0000:5e:00.1', '0000:5e:00.2'))}
         self.store.settle([model.EVERYTHING], rows)
-        for store in (self.store, claims.ClaimStore(self.path)):
+        for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual(rows, store.unsettled())
 
     def test_update_of_a_claim_that_was_read_long_ago(self):
@@ -287,7 +288,7 @@ class ClaimStoreTest(StoreTestCase):
 
     def test_devices(self):
         self.store.set_devices({DEVICE.address: DEVICE})
-        again = claims.ClaimStore(self.path)
+        again = claim_store.ClaimStore(self.path)
         self.assertEqual({DEVICE.address: DEVICE}, again.devices())
         again.set_devices({})
         self.assertEqual({}, self.store.devices())
@@ -295,7 +296,7 @@ class ClaimStoreTest(StoreTestCase):
     def test_loaded(self):
         self.store.set_loaded(DEVICE.address, 0, LOADED)
         self.store.set_loaded(DEVICE.address, 1, LOADED)
-        again = claims.ClaimStore(self.path)
+        again = claim_store.ClaimStore(self.path)
         self.assertEqual({(DEVICE.address, 0): LOADED,
                           (DEVICE.address, 1): LOADED}, again.loaded())
         # a programming begins
@@ -314,7 +315,7 @@ class ClaimStoreTest(StoreTestCase):
                            model.Loaded(None, None, None, '', origin)):
                 self.store.set_loaded(DEVICE.address, 0, loaded)
                 self.assertEqual({(DEVICE.address, 0): loaded},
-                                 claims.ClaimStore(self.path).loaded())
+                                 claim_store.ClaimStore(self.path).loaded())
         # nothing was read back after the programming
         self.store.set_loaded(DEVICE.address, 0, dataclasses.replace(
             LOADED, function_uuid=None))
@@ -326,7 +327,7 @@ class ClaimStoreTest(StoreTestCase):
         self.store.set_reserved('p', 'CUSTOM_ACCELERATOR_FPGA', 2)
         self.store.set_reserved('p', 'VGPU', 0)
         self.store.set_reserved('p', 'VGPU', 1)
-        again = claims.ClaimStore(self.path)
+        again = claim_store.ClaimStore(self.path)
         self.assertEqual({('p', 'CUSTOM_ACCELERATOR_FPGA'): 2,
                           ('p', 'VGPU'): 1}, again.reserved())
         again.drop_reserved('p', 'VGPU')
@@ -339,8 +340,8 @@ class ClaimStoreTest(StoreTestCase):
         self.store.add([holder])
         program = textwrap.dedent('''
             import sys, os
-            from nova_accel.attach import claims, schema
-            store = claims.ClaimStore(sys.argv[1])
+            from nova_accel.store import claim_store, schema
+            store = claim_store.ClaimStore(sys.argv[1])
             with store._transaction() as db:
                 db.execute('DELETE FROM claims')
                 print('deleted', flush=True)
@@ -364,17 +365,18 @@ class DamageTest(StoreTestCase):
     def test_no_database(self):
         with open(self.path, 'wb') as file:
             file.write(b'not a database at all, but long enough' * 100)
-        self.assertUnavailable('restore a backup', claims.ClaimStore,
+        self.assertUnavailable('restore a backup', claim_store.ClaimStore,
                                self.path)
 
     def test_no_directory(self):
         with open(self.path, 'w'):
             pass
         self.path = os.path.join(self.path, 'missing', 'claims.sqlite')
-        self.assertUnavailable('may write it', claims.ClaimStore, self.path)
+        self.assertUnavailable('may write it', claim_store.ClaimStore,
+                               self.path)
 
     def test_damaged_pages(self):
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         store.add([claim(handle=handle(n)) for n in range(100)])
         store._db.close()
         size = os.path.getsize(self.path)
@@ -382,10 +384,10 @@ class DamageTest(StoreTestCase):
             file.seek(4096)
             file.write(b'\xff' * (size - 4096))
         self.assertUnavailable('which server has which device',
-                               lambda: claims.ClaimStore(self.path))
+                               lambda: claim_store.ClaimStore(self.path))
 
     def test_disk_full(self):
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         one = claim()
         store.add([one])
         pages = store._db.execute('PRAGMA page_count').fetchone()[0]
@@ -403,14 +405,15 @@ class DamageTest(StoreTestCase):
         self.assertEqual([], store.claims())
 
     def test_another_process_writes(self):
-        store = claims.ClaimStore(self.path, timeout=0.05)
+        store = claim_store.ClaimStore(self.path, timeout=0.05)
         one = claim()
         store.add([one])
         with self.file() as other:
             other.execute('BEGIN IMMEDIATE')
             self.assertUnavailable('which other process', store.remove, [one])
-            self.assertUnavailable('which other process', claims.ClaimStore,
-                                   self.path, timeout=0.05)
+            self.assertUnavailable('which other process',
+                                   claim_store.ClaimStore, self.path,
+                                   timeout=0.05)
             # readers do not wait
             self.assertEqual([one], store.claims())
             # nor does what changes nothing
@@ -421,7 +424,7 @@ class DamageTest(StoreTestCase):
     def test_every_method(self):
         """Whatever SQLite says, one sentence, and the lock is free after."""
         one = claim()
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         store.add([one])
         with self.file() as db:
             for table in ('claims', 'devices', 'loaded', 'reserved'):
@@ -439,7 +442,7 @@ class DamageTest(StoreTestCase):
             self.assertUnavailable('no such table', call)
 
     def test_rows_that_are_no_json(self):
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         store.add([claim()])
         store.set_devices({DEVICE.address: DEVICE})
         for text in ('', '{', '[]', '3', 'null', '{"regions": [3]}'):
@@ -449,14 +452,14 @@ class DamageTest(StoreTestCase):
         with self.file() as db:
             db.execute("UPDATE claims SET handle = '{'")
         self.assertUnavailable('table claims',
-                               lambda: claims.ClaimStore(self.path))
+                               lambda: claim_store.ClaimStore(self.path))
 
 
 class HandoversTest(StoreTestCase):
 
     def setUp(self):
         super().setUp()
-        self.store = claims.ClaimStore(self.path)
+        self.store = claim_store.ClaimStore(self.path)
 
     @staticmethod
     def handover(number, **more):
@@ -472,22 +475,22 @@ class HandoversTest(StoreTestCase):
         self.store.add_handover(one)
         self.store.add_handover(self.handover(2))
         for found in (self.store.handovers(),
-                      claims.ClaimStore(self.path).handovers(),
-                      claims.copy_of(self.path).handovers()):
+                      claim_store.ClaimStore(self.path).handovers(),
+                      claim_store.copy_of(self.path).handovers()):
             self.assertEqual([one, self.handover(2)], found)
 
     def test_the_newest_are_kept(self):
-        with mock.patch.object(claims, 'MOST_HANDOVERS', 3):
+        with mock.patch.object(journal, 'MOST_HANDOVERS', 3):
             for number in range(5):
                 self.store.add_handover(self.handover(number))
         self.assertEqual(['2', '3', '4'],
                          [h.server for h in self.store.handovers()])
-        self.assertEqual(1000, claims.MOST_HANDOVERS)
+        self.assertEqual(1000, journal.MOST_HANDOVERS)
 
     def test_no_server_drives_out_the_record_of_others(self):
         """Boot and delete in a loop, on this device or on another one."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-        with mock.patch.object(claims, 'MOST_HANDOVERS', 3):
+        with mock.patch.object(journal, 'MOST_HANDOVERS', 3):
             self.store.add_handover(self.handover(1))
             for number in range(10, 20):
                 self.store.add_handover(self.handover(
@@ -498,7 +501,7 @@ class HandoversTest(StoreTestCase):
             kept = {h.server for h in self.store.handovers()}
             self.assertEqual({'17', '18', '19', '2', *map(str, range(20, 30))},
                              kept)
-            with mock.patch.object(claims, 'MOST_IN_THAT_TIME', 5):
+            with mock.patch.object(journal, 'MOST_IN_THAT_TIME', 5):
                 self.store.add_handover(self.handover(30, time=now))
             self.assertEqual(5, sum(
                 h.device == '0000:5e:00.0' for h in self.store.handovers()))
@@ -509,12 +512,12 @@ class HandoversTest(StoreTestCase):
                 os.stat(self.path + suffix).st_mode))
         # also one that an earlier release made
         os.chmod(self.path, 0o644)
-        claims.ClaimStore(self.path)
+        claim_store.ClaimStore(self.path)
         self.assertEqual(0o600, stat.S_IMODE(os.stat(self.path).st_mode))
 
     def test_errors_that_alternate_drive_nothing_out(self):
         """A device that is not clean is tried again each minute."""
-        with mock.patch.object(claims, 'MOST_HANDOVERS', 4):
+        with mock.patch.object(journal, 'MOST_HANDOVERS', 4):
             self.store.add_handover(self.handover(1, result='clean'))
             # the same server had the same handle before
             self.store.add_handover(self.handover(2, result='not cleaned'))
@@ -533,18 +536,18 @@ class PoolsTest(StoreTestCase):
 
     def test_pools(self):
         """With what waits, in one transaction."""
-        self.store = claims.ClaimStore(self.path)
+        self.store = claim_store.ClaimStore(self.path)
         self.assertEqual({}, self.store.pools())
         one, two = model.Reserved(1, 2, 3), model.Reserved(0, 0, 1)
         waits = model.Waiting(
             model.AttachHandle(model.HandleType.PCI, 'd'), 'd', None)
         self.store.change_waiting(
             add=[waits], pools=[('p', two), ('q', two), ('p', one)])
-        again = claims.ClaimStore(self.path)
+        again = claim_store.ClaimStore(self.path)
         self.assertEqual({'p': one, 'q': two}, again.pools())
         seen = dataclasses.replace(waits, shown=True, provider_uuid='p')
         again.change_waiting(shown=[seen], pools=[('q', None)])
-        last = claims.ClaimStore(self.path)
+        last = claim_store.ClaimStore(self.path)
         self.assertEqual(({'p': one}, (seen,)),
                          (last.pools(), last.waiting()))
 
@@ -553,13 +556,13 @@ class WaitingTest(StoreTestCase):
 
     def setUp(self):
         super().setUp()
-        self.store = claims.ClaimStore(self.path)
+        self.store = claim_store.ClaimStore(self.path)
         self.one, self.two = (model.Waiting(
             handle(n), '0000:af:00.0', n - 1 or None) for n in (1, 2))
 
     def assertWaiting(self, *waiting):
         self.assertEqual(waiting, self.store.waiting())
-        self.assertEqual(waiting, claims.ClaimStore(self.path).waiting())
+        self.assertEqual(waiting, claim_store.ClaimStore(self.path).waiting())
 
     def test_changes(self):
         self.assertWaiting()
@@ -591,7 +594,7 @@ class WaitingTest(StoreTestCase):
         with self.file() as db:
             db.execute("UPDATE waiting SET handle_type = 'X'")
         self.assertUnavailable('table waiting',
-                               lambda: claims.ClaimStore(self.path))
+                               lambda: claim_store.ClaimStore(self.path))
 
 
 class OtherReleasesTest(StoreTestCase):
@@ -616,7 +619,7 @@ class OtherReleasesTest(StoreTestCase):
 
     def test_release_0_1(self):
         self.release_0_1()
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         found = {c.uuid: c for c in store.claims()}
         self.assertEqual({self.uuid(n) for n in range(1, 8)}, set(found))
         fpga, gpu, bound, initial, provisioning, deleting, nvme = (
@@ -669,13 +672,13 @@ class OtherReleasesTest(StoreTestCase):
         store.update([fpga], error='x')
         store.set_reserved('p', 'VGPU', 1)
         # and the next start finds nothing to do
-        self.assertEqual(8, len(claims.ClaimStore(self.path).claims()))
+        self.assertEqual(8, len(claim_store.ClaimStore(self.path).claims()))
 
     def test_version_1(self):
         """From where something is, it does not say."""
         with open(VERSION_1, encoding='utf-8') as file, self.file() as db:
             db.executescript(file.read())
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         self.assertEqual(
             {('0000:5e:00.0', 0): model.Loaded(
                 'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), 'nlb',
@@ -692,21 +695,21 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual(('', frozenset()), (one.serial, store.unsettled()))
         store.update([one], restore_origin=model.OPERATOR, project_id='p',
                      serial='S1')
-        one, = claims.ClaimStore(self.path).claims()
+        one, = claim_store.ClaimStore(self.path).claims()
         self.assertEqual((model.OPERATOR, 'p', 'S1'),
                          (one.restore_origin, one.project_id, one.serial))
 
     def test_migrated_and_made_anew_are_the_same(self):
         self.release_0_1()
-        claims.ClaimStore(self.path)
+        claim_store.ClaimStore(self.path)
         migrated = self.schema()
         os.remove(self.path)
         with open(VERSION_1, encoding='utf-8') as file, self.file() as db:
             db.executescript(file.read())
-        claims.ClaimStore(self.path)
+        claim_store.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
         os.remove(self.path)
-        claims.ClaimStore(self.path)
+        claim_store.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
         self.assertEqual((schema.VERSION,), migrated[1])
 
@@ -719,30 +722,30 @@ class OtherReleasesTest(StoreTestCase):
             db.execute('SELECT * FROM missing')
         with mock.patch.object(schema, 'MIGRATIONS', (broken,)):
             self.assertUnavailable('no such table: missing',
-                                   claims.ClaimStore, self.path)
+                                   claim_store.ClaimStore, self.path)
         self.assertEqual(before, self.schema())
-        self.assertEqual(7, len(claims.ClaimStore(self.path).claims()))
+        self.assertEqual(7, len(claim_store.ClaimStore(self.path).claims()))
 
     def test_killed_in_a_migration(self):
         self.release_0_1()
         program = textwrap.dedent('''
             import os, signal, sys
-            from nova_accel.attach import claims, schema
+            from nova_accel.store import claim_store, schema
             migrate = schema._from_release_0_1
             def killed(db):
                 migrate(db)
                 os.kill(os.getpid(), signal.SIGKILL)
             schema.MIGRATIONS = (killed,)
-            claims.ClaimStore(sys.argv[1])
+            claim_store.ClaimStore(sys.argv[1])
         ''')
         self.assertEqual(-signal.SIGKILL, subprocess.call(
             [sys.executable, '-c', program, self.path]))
-        self.assertEqual(7, len(claims.ClaimStore(self.path).claims()))
+        self.assertEqual(7, len(claim_store.ClaimStore(self.path).claims()))
 
     def test_back_to_release_0_1_and_again_to_this(self):
         """As docs/source/operators.rst says."""
         self.release_0_1()
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         store.set_loaded('0000:5e:00.0', 0, unknown(None))
         with self.file() as db:
             db.executescript('DELETE FROM devices; '
@@ -768,7 +771,7 @@ class OtherReleasesTest(StoreTestCase):
             db.execute('INSERT INTO devices VALUES (?, ?)', ('a', '{}'))
             db.execute('INSERT INTO loaded VALUES (?, ?, ?, ?, ?, ?)',
                        ('0000:5e:00.0', 0, 'f', 'b', None, 'c'))
-        again = claims.ClaimStore(self.path)
+        again = claim_store.ClaimStore(self.path)
         self.assertEqual(8, len(again.claims()))
         self.assertTrue(again.by_uuid(new)[0].prepared)
         self.assertEqual('f', again.loaded()['0000:5e:00.0', 0].function_uuid)
@@ -782,12 +785,12 @@ class OtherReleasesTest(StoreTestCase):
         self.assertUnavailable(
             f'has version {schema.VERSION + 1}, and this release of '
             f'nova_accel knows no later one than {schema.VERSION}: install',
-            claims.ClaimStore, self.path)
+            claim_store.ClaimStore, self.path)
         with open(self.path, 'rb') as file:
             self.assertEqual(before, file.read())
 
     def test_columns_and_fields_that_are_not_known(self):
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         one = claim()
         store.add([one])
         with self.file() as db:
@@ -817,7 +820,7 @@ class OtherReleasesTest(StoreTestCase):
         store.set_devices({device.address: device})
 
     def test_values_that_are_not_known(self):
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         one = claim(state=BOUND)
         store.add([one])
         store.set_devices({DEVICE.address: DEVICE})
@@ -829,7 +832,7 @@ class OtherReleasesTest(StoreTestCase):
                     {'type': 'PCI', 'address': 'y'}],
                 'regions': [{'index': 0, 'health': 'bored',
                              'reason': 'so'}]}),))
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         found, = store.claims()
         self.assertEqual(
             (model.ClaimState.UNKNOWN, model.Role.CURRENT,
@@ -847,7 +850,7 @@ class OtherReleasesTest(StoreTestCase):
         with self.file() as db:
             db.execute("UPDATE claims SET handle_type = 'CXL'")
         self.assertUnavailable("'CXL' is not a valid HandleType",
-                               lambda: claims.ClaimStore(self.path))
+                               lambda: claim_store.ClaimStore(self.path))
 
     def test_version_3(self):
         """It does not know what the operator disables."""
@@ -857,7 +860,7 @@ class OtherReleasesTest(StoreTestCase):
                                   ('0000:5f:00.0', '{')):
                 db.execute('INSERT OR REPLACE INTO devices VALUES (?, ?)',
                            (address, text))
-        store = claims.ClaimStore(self.path)
+        store = claim_store.ClaimStore(self.path)
         one, = store.claims()
         self.assertEqual((BOUND, 'S1', 'p', '', ''),
                          (one.state, one.serial, one.project_id, one.asked,
@@ -873,10 +876,10 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual((), store.disabled())
         store.disable(DISABLED)
         self.assertEqual((DISABLED,),
-                         claims.ClaimStore(self.path).disabled())
+                         claim_store.ClaimStore(self.path).disabled())
         migrated = self.schema()
         os.remove(self.path)
-        claims.ClaimStore(self.path)
+        claim_store.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
 
 
@@ -885,10 +888,10 @@ class DisabledTest(StoreTestCase):
 
     def setUp(self):
         super().setUp()
-        self.store = claims.ClaimStore(self.path)
+        self.store = claim_store.ClaimStore(self.path)
 
     def command(self):
-        return claims.existing(self.path)
+        return claim_store.existing(self.path)
 
     def test_heard(self):
         self.assertFalse(self.store.look())

@@ -18,7 +18,6 @@ from oslo_privsep import priv_context
 import requests
 import requests_mock
 
-from nova_accel.attach import claims
 from nova_accel.cmd import check
 from nova_accel.cmd import check_services
 from nova_accel.cmd import loading
@@ -27,6 +26,7 @@ from nova_accel.drivers import dfl
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import privsep
+from nova_accel.store import claim_store
 from tests import acme
 from tests import limits
 from tests.unit import commands
@@ -519,8 +519,8 @@ class ComputeTest(CheckTestCase):
                       line['What to do'])
 
     def test_store_of_a_later_release(self):
-        path = os.path.join(self.directory, claims.file_name('compute1'))
-        claims.ClaimStore(path)
+        path = os.path.join(self.directory, claim_store.file_name('compute1'))
+        claim_store.ClaimStore(path)
         with contextlib.closing(sqlite3.connect(path)) as file:
             file.execute('PRAGMA user_version = 99')
             file.commit()
@@ -715,8 +715,8 @@ class DeviceTest(CheckTestCase):
         with with_option:
             with_option.config(group='accel', whole_cards=[A])
             devices = dfl.DflDriver(kernel).discover()
-        store = claims.ClaimStore(os.path.join(
-            self.directory, claims.file_name('compute1')))
+        store = claim_store.ClaimStore(os.path.join(
+            self.directory, claim_store.file_name('compute1')))
         store.set_devices(devices)
         kernel.guest_takes(A)
         self.assertFails(A, 'bound to vfio-pci')

@@ -12,11 +12,11 @@ import textwrap
 
 import fixtures
 
-from nova_accel.attach import claims
-from nova_accel.attach import schema
 from nova_accel.cmd import disable
 from nova_accel.cmd import main
 from nova_accel import model
+from nova_accel.store import claim_store
+from nova_accel.store import schema
 from tests.unit import commands
 from tests.unit.test_claims import claim, DEVICE, handle, VERSION_3
 
@@ -71,7 +71,7 @@ class DisableTestCase(commands.StoreCommandTestCase):
 
     def words(self):
         return [(w.device_address, w.serial, w.reason)
-                for w in claims.ClaimStore(self.path).disabled()]
+                for w in claim_store.ClaimStore(self.path).disabled()]
 
 
 class DisableTest(DisableTestCase):
@@ -146,13 +146,13 @@ class DisableTest(DisableTestCase):
         """Each reason replaces the one before; when it began stays."""
         self.nova_compute()
         self.say('disable', A, '--reason', 'one')
-        first, = claims.ClaimStore(self.path).disabled()
-        claims.ClaimStore(self.path).disable(
+        first, = claim_store.ClaimStore(self.path).disabled()
+        claim_store.ClaimStore(self.path).disable(
             dataclasses.replace(first, since='then'), [first])
         self.say('drain', A)
         self.assertEqual([(A, 'S1', 'one')], self.words())
         self.say('disable', A, '--reason', 'two')
-        word, = claims.ClaimStore(self.path).disabled()
+        word, = claim_store.ClaimStore(self.path).disabled()
         self.assertEqual(('two', 'then'), (word.reason, word.since))
         self.say('enable', A)
         self.assertIn('was not disabled', self.say('enable', A))

@@ -19,8 +19,8 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import inventory
-from nova_accel.attach import claims
 from nova_accel import profiles
+from nova_accel.store import claim_store
 from tests.unit import commands
 from tests.unit import host
 from tests.unit import placement
@@ -152,7 +152,7 @@ class ImportNovaTestCase(commands.CommandTestCase):
             kernel = host_kernel.open_kernel('compute1', writes=False)
             found = inventory.Inventory(
                 drivers.load(conf.CONF.accel.enabled_drivers, kernel),
-                claims.ClaimStore(claims.MEMORY), reads_serials=False)
+                claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scan()
             return found.devices
         finally:

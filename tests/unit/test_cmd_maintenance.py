@@ -7,10 +7,10 @@ import time
 
 import fixtures
 
-from nova_accel.attach import schema
 from nova_accel.cmd import main
 from nova_accel.cmd import maintenance
 from nova_accel import model
+from nova_accel.store import schema
 from tests.unit import commands
 from tests.unit.test_claims import DEVICE, handle
 
@@ -35,7 +35,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.main.NovaAccel', App))
         # no order is void because the machine is slow
-        for name in ('attach.claims.ORDER_SECONDS', 'cmd.orders._TAKEN_ON'):
+        for name in ('store.journal.ORDER_SECONDS', 'cmd.orders._TAKEN_ON'):
             self.useFixture(fixtures.MonkeyPatch(f'nova_accel.{name}', 600))
         self.open_store().set_devices({A: dataclasses.replace(
             DEVICE, regions=(dataclasses.replace(

@@ -88,10 +88,10 @@ STORE = textwrap.dedent('''
     eventlet.monkey_patch()
     import sqlite3
     import time
-    from nova_accel.attach import claims
+    from nova_accel.store import claim_store
     from nova_accel import exception
 
-    store = claims.ClaimStore('store', timeout=1)
+    store = claim_store.ClaimStore('store', timeout=1)
     other = sqlite3.connect('store', isolation_level=None)
     other.execute('BEGIN IMMEDIATE')
     ticks = 0

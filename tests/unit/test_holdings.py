@@ -5,10 +5,10 @@ import itertools
 
 import testtools
 
-from nova_accel.attach import claims
 from nova_accel.attach import holdings
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import claim_store
 from tests.unit.test_claims import claim
 
 State = model.ClaimState
@@ -44,7 +44,7 @@ class HoldingsTest(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.store = claims.ClaimStore(':memory:')
+        self.store = claim_store.ClaimStore(':memory:')
         self.holdings = holdings.Holdings(self.store)
 
     def test_transitions(self):

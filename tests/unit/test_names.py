@@ -16,11 +16,11 @@ import tempfile
 import testtools
 import yaml
 
-from nova_accel.attach import claims
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import inventory
 from nova_accel import sim
+from nova_accel.store import claim_store
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / 'data' / 'names.yaml'
@@ -61,7 +61,7 @@ def _names(driver, options):
             kernel = sim.SimulatedKernel(str(path))
             found = inventory.Inventory(
                 drivers.load([driver], kernel),
-                claims.ClaimStore(claims.MEMORY), lambda device: '')
+                claim_store.ClaimStore(claim_store.MEMORY), lambda device: '')
             found.scan()
             providers = found.providers_of(
                 'compute1', '00000000-0000-0000-0000-000000000000').values()

@@ -24,7 +24,6 @@ import testtools
 import yaml
 
 from nova_accel.api import extra_specs
-from nova_accel.attach import claims
 from nova_accel.bitstream import glance
 from nova_accel.cmd import main
 from nova_accel import conf
@@ -37,6 +36,7 @@ from nova_accel import privsep
 from nova_accel import profiles
 from nova_accel import request
 from nova_accel import sim
+from nova_accel.store import claim_store
 from tests.unit import commands
 from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
@@ -163,7 +163,7 @@ class CommandsTest(commands.CommandTestCase):
             yaml.safe_dump(PROFILE, file)
         with open('cyborg.json', 'w') as file:
             yaml.safe_dump({'device_profiles': [PROFILE]}, file)
-        store = claims.ClaimStore(os.path.join(
+        store = claim_store.ClaimStore(os.path.join(
             self.directory, 'accel_claims_compute1.sqlite'))
         store.settle(done=[model.EVERYTHING])
         store.set_devices({DEVICE.address: DEVICE})
@@ -312,7 +312,7 @@ class RequestsTest(testtools.TestCase):
         found = inventory.Inventory(
             drivers.load(['dfl', 'xrt', 'gpu', 'vgpu', 'nvme', 'qat',
                           'timecard', 'pci'], sim.SimulatedKernel(path)),
-            claims.ClaimStore(claims.MEMORY), reads_serials=False)
+            claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
         found.scan()
         self.assertEqual({}, found.failures())
         return found.providers_of('host', str(uuid.uuid4())).values()

@@ -20,8 +20,8 @@ import ddt
 import fixtures
 import testtools
 
-from nova_accel.attach import claims
 from nova_accel import model
+from nova_accel.store import claim_store
 from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
 
@@ -69,7 +69,7 @@ class ProgramsTest(testtools.TestCase):
     def store(self):
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'claims.sqlite')
-        store = claims.ClaimStore(path)
+        store = claim_store.ClaimStore(path)
         store.settle(done=[model.EVERYTHING])
         store.set_devices({DEVICE.address: DEVICE})
         store.add([claim('7d9fe0c3-1f3a-4a2b-9d0e-3a1f5c6b7d8e', handle(0))])
@@ -89,8 +89,8 @@ class ProgramsTest(testtools.TestCase):
                     copy = f'{path}.copy'
                     subprocess.run(['sqlite3', path, f'.backup {copy}'],
                                    check=True)
-                    self.assertEqual(claims.existing(path).claims(),
-                                     claims.existing(copy).claims())
+                    self.assertEqual(claim_store.existing(path).claims(),
+                                     claim_store.existing(copy).claims())
                 continue
             with sqlite3.connect(path) as database:
                 database.executescript(statement)

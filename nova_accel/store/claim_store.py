@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The persistent store of a compute host: claims, and what devices were.
+
+nova-compute writes it. So do the operator's commands, in tables of their own,
+of which nova-compute hears by look().
+"""
+
+from collections.abc import Iterable
+import contextlib
+import errno
+import os
+import sqlite3
+from urllib import parse
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel.store import cards
+from nova_accel.store import claims as claim_rows
+from nova_accel.store import file as store_file
+from nova_accel.store import journal
+from nova_accel.store import reserved
+from nova_accel.store import schema
+
+MEMORY = store_file.MEMORY
+
+
+def file_name(host: str) -> str:
+    """Return the name of the store of a compute host."""
+    return f'accel_claims_{host}.sqlite'
+
+
+class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
+                 journal.Journal):
+    """Each method is one transaction; all may be called from any thread.
+
+    Each may raise AcceleratorsUnavailable, in one sentence with the name of
+    the file: disk full, file locked, damaged or of a newer release. The
+    transactions on tables of more than one kind are here.
+    """
+
+    def _read(self, db):
+        with self._reading('claims'):
+            claims = claim_rows.read(db)
+        with self._reading('waiting'):
+            waiting = reserved.waiting(db)
+        return store_file.Memory(
+            claims, waiting, cards.unsettled(db), cards.unclean(db),
+            cards.disabled(db), journal.read_orders(db))
+
+    def add(self, claims: Iterable[model.Claim]) -> None:
+        """Write all of them or none.
+
+        :raises ClaimConflict: when a handle is held already.
+        :raises DeviceUnavailable: the operator has disabled a device, maybe
+            just now: once a command has said so, no claim follows.
+        """
+        claims = tuple(claims)
+        with self._transaction() as db:
+            # from the file: another process writes this table
+            disabled = cards.disabled(db)
+            for claim in claims:
+                if any(word.means(claim.device_address, claim.serial)
+                       for word in disabled):
+                    raise exception.DeviceUnavailable(
+                        f'Server {claim.instance_uuid} was to get '
+                        f'{claim.handle.address}, which the operator has '
+                        f'disabled: the build is retried on another host.')
+            self._add_claims(db, claims)
+
+    def settle(self, done: Iterable[model.Unsettled] = (),
+               todo: Iterable[model.Unsettled] = (),
+               claims: Iterable[model.Claim] = ()) -> None:
+        """
+        :param done: not unsettled any more.
+        :param todo: unsettled from now on.
+        :param claims: what was found; written all or none, with the rest.
+        :raises ClaimConflict: one of the handles is held already.
+        """
+        done, todo, claims = set(done), set(todo), tuple(claims)
+        with self._transaction() as db:
+            # read here: another thread may have settled something meanwhile
+            now = self._known.unsettled - done | todo
+            db.execute('DELETE FROM unsettled')
+            db.executemany(
+                'INSERT INTO unsettled (address, serial, ids, but_for) '
+                'VALUES (?, ?, ?, ?)', [
+                    (row.address, row.serial, row.ids,
+                     ' '.join(sorted(row.but_for))) for row in now])
+            if claims:
+                self._add_claims(db, claims)
+            self._change(unsettled=now)
+
+    def look(self) -> bool:
+        """Read what commands have written since the last call.
+
+        Where they have not, it is one look at memory that SQLite shares
+        between processes (PRAGMA data_version), some microseconds.
+
+        :returns: whether something is new.
+        """
+        with self._transaction(write=False) as db:
+            version = db.execute('PRAGMA data_version').fetchone()[0]
+            if version == self._data_version:
+                return False
+            found = cards.disabled(db), journal.read_orders(db)
+            self._data_version = version
+            if found == (self._known.disabled, self._known.orders):
+                return False
+            self._change(disabled=found[0], orders=found[1])
+        return True
+
+
+def copy_of(path: str) -> ClaimStore:
+    """A store in memory with what is in a file, which is not changed, and
+    which another process may have open.
+
+    The copy is of this release's version, whatever the file is of.
+
+    :raises NoClaimStore: there is none.
+    :raises AcceleratorsUnavailable: it cannot be read, or is of a later
+        release.
+    """
+    _check_exists(path)
+    try:
+        with contextlib.closing(sqlite3.connect(
+                f'file:{parse.quote(path)}?mode=ro', uri=True)) as file:
+            return ClaimStore(MEMORY, file, name=path)
+    except (sqlite3.Error, OSError) as error:
+        raise _refused(path, 'read', error) from error
+
+
+def existing(path: str) -> ClaimStore:
+    """The store of a host, for a command that writes into it while nova-compute
+    may run.
+
+    It is neither made nor changed in version: nova-compute does that.
+
+    :raises NoClaimStore: there is none.
+    :raises AcceleratorsUnavailable: it cannot be written, or is of another
+        release.
+    """
+    _check_exists(path)
+    try:
+        with contextlib.closing(sqlite3.connect(
+                f'file:{parse.quote(path)}?mode=rw', uri=True)) as file:
+            version = file.execute('PRAGMA user_version').fetchone()[0]
+    except (sqlite3.Error, OSError) as error:
+        raise _refused(path, 'written', error) from error
+    # SQLite says so only when something is to be written
+    if not os.access(path, os.W_OK, effective_ids=True):
+        raise _refused(path, 'written', os.strerror(errno.EACCES))
+    if version < schema.VERSION:
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {path} has version {version}, and this release '
+            f'of nova_accel writes version {schema.VERSION}: start '
+            f'nova-compute of the same release as this command first.')
+    # which says what is to be done with one of a later release
+    return ClaimStore(path)
+
+
+def _check_exists(path):
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        raise exception.NoClaimStore(
+            f'The claim store {path} does not exist: nova-compute makes it at '
+            f'its first start; else name the file of this host by --store.'
+            ) from None
+    except OSError:
+        # who opens it says why
+        pass
+
+
+def _refused(path, what, error):
+    code = getattr(error, 'sqlite_errorcode', -1) & 0xff
+    advice = store_file.ADVICE.get(
+        code, 'run the command as the user of nova-compute')
+    return exception.AcceleratorsUnavailable(
+        f'The claim store {path} cannot be {what} ({error}): {advice}.')

@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The table of claims: which server has which handle."""
+
+from collections.abc import Collection, Iterable
+import dataclasses
+import datetime
+import json
+import sqlite3
+from typing import Any
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel import model
+from nova_accel.store import file
+
+LOG = logging.getLogger(__name__)
+
+#: columns that are named as the fields of model.Claim are, or here
+_RENAMED = {'group': 'request_group'}
+_FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
+                if f.name != 'handle')
+_HANDLE_COLUMNS = ('handle_type', 'handle_address', 'handle')
+_CLAIM_COLUMNS = tuple(_RENAMED.get(f, f) for f in _FIELDS) + _HANDLE_COLUMNS
+_SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims'
+_INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
+           f'VALUES ({", ".join(f":{name}" for name in _CLAIM_COLUMNS)})')
+
+
+class Claims(file.File):
+
+    def _add_claims(self, db, claims):
+        since = datetime.datetime.now(datetime.UTC).isoformat(
+            timespec='seconds')
+        claims = [dataclasses.replace(claim, since=claim.since or since)
+                  for claim in claims]
+        for claim in claims:
+            row = _row(claim)
+            try:
+                db.execute(_INSERT, row)
+            except sqlite3.IntegrityError:
+                holder = db.execute(
+                    'SELECT instance_uuid FROM claims WHERE '
+                    'handle_type = :handle_type AND '
+                    'handle_address = :handle_address', row).fetchone()
+                if holder is None:
+                    raise
+                # the owner of the one is not told who the other is
+                LOG.warning('Server %s was to get %s, which server %s '
+                            'holds', claim.instance_uuid,
+                            claim.handle.address, holder[0])
+                raise exception.ClaimConflict(
+                    f'Server {claim.instance_uuid} was to get '
+                    f'{claim.handle.address}, which another server '
+                    f'holds: the build has to go elsewhere.') from None
+        self._change(claims=_in_order((*self._known.claims, *claims)))
+
+    def claims(self, instance_uuid: str | None = None,
+               role: model.Role | None = None) -> list[model.Claim]:
+        """Those of one server, or all; in the order of groups and handles.
+
+        From memory: this process alone writes them.
+        """
+        return [claim for claim in self._known.claims
+                if instance_uuid in (None, claim.instance_uuid)
+                and role in (None, claim.role)]
+
+    def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
+        """Those of these claims that are there, in the order of claims()."""
+        return [c for c in self.claims() if c.uuid in uuids]
+
+    def update(self, claims: Iterable[model.Claim], **changes: Any,
+               ) -> list[model.Claim]:
+        """Change fields of claims, by their uuid.
+
+        :param changes: fields of model.Claim, but neither uuid nor handle.
+        :returns: the claims as they are then, in the order given, without
+            those that were removed meanwhile.
+        :raises TypeError: for another field.
+        """
+        unknown = set(changes) - set(_FIELDS) | {'uuid'} & set(changes)
+        if unknown:
+            raise TypeError(f'Claims have no {", ".join(sorted(unknown))} '
+                            f'that can be changed')
+        columns = ', '.join(f'{_RENAMED.get(name, name)} = :{name}'
+                            for name in changes)
+        values = {name: getattr(value, 'value', value)
+                  for name, value in changes.items()}
+        uuids = [claim.uuid for claim in claims]
+        if not uuids:
+            # a server that holds nothing does not depend on this file
+            return []
+        with self._transaction() as db:
+            if changes:
+                db.executemany(
+                    f'UPDATE claims SET {columns} WHERE uuid = :uuid',
+                    [{**values, 'uuid': uuid} for uuid in uuids])
+            now = {claim.uuid: claim for claim in self._known.claims}
+            for uuid in now.keys() & set(uuids):
+                now[uuid] = dataclasses.replace(now[uuid], **changes)
+            self._change(claims=_in_order(now.values()))
+        return [now[uuid] for uuid in uuids if uuid in now]
+
+    def remove(self, claims: Iterable[model.Claim]) -> None:
+        """Give their handles free."""
+        uuids = {claim.uuid for claim in claims}
+        if not uuids:
+            return
+        with self._transaction() as db:
+            db.executemany('DELETE FROM claims WHERE uuid = ?',
+                           [(uuid,) for uuid in uuids])
+            self._change(claims=tuple(
+                c for c in self._known.claims if c.uuid not in uuids))
+
+
+def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
+    """All of them; raises what file.File._reading() expects."""
+    return _in_order(map(_claim, db.execute(_SELECT).fetchall()))
+
+
+def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
+    return tuple(sorted(claims, key=lambda c: (c.group, c.handle.address)))
+
+
+def _row(claim: model.Claim) -> dict[str, Any]:
+    """Values by column."""
+    row = {_RENAMED.get(name, name): getattr(claim, name) for name in _FIELDS}
+    return {**row, 'role': claim.role.value, 'state': claim.state.value,
+            'handle_type': claim.handle.type.value,
+            'handle_address': claim.handle.address,
+            'handle': file.as_json(claim.handle)}
+
+
+def _claim(row: sqlite3.Row) -> model.Claim:
+    """:raises ValueError: for a handle that this release cannot know."""
+    fields: dict[str, Any] = {name: row[_RENAMED.get(name, name)]
+                              for name in _FIELDS}
+    handle = model.AttachHandle.from_dict({
+        **json.loads(row['handle']), 'type': row['handle_type'],
+        'address': row['handle_address']})
+    try:
+        state = model.ClaimState(row['state'])
+    except ValueError:
+        state = model.ClaimState.UNKNOWN
+        fields['error'] = fields['error'] or (
+            f'state {row["state"]} is of another release')
+    try:
+        role = model.Role(row['role'])
+    except ValueError:
+        # nothing but its server's end releases it
+        role = model.Role.CURRENT
+    return model.Claim(**{**fields, 'handle': handle, 'state': state,
+                          'role': role, 'prepared': bool(row['prepared'])})

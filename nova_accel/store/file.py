@@ -1,0 +1,245 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""One SQLite file: its version, its transactions, and its errors in a sentence.
+
+SQLite, because it gives the two things that are needed: a unique constraint
+(one handle, one server) and transactions that survive kill -9. One connection
+stays open for all threads: opening a new one makes SQLite read its schema, and
+closing the last one makes it wait for the disk once more than a commit does.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import json
+import os
+import sqlite3
+import time
+
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel import locks
+from nova_accel import model
+from nova_accel.store import schema
+
+LOG = logging.getLogger(__name__)
+
+#: path of a store that lives in memory, without a file
+MEMORY = ':memory:'
+ADVICE = {
+    sqlite3.SQLITE_FULL: 'make room on its file system',
+    sqlite3.SQLITE_BUSY: 'see which other process has it open',
+    sqlite3.SQLITE_CORRUPT: (
+        'repair it, or restore a backup from after the last change; if it is '
+        'moved away, nova-compute asks libvirt and Placement which server has '
+        'which device, and cleans or fences all others'),
+}
+ADVICE[sqlite3.SQLITE_NOTADB] = ADVICE[sqlite3.SQLITE_CORRUPT]
+_OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
+                 'errors')
+#: milliseconds that SQLite waits for another process; seconds until it is
+#: asked again
+_BUSY_MS, _BUSY_PAUSE = 20, 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What is read so often that the memory has it, as it is in the file."""
+
+    #: in the order of claims.Claims.claims()
+    claims: tuple[model.Claim, ...] = ()
+    #: the handles that wait for the operator, the oldest first
+    waiting: tuple[model.Waiting, ...] = ()
+    unsettled: frozenset[model.Unsettled] = frozenset()
+    unclean: frozenset[model.Unclean] = frozenset()
+    #: by address
+    disabled: tuple[model.Disabled, ...] = ()
+    #: the oldest first
+    orders: tuple[model.Order, ...] = ()
+
+
+class File:
+    """Transactions on the tables; what is read often is in memory too.
+
+    What the tables mean, and how they change, the classes say that extend
+    this one.
+    """
+
+    def __init__(self, path: str, source: sqlite3.Connection | None = None,
+                 timeout: float = 10, name: str = ''):
+        """Open the store, make it or bring it to this release's version.
+
+        :param path: of the file; its directory is made if need be.
+        :param source: of a store that is copied into this one first.
+        :param timeout: seconds to wait for another process that writes.
+        :param name: of the file in errors, where path is not that of source.
+        """
+        self.path = path
+        self._name = name or path
+        # one thread at a time inside SQLite: under eventlet a second green
+        # thread that waited there would stop the first one too
+        self._lock = locks.Lock(
+            'store', f'The rows of the claim store {self._name}',
+            lambda: timeout, exception.AcceleratorsUnavailable)
+        self._timeout = timeout
+        self._generation = 0
+        #: PRAGMA data_version when look() last read the file
+        self._data_version: int | None = None
+        self._known = Memory()
+        #: what it will be when the transaction under way ends, if it changes
+        #: it
+        self._changed: Memory | None = None
+        with self._one_sentence():
+            # none for MEMORY
+            if os.path.dirname(path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                _make_private(path)
+            self._db = sqlite3.connect(
+                path, timeout=timeout, isolation_level=None,
+                check_same_thread=False)
+        try:
+            if source:
+                source.backup(self._db)
+            self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self):
+        self._db.row_factory = sqlite3.Row
+        with self._one_sentence():
+            # before anything is written
+            self._check(self._version())
+            self._db.execute('PRAGMA journal_mode = WAL')
+            # a commit is on the disk when it returns
+            self._db.execute('PRAGMA synchronous = FULL')
+        while self._migrate() < schema.VERSION:
+            pass
+        with self._transaction(write=False) as db:
+            self._changed = self._read(db)
+        # from now on other green threads run meanwhile: _begin()
+        self._db.execute(f'PRAGMA busy_timeout = {_BUSY_MS}')
+
+    def _read(self, db: sqlite3.Connection) -> Memory:
+        raise NotImplementedError
+
+    def _version(self) -> int:
+        return self._db.execute('PRAGMA user_version').fetchone()[0]
+
+    def _check(self, version):
+        if version > schema.VERSION:
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self._name} has version {version}, and this '
+                f'release of nova_accel knows no later one than '
+                f'{schema.VERSION}: '
+                f'install the release that wrote it, or restore the backup '
+                f'from before the upgrade.')
+
+    def _migrate(self) -> int:
+        """One step, in one transaction; the version after it."""
+        with self._transaction() as db:
+            version = self._version()
+            self._check(version)
+            is_new = schema.is_new(db)
+            if not is_new and version == schema.VERSION:
+                return version
+            if not is_new and self.path != MEMORY:
+                LOG.info('The claim store %s has version %d and gets '
+                         'version %d', self.path, version, version + 1)
+            after = schema.migrate(db, version)
+            if is_new and self.path != MEMORY:
+                # the host may have had another file
+                db.execute('INSERT INTO unsettled (address, serial) '
+                           "VALUES ('', '')")
+        return after
+
+    @contextlib.contextmanager
+    def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._one_sentence():
+            if write:
+                self._begin()
+            try:
+                yield self._db
+                if write:
+                    self._db.execute('COMMIT')
+                if self._changed is not None:
+                    self._known = self._changed
+                    self._generation += 1
+            except BaseException:
+                # after some errors SQLite has done so itself
+                if self._db.in_transaction:
+                    self._db.execute('ROLLBACK')
+                raise
+            finally:
+                self._changed = None
+
+    def _begin(self):
+        """Begin to write; wait while another process writes.
+
+        A wait inside of SQLite would stop every green thread.
+        """
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._db.execute('BEGIN IMMEDIATE')
+                return
+            except sqlite3.OperationalError as error:
+                if (error.sqlite_errorcode & 0xff != sqlite3.SQLITE_BUSY
+                        or time.monotonic() > end):
+                    raise
+            time.sleep(_BUSY_PAUSE)
+
+    def _change(self, **fields):
+        """Have the memory follow, once the transaction is written."""
+        self._changed = dataclasses.replace(
+            self._changed or self._known, **fields)
+
+    @contextlib.contextmanager
+    def _one_sentence(self):
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            # extended codes have the plain one in their lowest byte
+            code = getattr(error, 'sqlite_errorcode', -1) & 0xff
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self._name} cannot be used ({error}): '
+                f'{ADVICE.get(code, _OTHER_ADVICE)}.',
+                found='The claim store of this host cannot be used'
+                ) from error
+
+    @contextlib.contextmanager
+    def _reading(self, table):
+        """What was written is JSON of fields that this release knows."""
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self._name} has a row in its table {table} '
+                f'that cannot be read ({error}): '
+                f'{ADVICE[sqlite3.SQLITE_CORRUPT]}.') from error
+
+    @property
+    def generation(self) -> int:
+        """Another number after each change of claims, of what waits for the
+        operator, of what he disabled, or of what is not settled; begins with
+        each object."""
+        return self._generation
+
+
+def _make_private(path):
+    """Let only its user read a store, which names projects and servers.
+
+    Also one of an earlier release. SQLite gives the files beside it the same
+    mode (unixOpen() of SQLite).
+    """
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # another user's, as the command of an operator meets it, stays
+    with contextlib.suppress(PermissionError):
+        for file in (path, f'{path}-wal', f'{path}-shm'):
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(file, 0o600)
+
+
+def as_json(value) -> str:
+    return json.dumps(dataclasses.asdict(value),
+                      default=lambda enum: enum.value)

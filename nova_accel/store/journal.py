@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The tables of orders and hand-overs: what commands ask of nova-compute, and
+what was done after servers.
+"""
+
+from collections.abc import Collection
+import dataclasses
+import datetime
+import sqlite3
+import time
+
+from nova_accel import model
+from nova_accel.store import file
+
+#: seconds after which an order that nova-compute has not begun is void
+ORDER_SECONDS = 30
+#: how many hand-overs of a device are kept
+MOST_HANDOVERS = 1000
+#: days in which no more than MOST_IN_THAT_TIME of a device go
+DAYS_OF_HANDOVERS = 90
+#: some hundred bytes each; a device that is taken and released each ten seconds
+#: has as many in a week
+MOST_IN_THAT_TIME = 60_000
+_HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
+
+
+class Journal(file.File):
+
+    # Orders
+
+    def orders(self) -> tuple[model.Order, ...]:
+        """What commands ask of nova-compute, the oldest first; from memory."""
+        return self._known.orders
+
+    def give_order(self, verb: str, argument: str) -> int:
+        """Ask nova-compute for something; returns the number of the order."""
+        with self._transaction() as db:
+            number = db.execute(
+                'INSERT INTO orders (verb, argument, since, state, answer) '
+                "VALUES (?, ?, ?, 'new', '') RETURNING number",
+                (verb, argument, _now())).fetchone()[0]
+            self._change(orders=read_orders(db))
+        return number
+
+    def begin_order(self, number: int) -> bool:
+        """Take an order on; False where it has been withdrawn or is too old:
+        the command that gave it has ended."""
+        with self._transaction() as db:
+            began = any(
+                order.number == number and order.state is model.OrderState.NEW
+                and _is_recent(order.since) for order in read_orders(db))
+            if began:
+                db.execute("UPDATE orders SET state = 'begun' "
+                           "WHERE number = ?", (number,))
+            else:
+                db.execute('DELETE FROM orders WHERE number = ?', (number,))
+            self._change(orders=read_orders(db))
+        return began
+
+    def answer_order(self, number: int, state: model.OrderState,
+                     answer: str) -> None:
+        """End an order."""
+        with self._transaction() as db:
+            db.execute('UPDATE orders SET state = ?, answer = ? '
+                       'WHERE number = ?', (state.value, answer, number))
+            self._change(orders=read_orders(db))
+
+    def withdraw_order(self, number: int, states: Collection[model.OrderState],
+                       ) -> model.Order | None:
+        """Remove an order from the store where it is in one of these states.
+
+        :returns: the order as it is; None where it has been removed already.
+        """
+        with self._transaction() as db:
+            found = {order.number: order
+                     for order in read_orders(db)}.get(number)
+            if found and found.state in states:
+                db.execute('DELETE FROM orders WHERE number = ?', (number,))
+            self._change(orders=read_orders(db))
+        return found
+
+    # The record of hand-overs
+
+    def add_handover(self, handover: model.Handover) -> None:
+        """Write one; of its device those go that are older than
+        DAYS_OF_HANDOVERS and not among the newest MOST_HANDOVERS.
+
+        One that failed takes the place of the failed one before it of the
+        same server and handle: errors that alternate while a release is tried
+        again drive no other record out.
+        """
+        columns = ', '.join(_HANDOVER_COLUMNS)
+        names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)
+        with self._transaction() as db:
+            if handover.failed:
+                ends = ', '.join('?' * len(model.ENDS))
+                db.execute(
+                    f'DELETE FROM handovers WHERE number = (SELECT '
+                    f'max(number) FROM handovers WHERE handle = ? AND server '
+                    f'= ?) AND result NOT IN ({ends})',
+                    (handover.handle, handover.server, *model.ENDS))
+            db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
+                       dataclasses.asdict(handover))
+            since = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
+                DAYS_OF_HANDOVERS)).isoformat(timespec='seconds')
+            for most, before in ((MOST_HANDOVERS, since),
+                                 (MOST_IN_THAT_TIME, '~')):
+                # not by number: rows that were replaced left gaps
+                db.execute(
+                    'DELETE FROM handovers WHERE device = ?1 AND time < ?2 '
+                    'AND number <= (SELECT number FROM handovers WHERE '
+                    'device = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)',
+                    (handover.device, before, most))
+
+    def handovers(self) -> list[model.Handover]:
+        """All that are kept, the oldest first."""
+        with self._transaction(write=False) as db:
+            rows = db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
+                              f'FROM handovers ORDER BY number').fetchall()
+        return [model.Handover(**{name: str(row[name])
+                                  for name in _HANDOVER_COLUMNS})
+                for row in rows]
+
+
+def _now() -> str:
+    """A moment that compares whatever the clock of the host is set to: the
+    boot of the host, and seconds of that (proc_sys_kernel(5), clock_gettime(2):
+    CLOCK_MONOTONIC is the same one for all processes)."""
+    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
+        return f'{file.read().strip()} {time.monotonic()}'
+
+
+def _is_recent(moment: object) -> bool:
+    """Whether _now() was that moment in the last ORDER_SECONDS; an earlier
+    release wrote time.time(), which says nothing of that."""
+    boot, _, seconds = str(moment).partition(' ')
+    now, _, here = _now().partition(' ')
+    return bool(seconds) and boot == now and (
+        float(here) - float(seconds) < ORDER_SECONDS)
+
+
+def read_orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:
+    """Without those that another release wrote."""
+    known = {state.value: state for state in model.OrderState}
+    return tuple(
+        model.Order(row['number'], row['verb'], row['argument'], row['since'],
+                    known[row['state']], row['answer'])
+        for row in db.execute(
+            'SELECT number, verb, argument, since, state, answer FROM orders '
+            'ORDER BY number') if row['state'] in known)
