@@ -248,6 +248,8 @@ def main():
         run.part(name)
     run.step('docs', 'make', 'docs', limit=10)
     run.step('demo', 'make', 'demo', limit=10)
+    run.step('picture of README', 'cmp', 'build/demo.svg',
+             'docs/source/demo.svg', limit=1)
     run.step('bench-part', 'make', 'bench-part', limit=10)
     run.other_nova()
     run.lab()

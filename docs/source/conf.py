@@ -28,8 +28,11 @@ def _link_pages(app, relative_path, parent_docname, content):
     """
     content[0] = re.sub(r'`([^`<]+) <docs/source/([\w/-]+)\.rst>`_',
                         r':doc:`\1 </\2>`', content[0])
-    content[0] = re.sub(r'``docs/source/([\w/-]+)\.rst``', r':doc:`/\1`',
-                        content[0])
+    content[0] = content[0].replace('image:: docs/source/', 'image:: /')
+    content[0] = content[0].replace(
+        '`Contributing <CONTRIBUTING.rst>`_',
+        ':doc:`/contributor/contributing`')
+    content[0] = re.sub(r'`[^`<]+ <(\w+)\.rst>`_', r'``\1.rst``', content[0])
 
 
 def setup(app):

@@ -20,6 +20,7 @@ import uuid
 
 from nova_accel import naming
 from tests.demo import page
+from tests.demo import picture
 from tests.demo import screen
 from tests.functional import base
 from tests.functional import operations
@@ -430,6 +431,7 @@ def main():
     SCREEN.say(f'{"Done" if good else "FAILED"} in '
                f'{time.monotonic() - began:.0f} s')
     if good:
+        picture.write(SCREEN.steps)
         SCREEN.say(f'The same as a page: {page.write(SCREEN.steps)}')
     return 0 if good else 1
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import uuid
+from xml.etree import ElementTree
 
 import ddt
 import fixtures
@@ -52,6 +53,7 @@ NOT_RUN = {
     ('tree',): 'a cloud',
     ('why',): 'a cloud',
 }
+SVG = '{http://www.w3.org/2000/svg}'
 #: drivers that only a page has
 NOT_INSTALLED = {'acme'}
 #: exit statuses other than 0 of commands that did what they were told
@@ -189,15 +191,25 @@ class MakeTest(testtools.TestCase):
         self.assertEqual(set(), named - known)
 
     def test_demo(self):
-        """README shows what the demo prints."""
-        readme = pages.pages()[0]
-        shown, = (b for b in readme.blocks if b.startswith('Server one'))
+        """The picture of README has the titles that the demo prints;
+        tests/ci.py compares all of it."""
+        drawn = ElementTree.parse(pages.ROOT / 'docs/source/demo.svg')
         demo = (pages.ROOT / 'tests/demo/__main__.py').read_text()
         # long texts of the program are in several literals
         demo = re.sub(r"'\s+'", '', demo)
-        for line in shown.splitlines():
-            if not line.startswith(' '):
-                self.assertIn(line, demo)
+        titles = [text.text for text in drawn.iter(f'{SVG}text')
+                  if text.get('class') in ('caption', 'more')]
+        self.assertEqual(8, len(titles))
+        for title in filter(None, titles):
+            self.assertIn(title, demo)
+
+    def test_paths(self):
+        """A file of this repository that a page names is there."""
+        for page in pages.pages():
+            for text in page.literals:
+                if re.fullmatch(r'(tests|nova_accel|docs)/[\w./-]+', text):
+                    self.assertTrue((pages.ROOT / text).exists(),
+                                    f'{page.path.name} names {text}')
 
 
 def _output(block, words):

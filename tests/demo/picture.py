@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The first steps of the demo as one picture, for README and the pages.
+
+It has no width of its own above that of a phone, and follows the reader's
+choice of light or dark.
+"""
+
+import html
+import pathlib
+
+from tests.demo import screen
+
+#: pixels, before the picture is scaled
+_WIDTH, _MARGIN, _GAP = 480, 12, 8
+_CAPTION, _HOST, _CARD = 52, 22, 44
+_FRAME = _CAPTION + _HOST + _CARD + 16
+
+_STYLE = '''\
+svg { color-scheme: light dark; background: #fff }
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.caption { font-size: 16px; font-weight: 600 } .more { font-size: 14px }
+.host, .server { font-size: 12px; fill: #59636e }
+.box { fill: #f6f8fa } .card { fill: #fff; stroke: #d1d9e0 }
+.changed { stroke: #1a7f37; stroke-width: 2 }
+.new { fill: #1a7f37; font-weight: 600 }
+.used { fill: #0969da }
+@media (prefers-color-scheme: dark) {
+  svg { background: #0d1117 } text { fill: #f0f6fc }
+  .host, .server { fill: #9198a1 } .box { fill: #151b23 }
+  .card { fill: #0d1117; stroke: #3d444d }
+  .changed { stroke: #3fb950 } .new { fill: #3fb950 } .used { fill: #4493f8 }
+}'''
+
+
+def draw(steps: list[screen.Step]) -> str:
+    """Return the picture as SVG, a frame for each step."""
+    height = _FRAME * len(steps) + _MARGIN
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} '
+             f'{height}" role="img">',
+             f'<title>{html.escape("; ".join(s.title for s in steps))}</title>',
+             f'<style>{_STYLE}</style>']
+    for number, step in enumerate(steps):
+        parts += _frame(step, number * _FRAME)
+    return '\n'.join([*parts, '</svg>', ''])
+
+
+def write(steps: list[screen.Step], folder: str = 'build') -> pathlib.Path:
+    """Write the picture of the first four states of the story."""
+    path = pathlib.Path(folder) / 'demo.svg'
+    path.parent.mkdir(exist_ok=True)
+    shown = [step for step in steps if step.after != step.before
+             or step is steps[0]]
+    path.write_text(draw(shown[:4]))
+    return path
+
+
+def _frame(step, top):
+    first, _, rest = step.title.partition('. ')
+    parts = [_text(_MARGIN, top + 26, first, 'caption'),
+             _text(_MARGIN, top + 44, rest, 'more')]
+    before = {card.name: card for card in step.before}
+    hosts: dict[str, list[screen.Card]] = {}
+    for card in step.after:
+        hosts.setdefault(card.host, []).append(card)
+    width = (_WIDTH - 2 * _MARGIN - _GAP) // len(hosts)
+    for column, (host, cards) in enumerate(hosts.items()):
+        left = _MARGIN + column * (width + _GAP)
+        parts += [_box(left, top + _CAPTION, width, _HOST + _CARD + 8, 'box'),
+                  _text(left + 8, top + _CAPTION + 16, host, 'host')]
+        wide = (width - 8 * (len(cards) + 1)) // len(cards)
+        for row, card in enumerate(cards):
+            parts += _card(left + 8 + row * (wide + 8), top + _CAPTION + _HOST,
+                           wide, card, before.get(card.name, card))
+    return parts
+
+
+def _card(left, top, width, card, old):
+    changed = ' changed' if card != old else ''
+    new = 'new' if card.function != old.function else ''
+    user = f'server {card.server}' if card.server else 'free'
+    return [_box(left, top, width, _CARD, f'card{changed}'),
+            _text(left + 8, top + 18, f'{card.name}  {card.function}', new),
+            _text(left + 8, top + 35, user,
+                  'server used' if card.server else 'server')]
+
+
+def _box(x, y, width, height, kind):
+    return (f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" '
+            f'class="{kind}"/>')
+
+
+def _text(x, y, text, kind):
+    named = f' class="{kind}"' if kind else ''
+    return f'<text x="{x}" y="{y}"{named}>{html.escape(text)}</text>'
