@@ -108,6 +108,14 @@ faults = {
             'set_traits_for_provider',
             'get_allocations_for_resource_provider')),
         number=st.sampled_from((1, 1, 2, 3))),
+    # a method of the driver that is slow, fails, or hangs until the operations
+    # are told to have ended
+    'driver': st.builds(
+        Fault, st.just('driver'), st.sampled_from([
+            f'{method} {how}' for method in (
+                'program', 'program', 'reset_region', 'look', 'answers')
+            for how in ('is slow', 'fails', 'hangs')]),
+        number=st.sampled_from((1, 1, 2, None))),
     # from which change of a claim store on no file can be written
     'store': st.builds(
         Fault, st.just('store'), st.just('read-only'),
@@ -131,7 +139,7 @@ def steps(draw):
                 n for n, weight in ON_HOSTS.items() for _ in range(weight)])),
             draw(st.sampled_from(HOSTS)), draw(st.sampled_from(CARDS)),
             draw(which))
-    kind = draw(st.sampled_from([None] * 9 + [*faults, 'kill']))
+    kind = draw(st.sampled_from([None] * 10 + [*faults, 'kill', 'driver']))
     amount = one if kind == 'kill' else one_or_two
     return OnServers(draw(amount), draw(faults[kind]) if kind else None)
 

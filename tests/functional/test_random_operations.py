@@ -36,10 +36,14 @@ from keystoneauth1 import exceptions as ks_exc
 from nova.compute import claims as nova_claims
 from nova import context as nova_context
 from nova import exception as nova_exception
+from nova.limit import local as local_limit
 from nova.scheduler.client import report
 from nova.tests.functional.api import client as api_client
+from oslo_limit import fixture as limit_fixture
 from testtools import content
 
+from nova_accel import conf
+from nova_accel.drivers import dfl
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
@@ -62,14 +66,22 @@ SEQUENCES = 5
 #: the number of the series of each day, of which so many are played
 EVERYDAY, EVERYDAYS_SEQUENCES = 0, 2
 STEPS = 20
-SERVERS = 4
+SERVERS = 5
+#: project -> how many accelerators Keystone lets it have
+LIMITS = {'first': 3, 'second': 2}
 #: within which the last event of an operation ends
 LAST_EVENT = 2
+#: seconds that a slow driver takes longer, and that a hanging one is given
+SLOW, HANGS = 1, 3
+PATIENCES = 'programming_timeout', 'device_timeout', 'discovery_timeout'
 #: after which a step stands still; its longest waits last process.PATIENCE
 STANDSTILL = 900
 
+CONF = conf.CONF
 HOSTS, CARDS = random_steps.HOSTS, random_steps.CARDS
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+#: what each project has a private image of
+OWN = '0e5e0000-0000-4000-8000-000000000001'
 #: the function of the operator's clearing image
 CLEARING = 'c1ea5000-0000-4000-8000-000000000001'
 #: in which nova-compute is not killed: Nova has no way on from the middle of
@@ -125,6 +137,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 ('any', [None], base.fpga_flavor()),
                 ('none', [], {}),
                 ('image', [base.NLB3], base.fpga_flavor(bitstream_id=image)),
+                ('own', [OWN], base.fpga_flavor(
+                    function_id=OWN, runtime_programming='true')),
                 ('two', [base.NLB0, base.CRYPTO], {
                     **nlb0, 'group_policy': 'isolate',
                     **base.fpga_flavor('2', function_id=base.CRYPTO)})):
@@ -133,9 +147,36 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.images = [self.glance.guest_image, self.glance.service.upload(
             self.glance.client, 'other', b'another', visibility='public')[
                 'id']]
+        #: project -> nova-api, as its members ask it
+        self.projects = {}
+        for project in LIMITS:
+            self.projects[project] = api_client.TestOpenStackClient(
+                project, self.api_fixture.base_url, project_id=project,
+                roles=['reader', 'member'])
+            self.projects[project].microversion = 'latest'
+            self.upload_bitstream(
+                OWN, client=self.glance.service.client(project, project),
+                properties={'visibility': 'private', 'accel:function_id': OWN})
+        self.limit()
         self.counted = collections.Counter()
         #: (the exception that ended the test, the step, where in it)
         self.failure = None
+
+    def limit(self):
+        """Keystone has limits of each project, which Nova enforces by what
+        Placement counts."""
+        self.flags(driver='nova.quota.UnifiedLimitsDriver', group='quota')
+        much = dict.fromkeys((
+            local_limit.SERVER_METADATA_ITEMS, local_limit.INJECTED_FILES,
+            local_limit.INJECTED_FILES_CONTENT,
+            local_limit.INJECTED_FILES_PATH, local_limit.KEY_PAIRS,
+            local_limit.SERVER_GROUPS, local_limit.SERVER_GROUP_MEMBERS,
+            'servers', 'class:VCPU', 'class:MEMORY_MB', 'class:DISK_GB',
+        ), 10 ** 6)
+        self.useFixture(limit_fixture.LimitFixture(
+            {**much, f'class:{FPGA}': 0},
+            {project: {f'class:{FPGA}': limit}
+             for project, limit in LIMITS.items()}))
 
     def test_random_operations(self):
         """Any sequence of operations, with faults: promises 1 to 3 hold."""
@@ -215,6 +256,9 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.log = []
         self.steps = 0
         self.failed_now = False
+        for host in self.computes:
+            # of projects, whose bitstreams may be tried again
+            self.accelerators(host).programming._failures.clear()
 
     def stands_still(self, where):
         """Whether nothing is done any more.
@@ -322,7 +366,10 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 self.rise_again(killed[0], begun[0][0])
 
     def choose(self, operation, chosen, fault):
-        """(operation, server or None, request or None), or nothing."""
+        """(operation, server or None, request or None), or nothing.
+
+        The request of a creation has its project.
+        """
         create, two = operation.create, operation.which % 5 == 4
         flavors = [*self.flavors, 'loaded', 'programmed', 'image']
         kill = bool(fault and fault.kind == 'kill')
@@ -338,6 +385,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if len(self.known) + len(chosen) < SERVERS and (
                 not free or create):
             return 'create two' if two else 'create', None, {
+                'project': one_of([*LIMITS]),
                 'flavorRef': one_of(flavors), 'max_count': 1 + two}
         if not free:
             return None
@@ -362,25 +410,30 @@ class RandomOperationsTest(operations.OperationsTestBase):
         server concerned."""
         self.counted[name] += 1
         if not server:
-            self.api.post_server({'server': {
-                'name': 'random', 'imageRef': self.images[0],
-                'networks': 'none', **request}})
-            made = sorted({s['id'] for s in self.api.get_servers(
+            request = dict(request)
+            project = self.projects[request.pop('project')]
+            with self.may_be_refused():
+                project.post_server({'server': {
+                    'name': 'random', 'imageRef': self.images[0],
+                    'networks': 'none', **request}})
+            made = sorted({s['id'] for s in project.get_servers(
                 detail=False)} - self.names.keys())
             for uuid in made:
                 self.names[uuid] = f's{len(self.names) + 1}'
                 self.counted['servers'] += 1
             return [(uuid, name, None) for uuid in made]
+        api = (self.admin_api if name in ('migrate', 'evacuate')
+               else self.projects[server['tenant_id']])
         # Nova's own files of the guest, where the test has no file system
         os.makedirs(os.path.join(self.instances_path, server['id']),
                     exist_ok=True)
 
         def ask():
             if name == 'delete':
-                self.api.delete_server(server['id'])
+                api.delete_server(server['id'])
             else:
-                self.api.post_server_action(server['id'], request)
-        try:
+                api.post_server_action(server['id'], request)
+        with self.may_be_refused():
             try:
                 ask()
             except api_client.OpenStackApiException as refusal:
@@ -388,12 +441,21 @@ class RandomOperationsTest(operations.OperationsTestBase):
                     raise
                 self.take_leaked(str(refusal))
                 ask()
-        except api_client.OpenStackApiException as refusal:
-            if refusal.response.status_code not in (400, 409):
-                raise
-            self.counted['refused'] += 1
-            self.log.append(f'    refused: {refusal}')
         return [(server['id'], name, server['status'])]
+
+    @contextlib.contextmanager
+    def may_be_refused(self):
+        try:
+            yield
+        except api_client.OpenStackApiException as refusal:
+            status = refusal.response.status_code
+            if status not in (400, 403, 409):
+                raise
+            over = status == 403
+            if over:
+                self.assertIn(FPGA, str(refusal))
+            self.counted['over a limit' if over else 'refused'] += 1
+            self.log.append(f'    refused: {refusal}')
 
     def settle(self, uuid, name, before, killed=()):
         """Wait until an operation that was begun has ended, or nova-compute
@@ -464,6 +526,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 self.placement_fails(fault.what, fault.number))
         elif fault.kind == 'store':
             stack.enter_context(self.stores_are_read_only(fault.number))
+        elif fault.kind == 'driver':
+            stack.enter_context(self.driver(fault.what, fault.number))
         return (f' [{fault.kind}: {fault.what} at {fault.where or "all"} '
                 f'number {fault.number}]')
 
@@ -497,6 +561,43 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 raises if method == 'get_allocations_for_consumer'
                 else raising):
             yield
+
+    @contextlib.contextmanager
+    def driver(self, what, number):
+        """A method of the driver takes longer, raises, or does not end as
+        long as the operations take.
+
+        :param number: how often; None for each call.
+        """
+        method, _, how = what.partition(' ')
+        original = getattr(dfl.DflDriver, method)
+        calls, over = itertools.count(1), threading.Event()
+
+        def call(driver, *args, **kwargs):
+            if number is None or next(calls) <= number:
+                if how == 'fails':
+                    raise RuntimeError(f'{method} of the driver does not work')
+                if how == 'hangs':
+                    over.wait()
+                else:
+                    time.sleep(SLOW)
+            return original(driver, *args, **kwargs)
+        if how == 'hangs':
+            self.flags(**dict.fromkeys(PATIENCES, HANGS), group='accel')
+        try:
+            with mock.patch.object(dfl.DflDriver, method, call):
+                yield
+        finally:
+            over.set()
+            for option in PATIENCES:
+                CONF.clear_override(option, 'accel')
+        process.until(self.check_nothing_hangs)
+
+    def check_nothing_hangs(self):
+        for host in self.computes:
+            for card in CARDS:
+                self.assertEqual('', self.accelerators(
+                    host).inventory.cards.hanging(card))
 
     @contextlib.contextmanager
     def stores_are_read_only(self, number):
@@ -557,8 +658,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
             known.add(uuid)
         self.log.append(f'    nova-compute of {host} is killed')
         self.restart_compute_service(host)
-        state = next((s['OS-EXT-STS:task_state'] for s in
-                      self.api.get_servers() if s['id'] == uuid), None)
+        state = next((s['OS-EXT-STS:task_state'] for s in self.servers()
+                      if s['id'] == uuid), None)
         if state:
             self.log.append(f'    {self.names[uuid]} is {state} for ever')
             self.counted['reset'] += 1
@@ -634,7 +735,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.flags(resume_guests_state_on_host_boot=resume)
         self.restart_compute_service(host)
         self.flags(resume_guests_state_on_host_boot=False)
-        for server in self.admin_api.get_servers():
+        for server in self.servers():
             if (server['OS-EXT-SRV-ATTR:host'] == host
                     and server['status'] == 'ERROR'
                     and 'fault' not in server):
@@ -662,7 +763,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         def stopped():
             active = {d.UUIDString() for d in self.guests(host)
                       if d.isActive()}
-            for server in self.admin_api.get_servers():
+            for server in self.servers():
                 if (server['OS-EXT-SRV-ATTR:host'] == host
                         and server['status'] in ('ACTIVE', 'PAUSED')):
                     self.assertIn(server['id'], active)
@@ -678,13 +779,17 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def check(self):
         """What holds whenever no operation is under way."""
-        servers = {s['id']: s for s in self.admin_api.get_servers()}
+        servers = {s['id']: s for s in self.servers()}
         for server in servers.values():
             self.check_fault(server)
         self.check_claims(servers)
+        self.check_limits(servers)
         self.check_guests(servers)
         self.check_functions(servers)
         return servers
+
+    def servers(self):
+        return self.admin_api.get_servers(search_opts={'all_tenants': 1})
 
     def check_fault(self, server):
         if server['status'] == 'ERROR':
@@ -759,6 +864,33 @@ class RandomOperationsTest(operations.OperationsTestBase):
             if claim.role is model.Role.CURRENT:
                 self.assertEqual(claim.instance_uuid, claim.consumer_uuid)
 
+    def check_limits(self, servers):
+        """No project has more than its limit, and Placement shows nothing as
+        free that a server has, or that is not clean after one."""
+        has = collections.Counter(
+            servers[c.instance_uuid]['tenant_id'] for c in self.held()
+            if c.role is model.Role.CURRENT and c.instance_uuid in servers)
+        self.assertEqual({}, {
+            of: n for of, n in has.items() if n > LIMITS[of]})
+        if self.free_and_claimed():
+            # what nova-compute does each minute
+            self.compare()
+            self.report()
+            self.assertEqual([], self.free_and_claimed())
+
+    def free_and_claimed(self):
+        """The providers that have room in Placement, with a claim."""
+        found = []
+        for uuid in sorted({c.provider_uuid for c in self.claims()}):
+            url = f'/resource_providers/{uuid}'
+            inventory = self.placement.get(
+                f'{url}/inventories').body['inventories'].get(FPGA)
+            used = self.placement.get(f'{url}/usages').body['usages']
+            if inventory and (inventory['total'] - inventory['reserved']
+                              > used.get(FPGA, 0)):
+                found.append(uuid)
+        return found
+
     def consumer_of(self, claim, allocated):
         """Return the consumer in Placement that a claim stands for.
 
@@ -805,6 +937,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             for uuid, (active, devices) in guests.items():
                 if active:
                     in_guests += devices
+                    self.check_what_is_left(host, uuid, devices)
                     self.assertLessEqual(set(devices), set(held[uuid]))
                     self.assertEqual(
                         host, servers[uuid]['OS-EXT-SRV-ATTR:host'])
@@ -827,6 +960,16 @@ class RandomOperationsTest(operations.OperationsTestBase):
                         [] if server['status'] == 'SUSPENDED'
                         else sorted(held[uuid]), devices, server)
             self.assertEqual(sorted(in_guests), self.bound_to_vfio(host))
+
+    def check_what_is_left(self, host, uuid, devices):
+        """A guest finds in its devices nothing but what it has written."""
+        kernel, mine = self.simulated(host), {'registers': uuid,
+                                              'memory': uuid}
+        for device in devices:
+            found = kernel.guest_reads(device)
+            self.assertLessEqual(found.items(), mine.items())
+            if found != mine:
+                kernel.guest_writes(device, **mine)
 
     def bound_to_vfio(self, host):
         kernel = self.simulated(host)
@@ -882,7 +1025,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def wipe(self):
         """Whatever a sequence that failed has left."""
-        for server in self.api.get_servers(detail=False):
+        for server in self.servers():
             self.admin_api.post_server_action(
                 server['id'], {'os-resetState': {'state': 'error'}})
             self.api.delete_server(server['id'])
