@@ -9,6 +9,7 @@ import typing
 from urllib import parse
 import uuid
 
+from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import exceptions as ks_exc
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
@@ -38,6 +39,10 @@ _PLACEMENT_CONF = '/etc/placement/placement.conf'
 _MICROVERSION = '1.38'
 #: seconds for each answer of Placement
 _TIMEOUT = 30
+#: since which Nova shows extra specs with its flavors
+_FLAVORS_MICROVERSION = '2.61'
+#: of flavors and profiles, how many a line names
+_NAMED = 3
 #: sections whose credentials are used here
 _CREDENTIALS = ('placement', 'service_user')
 
@@ -319,13 +324,13 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
                    'correct the trait, or see that nova-compute reports '
                    'devices with it')
         return
-    types = [wanted.required & known] if naming.region_type_of(
-        wanted.required) else [{trait} for trait in sorted(known)
-                               if naming.region_type_of([trait])]
     unfit, fits = {}, False
-    for trait in types:
-        region_type = naming.region_type_of(trait)
-        if not _leads_to(wanted, trait, known):
+    for region_type, traits in _types(wanted.required, known):
+        if not _leads_to({
+                *traits, *wanted.required,
+                *(f'!{trait}' for trait in known & {
+                    *wanted.wanted_traits, *wanted.forbidden})}):
+            # none is there, or each carries the function already
             continue
         try:
             glance.find_first(wanted, lambda one: glance.find(
@@ -352,14 +357,153 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
                    'project to [accel] bitstream_owners')
 
 
-def _leads_to(wanted, traits: Iterable[str], known: set[str]) -> bool:
-    """Return whether a provider has these traits and those of a request, and
-    does not carry its function already."""
-    query = ','.join([*sorted({*traits, *wanted.required}), *(
-        f'!{trait}' for trait in sorted(
-            {*wanted.wanted_traits, *wanted.forbidden} & known))])
+def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
+    """The types of regions to which a request may lead, each with the traits
+    that show it.
+
+    :param required: traits of the request.
+    :param known: traits that providers have.
+    """
+    candidates = [set(required) & known] if naming.region_type_of(
+        required) else [{trait} for trait in sorted(known)]
+    return [(region_type, traits) for traits in candidates
+            if (region_type := naming.region_type_of(traits))]
+
+
+def _leads_to(traits: Iterable[str]) -> bool:
+    """Return whether a provider has these traits; those after a "!" not."""
+    query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(_placement('/resource_providers?' + parse.urlencode(
         {'required': query}))['resource_providers'])
+
+
+# Clearing images
+
+def clearing_images(host) -> Iterator[Line]:
+    """Check that regions which users may program can be cleared after them."""
+    try:
+        users, unread = _users_program()
+        if unread:
+            yield unread
+        if users:
+            yield from _not_cleared(users)
+    except Refused:
+        yield Line(WARNING, 'whether images clear what users program was not '
+                            'looked at, as Placement does not answer',
+                   'see the line on Placement')
+    except exception.NoCredentials:
+        yield Line(OK, '[service_user] has no credentials, so that Nova and '
+                       'Glance were not asked for flavors with which users '
+                       'program, and for images that clear regions')
+    except (exception.GlanceUnavailable, ks_exc.ClientException) as error:
+        yield Line(WARNING, f'whether images clear what users program was not '
+                            f'looked at, as Glance does not answer '
+                            f'({check_line.short(error)})', 'see that it runs')
+
+
+def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
+                              Line | None]:
+    """What lets users choose bitstreams: 'the flavor x' -> its requests; and a
+    line where the flavors cannot be read.
+
+    :raises NoCredentials: [service_user] has none.
+    """
+    found = {p.name: p for here in profiles.load(
+        CONF.accel.device_profiles).good.values() for p in here}
+    specs = {f'the profile {name}': {request.PROFILE_KEY: name}
+             for name in sorted(found)}
+    unread = None
+    try:
+        specs.update({f'the flavor {flavor["name"]}': flavor['extra_specs']
+                      for flavor in _flavors()})
+    except (ks_exc.ClientException, OSError, ValueError) as error:
+        line = _unanswered(error, 'Nova', 'service_user',
+                           '[placement] region_name and valid_interfaces')
+        unread = Line(WARNING, f'flavors were not looked at: {line.found}',
+                      line.remedy)
+    except KeyError:
+        unread = Line(
+            WARNING, 'Nova does not show extra specs of flavors to the '
+                     'user of [service_user], so that they were not looked at',
+            'give it the role reader or admin in its project')
+    users = {}
+    for name, extra in specs.items():
+        try:
+            wanted = request.parse(profiles.expand(extra, found.__getitem__))
+        except (exception.AcceleratorError, KeyError):
+            # nobody boots with it
+            continue
+        users[name] = [one for one in wanted if one.runtime_programming]
+    return {name: wanted for name, wanted in users.items() if wanted}, unread
+
+
+def _flavors() -> Iterator[dict]:
+    """Nova's flavors with their extra specs.
+
+    :raises KeyError: Nova does not show these.
+    :raises NoCredentials: [service_user] has none.
+    """
+    auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
+    if auth is None:
+        raise exception.NoCredentials('[service_user] has no credentials.')
+    nova = ks_adapter.Adapter(
+        ks_loading.load_session_from_conf_options(CONF, 'service_user'),
+        auth=auth, service_type='compute',
+        region_name=CONF.placement.region_name,
+        interface=CONF.placement.valid_interfaces,
+        default_microversion=_FLAVORS_MICROVERSION)
+    query = {'is_public': 'None'}
+    while True:
+        found = nova.get('/flavors/detail?' + parse.urlencode(query),
+                         timeout=_TIMEOUT).json()['flavors']
+        for flavor in found:
+            yield {'name': flavor['name'],
+                   'extra_specs': flavor['extra_specs']}
+        if not found:
+            return
+        query['marker'] = found[-1]['id']
+
+
+def _not_cleared(users) -> Iterator[Line]:
+    known = set(_placement('/traits?associated=true')['traits'])
+    client = _images()
+    #: type of regions -> why no image clears them, '' where one does
+    why: dict[str, str] = {}
+    concerned: dict[str, list[str]] = {}
+    for name, wanted in users.items():
+        for region_type, traits in {
+                found for one in wanted if known >= one.required
+                for found in [(region_type, frozenset(traits | one.required))
+                              for region_type, traits
+                              in _types(one.required, known)]}:
+            if not _leads_to(traits):
+                continue
+            if region_type not in why:
+                why[region_type] = _why_not_cleared(client, region_type)
+            if why[region_type]:
+                concerned.setdefault(region_type, []).append(name)
+    for region_type, names in sorted(concerned.items()):
+        shown = ', '.join(names[:_NAMED]) + (
+            f' and {len(names) - _NAMED} more' if len(names) > _NAMED else '')
+        lets = 'lets' if len(names) == 1 else 'let'
+        yield Line(
+            WARNING, f'{shown} {lets} users program regions of type '
+                     f'{uuid.UUID(region_type)}, and {why[region_type]}, so '
+                     f'that a region which a project programmed goes to no '
+                     f'other server',
+            f'upload an image with {glance.CLEARS} and '
+            f'{glance.REGION_TYPE_ID}={uuid.UUID(region_type)}, and make it '
+            f'public or add its project to [accel] bitstream_owners')
+
+
+def _why_not_cleared(client, region_type: str) -> str:
+    try:
+        glance.find_clearing(client, region_type)
+    except exception.ImageNotFound:
+        return 'no image of yours clears them'
+    except exception.BitstreamError as error:
+        return check_line.split(str(error))[0]
+    return ''
 
 
 def forget_credentials() -> None:

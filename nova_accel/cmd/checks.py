@@ -488,6 +488,7 @@ _CHECKS = (
     ('weigher', {SCHEDULER}, check_services.weigher),
     ('entry point', {API}, check_services.entry_point),
     ('profiles', {API}, check_services.profiles_load),
+    ('clearing images', {API}, check_services.clearing_images),
 )
 #: the same for each device; one line where all is well
 _DEVICE_CHECKS = (_device, _conflict, _answers, _bars)

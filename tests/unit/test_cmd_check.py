@@ -40,6 +40,7 @@ HELPER = os.path.join(os.path.dirname(sys.executable), 'privsep-helper')
 LOADING_FAILURE = loading.failure
 GLANCE = 'http://glance.example'
 KEYSTONE = 'http://keystone.example/v3'
+NOVA = 'http://nova.example/v2.1'
 PLACEMENT = 'http://placement.example'
 CREDENTIALS = {
     'auth_type': 'password', 'auth_url': KEYSTONE, 'username': 'nova',
@@ -134,6 +135,7 @@ class CheckTestCase(commands.CommandTestCase):
         self.addCleanup(self.http.stop)
         token = keystone.V3Token()
         token.set_project_scope()
+        token.add_service('compute').add_standard_endpoints(public=NOVA)
         self.http.get(KEYSTONE, json={
             'version': keystone.V3Discovery(KEYSTONE)})
         self.http.post(f'{KEYSTONE}/auth/tokens', json=token,
@@ -141,7 +143,20 @@ class CheckTestCase(commands.CommandTestCase):
         self.http.get(f'{GLANCE}/v2/images', json={'images': []})
         self.http.get(f'{GLANCE}/v2/schemas/image', json={
             'name': 'image', 'properties': {}})
+        self.http.get(NOVA, json={'version': {
+            'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+            'min_version': '2.1', 'links': []}})
+        self.flavors({})
         self.placement({})
+
+    def flavors(self, flavors):
+        """Nova has flavors: name -> extra specs."""
+        def listed(request, context):
+            self.assertEqual(['none'], request.qs['is_public'])
+            return {'flavors': [] if 'marker' in request.qs else [
+                {'id': name, 'name': name, 'extra_specs': specs}
+                for name, specs in flavors.items()]}
+        self.http.get(f'{NOVA}/flavors/detail', json=listed)
 
     def placement(self, providers):
         """Placement has providers: name -> traits."""
@@ -228,7 +243,7 @@ class WellTest(CheckTestCase):
             ['options', 'Nova', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
              'privileges', 'claim store', 'libvirt', 'cache', 'Glance',
              'Placement', 'database', 'filter', 'weigher', 'entry point',
-             'profiles', GPU, A, DISK],
+             'profiles', 'clearing images', GPU, A, DISK],
             [line['Check'] for line in self.lines])
 
     def test_service_of_the_configuration(self):
@@ -279,7 +294,7 @@ class WellTest(CheckTestCase):
         self.check(0, '--service', 'api')
         self.assertEqual(
             ['options', 'Nova', 'Placement', 'database', 'entry point',
-             'profiles'],
+             'profiles', 'clearing images'],
             [line['Check'] for line in self.lines])
 
     def test_services_that_cannot_be_known(self):
@@ -573,9 +588,10 @@ class ComputeTest(CheckTestCase):
     def test_wrong_password(self):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
         bad = self.check(2)
-        self.assertEqual(['Glance', 'Placement'],
+        self.assertEqual(['Glance', 'Placement', 'clearing images'],
                          [line['Check'] for line in bad])
-        for line, section in zip(bad, ('service_user', 'placement')):
+        for line, section in zip(bad, (
+                'service_user', 'placement', 'service_user')):
             for word in (f'[{section}]', '401'):
                 self.assertIn(word, line['Found'])
             self.assertIn('correct', line['What to do'])
@@ -910,3 +926,59 @@ class ApiTest(CheckTestCase):
     def test_no_profiles(self):
         self.set('accel', device_profiles='/nonexistent')
         self.assertFails('profiles', '/nonexistent', result='warning')
+
+    # Images that clear what users program
+
+    def images(self, **image):
+        """Glance has an image that clears, or none."""
+        def listed(request, context):
+            wanted = request.qs.get('accel:clears', [''])[0]
+            return {'images': [{
+                'id': FUNCTION, 'name': 'blank', 'status': 'active', 'size': 1,
+                'visibility': 'public', 'checksum': 32 * 'a', **image}]
+                if image and wanted == image['accel:clears'] else []}
+        self.http.get(f'{GLANCE}/v2/images', json=listed)
+
+    def test_users_program_and_nothing_clears(self):
+        """Today the operator finds it out when his regions are reserved."""
+        users = {'resources1:CUSTOM_ACCELERATOR_FPGA': '1',
+                 'accel1:runtime_programming': 'true'}
+        self.flavors({'fixed': {'resources1:CUSTOM_ACCELERATOR_FPGA': '1'},
+                      **{f'daas{n}': users for n in range(5)}})
+        # no region, no question
+        self.check(0)
+        self.placement({'one': {SHELL}})
+        self.images()
+        self.assertFails(
+            'clearing images', 'the flavor daas0, the flavor daas1, the '
+            'flavor daas2 and 2 more let users program regions of type '
+            '9926ab6d-6c92-5a68-aabc-a7d84c545738', 'no image of yours',
+            'accel:clears', result='warning')
+        clears = {'accel:clears': 'registers', 'accel:region_type_id':
+                  '9926ab6d-6c92-5a68-aabc-a7d84c545738'}
+        self.images(**clears)
+        self.check(0)
+        self.images(**clears, status='deactivated')
+        self.assertFails('clearing images', 'status in Glance is deactivated',
+                         result='warning')
+        # of another type, to which the flavors do not lead
+        self.images(**clears)
+        self.placement({'one': {SHELL}, 'two': {OTHER_SHELL}})
+        self.assertFails('clearing images', '69528db6', result='warning')
+        self.flavors({'daas': {**users, f'trait1:{SHELL}': 'required'}})
+        self.check(0)
+
+    def test_profile_lets_users_program(self):
+        self.write('accel:runtime_programming: true')
+        self.placement({'one': {SHELL, (
+            'CUSTOM_FPGA_FUNCTION_' + FUNCTION.upper().replace('-', '_'))}})
+        self.images()
+        self.assertFails('clearing images', 'the profile plain lets',
+                         result='warning')
+
+    def test_flavors_that_cannot_be_read(self):
+        for answer in ({'status_code': 503}, {'json': {'flavors': [
+                {'id': 'f', 'name': 'f'}]}}):
+            self.http.get(f'{NOVA}/flavors/detail', **answer)
+            self.assertFails('clearing images', 'flavors', 'not looked at',
+                             result='warning')
