@@ -112,12 +112,6 @@ delayed."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
-    cfg.IntOpt('program_ahead', default=0, min=0, help="""
-How many FPGA regions that no server has nova-compute may program in an hour,
-with the functions that servers on this host asked for most and of which
-Placement has no idle region; 0 for none. They are spread evenly over the hour;
-the first comes that much after the start. Only the operator's bitstreams are
-used, which nova-compute reads with the credentials of [service_user]."""),
     cfg.BoolOpt('nvme_scrub', default=True, deprecated_for_removal=True,
                 deprecated_reason="""
 ``[accel] handover`` covers devices of all kinds.""", help="""

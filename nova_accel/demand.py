@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How often functions are asked for: counts that decay, in this process.
 
-Each scheduler counts the requests that it sees itself, and each nova-compute
-those of the servers that are built on its host. Of several each sees a sample,
-and samples have the proportions of the whole.
+Each scheduler counts the requests that it sees itself. Of several each sees a
+sample, and samples have the proportions of the whole.
 """
 
 import collections
@@ -64,9 +63,7 @@ class Demand:
                     for trait in traits}
 
     def losses(self, contents: Iterable[tuple[str, ...]],
-               idle: Mapping[str, int],
-               more: Mapping[str, float] | None = None,
-               ) -> dict[tuple[str, ...], float]:
+               idle: Mapping[str, int]) -> dict[tuple[str, ...], float]:
         """Return what is lost where an idle region is programmed.
 
         It is the demand for what the region carries, for each idle copy of
@@ -76,12 +73,9 @@ class Demand:
             (naming.is_content()), one tuple for each kind.
         :param idle: trait -> number of idle regions that have it, at least 1
             for each trait of contents.
-        :param more: trait -> what is added to its count.
         """
         contents = list(contents)
         wanted = self.counts({t for content in contents for t in content})
-        if more is not None:
-            wanted = {t: count + more[t] for t, count in wanted.items()}
         return {content: sum((wanted[trait] + _UNKNOWN)
                              / idle[trait] ** _COPIES for trait in content)
                 for content in contents}

@@ -34,8 +34,7 @@ ORDER = (
     'room',        # bitstream.cache: downloads under way
     'cache',       # bitstream.cache: leases and removal
     'begin',       # attach.programming: a programming begins or is given up
-    'idle',        # attach.programming: regions that are programmed ahead
-    'ahead',       # attach.ahead
+    'ordered',     # attach.programming: regions that the operator programs
     'names',       # attach.names
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'scan',        # inventory.scanner

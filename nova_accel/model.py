@@ -500,7 +500,7 @@ ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
 @dataclasses.dataclass(frozen=True)
 class Handover:
     """The record of one hand-over: what was done with a device after a server,
-    or with one that no server had (attach.ahead, attach.maintenance).
+    or with one that no server had (attach.maintenance).
 
     Every field is a text, '' where it is not known.
     """
@@ -520,7 +520,7 @@ class Handover:
     #: what the device carried before and after
     before: str = ''
     after: str = ''
-    #: one of ENDS, 'ahead', 'ordered', or why it failed
+    #: one of ENDS, 'ordered', or why it failed
     result: str = ''
 
     @property

@@ -23,7 +23,6 @@ import os_resource_classes
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
-from nova_accel.attach import ahead
 from nova_accel.attach import cleaning
 from nova_accel.attach import closeness
 from nova_accel.attach import cloud as novas
@@ -146,8 +145,6 @@ class Accelerators:
         self.names = function_names.Names(inventory, self.publisher, cloud)
         self.programming = programming.Programming(
             inventory, self.holdings, cloud, self.publisher, self.names)
-        self.ahead = ahead.Ahead(
-            inventory, self.holdings, self.programming, self.publisher, cloud)
         regions = cleaning.Regions(inventory, self.programming)
         self._handles = handles.Handles(inventory, self.holdings, regions)
         self.readiness = readiness.Readiness(
@@ -439,8 +436,6 @@ class Accelerators:
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
             self.readiness.first(context, server, todo)
-            for wanted, claims in todo:
-                self.ahead.count(wanted, claims)
         except Exception:
             if taken:
                 self._clean(context, self._let_go(server.uuid, taken))
@@ -494,7 +489,7 @@ class Accelerators:
             self.holdings.claim(claims)
             taken += claims
         # from now on none begins
-        self.programming.await_ahead(claims)
+        self.programming.await_ordered(claims)
         return todo
 
     def _await_clean(self, context, provider_uuids):

@@ -47,13 +47,11 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
-    def find_providers(self, resources: Mapping[str, int] | None = None,
-                       trait: str | None = None, uuid: str | None = None,
+    def find_providers(self, trait: str | None = None,
+                       uuid: str | None = None,
                        name: str | None = None) -> set[str]:
         """The uuids of providers of all hosts.
 
-        :param resources: only those of which that is neither allocated nor
-            reserved.
         :param trait: only those that have it.
         :param uuid: only this one.
         :param name: only the one of this name.

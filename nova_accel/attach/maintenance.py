@@ -4,8 +4,8 @@
 ``nova-accel clean`` writes a claim of no server for each handle of the device,
 DELETING from its begin: the device is then as after a server. The release that
 follows does the work, a build waits for it or goes elsewhere, and after a crash
-or a failure the next comparison goes on. ``nova-accel program`` is a
-programming ahead whose image the operator chose.
+or a failure the next comparison goes on. ``nova-accel program`` programs a
+region before any server has it.
 """
 
 from nova_accel.attach import accelerators as server_accelerators
@@ -49,7 +49,7 @@ class Maintenance:
                 claims=[c for c in claims if c.handle not in held])
         try:
             # one that had begun ends first
-            self._accelerators.programming.await_ahead(claims)
+            self._accelerators.programming.await_ordered(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
                 f'{name} is to be cleaned, and it is being programmed, which '

@@ -89,19 +89,16 @@ class Names:
                 client, function, region_type))
             self._postpone([(function, region_type)], _AGAIN)
 
-    def hear(self, image: glance.Image, region: model.Region) -> bool:
+    def hear(self, image: glance.Image, region: model.Region) -> None:
         """Note the name that an image of the operator gives to its function,
-        where other regions of a region's type have that without a name.
-
-        :returns: whether any of them has it now; it is shown at once.
-        """
+        where other regions of a region's type have that without a name; they
+        show it at once."""
         function = glance.function_id(image)
         name = glance.function_name(image)
-        return bool(
-            function and name and function not in model.SHARED_FUNCTIONS
-            and glance.origin(image.record) == model.OPERATOR
-            and (function, region.region_type_uuid) in self._nameless()
-            and self._name(function, region.region_type_uuid, name))
+        if (function and name and function not in model.SHARED_FUNCTIONS
+                and glance.origin(image.record) == model.OPERATOR
+                and (function, region.region_type_uuid) in self._nameless()):
+            self._name(function, region.region_type_uuid, name)
 
     def _name(self, function, region_type, name):
         named = self._inventory.name_function(function, region_type, name)
@@ -113,7 +110,6 @@ class Names:
             self._publisher.show(self._cloud.admin_context(), [
                 uuid for uuid, provider in self._inventory.providers().items()
                 if (provider.addresses[0], provider.region_index) in named])
-        return bool(named)
 
     def _regions(self):
         """Regions with content of the operator that images can name."""

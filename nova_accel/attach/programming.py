@@ -56,9 +56,9 @@ class Programming:
         self._opening = locks.Lock('opening')
         self._opened: bitstream_cache.BitstreamCache | None = None
         #: regions that are programmed for no server now
-        self._ahead: set[tuple[str, int]] = set()
+        self._ordered: set[tuple[str, int]] = set()
         #: guards the set
-        self._ahead_changed = locks.condition('idle')
+        self._ordered_changed = locks.condition('ordered')
         #: project -> time.monotonic() of failures of its owners' bitstreams
         self._failures: dict[str, list[float]] = {}
 
@@ -355,52 +355,7 @@ class Programming:
             group='', resource_class='', amount=1, bitstream_id=image.id)
         self._from_glance(client, image, wanted, device, region)
 
-    # For servers to come
-
-    def ahead(self, device: model.Device, region: model.Region,
-              wanted: request.AcceleratorRequest,
-              is_free: Callable[[], bool], is_idle: Callable[[], bool],
-              ) -> str | None:
-        """Program an idle region with an image of the operator.
-
-        A build that claims the region before the card is touched overtakes;
-        one that claims it later waits, see await_ahead().
-
-        :param wanted: what servers ask for that may come.
-        :param is_free: whether no server is about to get the region; may ask
-            Placement.
-        :param is_idle: whether no claim names the region and it is as given;
-            from memory, called in the worker of the card.
-        :returns: the image's id; None where nothing was programmed, because a
-            region carries that already and shows it now.
-        :raises BitstreamError: the operator has no image for it.
-        :raises IncompatibleBitstream: none for this type of region.
-        :raises AcceleratorError: of other kinds: it could not be programmed.
-        """
-        choice, client, image = self._find_first(
-            # of no project: none of its images counts
-            self._cloud.admin_context(), '', wanted, region)
-        if glance.origin(image.record) != model.OPERATOR:
-            raise exception.BitstreamError(
-                f'{image} was found for programming ahead, and it is not the '
-                f'operator\'s: make it public, or add its project to [accel] '
-                f'bitstream_owners.')
-        if self._names.hear(image, region):
-            return None
-        overtaken = exception.DeviceUnavailable(
-            f'{device.address} {region.name} was to be programmed ahead, and '
-            f'a server gets it, or it has changed: nothing has to be done.')
-
-        def see_that_it_is_free():
-            if not is_free():
-                raise overtaken
-
-        def see_that_it_is_idle():
-            if not is_idle():
-                raise overtaken
-        self._program_idle(client, image, choice, device, region,
-                           see_that_it_is_free, see_that_it_is_idle)
-        return image.id
+    # For no server
 
     def ordered(self, device: model.Device, region: model.Region, name: str,
                 see_that_it_is_idle: Callable[[], None]) -> str:
@@ -416,28 +371,23 @@ class Programming:
         """
         client = self._cloud.service_images()
         image = glance.find_ordered(client, name, region.region_type_uuid)
-        self._program_idle(
-            client, image, request.AcceleratorRequest(
-                group='', resource_class='', amount=1, bitstream_id=image.id),
-            device, region, see_that_it_is_idle, see_that_it_is_idle)
-        return image.id
-
-    def _program_idle(self, client, image, wanted, device, region,
-                      see_that_it_is_free, see_that_it_is_idle):
+        wanted = request.AcceleratorRequest(
+            group='', resource_class='', amount=1, bitstream_id=image.id)
         key = device.address, region.index
 
         def begin():
             # before claims are read: a build reads this after it has claimed
-            with self._ahead_changed:
-                self._ahead.add(key)
+            with self._ordered_changed:
+                self._ordered.add(key)
             see_that_it_is_idle()
         try:
             self._from_glance(client, image, wanted, device, region,
-                              see_that_it_is_free, begin)
+                              see_that_it_is_idle, begin)
         finally:
-            with self._ahead_changed:
-                self._ahead.discard(key)
-                self._ahead_changed.notify_all()
+            with self._ordered_changed:
+                self._ordered.discard(key)
+                self._ordered_changed.notify_all()
+        return image.id
 
     def record(self, device: model.Device, region: model.Region, method: str,
                result: str) -> None:
@@ -458,19 +408,19 @@ class Programming:
             before=region.function_uuid or '',
             after=after and after.function_uuid or '', result=result))
 
-    def await_ahead(self, claims: Iterable[model.Claim]) -> None:
-        """Wait until the regions of new claims are not programmed ahead.
+    def await_ordered(self, claims: Iterable[model.Claim]) -> None:
+        """Wait until no order of the operator programs regions of new claims.
 
         :raises DeviceUnavailable: that takes longer than [accel]
             programming_timeout.
         """
         regions = {(c.device_address, c.region_index) for c in claims}
-        with self._ahead_changed:
-            if not self._ahead_changed.wait_for(
-                    lambda: self._ahead.isdisjoint(regions),
+        with self._ordered_changed:
+            if not self._ordered_changed.wait_for(
+                    lambda: self._ordered.isdisjoint(regions),
                     CONF.accel.programming_timeout + 1):
                 raise exception.DeviceUnavailable(
-                    f'{min(self._ahead & regions)[0]} was allocated, and its '
+                    f'{min(self._ordered & regions)[0]} was allocated, and its '
                     f'programming does not end: the build is retried on '
                     f'another host.')
 

@@ -161,14 +161,12 @@ def glance_answers(host) -> Iterator[Line]:
     try:
         next(iter(_images().images.list(limit=1)), None)
     except exception.NoCredentials:
-        needed = [option for option in ('bitstream_owners', 'program_ahead')
-                  if getattr(CONF.accel, option)]
+        needed = CONF.accel.bitstream_owners
         yield Line(
             FAILURE if needed else WARNING,
             '[service_user] has no credentials, with which nova-compute reads '
             'bitstreams at run time, so that Glance was not asked' + (
-                f'; [accel] {" and ".join(needed)} needs them' if needed
-                else ''),
+                '; [accel] bitstream_owners needs them' if needed else ''),
             'set auth_type, auth_url, username, password and project_name '
             'there')
     except exception.GlanceUnavailable as error:

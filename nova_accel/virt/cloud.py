@@ -99,11 +99,8 @@ class NovaCloud:
                 f'did not say ({_short(error)}): see that it answers '
                 f'nova-compute.') from error
 
-    def find_providers(self, resources=None, trait=None, uuid=None,
-                       name=None):
-        query = {'required': trait, 'uuid': uuid, 'name': name,
-                 'resources': ','.join(f'{class_}:{amount}' for class_, amount
-                                       in (resources or {}).items())}
+    def find_providers(self, trait=None, uuid=None, name=None):
+        query = {'required': trait, 'uuid': uuid, 'name': name}
         url = '/resource_providers?' + parse.urlencode(
             {key: value for key, value in query.items() if value})
         try:

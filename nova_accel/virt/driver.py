@@ -155,7 +155,6 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.accelerators.inventory.scan_if_due()
             self.reconciler.run_if_due()
             self.accelerators.names.run_if_due()
-            self.accelerators.ahead.run_if_due()
 
     def get_available_resource(self, nodename):
         """At start and periodically: what the compute node's record has, which

@@ -15,22 +15,12 @@ Placement has them, the best score first and ties by chance; "ours of 3" are
 three schedulers that know of a third of the requests each. "uses per idle
 copy" counts all requests since the start, without decay, and knows of all.
 
-The last three are "ours" with programming ahead, by the decision of
-nova_accel.attach.ahead; behind the share is the number of programmings ahead
-for each server. Each host looks once in the time of eight requests to the
-cloud, which for 23 days of lora is once in ten minutes (program_ahead = 6), and
-may program its region if that is idle. "ahead" goes by what servers built on
-the host asked for and by the copies in the cloud, idle and in use, as
-nova-compute does; "ahead, own" by nothing but its own requests and region;
-"ahead, all" by all requests and all copies.
-
 Each rule plays the same traces with the same seeds, so that two rules are
 compared seed by seed: the mean of the differences, and its standard error
 (their standard deviation by the root of the number of seeds). The benchmark
-fails in a row where ours is worse than "uses per idle copy", three schedulers
-are worse than "random", or programming ahead is worse than none, by more than
-seeds explain: where the mean difference is more than two standard errors below
-zero. What hosts lose that know only their own requests is shown beside it.
+fails in a row where ours is worse than "uses per idle copy", or three
+schedulers are worse than "random", by more than seeds explain: where the mean
+difference is more than two standard errors below zero.
 
 Run with ``python -m tests.bench.reuse [--seeds N] [--requests N] [TRACE...]``.
 No times are measured, so that any machine gives the same figures.
@@ -50,10 +40,7 @@ import sys
 import types
 import uuid
 
-from nova_accel.attach import ahead
-from nova_accel import demand as demands
 from nova_accel import naming
-from nova_accel import request
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 
@@ -61,8 +48,6 @@ FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 #: (regions, offered load)
 ROWS = ((32, .15), (32, .5), (64, .5))
 FUNCTIONS = 60
-#: requests to the cloud between two looks of a host at its region
-PAUSE = 8
 
 
 def zipf(seed, count=4000):
@@ -88,7 +73,6 @@ class Region:
         self.uuid = str(uuid.UUID(int=number))
         self.function = None
         self.used = 0
-        self.looked = -PAUSE
 
 
 class Rule:
@@ -96,17 +80,6 @@ class Rule:
 
     def __init__(self, chance):
         self.chance = chance
-        #: regions that were programmed for no server
-        self.ahead = 0
-
-    def look(self, idle, number):
-        """Program idle regions ahead.
-
-        :param number: of the request that comes next.
-        """
-
-    def placed(self, region, function):
-        """A server got a region."""
 
     def choose(self, free, function, now):
         """:param free: list of Region in an order of chance."""
@@ -207,84 +180,16 @@ class OursOfThree(Ours):
     schedulers = 3
 
 
-class Ahead(Ours):
-    name = 'ahead'
-    #: whether a host knows the requests, and the copies, of the others
-    all_requests, all_copies = False, True
-
-    def __init__(self, chance):
-        super().__init__(chance)
-        everything = demands.Demand(), {}
-        #: what each host knows: (Demand, requests)
-        self.known = collections.defaultdict(
-            lambda: everything if self.all_requests
-            else (demands.Demand(), {}))
-        #: regions in use
-        self.held = {}
-        self.requests = [request.AcceleratorRequest(
-            '', FPGA, 1, function_id=function.replace('-', ''))
-            for function in self.ids]
-        self.numbers = {wanted: number for number, wanted
-                        in enumerate(self.requests)}
-        self.contents = {number: tuple(filter(naming.is_content, traits))
-                         for number, traits in self.traits.items()}
-
-    def placed(self, region, function):
-        self.held[region.uuid] = region
-        demand, asked = self.known[region.uuid]
-        demand.add(self.requests[function].wanted_traits)
-        asked[self.requests[function]] = None
-
-    def look(self, idle, number):
-        copies = used = None
-        for region in idle:
-            self.held.pop(region.uuid, None)
-        for region in idle:
-            if number - region.looked < PAUSE:
-                continue
-            region.looked = number
-            if copies is None or not self.all_copies:
-                copies = collections.Counter(
-                    trait for other in (idle if self.all_copies else [region])
-                    for trait in self.contents[other.function])
-            if used is None:
-                used = collections.Counter(
-                    trait for other in (
-                        self.held.values() if self.all_copies else ())
-                    for trait in self.contents[other.function])
-            for wanted, _ in ahead.choices(
-                    *self.known[region.uuid],
-                    {region.uuid: self.contents[region.function]}, copies,
-                    used):
-                copies.subtract(self.contents[region.function])
-                region.function = self.numbers[wanted]
-                copies.update(self.contents[region.function])
-                self.ahead += 1
-                break
-
-
-class AheadOwn(Ahead):
-    name = 'ahead, own'
-    all_copies = False
-
-
-class AheadAll(Ahead):
-    name = 'ahead, all'
-    all_requests = True
-
-
 RULES = (AnyRegion, LoadedFirst, LeastRecentlyUsed, UsesPerIdleCopy, Ours,
-         OursOfThree, Ahead, AheadOwn, AheadAll)
+         OursOfThree)
 
 
-#: (one rule, other rule, whether it fails where the first is worse)
-PAIRS = ((Ours, UsesPerIdleCopy, True), (OursOfThree, LoadedFirst, True),
-         (Ahead, Ours, True), (Ahead, AheadAll, False))
+#: (one rule, another one that must not be better)
+PAIRS = ((Ours, UsesPerIdleCopy), (OursOfThree, LoadedFirst))
 
 
 def play(rule, trace, regions, load, seed):
-    """Return the share of placements whose function was loaded, and the
-    programmings ahead for each placement."""
+    """Return the share of placements whose function was loaded."""
     chance = random.Random(seed)
     chosen = rule(random.Random(seed))
     span = trace[-1][0] - trace[0][0]
@@ -297,15 +202,13 @@ def play(rule, trace, regions, load, seed):
         if not idle:
             continue
         chance.shuffle(idle)
-        chosen.look(idle, number)
         region = chosen.choose(idle, function, start)
         idle.remove(region)
         placed += 1
         found += region.function == function
         region.function, region.used = function, number
-        chosen.placed(region, function)
         heapq.heappush(busy, (start + duration * stretch, number, region))
-    return found / placed, chosen.ahead / placed
+    return found / placed
 
 
 def difference(ones, others):
@@ -317,10 +220,6 @@ def difference(ones, others):
 
 def is_worse(mean, error):
     return mean < -2 * error
-
-
-def _width(rule):
-    return 20 if issubclass(rule, Ahead) else 16
 
 
 def _seeds(text):
@@ -341,32 +240,30 @@ def main():
     head = f'{"trace, regions, load":22}'
     print(f'share of placements whose function was loaded: mean of '
           f'{args.seeds} seeds (and their standard deviation)')
-    print(head + ''.join(f'{rule.name:>{_width(rule)}}' for rule in RULES))
+    print(head + ''.join(f'{rule.name:>16}' for rule in RULES))
     rows = []
     for name, trace in named:
         for regions, load in ROWS:
             rows.append((f'{name} {regions}, {load:.2f}', {}))
             print(f'{rows[-1][0]:22}', end='')
             for rule in RULES:
-                played = [play(rule, trace(seed)[:args.requests], regions,
-                               load, seed) for seed in range(args.seeds)]
-                shares = rows[-1][1][rule] = [share for share, _ in played]
+                shares = rows[-1][1][rule] = [
+                    play(rule, trace(seed)[:args.requests], regions, load,
+                         seed) for seed in range(args.seeds)]
                 text = (f'{statistics.mean(shares):.3f} '
                         f'({statistics.stdev(shares):.3f})')
-                if issubclass(rule, Ahead):
-                    text += f' {statistics.mean(p for _, p in played):.2f}'
-                print(f'{text:>{_width(rule)}}', end='', flush=True)
+                print(f'{text:>16}', end='', flush=True)
             print()
     print('\ndifferences over the same seeds: mean (and its standard error)')
     print(head + ''.join(f'{f"{one.name} - {other.name}":>24}'
-                         for one, other, _ in PAIRS))
+                         for one, other in PAIRS))
     worse = []
     for row, shares in rows:
         print(f'{row:22}', end='')
-        for one, other, fails in PAIRS:
+        for one, other in PAIRS:
             mean, error = difference(shares[one], shares[other])
             print(f'{f"{mean:+.3f} ({error:.3f})":>24}', end='')
-            if fails and is_worse(mean, error):
+            if is_worse(mean, error):
                 worse.append(f'{one.name} than {other.name} in {row}')
         print()
     if worse:

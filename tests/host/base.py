@@ -22,7 +22,6 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.inventory import identity
 from nova_accel import model
-from nova_accel import request
 from nova_accel import sim
 from nova_accel.store import claim_store
 from tests.host import cloud as clouds
@@ -251,12 +250,6 @@ class Host:
 
     def run_runtime(self):
         self.runtime.run()
-
-    def program_ahead(self, specs):
-        """A server of that flavor was here, and went."""
-        for wanted in request.parse(specs):
-            self.accelerators.ahead.count(wanted, [])
-        return self.accelerators.ahead.run()
 
     def boot_and_sigterm(self, address, *boot):
         """SIGTERM arrives while a card is programmed, which would take long.

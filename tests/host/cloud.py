@@ -70,8 +70,8 @@ class Cloud:
         #: raised instead of telling which guests there are
         self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to,
-        #: searched for providers, asked for names of providers
-        self.asked = self.shown = self.searched = self.named = 0
+        #: asked for names of providers
+        self.asked = self.shown = self.named = 0
         #: providers of other hosts, as those of the state
         self.other_providers = {}
 
@@ -131,29 +131,15 @@ class Cloud:
                 in self.read()['allocations'].items()
                 if provider_uuid in allocation}
 
-    def find_providers(self, resources=None, trait=None, uuid=None,
-                       name=None):
-        if name is None:
-            self.searched += 1
-        else:
-            self.named += 1
+    def find_providers(self, trait=None, uuid=None, name=None):
+        self.named += name is not None
         if self.placement_error:
             raise self.placement_error
-        state = self.read()
-
-        def has(uuid_, provider, class_, amount):
-            item = provider['inventory'].get(class_)
-            used = sum(allocation[uuid_]['resources'].get(class_, 0)
-                       for allocation in state['allocations'].values()
-                       if uuid_ in allocation)
-            return item and item['total'] - item['reserved'] - used >= amount
         return {
-            uuid_ for uuid_, provider in (*state['providers'].items(),
+            uuid_ for uuid_, provider in (*self.read()['providers'].items(),
                                           *self.other_providers.items())
             if trait in (None, *provider['traits']) and uuid in (None, uuid_)
-            and name in (None, provider.get('name'))
-            and all(has(uuid_, provider, *item)
-                    for item in (resources or {}).items())}
+            and name in (None, provider.get('name'))}
 
     def reporting(self):
         return self._reporting

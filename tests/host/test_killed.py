@@ -160,8 +160,6 @@ class FpgaTest(KilledTestCase, OperationsMixin):
 
     DEVICES = {'cards': [{'address': A}, {'address': B}]}
     SPECS = base.asks(FUNCTION, runtime_programming='true')
-    # a look is due as soon as the process runs
-    OPTIONS = {'program_ahead': 10 ** 9}
 
     def check_next(self):
         self.assertEqual(plain(FUNCTION), self.compute.run(
@@ -232,26 +230,6 @@ class FpgaTest(KilledTestCase, OperationsMixin):
                 [['carries', A]])[0])
             self.delete()
         self.at_each_point(begin, lambda: [['run_runtime']], after)
-
-    def test_programming_ahead(self):
-        """The next server gets what it asks for, wherever it was."""
-        other = self.host.allocation(B)
-
-        def begin():
-            for allocation in (self.allocation, other):
-                self.compute.run([
-                    ['boot', base.asks(OTHER), allocation, None, NEXT],
-                    ['delete', NEXT]])
-
-        def after():
-            self.compute.run([['boot', self.SPECS, other, None, NEXT]])
-            self.assertHolds()
-            self.assertEqual(plain(FUNCTION), self.compute.run(
-                [['carries', B]])[0])
-            self.compute.run([['delete', NEXT]])
-        points = self.at_each_point(
-            begin, lambda: [['program_ahead', self.SPECS]], after)
-        self.assertGreater(points, 3)
 
     def test_sigterm(self):
         """It ends at once, though the card is programmed for minutes."""
