@@ -14,13 +14,19 @@ before it would be wrong; otherwise what is known is believed as long as the
 management function shows that something is loaded.
 
 The two functions talk by a mailbox, by which a guest can have the card changed.
-The driver closes these requests, unless [accel] whole_cards has the card.
-xclmgmt forgets that when it is bound, so that each look compares it. What a
-guest did until then is not known: confine() closes them when it is written down
-that they were open.
+The driver closes these requests, unless [accel] whole_cards has the card. Two
+stay open, LOAD_XCLBIN and LOAD_SLOT_XCLBIN: since XRT 2.15 a guest has no
+compute unit before it has sent one of them (__icap_peer_xclbin_download() in
+icap.c). With config_xclbin_change at 1, xclmgmt ignores what the guest sends
+but for its UUID, and programs the host's file of that UUID: the driver places
+that of what the card carries (nova_accel.host.firmware). xclmgmt forgets mask
+and attribute when it is bound, so that each look compares them. What a guest
+did until then is not known: confine() closes them when it is written down that
+they were open.
 
-Source: XRT's kernel drivers (mgmt-core.c, mgmt-sysfs.c, xocl_sysfs.c, icap.c,
-mailbox.c, mailbox_proto.h) and its documents on security and on cloud vendors.
+Source: XRT's kernel drivers (mgmt-core.c, mgmt-utils.c, mgmt-sysfs.c,
+xocl_sysfs.c, icap.c, mailbox.c, mailbox_proto.h), 2.21 of 2026, and its
+documents on security and on cloud vendors.
 """
 
 import contextlib
@@ -32,6 +38,7 @@ import time
 from nova_accel.bitstream import xclbin
 from nova_accel.drivers import base
 from nova_accel import exception
+from nova_accel.host import firmware
 from nova_accel.host import pci
 from nova_accel import model
 
@@ -41,12 +48,15 @@ USER_DRIVER = 'xocl'
 READY_SECONDS = 3
 #: attribute of the management function with the requests that are refused
 MAILBOX = 'config_mailbox_channel_disable'
-#: requests by which a guest loads another function or shell:
-#: LOAD_XCLBIN_KADDR, LOAD_XCLBIN, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR,
-#: LOAD_SLOT_XCLBIN. Those with KADDR take an address of the host's memory, for
-#: xocl on the host: xclmgmt takes them from a guest as well where xocl had the
-#: card before (mgmt-core.c of XRT)
-LOAD_REQUESTS = 1 << 7 | 1 << 8 | 1 << 14 | 1 << 17 | 1 << 18
+#: has xclmgmt load the host's file in place of what a guest sends
+FETCH = 'config_xclbin_change'
+#: LOAD_XCLBIN and LOAD_SLOT_XCLBIN, of which FETCH takes the payload
+FETCHED_REQUESTS = 1 << 8 | 1 << 18
+#: requests by which a guest loads another function or shell: these two,
+#: LOAD_XCLBIN_KADDR, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR. Those with KADDR
+#: take an address of the host's memory, for xocl on the host: xclmgmt takes
+#: them from a guest as well where xocl had the card before (mgmt-core.c of XRT)
+LOAD_REQUESTS = FETCHED_REQUESTS | 1 << 7 | 1 << 14 | 1 << 17
 #: and HOT_RESET, RECLOCK, READ_P2P_BAR_ADDR, which writes the configuration
 #: space of the management function
 CHANGE_REQUESTS = LOAD_REQUESTS | 1 << 5 | 1 << 9 | 1 << 15
@@ -95,6 +105,33 @@ class XrtDriver(base.PciDriver):
     NAME = 'xrt'
     PREPARES_EVERY_HANDLE = True
 
+    def check(self, device=None):
+        """See the base class; what keeps guests from their functions."""
+        if device is None or self._is_the_guests(device.address):
+            return
+        address = device.address
+        if (self._number(address, FETCH) is None
+                or self._refused(address) & FETCHED_REQUESTS):
+            yield base.Finding(
+                f'its mailbox refuses LOAD_XCLBIN or LOAD_SLOT_XCLBIN, or its '
+                f'driver has no {FETCH}: guests with XRT 2.15 or later have no '
+                f'compute units',
+                f'update XRT, and write '
+                f'{CHANGE_REQUESTS & ~FETCHED_REQUESTS:#x} to its {MAILBOX}',
+                is_failure=False)
+        for region in device.regions:
+            interface = self._file_interface(address)
+            if region.function_uuid and interface and (
+                    not self.kernel.offers_xclbin(region.function_uuid,
+                                                  interface)):
+                name = firmware.file_name(region.function_uuid, interface)
+                yield base.Finding(
+                    f'guests with XRT 2.15 or later cannot load the function '
+                    f'that {region.name} carries, as its file is not placed '
+                    f'for {MANAGEMENT_DRIVER}',
+                    f'copy the xclbin to {firmware.XCLBINS}/{name}',
+                    is_failure=False)
+
     # Discovery
 
     def fingerprint(self):
@@ -107,7 +144,7 @@ class XrtDriver(base.PciDriver):
         be closed."""
         found = super().state(address)
         try:
-            return (*found, self._refused(address),
+            return (*found, self._refused(address), self._layout(address),
                     address not in base.whole_cards()
                     and self._takes(address, CHANGE_REQUESTS)
                     and time.monotonic())
@@ -270,8 +307,12 @@ class XrtDriver(base.PciDriver):
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
-        """Whether the mailbox takes one of these requests from a guest."""
-        return self._refused(address) & requests != requests
+        """Whether the mailbox takes one of these requests from a guest, with
+        what the guest sends."""
+        harmless = self._refused(address)
+        if self._number(address, FETCH):
+            harmless |= FETCHED_REQUESTS
+        return harmless & requests != requests
 
     def _close_mailbox(self, address) -> str:
         """Have the requests refused that change the card.
@@ -281,10 +322,15 @@ class XrtDriver(base.PciDriver):
         """
         if address in base.whole_cards():
             return ''
+        requests = CHANGE_REQUESTS
         try:
             if not self._takes(address, CHANGE_REQUESTS):
                 return ''
-            self.kernel.close_mailbox(address, CHANGE_REQUESTS)
+            with contextlib.suppress(FileNotFoundError):
+                # an XRT of before 2020 has no such attribute
+                self.kernel.write_attribute(address, FETCH, '1')
+                requests &= ~FETCHED_REQUESTS
+            self.kernel.close_mailbox(address, requests)
             if not self._takes(address, CHANGE_REQUESTS):
                 return ''
             problem = f'it is {self._refused(address):#x} after that'
@@ -293,7 +339,7 @@ class XrtDriver(base.PciDriver):
         except ValueError as error:
             problem = str(error)
         return (f'a guest could program and reset it by the mailbox, and '
-                f'{CHANGE_REQUESTS:#x} could not be written to its {MAILBOX} '
+                f'{requests:#x} could not be written to its {MAILBOX} '
                 f'({problem}): update XRT and look into dmesg, or name it in '
                 f'{base.WHOLE_CARDS}')
 
@@ -315,9 +361,39 @@ class XrtDriver(base.PciDriver):
         shown = self._shown(user)
         if shown:
             return shown
-        if before and before.regions and self._layout(address):
-            return before.regions[0].function_uuid
-        return None
+        layout = self._layout(address)
+        function = before and before.regions and (
+            before.regions[0].function_uuid)
+        if not layout or not function:
+            return None
+        if self._is_the_guests(address) or base.is_fixed(address):
+            return function
+        # a guest may have loaded what is offered for another card, and could
+        # not load what is not offered
+        if (self.kernel.xclbin_layout(address) not in (None, layout)
+                or not self.kernel.offers_xclbin(
+                    function, self._file_interface(address) or '')):
+            return None
+        return function
+
+    @staticmethod
+    def _is_the_guests(address) -> bool:
+        """Whether guests may load what they like."""
+        return address in base.whole_cards()
+
+    def _file_interface(self, address) -> str | None:
+        """The interface UUID in the names of files that xclmgmt loads.
+
+        The first of the shell, as it spells it; before it is that of the base
+        (interface_uuids_show() in mgmt-sysfs.c, xclmgmt_get_interface_uuid()
+        in mgmt-utils.c).
+        """
+        try:
+            lines = self.kernel.read(
+                pci.path(address, 'interface_uuids')).split()
+        except OSError:
+            return None
+        return lines[min(1, len(lines) - 1)] if lines else None
 
     def _shown(self, user) -> str | None:
         """What xocl has loaded; None without xocl, or where it has nothing.
@@ -392,8 +468,31 @@ class XrtDriver(base.PciDriver):
                 f'{bitstream.region_type_uuid} while this one has '
                 f'{interface or "none"}: choose a bitstream made for it.')
         self._forget_shown(what, user, bitstream)
-        self._load(what, address, bitstream)
-        return self._read_back(what, address, user, bitstream)
+        self._offer(what, address, bitstream)
+        try:
+            self._load(what, address, bitstream)
+            return self._read_back(what, address, user, bitstream)
+        except exception.AcceleratorError:
+            # what cannot be withdrawn counts no more: layouts differ
+            with contextlib.suppress(OSError):
+                self.kernel.withdraw_xclbin(address)
+            raise
+
+    def _offer(self, what, address, bitstream):
+        """Place the file for the guest, before: where that cannot be, no guest
+        could use the function."""
+        if self._is_the_guests(address):
+            return
+        try:
+            self.kernel.offer_xclbin(
+                address, bitstream.path, bitstream.payload_size,
+                bitstream.function_uuid, self._file_interface(address) or '',
+                xclbin.layout(bitstream.path)[:_PAGE])
+        except (OSError, ValueError) as error:
+            raise exception.ProgrammingFailed(
+                f'{what}, and nothing was done because its file cannot be '
+                f'placed in {firmware.XCLBINS} for its guest ({error}): make '
+                f'that directory writable for nova-compute.') from error
 
     def reset_region(self, device, region):
         """See the base class; resets the dynamic region.

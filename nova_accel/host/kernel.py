@@ -16,6 +16,7 @@ import typing
 
 from nova_accel import conf
 from nova_accel.host import devlink
+from nova_accel.host import firmware
 from nova_accel.host import limited
 from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
@@ -317,6 +318,42 @@ class Kernel:
         :raises OSError: ENOENT when its driver has no such setting.
         """
         privileged.close_mailbox(function, requests)
+
+    def offer_xclbin(self, function: str, path: str, size: int,
+                     function_uuid: str, interface: str, layout: bytes,
+                     ) -> None:
+        """Place the file that the guest of a card under XRT may load, in place
+        of the one before: see nova_accel.host.firmware.
+
+        :param function: PCI address of the management function.
+        :param path: as for program_xclbin().
+        :param size: the same.
+        :param function_uuid: that of the file.
+        :param interface: as the card's shell spells it.
+        :param layout: the IP_LAYOUT of the file, at most a page.
+        :raises OSError: it cannot be written; ValueError: no such names.
+        """
+        privileged.offer_xclbin(
+            function, path, size,
+            firmware.file_name(function_uuid, interface), layout)
+
+    def withdraw_xclbin(self, function: str) -> None:
+        """Remove the file that offer_xclbin() placed for a card.
+
+        :raises OSError: it cannot be removed.
+        """
+        privileged.withdraw_xclbin(function)
+
+    def offers_xclbin(self, function_uuid: str, interface: str) -> bool:
+        """Whether guests can load a function, as nova-compute or the operator
+        has placed its file; see offer_xclbin()."""
+        return firmware.is_offered(
+            firmware.XCLBINS, firmware.file_name(function_uuid, interface))
+
+    def xclbin_layout(self, function: str) -> bytes | None:
+        """Return the layout that offer_xclbin() was given for a card, None
+        where no file is placed for it."""
+        return firmware.layout(firmware.XCLBINS, function)
 
     def read_qat_heartbeat(self, pf: str) -> int:
         """Return the heartbeat of a QAT card in debugfs, readable by root.

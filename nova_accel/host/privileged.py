@@ -26,6 +26,7 @@ import subprocess
 from oslo_config import cfg
 
 from nova_accel import conf
+from nova_accel.host import firmware
 from nova_accel.host import nvme_admin
 from nova_accel import privsep
 
@@ -48,6 +49,7 @@ WRITABLE = {
     'qat/state': 'up|down',
     'nvidia/current_vgpu_type': '[0-9]{1,6}',
     'mgmt_reset': '2',
+    'config_xclbin_change': '1',
 }
 
 #: bytes of the configuration space of PCI Express, and where its extended
@@ -61,6 +63,7 @@ _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 _ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 _FME = re.compile('dfl-fme[.][0-9]+')
 _XCLMGMT = re.compile('xclmgmt[0-9]+')
+_XCLBIN = re.compile('[0-9a-f-]{36}_[0-9A-Za-z-]{1,64}[.]xclbin')
 _PATH = re.compile('^(nvme[0-9]+)c[0-9]+(n[0-9]+)$')
 _PORT = re.compile('dfl-port[.][0-9]+')
 _PORT_RESET = 0xb640
@@ -243,6 +246,24 @@ def close_mailbox(function: str, requests: int) -> None:
     path = f'{SYS}/bus/pci/devices/{function}/config_mailbox_channel_disable'
     # opens none that is closed
     _write(path, f'{int(_read(path), 0) | requests:#x}')
+
+
+@privsep.ctx.entrypoint
+def offer_xclbin(function: str, path: str, size: int, name: str,
+                 layout: bytes) -> None:
+    check_function(function)
+    check_text('name of an xclbin', name, _XCLBIN)
+    if not isinstance(layout, bytes) or len(layout) > mmap.PAGESIZE:
+        raise _invalid('layout', type(layout))
+    with mapped(path, 0, size) as start:
+        firmware.offer(firmware.XCLBINS, function, name,
+                       ctypes.string_at(start, size), layout)
+
+
+@privsep.ctx.entrypoint
+def withdraw_xclbin(function: str) -> None:
+    check_function(function)
+    firmware.withdraw(firmware.XCLBINS, function)
 
 
 @privsep.ctx.entrypoint

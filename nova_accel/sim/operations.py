@@ -25,6 +25,9 @@ class Host:
 class Operations:
     """What SimulatedKernel provides for the operations of a kind of cards."""
 
+    #: the description
+    path: str
+
     def _look(self) -> tuple[Host, State]:
         """Return the present description and state; do not change them."""
         raise NotImplementedError

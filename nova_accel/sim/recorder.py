@@ -14,7 +14,7 @@ from nova_accel.sim import tree as sysfs
 QUESTIONS = frozenset((
     'mounted_devices', 'read_device_serial', 'read_firmware', 'read_nvme',
     'read_nvme_sanitize', 'read_nvme_vfs', 'read_qat_heartbeat',
-    'read_signatures'))
+    'read_signatures', 'offers_xclbin', 'xclbin_layout'))
 #: an attribute that exists and was not read
 UNREAD = sysfs.Errno(errno.ENODATA)
 _TEXTS = (str, bytes)

@@ -3,11 +3,13 @@
 
 import dataclasses
 import errno
+import os
 import struct
 import time
 from typing import ClassVar
 import uuid
 
+from nova_accel.host import firmware
 from nova_accel import model
 from nova_accel.sim import card
 from nova_accel.sim import operations
@@ -26,11 +28,12 @@ VERSAL = frozenset(('V70',))
 #: base and shell of a U250
 DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
                       '862c7020a250293e32036f19956669e5')
-#: LOAD_XCLBIN_KADDR, LOAD_XCLBIN, LOAD_XCLBIN_SLOT_KADDR and
-#: LOAD_SLOT_XCLBIN, requests of the mailbox. Each will do: those with an
-#: address of the host are taken because xocl had the card before
-_LOAD_REQUESTS = 1 << 7 | 1 << 8 | 1 << 17 | 1 << 18
+#: LOAD_XCLBIN_KADDR and LOAD_XCLBIN_SLOT_KADDR, requests of the mailbox, which
+#: are taken because xocl had the card before; and LOAD_XCLBIN and
+#: LOAD_SLOT_XCLBIN
+_KADDR_REQUESTS, _LOAD_REQUESTS = 1 << 7 | 1 << 17, 1 << 8 | 1 << 18
 _MAILBOX = 'config_mailbox_channel_disable'
+_FETCH = 'config_xclbin_change'
 _NEVER = 1e12
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
@@ -72,6 +75,8 @@ class XrtCard(card.Card):
         #: errno of closing requests of the mailbox, or that it has no effect
         'mailbox': reader.one_of('EACCES', 'EIO', 'ignored'),
         'program_error': _errno_name,
+        #: errno of placing files for guests
+        'firmware': _errno_name,
         'reset_kills': reader.boolean,
     }
 
@@ -104,6 +109,7 @@ class XrtCard(card.Card):
         # the user function takes the place of the VFs of other kinds
         return {**super().fresh(state), 'loaded': None, 'shown': None,
                 'program': None, 'mailbox': self.mailbox_disabled,
+                'fetches': False,
                 'vfs': [{'driver': self.vf_driver,
                          'number': card.number(state)}]}
 
@@ -122,9 +128,15 @@ class XrtCard(card.Card):
                 card.forget(mine, 0, 'registers')
 
     def write(self, mine, vf, attribute, value):
-        if (vf is not None or attribute != 'mgmt_reset'
+        if (vf is not None or attribute not in ('mgmt_reset', _FETCH)
                 or mine['driver'] != 'xclmgmt'):
             return super().write(mine, vf, attribute, value)
+        if attribute == _FETCH:
+            if (self.faulty(mine).get('attributes') or {}).get(
+                    _FETCH) == 'missing':
+                raise sysfs.error(errno.ENOENT, attribute)
+            mine['fetches'] = value != '0'
+            return None
         if not self.versal:
             card.forget(mine, 0, 'registers')
         if self.faulty(mine).get('reset_kills'):
@@ -138,7 +150,8 @@ class XrtCard(card.Card):
     def bound(self, state, mine, driver):
         user = mine['vfs']
         super().bound(state, mine, driver)
-        mine.update(vfs=user, loaded=None, mailbox=self.mailbox_disabled)
+        mine.update(vfs=user, loaded=None, mailbox=self.mailbox_disabled,
+                    fetches=False)
 
     def is_busy(self, mine):
         return bool(mine['program']) or not self.is_ready(mine)
@@ -186,7 +199,7 @@ class XrtCard(card.Card):
             'mgmt_pf': '', 'ready': '1', 'dev_offline': '0', 'mfg': '0',
             'recovery': '0', 'instance': str(number),
             'versal': str(int(self.versal)), 'rp_program': '0',
-            _MAILBOX: hex(mine['mailbox']),
+            _MAILBOX: hex(mine['mailbox']), _FETCH: str(int(mine['fetches'])),
             'interface_uuids': '\n'.join(self.interfaces),
             'logic_uuids': '\n'.join(
                 uuid.uuid5(uuid.UUID(i), 'logic').hex
@@ -226,19 +239,64 @@ class XrtOperations(operations.Operations):
         self._load_xclbin(function, data)
 
     def guest_programs(self, user, path):
-        """Program the card of a guest through the mailbox.
+        """Have the card of a guest programmed by its xocl, as XRT does since
+        2.15 whenever an application opens a function.
+
+        Source: __icap_peer_xclbin_download() in icap.c, which ignores that the
+        mailbox is closed (mailbox_request(): EFAULT) and fails after its 50
+        seconds, without which no compute unit is registered; xclmgmt's side is
+        xclmgmt_mailbox_srv() in mgmt-core.c, with FETCH
+        xclmgmt_xclbin_fetch_and_download() in mgmt-utils.c.
 
         :param user: PCI address of the user function.
-        :raises OSError: EOPNOTSUPP when the mailbox refuses it.
+        :raises OSError: ETIMEDOUT when the mailbox refuses it, ENOENT when
+            the host has no such file.
         """
         host, state = self._look()
         found, _ = self._owner(host, state, user)
-        refused = state['cards'][found.address]['mailbox']
-        if (user not in state['guests']
-                or refused & _LOAD_REQUESTS == _LOAD_REQUESTS):
-            raise sysfs.error(errno.EOPNOTSUPP, user)
+        mine = state['cards'][found.address]
         with open(path, 'rb') as file:
-            self._load_xclbin(found.address, file.read())
+            data = file.read()
+        if user not in state['guests'] or mine['driver'] != 'xclmgmt':
+            raise sysfs.error(errno.ETIMEDOUT, user)
+        if mine['mailbox'] & _KADDR_REQUESTS == _KADDR_REQUESTS:
+            if mine['mailbox'] & _LOAD_REQUESTS == _LOAD_REQUESTS:
+                raise sysfs.error(errno.ETIMEDOUT, user)
+            if mine['fetches']:
+                # request_firmware(): ENOENT
+                with open(os.path.join(self._xclbins(), firmware.file_name(
+                        xclbin.read(data)[0],
+                        found.interfaces[min(1, len(found.interfaces) - 1)]
+                        )), 'rb') as file:
+                    data = file.read()
+        self._load_xclbin(found.address, data)
+
+    def _xclbins(self):
+        """What is /lib/firmware/xilinx/xclbins on a host."""
+        return f'{self.path}.xclbins'
+
+    def offer_xclbin(self, function, path, size, function_uuid, interface,
+                     layout):
+        host, state = self._look()
+        found, _ = self._owner(host, state, function)
+        fault = found.faulty(state['cards'][found.address]).get('firmware')
+        if fault:
+            raise sysfs.error(getattr(errno, fault), self._xclbins())
+        with open(path, 'rb') as file:
+            firmware.offer(
+                self._xclbins(), function,
+                firmware.file_name(function_uuid, interface),
+                file.read(size), layout)
+
+    def withdraw_xclbin(self, function):
+        firmware.withdraw(self._xclbins(), function)
+
+    def offers_xclbin(self, function_uuid, interface):
+        return firmware.is_offered(self._xclbins(), firmware.file_name(
+            function_uuid, interface))
+
+    def xclbin_layout(self, function):
+        return firmware.layout(self._xclbins(), function)
 
     def close_mailbox(self, function, requests):
         with self._update() as (host, state):
@@ -262,9 +320,10 @@ class XrtOperations(operations.Operations):
         return loaded and loaded['function']
 
     def opens_mailbox(self, function):
-        """Have the mailbox take every request again, as an operator may."""
+        """Have the mailbox take every request again, as after xclmgmt was
+        bound."""
         with self._update() as (_, state):
-            state['cards'][function]['mailbox'] = 0
+            state['cards'][function].update(mailbox=0, fetches=False)
 
     def xocl_programs(self, user, path):
         """Program the card from the host, as xrt-smi program does."""

@@ -46,7 +46,7 @@ CALLS = {
         'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
         'unbind', 'reset_function', 'probe',
         'write_attribute', 'write_timecard', 'program_xclbin',
-        'close_mailbox', 'call'),
+        'close_mailbox', 'offer_xclbin', 'withdraw_xclbin', 'call'),
     clouds.Cloud: ('show', 'attach', 'detach', 'start_guest', 'reshape'),
 }
 

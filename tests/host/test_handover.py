@@ -804,7 +804,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
         self.guest_loads(OTHER)
         self.host.inventory.scan()
-        self.assertRaises(OSError, self.guest_loads, FUNCTION)
+        self.assertRaises(OSError, self.guest_loads, OTHER)
         for _ in range(2):
             # however often it is looked at since, and after a restart
             self.host.inventory.scan()
@@ -899,7 +899,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
         self.host.inventory._scanner.look()
         mine = self.host.kernel._look()[1]['cards'][self.MANAGEMENT]
-        self.assertEqual(0x6c3a0, mine['mailbox'])
+        self.assertEqual(0x2c2a0, mine['mailbox'])
 
     def test_build_closes_it(self):
         self.host.kernel.opens_mailbox(self.MANAGEMENT)

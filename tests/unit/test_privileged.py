@@ -27,6 +27,7 @@ from oslo_rootwrap import wrapper
 import testtools
 
 from nova_accel import conf
+from nova_accel.host import firmware
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
@@ -127,6 +128,7 @@ class Privileged(testtools.TestCase):
                      (self.kernel.check_disks, address),
                      (self.kernel.read_signatures, address),
                      (self.kernel.close_mailbox, address, 1),
+                     (self.kernel.withdraw_xclbin, address),
                      (self.kernel.format_nvme, address),
                      (self.kernel.release_dfl_port, address, 0),
                      (self.kernel.assign_dfl_port, address, 0),
@@ -478,11 +480,33 @@ class Privileged(testtools.TestCase):
         self.write(f'{self.root}/dev/nvme0n1', '')
         self.fails(errno.ENODEV, self.kernel.read_signatures, PF)
 
+    def test_xclbin_for_a_guest(self):
+        place = f'{self.root}/xclbins'
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.firmware.XCLBINS', place))
+        wanted = ('6250ec803f384be0ac9068bfd3c140a8', 'ab' * 16)
+        self.kernel.offer_xclbin(PF, self.xclbin, self.xclbin_size, *wanted,
+                                 b'layout')
+        with open(self.xclbin, 'rb') as file, open(
+                f'{place}/{firmware.file_name(*wanted)}', 'rb') as placed:
+            self.assertEqual(file.read(), placed.read())
+        self.assertTrue(self.kernel.offers_xclbin(*wanted))
+        self.assertEqual(b'layout', self.kernel.xclbin_layout(PF))
+        self.kernel.withdraw_xclbin(PF)
+        self.assertFalse(self.kernel.offers_xclbin(*wanted))
+        for name, path, layout in (
+                ('../x.xclbin', self.xclbin, b''),
+                (firmware.file_name(*wanted), '/etc/hostname', b''),
+                (firmware.file_name(*wanted), self.xclbin, 'text'),
+                (firmware.file_name(*wanted), self.xclbin, b'x' * 5000)):
+            self.fails(errno.EINVAL, privileged.offer_xclbin, PF, path,
+                       self.xclbin_size, name, layout)
+
     def test_mailbox(self):
         path = f'{self.device}/config_mailbox_channel_disable'
-        for before, after in (('0x0', '0x6c3a0'), ('0x11', '0x6c3b1')):
+        for before, after in (('0x0', '0x2c2a0'), ('0x11', '0x2c2b1')):
             self.write(f'{self.root}/sys/{path}', f'{before}\n')
-            self.kernel.close_mailbox(PF, 0x6c3a0)
+            self.kernel.close_mailbox(PF, 0x2c2a0)
             self.assertEqual(after, self.kernel.read(path))
         for requests in (-1, 1 << 64, '0x1', None, True):
             self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, requests)
@@ -620,7 +644,8 @@ class Privileged(testtools.TestCase):
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
             'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme',
             'unbind', 'probe', 'reset_function', 'write_timecard',
-            'reset_dfl_port', 'close_mailbox', 'read_signatures')]
+            'reset_dfl_port', 'close_mailbox', 'read_signatures',
+            'offer_xclbin', 'withdraw_xclbin')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
         for name in ('read_nvme', 'read_nvme_sanitize', 'start_nvme_sanitize',

@@ -20,10 +20,11 @@ from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 USER = f'{A[:-1]}1'
-#: requests by which a guest changes the card: LOAD_SLOT_XCLBIN,
-#: LOAD_XCLBIN_SLOT_KADDR, READ_P2P_BAR_ADDR, PROGRAM_SHELL, RECLOCK,
-#: LOAD_XCLBIN, LOAD_XCLBIN_KADDR, HOT_RESET
-CLOSED = '0x6c3a0'
+#: requests by which a guest changes the card: LOAD_XCLBIN_SLOT_KADDR,
+#: READ_P2P_BAR_ADDR, PROGRAM_SHELL, RECLOCK, LOAD_XCLBIN_KADDR, HOT_RESET
+CLOSED = '0x2c2a0'
+#: and LOAD_SLOT_XCLBIN and LOAD_XCLBIN, which load the host's file otherwise
+ALL_CLOSED = '0x6c3a0'
 
 
 class TestCase(testtools.TestCase):
@@ -220,18 +221,28 @@ class Discovery(TestCase):
         self.config.config(group='accel', fixed_devices=[A.upper()])
         self.assertFalse(self.start({'address': A})[A].regions[0].programmable)
 
-    @ddt.data(('0x0', CLOSED), ('0x40120', CLOSED), (CLOSED, CLOSED),
-              ('0x10', '0x6c3b0'))
+    @ddt.data(('0x0', CLOSED), ('0x40120', ALL_CLOSED), (CLOSED, CLOSED),
+              (ALL_CLOSED, ALL_CLOSED), ('0x10', '0x2c2b0'))
     @ddt.unpack
     def test_mailbox_is_closed(self, before, after):
         self.start({'address': A, 'mailbox_disabled': before})
         self.assertFalse(self.region().guest_can_reprogram)
         self.assertEqual(after, self.kernel.read(
             f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
+        # closed already, xclmgmt does not fetch, and loads nothing either
+        self.assertEqual(str(int(before != ALL_CLOSED)), self.kernel.read(
+            f'bus/pci/devices/{A}/config_xclbin_change'))
+
+    def test_driver_that_cannot_fetch(self):
+        self.start({'address': A, 'faults': {
+            'attributes': {'config_xclbin_change': 'missing'}}})
+        self.assertFalse(self.region().guest_can_reprogram)
+        self.assertEqual(ALL_CLOSED, self.kernel.read(
+            f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
 
     @ddt.data(('0x0', True), ('0x40120', True), ('0x4c320', True),
               ('0x44180', True),
-              ('0x64180', False), (CLOSED, False))
+              ('0x64180', False), (CLOSED, True), (ALL_CLOSED, False))
     @ddt.unpack
     def test_mailbox_that_the_operator_leaves_open(self, disabled, is_open):
         self.config.config(group='accel', whole_cards=[A])
@@ -251,7 +262,7 @@ class Discovery(TestCase):
         known = self.start({'address': A, 'mailbox_disabled': '0x100',
                             'faults': fault}, {'address': B})
         device = self.quarantined(part, known)
-        for said in (CLOSED, 'config_mailbox_channel_disable',
+        for said in ('0x2c2a0 could not', 'config_mailbox_channel_disable',
                      '[accel] whole_cards'):
             self.assertIn(said, device.reason)
         region, = device.regions
@@ -312,7 +323,7 @@ class Known(TestCase):
     """What is loaded, when nobody shows it."""
 
     def test_guest_has_it(self):
-        known = self.start({'address': A, 'function': FUNCTION})
+        known = self.program(self.start({'address': A}))
         self.kernel.guest_takes(USER)
         self.assertEqual(known, self.driver.discover(known))
         # never seen with its own driver: all but the function is known
@@ -322,7 +333,7 @@ class Known(TestCase):
                           [h.address for h in region.handles], region.health))
 
     def test_bound_anew(self):
-        known = self.start({'address': A, 'function': FUNCTION})
+        known = self.program(self.start({'address': A}))
         self.kernel.guest_takes(USER)
         self.kernel.guest_returns(USER)
         self.assertEqual('', self.kernel.read(
@@ -525,13 +536,95 @@ class Mailbox(TestCase):
         # the driver cannot know, and so says that somebody has to ask
         self.assertTrue(self.region(known).guest_can_reprogram)
 
-    def test_closed(self):
+    def guest_loads(self, function, user=USER, **file):
+        """A guest's application opens a function: stripped files will do."""
+        self.kernel.guest_programs(user, self.host.xclbin(
+            function, stripped=True, **file))
+
+    def refused(self, number, *args, **file):
+        self.assertEqual(number, self.assertRaises(
+            OSError, self.guest_loads, *args, **file).errno)
+
+    def test_what_the_card_carries(self):
         known = self.program(self.start({'address': A}))
+        for _ in range(2):
+            self.kernel.guest_takes(USER)
+            # what the guest sends is not what is loaded
+            self.guest_loads(FUNCTION, kernels=('miner',))
+            self.refused(errno.ENOENT, OTHER)
+            self.kernel.guest_returns(USER)
+            region = self.region(known)
+            self.assertEqual((plain(FUNCTION), False),
+                             (region.function_uuid,
+                              region.guest_can_reprogram))
+        known = self.program(known, OTHER)
         self.kernel.guest_takes(USER)
-        error = self.assertRaises(OSError, self.kernel.guest_programs, USER,
-                                  self.host.xclbin(OTHER))
-        self.assertEqual(errno.EOPNOTSUPP, error.errno)
-        self.kernel.guest_returns(USER)
-        region = self.region(known)
-        self.assertEqual((plain(FUNCTION), False),
-                         (region.function_uuid, region.guest_can_reprogram))
+        self.guest_loads(OTHER)
+        self.refused(errno.ENOENT, FUNCTION)
+
+    def test_operator_has_closed_them(self):
+        """As releases before this one did: no compute units in any guest."""
+        known = self.program(self.start({'address': A,
+                                         'mailbox_disabled': ALL_CLOSED}))
+        self.kernel.guest_takes(USER)
+        self.refused(errno.ETIMEDOUT, FUNCTION)
+        found, = self.driver.check(known[A])
+        self.assertIn('have no compute units', found.found)
+        self.assertIn('write 0x2c2a0 to its config_mailbox', found.remedy)
+
+    def test_two_cards(self):
+        known = self.start({'address': A}, {'address': B})
+        other, user = known[B], f'{B[:-1]}1'
+        for function in (FUNCTION, OTHER):
+            self.driver.program(
+                other, other.regions[0], self.driver.read_bitstream(
+                    self.host.xclbin(function, kernels=(function[:4],))))
+            known = self.program(known, FUNCTION)
+            self.kernel.guest_takes(USER, user)
+            self.guest_loads(FUNCTION)
+            self.guest_loads(function, user)
+            self.kernel.guest_returns(USER)
+            self.kernel.guest_returns(user)
+        # files are offered by the host, and not by card: it is noticed
+        self.assertEqual(plain(FUNCTION), self.region(known).function_uuid)
+        self.kernel.guest_takes(USER)
+        before = self.driver.state(A)
+        self.guest_loads(OTHER)
+        self.assertNotEqual(before, self.driver.state(A))
+        self.assertIsNone(self.region(known).function_uuid)
+        self.assertEqual((), tuple(self.driver.check()))
+
+    def test_function_that_is_not_offered(self):
+        """A guest could not use what is there: it is programmed again."""
+        known = self.program(self.start({'address': A}))
+        self.kernel.withdraw_xclbin(A)
+        found, = self.driver.check(known[A])
+        self.assertIn(f'xilinx/xclbins/{FUNCTION}_{SHELL}.xclbin',
+                      found.remedy)
+        self.assertIsNone(self.region(known).function_uuid)
+        self.assertEqual([], list(self.driver.check(self.program(known)[A])))
+
+    def test_file_cannot_be_placed(self):
+        known = self.program(self.start({'address': A}))
+        self.kernel.set_fault(A, firmware='EROFS')
+        error = self.assertRaises(exception.ProgrammingFailed, self.program,
+                                  known, OTHER)
+        self.assertIn('/lib/firmware/xilinx/xclbins', str(error))
+        self.assertEqual(plain(FUNCTION), self.region(known).function_uuid)
+
+    def test_card_that_fails(self):
+        known = self.program(self.start({'address': A}))
+        self.kernel.set_fault(A, program_error='EIO')
+        self.assertRaises(exception.ProgrammingFailed, self.program, known,
+                          OTHER)
+        self.kernel.set_fault(A, program_error=None)
+        self.kernel.guest_takes(USER)
+        for function in (FUNCTION, OTHER):
+            self.refused(errno.ENOENT, function)
+
+    def test_whole_card_offers_nothing(self):
+        self.config.config(group='accel', whole_cards=[A])
+        known = self.program(self.start({'address': A}))
+        self.assertFalse(self.kernel.offers_xclbin(FUNCTION, SHELL))
+        self.assertEqual(plain(FUNCTION), self.region(known).function_uuid)
+        self.assertEqual([], list(self.driver.check(known[A])))
