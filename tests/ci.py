@@ -12,11 +12,14 @@ import dataclasses
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+
+from tests import pages_in_browser
 
 ROOT = pathlib.Path(__file__).parents[1]
 #: parts of which failed tests are run again
@@ -188,6 +191,21 @@ class Run:
         # compare for all releases
         self.part('functional-part', *variables, venv=venv, limit=15)
 
+    def pages(self) -> None:
+        """The pages and the demo's in a browser, where one can be had."""
+        name = 'pages in a browser'
+        if (not pages_in_browser.find() and os.geteuid() == 0
+                and shutil.which('apt-get')):
+            self.step(f'{name}, a browser', 'sh', '-c', 'apt-get update -qq '
+                      '&& apt-get install -y -qq chromium', limit=6,
+                      keep=False)
+        looked = self.step(name, sys.executable, '-m',
+                           'tests.pages_in_browser', 'docs/build/html',
+                           'build/demo.html', limit=6, keep=False)
+        if looked.status == pages_in_browser.UNFIT:
+            return self.skip(name, looked.output.strip())
+        self.steps.append(looked)
+
     def lab(self) -> None:
         name = 'lab'
         if self.has_failed():
@@ -248,6 +266,7 @@ def main():
         run.part(name)
     run.step('docs', 'make', 'docs', limit=10)
     run.step('demo', 'make', 'demo', limit=10)
+    run.pages()
     run.step('picture of README', 'cmp', 'build/demo.svg',
              'docs/source/demo.svg', limit=1)
     run.step('bench-part', 'make', 'bench-part', limit=10)
