@@ -12,6 +12,7 @@
 #             beside Debian's packages too; minutes
 # make bench  figures with counts
 # make bench-reuse  how often a server finds its function loaded
+# make release  the wheel of a tagged commit, in dist
 # make lab    the same on a real kernel, in a virtual machine; as root
 
 PYTHON ?= python3
@@ -171,6 +172,16 @@ $(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-c $(CONSTRAINTS) nova==$(NOVA) -e '.[test]'
 	@touch $@
+
+.PHONY: release
+VERSION = $(shell sed -n 's/^version = //p' setup.cfg)
+release: $(STAMP)
+	@test -z "$$(git status --porcelain)" || \
+		{ echo 'The working tree has changes: commit them first.'; exit 1; }
+	@test "$$(git describe --tags --exact-match 2>&1)" = $(VERSION) || \
+		{ echo 'setup.cfg has version $(VERSION), and this commit has no tag' \
+		'of that name: git tag --sign $(VERSION)'; exit 1; }
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) .tox .stestr build *.egg-info

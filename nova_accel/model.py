@@ -226,7 +226,7 @@ class Device:
     #: key of the device: the PCI address of its (physical) function, or the
     #: kernel's name for a parent of mediated devices that is no PCI device
     address: str
-    #: FPGA, GPU, QAT ...: what follows CUSTOM_ACCELERATOR_
+    #: FPGA, GPU, QAT ...: what follows ``CUSTOM_ACCELERATOR_``
     type: str
     vendor: str
     product: str

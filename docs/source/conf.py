@@ -4,6 +4,8 @@ import configparser
 import pathlib
 import re
 
+from docutils import nodes
+
 _setup = configparser.ConfigParser()
 _setup.read(pathlib.Path(__file__).parents[2] / 'setup.cfg')
 
@@ -12,7 +14,10 @@ author = 'the authors of nova_accel'
 copyright = author
 #: setup.cfg is the only place that has it
 version = release = _setup['metadata']['version']
-extensions = ['oslo_config.sphinxext', 'reno.sphinxext', 'sphinx_copybutton']
+extensions = ['oslo_config.sphinxext', 'reno.sphinxext',
+              'sphinx.ext.autodoc', 'sphinx_copybutton']
+autodoc_typehints = 'description'
+autodoc_typehints_description_target = 'documented_params'
 master_doc = 'index'
 html_theme = 'furo'
 html_title = f'nova_accel {version}'
@@ -35,5 +40,13 @@ def _link_pages(app, relative_path, parent_docname, content):
     content[0] = re.sub(r'`[^`<]+ <(\w+)\.rst>`_', r'``\1.rst``', content[0])
 
 
+def _name_version(app, doctree):
+    """reno calls 0.0.0 what comes before the first tag."""
+    for title in doctree.findall(nodes.title):
+        if title.astext() == '0.0.0':
+            title.children[:] = [nodes.Text(f'{version}, not released yet')]
+
+
 def setup(app):
     app.connect('include-read', _link_pages)
+    app.connect('doctree-read', _name_version)
