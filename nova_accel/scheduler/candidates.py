@@ -28,14 +28,11 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
     if root_forbidden:
         query.append(('root_required', ','.join(
             f'!{trait}' for trait in root_forbidden)))
-    if in_tree:
-        query += [(f'in_tree{suffix}', in_tree)
-                  for suffix, group in groups.items()
-                  if any(group.resources.values())]
-    return _joined(query, limit)
+    return _joined(query + _in_tree(groups, in_tree), limit)
 
 
-def url_of_part(query: str, groups: Mapping[str, request.Group]) -> str:
+def url_of_part(query: str, groups: Mapping[str, request.Group],
+                in_tree: str | None = None) -> str:
     """Return the question whether one host has some groups of a request.
 
     Of the rest of the request it has which hosts the server may go to, and as
@@ -44,6 +41,7 @@ def url_of_part(query: str, groups: Mapping[str, request.Group]) -> str:
     :param query: Nova's question for the whole request, a query string.
     :param groups: by suffix. The traits of the unnumbered one are those of
         the query, which has Nova's and the image's among them.
+    :param in_tree: UUID of the only host that is asked for.
     """
     asked = parse.parse_qsl(query)
     host = {'MEMORY_MB': 1}
@@ -51,7 +49,53 @@ def url_of_part(query: str, groups: Mapping[str, request.Group]) -> str:
         {**host, **groups[''].resources} if '' in groups else host)}
     return _joined(
         [(key, value) for key, value in asked if key in _OF_HOSTS]
-        + _of_groups(groups, dict(asked).get('group_policy')), limit=1)
+        + _of_groups(groups, dict(asked).get('group_policy'))
+        + _in_tree(groups, in_tree), limit=1)
+
+
+def names_host(query: str) -> bool:
+    """Whether a question is for one host, which the operator named."""
+    return any(key.startswith('in_tree') for key, _ in parse.parse_qsl(query))
+
+
+def url_of_providers(suffix: str, group: request.Group) -> str:
+    """Return the question which providers have a group free, wherever they
+    are; of the unnumbered one, which have one of its classes."""
+    classes = sorted((name, amount) for name, amount
+                     in group.resources.items() if amount)
+    query = [('resources', ','.join(
+        f'{name}:{amount}' for name, amount
+        in (classes if suffix else classes[:1])))]
+    traits = [*sorted(group.required), *(f'!{trait}' for trait
+                                         in sorted(group.forbidden))]
+    if suffix and traits:
+        query.append(('required', ','.join(traits)))
+    return f'/resource_providers?{parse.urlencode(query, safe=":,!")}'
+
+
+def url_of_hosts(query: str) -> str:
+    """Return the question which hosts a server may go to, whatever it asks of
+    them.
+
+    The provider of a host has its memory, and all of that has to be true of
+    the provider that gives this (Placement API, 1.29).
+
+    :param query: Nova's question for the whole request, a query string.
+    """
+    asked = parse.parse_qsl(query)
+    traits = [value for key, value in asked
+              if key in ('required', 'root_required')]
+    found = [('resources', 'MEMORY_MB:1'), *(
+        (key, value) for key, value in asked if key in _OF_HOSTS
+        and not key.endswith('required'))]
+    if traits:
+        found.append(('required', ','.join(traits)))
+    return f'/resource_providers?{parse.urlencode(found, safe=":,!")}'
+
+
+def _in_tree(groups, root):
+    return [(f'in_tree{suffix}', root) for suffix, group in groups.items()
+            if root and any(group.resources.values())]
 
 
 def _of_groups(groups, policy):

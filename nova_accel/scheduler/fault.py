@@ -7,6 +7,7 @@ this server may go and nothing of other servers.
 
 from collections.abc import Callable
 import functools
+import random
 import threading
 import time
 
@@ -28,6 +29,10 @@ LIMIT = 3
 _AT_ONCE = threading.BoundedSemaphore(4)
 #: of Placement, with which Nova asks for candidates (31 to 34)
 _VERSION = '1.36'
+#: hosts that are asked for by themselves
+_FEW = 4
+#: of many hosts, which ones
+_sample = random.sample
 
 
 def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
@@ -66,17 +71,56 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
 
 
 def _ask(get, query, groups) -> missing.Answer:
-    """
+    """Ask whether a host has groups free.
+
+    A question for candidates looks at all hosts of the cloud, also for one of
+    them. Which providers have a group free is a small part of that: where none
+    has, or the host of one of them has all groups, that is the answer.
+
     :raises ConnectionError: Placement does not say.
     """
-    response = get(candidates.url_of_part(query, groups))
-    if response and response.status_code == 200:
-        return (missing.Answer.FREE if response.json()['allocation_requests']
+    try:
+        if not groups:
+            return (missing.Answer.FREE if _answer(get(
+                candidates.url_of_hosts(query)))['resource_providers']
                 else missing.Answer.NONE)
+        if not candidates.names_host(query):
+            hosts = sorted(set.intersection(*(
+                _hosts(get, suffix, group)
+                for suffix, group in groups.items())))
+            for host in _sample(hosts, min(_FEW, len(hosts))):
+                if _offers(get, query, groups, host):
+                    return missing.Answer.FREE
+            if len(hosts) <= _FEW:
+                return missing.Answer.NONE
+        return (missing.Answer.FREE if _offers(get, query, groups)
+                else missing.Answer.NONE)
+    except _NeverReported:
+        return missing.Answer.UNKNOWN
+
+
+class _NeverReported(Exception):
+    """A class or a trait."""
+
+
+def _hosts(get, suffix, group):
+    return {provider['root_provider_uuid'] for provider in _answer(
+        get(candidates.url_of_providers(suffix, group)))[
+            'resource_providers']}
+
+
+def _offers(get, query, groups, host=None):
+    return _answer(get(candidates.url_of_part(query, groups, host)))[
+        'allocation_requests']
+
+
+def _answer(response):
+    if response and response.status_code == 200:
+        return response.json()
     # TraitNotFound and ResourceClassNotFound of Placement
     if response is not None and response.status_code == 400 and (
             'No such ' in response.text):
-        return missing.Answer.UNKNOWN
+        raise _NeverReported()
     raise ConnectionError(
         'no connection' if response is None
         else f'HTTP {response.status_code}')

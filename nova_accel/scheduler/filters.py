@@ -50,6 +50,8 @@ seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
 
 
 def _look(manager, context, spec, candidates, summaries):
+    for provider, listed in candidates.items():
+        candidates[provider] = schedulings.Listed(listed)
     found = SCHEDULINGS.begin(spec, summaries)
     if found.requests:
         unseen.add(_get, found, manager, context, spec, candidates, summaries)

@@ -154,12 +154,19 @@ def spec(function):
         requested_destination=None, instance_uuid=str(uuid.uuid4()))
 
 
-def by_host(state, requests):
-    """As SchedulerManager ties the candidates to the hosts (31 to 34)."""
+def by_host(state, requests, kind=list):
+    """As SchedulerManager ties the candidates to the hosts (31 to 34).
+
+    :param kind: of the lists that it copies.
+    """
     found = collections.defaultdict(list)
     for request in requests:
         for provider in request['allocations']:
             found[provider].append(request)
+    # as nova_accel.scheduler.filters, which is shown the answer
+    if kind is not list:
+        for provider, listed in found.items():
+            found[provider] = kind(listed)
     for host in state:
         host.allocation_candidates = copy.deepcopy(found[host.uuid])
 
@@ -192,7 +199,7 @@ class Bench:
         self.handler.get_weighed_objects(self.stock, state, wanted)
 
     def with_ours(self, wanted, state, requests, summaries):
-        by_host(state, requests)
+        by_host(state, requests, scheduling.Listed)
         # as nova_accel.scheduler.seam
         filters.SCHEDULINGS.begin(wanted, summaries)
         state = self.filter_handler.get_filtered_objects(

@@ -91,14 +91,15 @@ class NoValidHostTest(base.AcceleratorTestBase):
         self.assertEqual(1, len(urls), urls)
 
     def watched(self, answer=None):
-        """The questions for candidates from here on.
+        """The questions for candidates and for what is free, from here on.
 
         :param answer: called in place of Placement from the second on.
         """
         get, urls = report.SchedulerReportClient.get, []
 
         def watching(client, url, *args, **kwargs):
-            if url.startswith('/allocation_candidates?'):
+            if url.startswith(('/allocation_candidates?',
+                               '/resource_providers?resources=')):
                 urls.append(url)
                 if answer and len(urls) > 1:
                     return answer()

@@ -9,11 +9,14 @@ import threading
 import types
 import unittest
 from unittest import mock
+from urllib import parse
 
 from nova import objects
 from nova.scheduler import utils
 
+from nova_accel import request
 from nova_accel.scheduler import fault
+from nova_accel.scheduler.missing import Answer
 from nova_accel.scheduler import scheduling
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -53,6 +56,7 @@ class FaultTest(unittest.TestCase):
         """Placement has a host, and nothing is free on it."""
         self.urls.append(url)
         return self.response(200, {
+            'resource_providers': [{}] * (FPGA not in url),
             'allocation_requests': [{}] * (FPGA not in url)})
 
     @staticmethod
@@ -78,12 +82,54 @@ class FaultTest(unittest.TestCase):
 
         def free_alone(url, version):
             answer = self.taken(url, version)
+            if url.startswith('/resource_providers?'):
+                return self.response(200, {'resource_providers': [
+                    {'root_provider_uuid': 'uuid1'}]})
             return answer if url.count('resources') > 2 else self.response(
                 200, {'allocation_requests': [{}]})
         self.assertIn('each of the 8 groups', self.reason(
             free_alone, self.spec({
                 f'resources{n}:{FPGA}': '1' for n in range(1, 9)})))
-        self.assertEqual(2, len(self.urls), self.urls)
+        self.assertEqual(3, len(self.urls), self.urls)
+
+    def in_turn(self, hosts, offering, query='resources=VCPU:1'):
+        """(answer to the question for a free FPGA, in_tree of each question
+        for candidates): so many hosts have one, and some offer it."""
+        asked = []
+
+        def get(url):
+            if url.startswith('/resource_providers?'):
+                return self.response(200, {'resource_providers': [
+                    {'root_provider_uuid': f'host{n}'}
+                    for n in range(hosts)]})
+            query = dict(parse.parse_qsl(url.partition('?')[2]))
+            asked.append(query.get('in_tree1'))
+            return self.response(200, {'allocation_requests': [{}] * (
+                query.get('in_tree1', offering and offering[0])
+                in offering)})
+        with mock.patch.object(fault, '_sample', lambda hosts, n: hosts[:n]):
+            return fault._ask(get, query, {
+                '1': request.Group({FPGA: 1})}), asked
+
+    def test_no_host_is_asked_where_nothing_is_free(self):
+        self.assertEqual((Answer.NONE, []), self.in_turn(0, ()))
+
+    def test_hosts_that_have_it_are_asked_first(self):
+        hosts = [f'host{n}' for n in range(9)]
+        for free, offering, answer, asked in (
+                (2, hosts[1:2], Answer.FREE, hosts[:2]),
+                # it is free where the server may not go
+                (2, (), Answer.NONE, hosts[:2]),
+                (9, hosts[:1], Answer.FREE, hosts[:1]),
+                (9, hosts[8:], Answer.FREE, [*hosts[:4], None]),
+                (9, (), Answer.NONE, [*hosts[:4], None])):
+            with self.subTest(free=free, offering=offering):
+                self.assertEqual((answer, asked),
+                                 self.in_turn(free, offering))
+
+    def test_host_that_the_operator_named(self):
+        query = 'resources=VCPU:1&in_tree=host3'
+        self.assertEqual((Answer.NONE, [None]), self.in_turn(9, (), query))
 
     def test_not_asked(self):
         malformed = {f'resources1:{FPGA}': 'one'}

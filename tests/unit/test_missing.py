@@ -272,9 +272,16 @@ class QuestionTest(unittest.TestCase):
              ('root_required', '!COMPUTE_STATUS_DISABLED')]
 
     def test_host_alone(self):
+        path, _, query = candidates.url_of_hosts(self.QUERY).partition('?')
+        self.assertEqual('/resource_providers', path)
         self.assertEqual(
-            sorted([*self.HOSTS, ('resources', 'MEMORY_MB:1')]),
-            self.asked({}))
+            [('in_tree', 'uuid0'), ('member_of', '!in:uuid3'),
+             ('member_of', 'in:uuid1,uuid2'),
+             ('required', 'COMPUTE_NET_VIF_MODEL_VIRTIO,'
+                          '!HW_CPU_HYPERTHREADING,!COMPUTE_STATUS_DISABLED'),
+             ('resources', 'MEMORY_MB:1')], sorted(parse.parse_qsl(query)))
+        self.assertEqual('/resource_providers?resources=MEMORY_MB:1',
+                         candidates.url_of_hosts('resources=VCPU:1'))
 
     def test_numbered_groups(self):
         self.assertEqual(
@@ -286,6 +293,26 @@ class QuestionTest(unittest.TestCase):
                 '1': request.Group({GPU: 1}, frozenset([L40S]),
                                    frozenset('A')),
                 '3': request.Group({GPU: 2})}))
+
+    def test_one_host(self):
+        path, _, query = candidates.url_of_part(
+            'resources=VCPU:1', {'1': request.Group({GPU: 1})},
+            'uuid4').partition('?')
+        self.assertEqual(
+            [('in_tree', 'uuid4'), ('in_tree1', 'uuid4'), ('limit', '1'),
+             ('resources', 'MEMORY_MB:1'), ('resources1', f'{GPU}:1')],
+            sorted(parse.parse_qsl(query)))
+
+    def test_providers(self):
+        """Of the unnumbered group each class may come from another one, and
+        so may the traits."""
+        group = request.Group({GPU: 2, FPGA: 1, DDR: 0}, frozenset([L40S]),
+                              frozenset('A'))
+        self.assertEqual(
+            f'/resource_providers?resources={FPGA}:1,{GPU}:2'
+            f'&required={L40S},!A', candidates.url_of_providers('1', group))
+        self.assertEqual(f'/resource_providers?resources={FPGA}:1',
+                         candidates.url_of_providers('', group))
 
     def test_unnumbered_group(self):
         self.assertEqual(

@@ -4,6 +4,8 @@
 What it orders is in tests/functional/test_scheduler_placement.py.
 """
 
+import collections
+import copy
 import types
 import unittest
 from unittest import mock
@@ -45,6 +47,34 @@ class FilterTestCase(unittest.TestCase):
             made.retry = objects.SchedulerRetries(
                 num_attempts=attempts, hosts=objects.ComputeNodeList())
         return made
+
+
+class CopiedTest(FilterTestCase):
+    """Nova copies the candidates of each host, with copy.deepcopy."""
+
+    def test_copy_is_real(self):
+        def made():
+            return {'allocations': {'host': {'resources': {'VCPU': 1}},
+                                    'region': {'resources': {FPGA: 1}}},
+                    'mappings': {'': ['host'], '1': ['region']}}
+        one, two = made(), made()
+        candidates = collections.defaultdict(
+            list, host=[one, two], region=[one, two])
+        for specs in ({}, {'hw:cpu_policy': 'shared'}):
+            filters._look(None, None, self.spec(**specs), candidates, {})
+        copied = copy.deepcopy(candidates['host'])
+        # Nova sorts it, and writes into what it claims
+        self.assertIs(list, type(copied))
+        self.assertEqual([made(), made()], copied)
+        copied[0]['allocations']['region']['resources'][FPGA] = 2
+        copied[0]['allocations']['host']['resources']['PCPU'] = 1
+        copied[0]['allocations']['more'] = {}
+        copied[0]['mappings']['1'].append('more')
+        copied[0]['mappings']['2'] = []
+        copied[0]['more'] = {}
+        del copied[1]
+        for there in (one, *candidates['host']):
+            self.assertEqual(made(), there)
 
 
 class PlacesTest(FilterTestCase):
