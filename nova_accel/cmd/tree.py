@@ -21,7 +21,7 @@ _COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',
 
 
 @dataclasses.dataclass
-class _Provider:
+class Provider:
     """What Placement shows of one of our providers."""
 
     host: str
@@ -81,12 +81,12 @@ class Tree(cloud.Asks, output.Lister):
         known = self.cloud(parsed_args)
         service = known.adapter
         hosts = dict.fromkeys(parsed_args.hosts)
-        found = _providers(known, hosts)
+        found = providers(known, hosts)
         shown = [p for providers in found.values() for p in providers]
-        servers = _server_names(service, {
+        servers = server_names(service, {
             host for host, providers in found.items()
             if any(p.held for p in providers)})
-        functions = _function_names(service, shown)
+        functions = function_names(service, shown)
         self.nothing = (
             f'Placement shows no accelerators of {", ".join(hosts)}.' if hosts
             else 'Placement shows no accelerators.')
@@ -116,7 +116,7 @@ class Tree(cloud.Asks, output.Lister):
         name = '  ' * provider.depth + _short_name(provider, providers)
         # its card says it
         what = '' if provider.resource_class and provider.depth > 1 else (
-            _what(provider, providers))
+            what_is(provider, providers))
         if not provider.resource_class:
             return (name, what, '', '', '', '', '', self._health(provider))
         return (name, what,
@@ -134,7 +134,7 @@ class Tree(cloud.Asks, output.Lister):
         offers = bool(provider.resource_class)
         return (
             provider.host, provider.name, provider.uuid,
-            provider.resource_class, _what(provider, providers),
+            provider.resource_class, what_is(provider, providers),
             functions.get(provider.uuid, ''),
             self.identifier(provider.function),
             *((provider.total, sum(provider.held.values()), provider.reserved)
@@ -158,8 +158,8 @@ class Tree(cloud.Asks, output.Lister):
 
 # Placement
 
-def _providers(service: cloud.Cloud, hosts: Iterable[str],
-               ) -> dict[str, list[_Provider]]:
+def providers(service: cloud.Cloud, hosts: Iterable[str],
+              ) -> dict[str, list[Provider]]:
     """Our providers by host, parents before children.
 
     A request for all hosts, or two for each that is named; then three for each
@@ -167,11 +167,11 @@ def _providers(service: cloud.Cloud, hosts: Iterable[str],
 
     :raises NotThere: a host has no provider.
     """
-    found: dict[str, list[_Provider]] = {}
+    found: dict[str, list[Provider]] = {}
     listed: dict[str, reasons.Provider] = {}
     for root, *others in service.trees(hosts, nested=True):
         listed.update((p.uuid, p) for p in others)
-        ours = [_Provider(root.name, p.uuid, p.name, p.parent or '')
+        ours = [Provider(root.name, p.uuid, p.name, p.parent or '')
                 for p in others
                 if naming.part_of_provider(root.name, p.name) is not None]
         if ours:
@@ -184,7 +184,7 @@ def _providers(service: cloud.Cloud, hosts: Iterable[str],
     return found
 
 
-def _in_order(providers: list[_Provider], root: str) -> list[_Provider]:
+def _in_order(providers: list[Provider], root: str) -> list[Provider]:
     children = collections.defaultdict(list)
     known = {p.uuid for p in providers}
     for provider in sorted(providers, key=lambda p: p.name):
@@ -201,7 +201,7 @@ def _in_order(providers: list[_Provider], root: str) -> list[_Provider]:
     return result
 
 
-def _fill(provider: _Provider, read: reasons.Provider) -> None:
+def _fill(provider: Provider, read: reasons.Provider) -> None:
     provider.traits = read.traits
     for name, inventory in sorted(read.inventories.items()):
         if not naming.is_memory_class(name):
@@ -216,7 +216,7 @@ def _fill(provider: _Provider, read: reasons.Provider) -> None:
 
 # Names
 
-def _server_names(service, hosts: Iterable[str]) -> dict[str, str]:
+def server_names(service, hosts: Iterable[str]) -> dict[str, str]:
     """Uuid of a server -> its name, of those on hosts; a request for each
     host. Where Nova does not answer, uuids are shown."""
     names = {}
@@ -236,8 +236,8 @@ def _server_names(service, hosts: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _function_names(service, providers: Iterable[_Provider],
-                    ) -> Mapping[str, str]:
+def function_names(service, providers: Iterable[Provider],
+                   ) -> Mapping[str, str]:
     """Provider uuid -> name of the function that it carries: that of a trait,
     else of the image in Glance; a request for each image or function.
 
@@ -276,7 +276,7 @@ def _image_name(service, query: str) -> str | None:
 
 # What providers are
 
-def _short_name(provider: _Provider, providers: Iterable[_Provider]) -> str:
+def _short_name(provider: Provider, providers: Iterable[Provider]) -> str:
     """The name without that of its parent."""
     names = {p.uuid: p.name for p in providers}
     if provider.parent in names:
@@ -284,7 +284,7 @@ def _short_name(provider: _Provider, providers: Iterable[_Provider]) -> str:
     return naming.part_of_provider(provider.host, provider.name) or ''
 
 
-def _what(provider: _Provider, providers: Iterable[_Provider]) -> str:
+def what_is(provider: Provider, providers: Iterable[Provider]) -> str:
     """Type, vendor and product; of a card with regions, from its first."""
     of = provider
     if not provider.resource_class:

@@ -2,10 +2,12 @@
 """nova-accel tree on a cloud: who has what, in the words of all services."""
 
 import json
+import os
 
 import fixtures
 from wsgi_intercept import interceptor
 
+from nova_accel.cmd import page
 from nova_accel.cmd import tree
 from tests.functional import base
 from tests.functional.base import card, CRYPTO, fpga_flavor, NLB0
@@ -67,3 +69,8 @@ class TreeTest(base.AcceleratorTestBase):
                 'Function', 'Function ID', 'Total', 'Used', 'Health')))
         self.assertEqual('FPGA INTEL PAC_ARRIA10',
                          rows[f'compute1_accel_{A}']['What'])
+        path = os.path.join(self.directory, 'page.html')
+        done = commands.run('page', path, page=page.Page)
+        self.assertEqual(0, done.returncode, done.stderr)
+        with open(path) as file:
+            self.assertIn(f'{server["name"]} <small>nlb0</small>', file.read())

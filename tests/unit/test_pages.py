@@ -47,6 +47,7 @@ from tests.unit.test_claims import claim, DEVICE, handle
 NOT_RUN = {
     ('check',): 'privileged processes',
     ('clean',): 'nova-compute',
+    ('page',): 'a cloud',
     ('program',): 'nova-compute',
     ('providers', 'purge'): 'a cloud',
     ('release',): 'nova-compute',
