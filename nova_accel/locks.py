@@ -8,9 +8,11 @@ gets an error with the name of the thread that holds the lock.
 
 from collections.abc import Callable, Hashable, Iterator
 import contextlib
+import gc
 import sys
 import threading
 import traceback
+import types
 import typing
 
 from oslo_log import log as logging
@@ -111,7 +113,7 @@ class Lock:
     def _give_up(self, seconds):
         holder = self._holder
         name = holder.name if holder else 'unknown'
-        frame = holder and sys._current_frames().get(holder.ident or 0)
+        frame = holder and _frame(holder)
         LOG.error('The lock "%s" was waited for %g s. The thread %s holds it%s',
                   self.name, seconds, name, ':\n' + ''.join(
                       traceback.format_stack(frame)) if frame else '.')
@@ -121,6 +123,19 @@ class Lock:
             f'{found}, in the thread {name}: see in the log of nova-compute '
             f'what it does, and repeat the operation when that has ended.',
             found=found)
+
+
+def _frame(thread: threading.Thread) -> types.FrameType | None:
+    """Return where a thread is, None if that is unknown."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    greenlet = sys.modules.get('greenlet')
+    if frame or not greenlet:
+        return frame
+    # under eventlet a thread's ident is the id of its greenlet
+    # (eventlet.green.thread.get_ident, eventlet 0.33 to 0.40)
+    return next((one.gr_frame for one in gc.get_objects()
+                 if isinstance(one, greenlet.greenlet)
+                 and id(one) == thread.ident), None)
 
 
 def condition(name: str) -> threading.Condition:

@@ -52,7 +52,7 @@ def stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         found = [file.read()]
-    if _greenlet():
+    if green_thread():
         import greenlet
         found += ['Green thread:\n' + ''.join(
             traceback.format_stack(one.gr_frame)) for one in gc.get_objects()
@@ -69,27 +69,43 @@ class Limited(runtest.RunTest):
         if limit is None or threading.get_native_id() != os.getpid():
             return super()._run_core()
         self.case.addCleanup(_check_threads, self.case, at_work())
-        current = _greenlet()
+        current = green_thread()
+
+        error = TestTimeout(
+            f'The test did not end within {limit} s; see what its threads do')
+        later = None
+
+        def end():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            current.throw(error)
 
         def interrupt(number, frame):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            self.case.addDetail('stacks', content.text_content(stacks()))
-            error = TestTimeout(
-                f'The test did not end within {limit} s; see what its '
-                f'threads do')
-            if current is None or current is _greenlet():
+            nonlocal later
+            if not later:
+                self.case.addDetail('stacks', content.text_content(stacks()))
+            running = green_thread()
+            if current is running:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 raise error
             from eventlet import hubs
             hub = hubs.get_hub()
-            if hub.greenlet is _greenlet():
+            if hub.greenlet is running:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 # it hands it to the main green thread, and begins again
                 raise error
-            hub.schedule_call_global(0, current.throw, error)
+            if not later:
+                # as soon as the green thread that runs waits
+                later = hub.schedule_call_global(0, end)
+            else:
+                # it does not, for a second; it stays in this line
+                later.cancel()
+                end()
         before = signal.signal(signal.SIGALRM, interrupt)
         # sys.stderr may be a text in memory, as in the demo
         faulthandler.dump_traceback_later(
             limit + LAST, exit=True, file=sys.__stderr__)
-        # another thread may take one signal, but not one each second
+        # another thread may take one signal, but not one each second; and
+        # interrupt() may need two
         signal.setitimer(signal.ITIMER_REAL, limit, 1)
         try:
             return super()._run_core()
@@ -107,7 +123,7 @@ class Limited(runtest.RunTest):
         return super()._run_user(run)
 
 
-def _greenlet():
+def green_thread():
     """Return the green thread that runs, None under native threads."""
     patcher = sys.modules.get('eventlet.patcher')
     if not (patcher and patcher.is_monkey_patched('thread')):

@@ -10,15 +10,19 @@ placed is not touched.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import time
 import uuid
 
 #: where xclmgmt looks
 XCLBINS = '/lib/firmware/xilinx/xclbins'
 _OURS = 'nova_accel'
 _LAYOUT = 'layout'
+#: a lock is held for the time that one file takes to be written
+_SECONDS = 30
 _INTERFACE = re.compile('[0-9A-Za-z-]{1,64}')
 
 
@@ -44,7 +48,7 @@ def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
     :param content: of the file.
     :param ip_layout: what layout() returns from now on.
     :raises OSError: it cannot be written, as on a file system that is
-        read-only.
+        read-only, or another process keeps the directory locked.
     """
     own = os.path.join(place, _OURS, card)
     os.makedirs(own, exist_ok=True)
@@ -64,7 +68,8 @@ def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
 def withdraw(place: str, card: str) -> None:
     """Offer nothing for a card.
 
-    :raises OSError: the file cannot be removed.
+    :raises OSError: the file cannot be removed, or another process keeps the
+        directory locked.
     """
     if os.path.isdir(os.path.join(place, _OURS, card)):
         with _locked(place):
@@ -96,7 +101,17 @@ def _locked(place):
     """Cards are programmed side by side, also by several processes."""
     fd = os.open(os.path.join(place, _OURS), os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        end = time.monotonic() + _SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f'another process has had the lock '
+                        f'of {place}/{_OURS} for {_SECONDS} s') from None
+            time.sleep(0.02)
         yield
     finally:
         os.close(fd)

@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Real Nova, Placement and Glance; libvirt is Nova's own imitation of it."""
 
-from importlib import metadata
 import logging
 import os
 import sys
 
+from tests.threads import NOVA
+
 # read when nova is first imported: native threads or eventlet, whichever its
 # nova-compute has by default
-NOVA = int(metadata.version('nova').split('.')[0])
 os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING',
                       'true' if NOVA >= 34 else 'false')
 

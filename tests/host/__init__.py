@@ -9,6 +9,9 @@ names. A test takes tenths of a second.
 import logging
 
 from tests import limits
+from tests import threads
+
+threads.choose()
 
 # the log of a test that passes is no news
 logging.getLogger().addHandler(logging.NullHandler())

@@ -6,6 +6,9 @@ import logging
 import hypothesis
 
 from tests import limits
+from tests import threads
+
+threads.choose()
 
 # the log of a test that passes is no news; one that is asked for it has a
 # handler of its own

@@ -274,23 +274,25 @@ class CacheTest(testtools.TestCase):
         """A download that does not end keeps no other caller for ever."""
         image = self.server.image(b'x' * MIB)
         self.server.go_on.clear()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            downloads = pool.submit(self.use, image)
-            while not self.server.downloads:
-                time.sleep(0.01)
-            self.useFixture(fixtures.MonkeyPatch(
-                'nova_accel.bitstream.glance.download_seconds', lambda: 0.1))
-            log = self.useFixture(fixtures.FakeLogger())
-            waiting = cache.BitstreamCache.fetch(
-                self.cache, self.client, image)
-            error = self.assertRaises(
-                exception.LockTimeout, waiting.__enter__)
-            self.assertIn('The data of a bitstream were waited for',
-                          str(error))
-            # and where the other one is
-            self.assertIn('glance.download(client, image, file)', log.output)
-            self.server.go_on.set()
-            self.assertEqual(b'x' * MIB, downloads.result(20))
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        self.addCleanup(pool.shutdown)
+        self.addCleanup(self.server.go_on.set)
+        downloads = pool.submit(self.use, image)
+        while not self.server.downloads:
+            time.sleep(0.01)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.bitstream.glance.download_seconds', lambda: 0.1))
+        log = self.useFixture(fixtures.FakeLogger())
+        waiting = cache.BitstreamCache.fetch(
+            self.cache, self.client, image)
+        error = self.assertRaises(
+            exception.LockTimeout, waiting.__enter__)
+        self.assertIn('The data of a bitstream were waited for',
+                      str(error))
+        # and where the other one is
+        self.assertIn('glance.download(client, image, file)', log.output)
+        self.server.go_on.set()
+        self.assertEqual(b'x' * MIB, downloads.result(20))
 
     def test_download_has_a_limit(self):
         self.useFixture(fixtures.MonkeyPatch(

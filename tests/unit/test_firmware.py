@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Files for guests' xclbins, in a directory as xclmgmt's."""
 
+import fcntl
 import os
 import stat
 
@@ -85,3 +86,17 @@ class FirmwareTest(testtools.TestCase):
         self.assertEqual({TWO: b'two'}, self.found())
         firmware.offer(self.place, A, ONE, b'one', b'\1')
         self.assertEqual({ONE: b'one', TWO: b'two'}, self.found())
+
+    def test_another_process_keeps_the_lock(self):
+        firmware.offer(self.place, A, ONE, b'1', b'')
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.firmware._SECONDS', 0.1))
+        other = os.open(os.path.join(self.place, 'nova_accel'), os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            self.assertRaises(TimeoutError, firmware.withdraw, self.place, A)
+        finally:
+            os.close(other)
+        self.assertEqual({ONE: b'1'}, self.found())
+        firmware.withdraw(self.place, A)
+        self.assertEqual({}, self.found())

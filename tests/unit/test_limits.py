@@ -55,7 +55,22 @@ TESTS = textwrap.dedent('''
         def test_4_another_one_again(self):
             time.sleep(0.5)
 
-        def test_5_cannot_be_interrupted(self):
+        def test_5_a_green_thread_that_never_waits(self):
+            if not os.environ.get('GREEN'):
+                self.skipTest('without green threads')
+
+            def run():
+                while True:
+                    pass
+
+            eventlet.spawn(run)
+            while True:
+                time.sleep(0.01)
+
+        def test_6_the_next_one_after_it(self):
+            time.sleep(0.5)
+
+        def test_7_cannot_be_interrupted(self):
             while True:
                 try:
                     time.sleep(1)
@@ -79,21 +94,20 @@ class LimitsTest(testtools.TestCase):
         self.addDetail('said', testtools.content.text_content(done.stdout))
         return done
 
-    def check(self, done):
+    def check(self, done, marks):
         # the last resort
         self.assertEqual(1, done.returncode)
         self.assertIn('Timeout (0:00:03)!', done.stdout)
         # those before, one mark each
         self.assertIn('cleaned up', done.stdout)
-        marks = ''.join(
+        self.assertEqual(marks, ''.join(
             c for c in done.stdout.split('Timeout (')[0].split(
-                'Tests running...')[1] if c in '.FE')
-        self.assertEqual('F.F.', marks)
+                'Tests running...')[1] if c in '.FE'))
 
     def test_native(self):
         done = self.run_tests('')
-        self.check(done)
-        self.assertIn('in test_5_cannot_be_interrupted', done.stdout)
+        self.check(done, 'F.F..')
+        self.assertIn('in test_7_cannot_be_interrupted', done.stdout)
 
     def test_eventlet(self):
-        self.check(self.run_tests('yes'))
+        self.check(self.run_tests('yes'), 'F.F.F.')

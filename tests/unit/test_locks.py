@@ -24,6 +24,16 @@ OTHERS = {
     'sim/recorder.py': 'a command records alone',
     'virt/cloud.py': "Nova's lock, of which Nova decides",
 }
+#: methods that wait for as long as no limit is given
+WAITS = ('wait', 'join', 'result', 'get', 'acquire', 'communicate')
+#: what looks like one, or waits and may
+MAY_WAIT = {
+    ('api/expansion.py', '_resizing.get()'): 'a variable of the request',
+    ('api/expansion.py', '_rebuilding.get()'): 'a variable of the request',
+    ('host/limited.py', 'self._given.acquire()'):
+        'a thread with nothing to run waits for work',
+    ('locks.py', 'self.acquire()'): 'has the limit of the lock',
+}
 
 
 class LockTest(testtools.TestCase):
@@ -137,6 +147,41 @@ class OrderTest(testtools.TestCase):
                             and ast.unparse(node) == 'threading.Condition()'):
                     found.add(str(path.relative_to(ROOT)))
         self.assertEqual(set(OTHERS), found)
+
+    def test_waits_have_a_limit(self):
+        """The simulator apart, which no nova-compute runs."""
+        found = set()
+        for path in ROOT.rglob('*.py'):
+            name = str(path.relative_to(ROOT))
+            for node in ast.walk(ast.parse(path.read_text())):
+                if (isinstance(node, ast.Call) and not name.startswith('sim/')
+                        and self.is_endless(node)):
+                    found.add((name, ast.unparse(node)))
+        self.assertEqual(set(MAY_WAIT), found)
+
+    @staticmethod
+    def is_endless(call):
+        """Whether a call waits without a limit, as far as its text shows."""
+        text = ast.unparse(call)
+        name = ast.unparse(call.func)
+        if name in ('subprocess.run', 'subprocess.check_output',
+                    'subprocess.check_call', 'subprocess.call'):
+            return 'timeout=' not in text
+        if name == 'fcntl.flock':
+            return not ('LOCK_NB' in text or 'LOCK_UN' in text)
+        if name.endswith(('futures.wait', '.wait_for')):
+            return len(call.args) < 2 and not call.keywords
+        return (isinstance(call.func, ast.Attribute)
+                and call.func.attr in WAITS
+                and not (call.args or call.keywords))
+
+    def test_waits_without_a_limit_are_seen(self):
+        for text in ('event.wait()', 'futures.wait(started)',
+                     'thread.join()', 'future.result()', 'queue.get()',
+                     'condition.wait_for(fits)', 'subprocess.run(["a"])',
+                     'fcntl.flock(fd, fcntl.LOCK_EX)', 'lock.acquire()'):
+            self.assertTrue(self.is_endless(
+                ast.parse(text, mode='eval').body), text)
 
     def test_page(self):
         """The page for contributors has each lock, in this order."""
