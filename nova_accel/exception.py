@@ -13,14 +13,7 @@ FAULT = 255
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
 #: where a service is, in a sentence of ours
 _ADDRESS = re.compile(r' at https?://\S+')
-#: what would begin a line of its own in a log, or move the cursor of who reads
-#: it. Values of users, as properties of images, are in many sentences
-_CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]')
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return ascii(match[0])[1:-1]
 
 
 class AcceleratorError(Exception):
@@ -37,9 +30,9 @@ class AcceleratorError(Exception):
             full stop; '' for the whole sentence. Why a device is fenced, and
             what the kernel said, is for the operator.
         """
-        super().__init__(*(_CONTROL.sub(_escaped, arg) if isinstance(arg, str)
+        super().__init__(*(text.one_line(arg) if isinstance(arg, str)
                            else arg for arg in args))
-        self.found = _CONTROL.sub(_escaped, found)
+        self.found = text.one_line(found)
 
     def format_message(self) -> str:
         """Return told() of this error, which Nova makes the fault of a server

@@ -15,9 +15,8 @@ import traceback
 import types
 import typing
 
-from oslo_log import log as logging
-
 from nova_accel import exception
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 
@@ -115,8 +114,9 @@ class Lock:
         name = holder.name if holder else 'unknown'
         frame = holder and _frame(holder)
         LOG.error('The lock "%s" was waited for %g s. The thread %s holds it%s',
-                  self.name, seconds, name, ':\n' + ''.join(
-                      traceback.format_stack(frame)) if frame else '.')
+                  self.name, seconds, name, logging.Lines(
+                      ':\n' + ''.join(traceback.format_stack(frame))
+                      if frame else '.'))
         found = (f'{self._what} were waited for {seconds:g} s, and another '
                  f'operation still works on them')
         raise self._error(

@@ -24,11 +24,11 @@ import itertools
 import os
 import pathlib
 
-from oslo_log import log as logging
 import yaml
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel import request
 

@@ -16,10 +16,10 @@ import textwrap
 from typing import Any
 import uuid
 
-from oslo_log import log as logging
 from oslo_utils import strutils
 
 from nova_accel import exception
+from nova_accel import log as logging
 from nova_accel import matching
 from nova_accel import model
 from nova_accel import naming

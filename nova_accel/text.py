@@ -2,6 +2,17 @@
 """How an error shows text from users, images and files, and how it is made
 short enough for Nova."""
 
+import re
+
+#: what would begin a line of its own in a log, or move the cursor of who reads
+#: it. Values of users, as properties of images, are in many sentences
+_CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]')
+
+
+def one_line(value: str) -> str:
+    """Return a text with escapes in place of its control characters."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], value)
+
 
 def printable(value: object, limit: int = 60) -> str:
     """Return value in quotes, in ASCII and cut off after limit characters.

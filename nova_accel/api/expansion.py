@@ -13,10 +13,10 @@ import functools
 from nova.compute import api as compute_api
 from nova.compute import flavors
 from nova import exception as nova_exception
-from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import log as logging
 from nova_accel import profiles
 from nova_accel import request
 

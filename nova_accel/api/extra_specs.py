@@ -7,7 +7,8 @@ error.
 """
 
 from nova.api.validation.extra_specs import base
-from oslo_log import log as logging
+
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 

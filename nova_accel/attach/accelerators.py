@@ -20,7 +20,6 @@ import textwrap
 import typing
 
 import os_resource_classes
-from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from nova_accel.attach import cleaning
@@ -45,6 +44,7 @@ from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request

@@ -27,13 +27,12 @@ operator's image.
 
 from collections.abc import Sequence
 
-from oslo_log import log as logging
-
 from nova_accel.attach import programming as region_programming
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel import log as logging
 from nova_accel import model
 
 CONF = conf.CONF

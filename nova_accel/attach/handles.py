@@ -12,8 +12,6 @@ import dataclasses
 import datetime
 import json
 
-from oslo_log import log as logging
-
 from nova_accel.attach import cleaning
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import programming
@@ -26,6 +24,7 @@ from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
 

@@ -29,11 +29,10 @@ from collections.abc import Iterable
 import contextlib
 from typing import Any
 
-from oslo_log import log as logging
-
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
 

@@ -15,8 +15,6 @@ import concurrent.futures
 import contextlib
 import time
 
-from oslo_log import log as logging
-
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import publishing
 from nova_accel.bitstream import glance
@@ -24,6 +22,7 @@ from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)

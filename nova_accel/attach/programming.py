@@ -15,8 +15,6 @@ import dataclasses
 import datetime
 import time
 
-from oslo_log import log as logging
-
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import names as function_names
@@ -27,6 +25,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request

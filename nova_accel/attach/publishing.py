@@ -3,11 +3,10 @@
 
 from collections.abc import Iterable
 
-from oslo_log import log as logging
-
 from nova_accel.attach import cloud as novas
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel import log as logging
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)

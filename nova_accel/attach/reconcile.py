@@ -23,13 +23,12 @@ not settled yet (attach.settling).
 import contextlib
 import time
 
-from oslo_log import log as logging
-
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import text
 

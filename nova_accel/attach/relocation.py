@@ -35,13 +35,12 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import typing
 
-from oslo_log import log as logging
-
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
+from nova_accel import log as logging
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)

@@ -14,8 +14,6 @@ import re
 import time
 import uuid
 
-from oslo_log import log as logging
-
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import programming
@@ -23,6 +21,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
 from nova_accel import text

@@ -36,7 +36,6 @@ killed goes on with those that are left.
 import collections
 import dataclasses
 
-from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from nova_accel.attach import cloud as novas
@@ -48,6 +47,7 @@ from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 

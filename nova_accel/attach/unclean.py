@@ -11,7 +11,6 @@ as after any server, tried again, and fenced where that fails.
 
 from collections.abc import Iterator
 
-from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from nova_accel.attach import cloud as novas
@@ -20,6 +19,7 @@ from nova_accel.attach import publishing
 from nova_accel.drivers import handover
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import providers
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 

@@ -19,14 +19,13 @@ answered at the next start.
 from collections.abc import Callable
 import threading
 
-from oslo_log import log as logging
-
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import publishing
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel import text

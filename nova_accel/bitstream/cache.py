@@ -22,13 +22,12 @@ import dataclasses
 import hashlib
 import os
 
-from oslo_log import log as logging
-
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 
 CONF = conf.CONF

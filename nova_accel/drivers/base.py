@@ -16,8 +16,6 @@ import functools
 import time
 import typing
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
@@ -26,6 +24,7 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import usage
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import privsep
 

@@ -28,8 +28,6 @@ import re
 import shutil
 import time
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -37,6 +35,7 @@ from nova_accel import exception
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import usage
+from nova_accel import log as logging
 from nova_accel import model
 
 CONF = conf.CONF

@@ -10,8 +10,6 @@ import collections
 import dataclasses
 import re
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -21,6 +19,7 @@ from nova_accel.drivers import slot
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 

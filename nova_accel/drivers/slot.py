@@ -9,12 +9,11 @@ reset a slot only when it has all of it.
 
 import abc
 
-from oslo_log import log as logging
-
 from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 

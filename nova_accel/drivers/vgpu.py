@@ -16,13 +16,12 @@ import functools
 import re
 import uuid
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 

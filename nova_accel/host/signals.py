@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from oslo_log import log as logging
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 import contextlib
 from typing import Any
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
@@ -34,6 +32,7 @@ from nova_accel.inventory import recovery
 from nova_accel.inventory import scanner
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request

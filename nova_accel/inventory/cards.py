@@ -21,12 +21,11 @@ import functools
 import time
 from typing import Any
 
-from oslo_log import log as logging
-
 from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import locks
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 

@@ -60,12 +60,11 @@ import dataclasses
 import enum
 import itertools
 
-from oslo_log import log as logging
-
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store

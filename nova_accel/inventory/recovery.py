@@ -3,14 +3,13 @@
 
 from collections.abc import Callable, Mapping
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
 

@@ -14,7 +14,6 @@ import functools
 import time
 
 import os_traits
-from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -28,6 +27,7 @@ from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import devices
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 

@@ -27,10 +27,9 @@ traits that he had set on all of them.
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 
-from oslo_log import log as logging
-
 from nova_accel import exception
 from nova_accel.inventory import providers
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store

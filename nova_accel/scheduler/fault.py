@@ -12,9 +12,9 @@ import threading
 import time
 
 from nova.scheduler import utils
-from oslo_log import log as logging
 
 from nova_accel import exception
+from nova_accel import log as logging
 from nova_accel import request
 from nova_accel.scheduler import candidates
 from nova_accel.scheduler import missing

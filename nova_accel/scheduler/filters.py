@@ -17,8 +17,8 @@ import random
 from nova.scheduler.client import report
 from nova.scheduler import filters
 from nova.virt import hardware
-from oslo_log import log as logging
 
+from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel.scheduler import fault
 from nova_accel.scheduler import ranking

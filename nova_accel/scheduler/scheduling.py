@@ -15,12 +15,11 @@ import itertools
 import typing
 import weakref
 
-from oslo_log import log as logging
-
 from nova_accel import conf
 from nova_accel import demand as demands
 from nova_accel import exception
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel import request
 

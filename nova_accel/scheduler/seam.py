@@ -26,8 +26,9 @@ import typing
 
 from nova import exception
 from nova.scheduler import manager
-from oslo_log import log as logging
 import oslo_messaging as messaging
+
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from urllib import parse
 
 import nova.conf
 from nova.scheduler import utils
-from oslo_log import log as logging
 
+from nova_accel import log as logging
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 

@@ -6,9 +6,9 @@ import functools
 
 from nova.scheduler import utils
 from nova.scheduler import weights
-from oslo_log import log as logging
 
 from nova_accel import conf
+from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import ranking

@@ -8,9 +8,8 @@ import json
 import sqlite3
 from typing import Any
 
-from oslo_log import log as logging
-
 from nova_accel import exception
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import file
 

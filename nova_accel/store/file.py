@@ -15,10 +15,9 @@ import os
 import sqlite3
 import time
 
-from oslo_log import log as logging
-
 from nova_accel import exception
 from nova_accel import locks
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import schema
 

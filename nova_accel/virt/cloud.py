@@ -17,11 +17,11 @@ from nova import exception as nova_exception
 from nova.image import glance as nova_glance
 from nova import objects
 from oslo_concurrency import lockutils
-from oslo_log import log as logging
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import log as logging
 from nova_accel import request
 from nova_accel.virt import guest as guest_devices
 

@@ -5,11 +5,11 @@ import dataclasses
 
 import nova.conf
 from nova.pci import whitelist
-from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel.drivers import rules
 from nova_accel.host import pci
+from nova_accel import log as logging
 from nova_accel import model
 
 CONF = conf.CONF

@@ -10,10 +10,10 @@ import os
 from nova.compute import task_states
 from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
-from oslo_log import log as logging
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import log as logging
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)

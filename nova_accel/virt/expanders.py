@@ -16,7 +16,8 @@ import re
 from xml.etree import ElementTree
 
 from nova.virt.libvirt import config
-from oslo_log import log as logging
+
+from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ import threading
 
 from nova.compute import claims
 from nova import objects
-from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_accel.attach import accelerators
+from nova_accel import log as logging
 from nova_accel.virt import cloud
 
 LOG = logging.getLogger(__name__)

@@ -6,8 +6,11 @@ leaves a context without token as the current one of the thread, with each
 notification and also where none is sent anywhere.
 """
 
+import uuid
+
 import fixtures
 from nova import rpc
+from nova.tests.functional.api import client as api_client
 import oslo_messaging
 
 from tests.functional import base
@@ -69,6 +72,31 @@ class TenantTest(operations.OperationsTestBase):
                     address].region(0)
                 self.assertNotEqual(
                     FUNCTION.replace('-', ''), region.function_uuid)
+
+    def test_rebuild_with_a_bitstream_that_cannot_be_had(self):
+        """nova-api refuses, where a rebuild that fails would take the guest;
+        a missing image and another project's get the same words."""
+        tenant = self.glance.service.client('tenant', self.api.project_id)
+        self.upload_as(tenant)
+        server = self.boot()
+        held = self.assertHas(server)
+        said = set()
+        for bitstream in str(uuid.uuid4()), self.upload_as(self.eve):
+            image = self.glance.service.upload(
+                tenant, 'other', b'another',
+                **{'accel:bitstream_id': bitstream})['id']
+            refusal = self.assertRaises(
+                api_client.OpenStackApiException, self.api.post_server_action,
+                server['id'], {'rebuild': {'imageRef': image}})
+            self.assertEqual(400, refusal.response.status_code)
+            said.add(refusal.response.json()['badRequest']['message'].replace(
+                bitstream, 'it').replace(image, 'image'))
+        self.assertEqual({
+            'Image image asks for the bitstream it, and no such image is '
+            'visible to you: correct its accel1:bitstream_id.'}, said)
+        self.assertEqual('ACTIVE', self.api.get_server(
+            server['id'])['status'])
+        self.assertEqual(held, self.assertHas(server))
 
     def test_own_image_beside_it(self):
         """Nobody breaks a function for others."""

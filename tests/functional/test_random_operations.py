@@ -43,6 +43,7 @@ from oslo_limit import fixture as limit_fixture
 from testtools import content
 
 from nova_accel import conf
+from nova_accel.drivers import contract
 from nova_accel.drivers import dfl
 from nova_accel.host import pci
 from nova_accel import model
@@ -639,6 +640,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         of = (sim.SimulatedKernel if name == 'program_dfl_port'
               else claim_store.ClaimStore)
         original, abort = getattr(of, name), nova_claims.Claim.abort
+        usual = contract.usual
 
         def call(mine, *args, **kwargs):
             if killed:
@@ -651,7 +653,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
             raise operations.Killed
         with mock.patch.object(of, name, call), mock.patch.object(
                 nova_claims.Claim, 'abort',
-                lambda claim: None if killed else abort(claim)):
+                lambda claim: None if killed else abort(claim)
+        ), mock.patch.object(
+                # not the error of a driver, after which Nova tries the next
+                # host
+                contract, 'usual', lambda error, what: error if isinstance(
+                    error, operations.Killed) else usual(error, what)):
             yield
 
     def rise_again(self, host, uuid):

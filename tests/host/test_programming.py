@@ -371,6 +371,43 @@ class KnownTest(Known):
                 booting.exception(), exception.ProgrammingFailed)
 
 
+class ChangedFileTest(Base):
+    """A file of the cache has changed since it was downloaded: by a disk that
+    fails, or by who may write there."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(base.asks(FUNCTION), A)
+        cache = conf.CONF.accel.bitstream_cache
+        name, = [n for n in os.listdir(cache) if not n.startswith('image-')]
+        self.file = os.path.join(cache, name)
+        with open(self.simulated.gbs(OTHER), 'rb') as other, open(
+                self.file, 'wb') as file:
+            # a good bitstream, and not the one that was asked for
+            file.write(other.read())
+
+    def test_downloaded_again(self):
+        self.boot(base.asks(FUNCTION), B)
+        self.assertEqual(plain(FUNCTION), self.host.carries(B))
+        self.assertIn('has changed since it was downloaded',
+                      self.log.output)
+
+    def test_nothing_is_programmed_without_glance(self):
+        """After a boot of the host, when nothing else is there."""
+        self.host.power_cut()
+        self.restart()
+        before = list(self.programmed)
+        with mock.patch.object(
+                cloud.Glance, 'get',
+                side_effect=glance_exc.HTTPServiceUnavailable('It is busy.')):
+            self.assertRaises(exception.AcceleratorError,
+                              self.host.start_guest, self.server)
+        self.assertEqual(before, self.programmed)
+        self.assertFalse(os.path.exists(self.file))
+        self.host.start_guest(self.server)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+
 class OwnersTest(Base):
     """A bitstream that the owner of a server chose costs one card."""
 
