@@ -25,6 +25,7 @@ from nova_accel import drivers
 from nova_accel.drivers import options
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.host import address_space
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import privileged
@@ -55,12 +56,6 @@ _LIBVIRT, _LIBVIRT_VENDOR, _QEMU_VENDOR = (8, 0, 0), (10, 0, 0), (8, 2, 2)
 
 #: MiB below which no bitstream fits into the cache
 _LEAST_FREE = 16
-#: bytes of a memory region that fits only above the first 4 GiB of a guest
-_LARGE_BAR = 1 << 32
-#: BARs of a function in its attribute resource, the first lines of it
-_BARS = 6
-#: flag of a memory region; source: IORESOURCE_MEM in include/linux/ioport.h
-_IS_MEMORY = 0x200
 
 
 class Host:
@@ -437,33 +432,47 @@ def _of_driver(finding) -> Line:
 
 
 def _bars(host, device) -> Iterator[Line]:
+    if os.uname().machine != 'x86_64':
+        return
+    sizes = {address: address_space.largest(host.kernel, address)
+             for address in sorted(device.functions())}
+    address = max(sizes, key=lambda a: sizes[a], default='')
+    largest = sizes.get(address, 0)
+    if largest < address_space.LARGE:
+        return
     types = dict(item.partition('=')[::2]
                  for item in CONF.libvirt.hw_machine_type or ())
-    if 'q35' in types.get('x86_64', '') or os.uname().machine != 'x86_64':
-        return
-    for address in sorted(device.functions()):
-        largest = _largest_bar(host.kernel, address)
-        if largest >= _LARGE_BAR:
-            yield Line(
-                WARNING, f'{address} has a memory region of '
-                         f'{largest >> 30} GiB, which guests of the machine '
-                         f'type pc may not be able to map',
-                'set [libvirt] hw_machine_type = x86_64=q35, or '
-                'hw_machine_type=q35 and hw_firmware_type=uefi on the images')
-            return
+    if 'q35' not in types.get('x86_64', ''):
+        yield Line(
+            WARNING, f'{address} has a memory region of {largest >> 30} GiB, '
+                     f'which guests of the machine type pc may not be able to '
+                     f'map',
+            'set [libvirt] hw_machine_type = x86_64=q35, or '
+            'hw_machine_type=q35 and hw_firmware_type=uefi on the images')
+    alike = {
+        other.address: size for other in host.devices.values()
+        if (other.driver, other.vendor_id, other.product_id) == (
+            device.driver, device.vendor_id, device.product_id)
+        and (size := address_space.largest(host.kernel, other.address)
+             ) >= address_space.LARGE}
+    bits = _address_bits(host)
+    if bits and device.address == min(alike, default='') and (
+            not address_space.fits_uefi(alike.values(), bits)):
+        yield Line(
+            WARNING, f'a guest with all {len(alike)} of its kind on this host '
+                     f'may not see each: the UEFI of a guest has an eighth of '
+                     f'its address space for devices, and the CPU of this '
+                     f'host has {bits} bits',
+            'offer fewer to one server, or use an OVMF of September 2026 or '
+            'later')
 
 
-def _largest_bar(kernel, address) -> int:
-    """Bytes; 0 where the kernel does not tell. Source: resource in
-    Documentation/PCI/sysfs-pci.rst of Linux."""
+def _address_bits(host) -> int | None:
+    """Of a guest with large devices."""
     try:
-        lines = kernel.read(pci.path(address, 'resource')).splitlines()
-        rows = [[int(word, 16) for word in line.split()]
-                for line in lines[:_BARS]]
-    except (OSError, ValueError):
-        return 0
-    return max((end - start + 1 for start, end, flags in rows
-                if flags & _IS_MEMORY), default=0)
+        return host.kernel.physical_address_bits()
+    except OSError:
+        return None
 
 
 #: how oslo.config (10.7) begins what it says of a value

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import errno
 import os
+import re
 import socket
 import stat
 import typing
@@ -159,6 +160,20 @@ class Kernel:
         with open(os.path.join(self._proc, path), encoding='utf-8',
                   errors='replace') as file:
             return file.read().splitlines()
+
+    def physical_address_bits(self) -> int | None:
+        """Return how many bits a physical address of this machine has.
+
+        Source: 'address sizes' of /proc/cpuinfo, x86 only.
+
+        :returns: None where the kernel does not tell.
+        :raises OSError: procfs cannot be read.
+        """
+        for line in self._lines('cpuinfo'):
+            if found := re.match(r'address sizes\s*: (\d+) bits physical',
+                                 line):
+                return int(found[1])
+        return None
 
     # Operations; functions are given by their PCI addresses
 

@@ -63,7 +63,8 @@ def load(path: str) -> operations.Host:
     top = reader.compose(path)
     host = operations.Host(
         iommu=top.take('iommu', reader.boolean, True), cards={},
-        disable_denylist=top.take('disable_denylist', reader.boolean, False))
+        disable_denylist=top.take('disable_denylist', reader.boolean, False),
+        address_bits=top.take('address_bits', reader.natural, 46))
     used: set[str] = set()
     bridges: dict[str, reader.Mapping] = {}
     others = set(top.items).difference(KINDS)

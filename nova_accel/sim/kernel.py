@@ -348,6 +348,9 @@ class SimulatedKernel(sysfs.Reads,
                 state['cards'][address] = {
                     **card.fresh(state), **{n: mine[n] for n in card.keeps()}}
 
+    def physical_address_bits(self):
+        return self._described().address_bits
+
     def guest_writes(self, function: str, **what: str) -> None:
         """Have the guest that has an FPGA region write into it.
 

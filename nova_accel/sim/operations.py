@@ -18,6 +18,8 @@ class Host:
     iommu: bool
     #: the parameter of the module vfio_pci
     disable_denylist: bool
+    #: of physical addresses
+    address_bits: int
     #: PCI address of the physical function -> card
     cards: dict[str, card.Card]
 

@@ -13,6 +13,7 @@ import functools
 import threading
 
 from nova.compute import task_states
+from nova.compute import vm_states
 from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
@@ -29,6 +30,7 @@ from nova_accel.host import signals
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+from nova_accel.virt import address_space
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
 from nova_accel.virt import errors
@@ -229,6 +231,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if handles:
             self.cloud.hostdevs.add(
                 guest, handles, self.accelerators.numa_nodes(instance.uuid))
+            address_space.make_room(
+                guest, handles, self.accelerators.kernel,
+                self.capabilities['supports_address_space_emulated'],
+                is_new=instance.vm_state == vm_states.BUILDING)
         return guest
 
     def _handles_to_start(self, context, instance):

@@ -1,6 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Whole GPUs reach guests together with what else is in their slot."""
 
+from unittest import mock
+
+import fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+
 from nova_accel.host import pci
 from tests.functional import operations
 
@@ -13,7 +18,7 @@ FLAVOR = {f'resources1:{CLASS}': '1',
 class GpuTest(operations.OperationsTestBase):
 
     HOSTS = {'compute1': {
-        'gpus': [{'address': GPU, 'iommu_group': 7},
+        'gpus': [{'address': GPU, 'iommu_group': 7, 'bar_gib': 64},
                  # shown, and given to nobody
                  {'address': OTHER, 'iommu_group': 8}],
         'others': [{'address': SOUND, 'vendor': '10de', 'device': '10fa',
@@ -52,8 +57,19 @@ class GpuTest(operations.OperationsTestBase):
         # the other one, which is of the same kind, does not count
         self.assertEqual([self.provider_name('compute1', OTHER)],
                          list(self.start))
+        define, defined = fakelibvirt.Connection.defineXML, []
+        # its own XMLDesc() has no maxphysaddr
+        self.useFixture(fixtures.MockPatchObject(
+            fakelibvirt.Connection, 'defineXML', lambda connection, xml: (
+                defined.append(xml), define(connection, xml))[1]))
+        # as with libvirt 8.7; the imitation is older
+        self.enterContext(mock.patch.dict(
+            self.computes['compute1'].driver.capabilities,
+            supports_address_space_emulated=True))
         server = self.boot(FLAVOR)
         self.assertEqual([GPU, SOUND], self.hostdevs(server))
+        # its region has no room in what QEMU tells a guest otherwise
+        self.assertIn('<maxphysaddr mode="emulate" bits="46"/>', defined[0])
         self.assertEqual(['vfio-pci', 'vfio-pci'], self.bound())
         # into a guest that runs they go one by one
         self._suspend_server(server)

@@ -828,6 +828,18 @@ class DeviceTest(CheckTestCase):
         self.set('libvirt', hw_machine_type='x86_64=pc-q35-8.2')
         self.assertEqual([], self.check(0))
 
+    def test_large_bars_of_all_together(self):
+        """Seven of eight: tianocore/edk2 pull request 12997."""
+        self.set('libvirt', hw_machine_type='x86_64=q35')
+        self.set('accel', enabled_drivers='gpu')
+        for count, result in ((7, 0), (8, 1)):
+            self.use_kernel(self.useFixture(SimulatedHost(gpus=[
+                {'address': f'0000:{n + 0x50:02x}:00.0', 'bar_gib': 512}
+                for n in range(count)])).kernel)
+            self.assertEqual(result, len(
+                [line for line in self.check(result)
+                 if 'an eighth' in line['Found']]))
+
 
 class SchedulerTest(CheckTestCase):
 

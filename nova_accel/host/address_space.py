@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Room in a guest's address space for the memory regions (BARs) of devices.
+
+A device whose region the guest's firmware cannot place is there without
+memory: with four H100, servers of 256, 512 and 768 GiB saw three, two and one
+(blog.rackspacecloud.com, December 2025). QEMU tells a guest 40 bits of
+physical addresses, unless it has the host's CPU or a number is given
+(x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
+"""
+
+from collections.abc import Iterable
+
+from nova_accel.host import pci
+
+#: bits of a CPU model's guest (TCG_PHYS_ADDR_BITS of QEMU)
+DEFAULT_BITS = 40
+#: what OVMF and SeaBIOS use of more, for old Linux kernels' sake
+#: (PlatformAddressWidthFromCpuid() in OvmfPkg, 2026)
+MOST_BITS = 46
+#: bytes of a region that fits only above the first 4 GiB of a guest
+LARGE = 1 << 32
+#: OVMF takes 40 bits for a default, and has one window of this size then
+_CLASSIC_WINDOW = 32 << 30
+#: of the memory at most this much is below 4 GiB, the rest above it (q35)
+_BELOW_4G = 2 << 30
+#: BARs of a function in its attribute resource, the first lines of it
+_BARS = 6
+#: flag of a memory region; source: IORESOURCE_MEM in include/linux/ioport.h
+_IS_MEMORY = 0x200
+
+
+def largest(kernel, address: str) -> int:
+    """Return the size of a function's largest memory region, in bytes.
+
+    Source: resource in Documentation/PCI/sysfs-pci.rst of Linux.
+
+    :returns: 0 where the kernel does not tell.
+    """
+    try:
+        rows = [[int(word, 16) for word in line.split()] for line in
+                kernel.read(pci.path(address, 'resource')).splitlines()[:_BARS]]
+        return max((end - start + 1 for start, end, flags in rows
+                    if flags & _IS_MEMORY), default=0)
+    except (OSError, ValueError):
+        return 0
+
+
+def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
+    """Return how many devices find room above a guest's memory.
+
+    A region begins at a multiple of its size. The small regions of the same
+    device are beside it in the window of the device's port, so that the next
+    one begins a whole size later (issue 12997 of tianocore/edk2).
+
+    :param memory: of the guest, bytes.
+    :param sizes: the largest region of each device, bytes, a power of two.
+    :param bits: of the guest's physical addresses.
+    """
+    at, count = memory + _BELOW_4G, 0
+    end = 1 << min(bits, MOST_BITS)
+    for size in sorted(sizes, reverse=True):
+        at += -at % size
+        if at + size <= end:
+            count += 1
+        at += 2 * size
+    return count
+
+
+def fits_uefi(sizes: Iterable[int], bits: int) -> bool:
+    """Whether OVMF's window has room: an eighth of the address space, as
+    PlatformDynamicMmioWindow() had it until August 2026 (a quarter since).
+
+    :param sizes: see placed().
+    :param bits: see placed().
+    """
+    window = (_CLASSIC_WINDOW if bits <= DEFAULT_BITS
+              else 1 << min(bits, MOST_BITS) - 3)
+    # a port's window is as long as a multiple of its alignment, and the guest
+    # has other devices
+    return 2 * sum(sizes) < window

@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Physical address bits of guests with large devices: see
+nova_accel.host.address_space."""
+
+from collections.abc import Iterable, Sequence
+
+from nova.virt.libvirt import config
+from oslo_log import log as logging
+
+from nova_accel import exception
+from nova_accel.host import address_space
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+_HOSTS_CPU = ('host-passthrough', 'maximum')
+
+
+def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
+              can_emulate: bool, is_new: bool) -> None:
+    """Have a guest see each device that it gets.
+
+    :param xml: Nova's LibvirtConfigGuest.
+    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+    :param can_emulate: whether libvirt and QEMU can (libvirt 8.7).
+    :param is_new: whether its server is being built. One that is there
+        already starts all the same, and the log has why it lacks devices.
+    :raises DeviceUnavailable: a new one would not.
+    """
+    problem = widen(
+        xml, [address_space.largest(kernel, handle.address)
+              for handle in handles if handle.type is model.HandleType.PCI],
+        kernel.physical_address_bits(), can_emulate)
+    if problem and is_new:
+        raise exception.DeviceUnavailable(
+            f'A guest does not see what it gets: {problem}. Use a flavor with '
+            f'less memory, fewer devices, or more hw:maxphysaddr_bits.')
+    if problem:
+        LOG.warning(
+            'The guest of server %s does not see what it has: %s. Resize it '
+            'to a flavor with less memory, fewer devices, or more '
+            'hw:maxphysaddr_bits.', xml.uuid, problem)
+
+
+def widen(xml, sizes: Sequence[int], host_bits: int | None,
+          can_emulate: bool) -> str:
+    """Give a guest the host's address bits, where its devices need them and
+    neither its flavor nor its image says how many it has.
+
+    Nova writes hw:maxphysaddr_mode and hw:maxphysaddr_bits into xml.cpu before
+    (_get_guest_cpu_config_maxphysaddr() of its driver, Nova 27 and later). Mode
+    emulate goes with each CPU, passthrough with the host's only.
+
+    :param xml: Nova's LibvirtConfigGuest.
+    :param sizes: the largest region of each device that the guest gets.
+    :param host_bits: of the host's CPU, None where they are not known.
+    :param can_emulate: see make_room().
+    :returns: why a device will not be usable, a clause; '' where all are.
+    """
+    large = [size for size in sizes if size >= address_space.LARGE]
+    # QEMU without KVM has 40 bits and no others
+    if not large or not host_bits or xml.virt_type != 'kvm':
+        return ''
+    bits = address_space.DEFAULT_BITS
+    cpu = xml.cpu
+    if cpu is not None and cpu.maxphysaddr is not None:
+        bits = (host_bits if cpu.maxphysaddr.mode == 'passthrough'
+                else cpu.maxphysaddr.bits or bits)
+    elif cpu is not None and cpu.mode in _HOSTS_CPU:
+        bits = host_bits
+    elif cpu is not None and can_emulate:
+        cpu.maxphysaddr = config.LibvirtConfigGuestCPUMaxPhysAddr()
+        cpu.maxphysaddr.mode = 'emulate'
+        cpu.maxphysaddr.bits = bits = host_bits
+    memory = (xml.memory or 0) << 10
+    fit = address_space.placed(memory, large, bits)
+    if fit == len(large):
+        return ''
+    return (f'of its {len(large)} devices with large memory regions '
+            f'{fit} fit above its {memory >> 30} GiB of memory into {bits} '
+            f'bits of physical addresses')
