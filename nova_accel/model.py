@@ -530,6 +530,20 @@ class Handover:
 
 
 @dataclasses.dataclass(frozen=True)
+class Card:
+    """What is known of a card that is not on this host now."""
+
+    #: '' where it is not known, or was not the only one
+    serial: str
+    #: Device.ids
+    ids: str
+    #: Device.record
+    record: tuple[tuple[str, str], ...]
+    #: region index -> Region.origin; without those that were never loaded
+    origins: Mapping[int, str | None]
+
+
+@dataclasses.dataclass(frozen=True)
 class Unsettled:
     """A device that may have data of a server, and no claim says so.
 
@@ -545,6 +559,12 @@ class Unsettled:
     #: parts (see below) that have been settled; the others showed no handle
     #: then, as a VF of which libvirt has not taken VFIO away
     but_for: frozenset[str] = frozenset()
+
+    @property
+    def by_address(self) -> bool:
+        """Whether it is not known whose the data is: only what libvirt and
+        Placement call the device."""
+        return not self.serial and (not self.ids or bool(self.but_for))
 
     def means(self, device: Device) -> bool:
         if self.but_for and self.parts(device) <= self.but_for:

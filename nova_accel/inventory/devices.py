@@ -43,11 +43,25 @@ reads after ended(): a project's where the image is, or where the region had a
 project's content before, and not known where both are the operator's: the card
 may have taken all of the image, a part or nothing of it.
 
-An origin that is not the operator's goes with the serial number of the card,
-in a table of the store, wherever the card is next; what else was known of its
-content is forgotten there. A card without serial number at an address where
-none was counts as a project's content while such content is on no card that is
-known to be elsewhere.
+Which card is at an address is found out when it is adopted: _place().
+
+================================  ============================================
+what is adopted at an address     what is known of it
+================================  ============================================
+the card that was there, or one   what was known there
+that cannot be told from it
+one that was elsewhere, or comes  its record, the origins of its contents, and
+back                              all that the store says of it; not what else
+                                  its regions carry
+a new one in place of another     nothing, nor what its regions carry
+a new one where none was          nothing; its regions carry the operator's
+the same, without serial number,  nothing; its regions carry a project's
+while a project's content is on
+a card that is away
+one with the serial number of     the same as of that one, until it is seen
+another that is here              whether both are: then each is known by its
+                                  address and product
+================================  ============================================
 
 Any other way raises IllegalTransition. While a region is being programmed, or
 where a change came in between, what a scan saw of the device is discarded:
@@ -125,13 +139,9 @@ class DeviceTable:
         #: address -> ticket of the newest look or change that counts
         self._since: dict[str, int] = {}
         self._generation = 0
-        #: serial number -> Device.record, wherever the device is now
-        self._records = {**store.records(), **{
-            device.serial: device.record
-            for device in self._told.values() if device.serial}}
-        #: (serial number, region) -> origin that is not the operator's
-        self._origins: dict[tuple[str, int], str | None] = dict(
-            store.origins())
+        #: serial numbers of the cards at addresses
+        self._serials: dict[str, str] = dict(store.serials())
+        self._away: list[model.Card] = list(store.away())
         #: address -> why the store says that no server is to get a device, as
         #: last known
         self._not_given: dict[str, list[str]] = {}
@@ -179,7 +189,8 @@ class DeviceTable:
         """The record of the device with a serial number, wherever it was;
         None where there is none."""
         with self._lock:
-            return self._records.get(serial)
+            known = self._elsewhere(serial, '')
+            return known.record if known else None
 
     def of_driver(self, name: str) -> list[str]:
         """Addresses of the devices of a driver that are not gone."""
@@ -275,7 +286,7 @@ class DeviceTable:
             known, or an earlier driver has the device.
         """
         address = device.address
-        self._forget_other_card(device)
+        known = self._place(device)
         with self._lock:
             if self._is_stale(address, ticket):
                 return False
@@ -289,7 +300,7 @@ class DeviceTable:
                 if owner != device.driver:
                     return False
             self._since[address] = ticket
-            device = self._with_record(device, before)
+            device = self._with_record(device, before, known)
             if before:
                 device = _with_earlier_traits(device, before)
             if before and not identity.is_other_card(before, device):
@@ -300,18 +311,18 @@ class DeviceTable:
                 self._fence_shared()
             return True
 
-    def _with_record(self, device, before):
+    def _with_record(self, device, before, known):
         """The device with its record from before, where what the driver reads
         now may be the work of a server."""
         same = before and not identity.is_other_card(before, device)
-        kept = before.record if same else self._records.get(device.serial)
-        if (kept not in (None, device.record) and self._may_be_changed(device)
+        if same or not known:
+            known = before if same else None
+        if (known and known.record != device.record
+                and self._may_be_changed(device)
                 # the operator takes it as it is
                 and handover.policy(device)
                 is not handover.Policy.NONE):
-            device = dataclasses.replace(device, record=kept)
-        if device.serial:
-            self._records[device.serial] = device.record
+            device = dataclasses.replace(device, record=known.record)
         return device
 
     def _with_past(self, device, before):
@@ -336,71 +347,110 @@ class DeviceTable:
             for c in self._store.claims()) or any(
                 row.means(device) for row in self._store.unsettled())
 
-    def _forget_other_card(self, device: model.Device) -> None:
-        """What the regions of a card carry is not known, which comes to an
-        address where another one was, or from another address. The record of
-        the other one is kept for its return."""
+    def _place(self, device: model.Device) -> model.Card | None:
+        """Find out which card is at an address, and write it down where it is
+        another one than before.
+
+        :returns: what is known of it, where it comes from elsewhere.
+        """
+        address = device.address
         with self._writing:
             with self._lock:
-                before = self._told.get(device.address)
+                before = self._told.get(address)
                 is_other = bool(
                     before and identity.is_other_card(before, device))
-                is_new_here = bool(device.serial) and not (
-                    before and before.serial == device.serial)
-                is_known = device.serial in self._records or any(
-                    serial == device.serial for serial, _ in self._origins)
-                may_be_moved = before is None and self._may_be_moved(device)
-                if not (is_other or is_new_here and is_known or may_be_moved):
-                    return
-            if before and is_other and before.record and before.serial:
-                self._store.keep_record(before.serial, before.record)
-            for region in device.regions:
-                unknown = model.Loaded(
-                    None, None, None, '', model.SOME_PROJECT if may_be_moved
-                    else self._origins.get((device.serial, region.index)))
-                self._store.set_loaded(device.address, region.index, unknown)
-                with self._lock:
-                    self._loaded[device.address, region.index] = unknown
-                    self._generation += 1
+                known = (None if self._serials.get(address) == device.serial
+                         and before else self._elsewhere(
+                             device.serial, address))
+                may_be_moved = (not before and not known
+                                and self._may_be_moved(device))
+                present = [a for a, serial in self._serials.items()
+                           if serial and serial == device.serial
+                           and a != address and self._is_present(a)]
+            if not (is_other or known or may_be_moved):
+                if device.serial:
+                    with self._lock:
+                        self._serials[address] = device.serial
+                return None
+            origins = known.origins if known else {}
+            loaded = {region.index: model.Loaded(
+                None, None, None, '', model.SOME_PROJECT if may_be_moved
+                else _not_the_operators(origins.get(region.index)))
+                for region in device.regions}
+            self._store.place(device, not present, loaded)
+            away = self._store.away()
+            with self._lock:
+                self._away = away
+                for key in [k for k in self._loaded if k[0] == address]:
+                    del self._loaded[key]
+                if device.serial and not present:
+                    for other, serial in [*self._serials.items()]:
+                        if serial == device.serial:
+                            self._forget_place(other)
+                self._serials[address] = device.serial
+                self._loaded.update({(address, index): content
+                                     for index, content in loaded.items()})
+                self._generation += 1
+        self._say_both(device, present)
+        return known
+
+    def _forget_place(self, address):
+        del self._serials[address]
+        for key in [k for k in self._loaded if k[0] == address]:
+            del self._loaded[key]
+
+    def _is_present(self, address):
+        device = self._told.get(address)
+        return (device is not None
+                and device.health is not model.Health.GONE)
+
+    def _elsewhere(self, serial: str, but_at: str) -> model.Card | None:
+        """What is known of the card with a serial number, unless that is at
+        one address; with self._lock."""
+        for address, other in self._serials.items():
+            if serial and other == serial and address != but_at:
+                there = self._told.get(address)
+                return model.Card(
+                    serial, there.ids if there else '',
+                    there.record if there else (),
+                    {index: loaded.origin for (a, index), loaded
+                     in self._loaded.items() if a == address})
+        return next((card for card in self._away
+                     if serial and card.serial == serial), None)
+
+    def _say_both(self, device, present):
+        # where this process has looked: a card that was moved is seen at its
+        # new place first
+        for other in present:
+            if other in self._since:
+                LOG.error(
+                    'Devices %s and %s both say that their serial number is '
+                    '%s: nova-compute tells them by their addresses, and does '
+                    'not notice if they are exchanged; ask their vendor for '
+                    'other firmware', other, device.address, device.serial)
 
     def _may_be_moved(self, device) -> bool:
         """Whether a card without serial number may be one from elsewhere with
         what a project has loaded."""
-        def is_missing(address):
+        if device.serial:
+            return False
+        for (address, _), loaded in self._loaded.items():
             # what is gone is told before what has come is looked at
             there = self._told.get(address)
-            return there is None or (
-                there.health is model.Health.GONE and not there.serial
-                and not identity.is_other_card(there, device))
-        return not device.serial and any(
-            address != device.address and is_missing(address)
-            for (address, _), loaded in self._loaded.items()
-            if loaded.origin not in (model.OPERATOR, None))
+            if address != device.address and _is_a_projects(loaded.origin) and (
+                    there is None or not self._is_present(address)
+                    and not there.serial
+                    and not identity.is_other_card(there, device)):
+                return True
+        return any(any(map(_is_a_projects, card.origins.values()))
+                   and not identity.are_other_products(card.ids, device.ids)
+                   for card in self._away)
 
     def _write(self, address: str, index: int, loaded: model.Loaded) -> None:
-        """What a region carries; what is not the operator's is noted of the
-        card first, and taken back last."""
-        if loaded.origin != model.OPERATOR:
-            self._write_origin(address, index, loaded.origin)
         if loaded == model.Loaded(None, None, None, '', model.OPERATOR):
             self._store.drop_loaded(address, index)
         else:
             self._store.set_loaded(address, index, loaded)
-        if loaded.origin == model.OPERATOR:
-            self._write_origin(address, index, loaded.origin)
-
-    def _write_origin(self, address, index, origin):
-        with self._lock:
-            serial = address in self._told and (
-                identity.serial_for_claim(address, self._told))
-            if not serial or self._origins.get(
-                    (serial, index), model.OPERATOR) == origin:
-                return
-        self._store.set_origin(serial, index, origin)
-        with self._lock:
-            self._origins.pop((serial, index), None)
-            if origin != model.OPERATOR:
-                self._origins[serial, index] = origin
 
     def gone(self, address: str, driver: str, ticket: int) -> None:
         """A driver does not find a device any more."""
@@ -436,6 +486,13 @@ class DeviceTable:
             self._fences.pop(address, None)
             self._generation += 1
         self.save()
+        with self._writing:
+            away = self._store.away()
+            with self._lock:
+                if address not in self._told:
+                    self._serials.setdefault(address, '')
+                    self._forget_place(address)
+                    self._away = away
 
     def _note_shared(self, address, owner, other):
         if self._shared.get(address) != (owner, other):
@@ -717,3 +774,12 @@ def _with_earlier_traits(device, before):
     earlier = {*before.earlier_traits, *naming.identity_traits(before)
                } - naming.identity_traits(device)
     return dataclasses.replace(device, earlier_traits=tuple(sorted(earlier)))
+
+
+def _is_a_projects(origin: str | None) -> bool:
+    return origin not in (model.OPERATOR, None)
+
+
+def _not_the_operators(origin: str | None) -> str | None:
+    """Of a content about which nothing else is known any more."""
+    return origin if origin != model.OPERATOR else None

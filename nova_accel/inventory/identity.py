@@ -75,7 +75,7 @@ def whereabouts(claim: model.Claim | model.Disabled,
         if present and present.serial:
             return Where.EXCHANGED, present
     ids = claim.ids if isinstance(claim, model.Claim) else ''
-    if present and _are_other_products(ids, present.ids):
+    if present and are_other_products(ids, present.ids):
         return Where.EXCHANGED, present
     return Where.HERE, here
 
@@ -84,10 +84,10 @@ def is_other_card(before: model.Device, now: model.Device) -> bool:
     """Whether there is another card at an address than before."""
     if before.serial and now.serial:
         return before.serial != now.serial
-    return _are_other_products(before.ids, now.ids)
+    return are_other_products(before.ids, now.ids)
 
 
-def _are_other_products(one: str, other: str) -> bool:
+def are_other_products(one: str, other: str) -> bool:
     """Compare two Device.ids, as far as both are known."""
     return any(a != b for a, b in zip(one.split(), other.split(),
                                       strict=False))

@@ -1,57 +1,120 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of devices: what they were, carry and may have of a server."""
+"""The tables of cards and their regions: what they were, carry and may have of
+a server, and what the operator says of them; wherever they are.
+"""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import dataclasses
 import json
 import sqlite3
 
 from nova_accel import model
 from nova_accel.store import file
+from nova_accel.store import rows
 
-_LOADED_COLUMNS = ('device_address', 'region_index', 'function_uuid',
-                   'bitstream_id', 'function_name', 'content', 'origin')
+_LOADED = ('function_uuid', 'bitstream_id', 'function_name', 'content',
+           'origin')
 
 
 class Cards(file.File):
 
-    # Devices as they were last seen, for those that a guest has now
+    # What is at the addresses of this host
 
     def devices(self) -> dict[str, model.Device]:
-        """By address."""
+        """By address, as their drivers saw them last."""
         with self._transaction(write=False) as db:
-            rows = db.execute('SELECT address, device FROM devices').fetchall()
-        with self._reading('devices'):
-            return {address: model.Device.from_dict(
-                        {**json.loads(text), 'address': address})
-                    for address, text in rows}
+            found = db.execute(
+                'SELECT address, device, record FROM cards '
+                'WHERE placed AND device IS NOT NULL').fetchall()
+        with self._reading('cards'):
+            return {address: model.Device.from_dict({
+                        **json.loads(text), 'address': address,
+                        'record': json.loads(record)})
+                    for address, text, record in found}
+
+    def serials(self) -> dict[str, str]:
+        """Serial numbers of the cards at addresses, as far as they are known:
+        also of one that does not tell its own now."""
+        with self._transaction(write=False) as db:
+            return dict(db.execute(
+                "SELECT address, serial FROM cards WHERE placed AND serial "
+                "<> ''").fetchall())
 
     def set_devices(self, devices: Mapping[str, model.Device]) -> None:
-        """These and no others."""
-        with self._transaction() as db:
-            db.execute('DELETE FROM devices')
-            db.executemany(
-                'INSERT INTO devices (address, device) VALUES (?, ?)',
-                [(address, file.as_json(device))
-                 for address, device in devices.items()])
+        """These are at their addresses, and no others; cards that were at
+        others are away."""
+        serials = rows.own_serials(devices)
+        with self._transaction() as db, self._facts(db):
+            there: dict[str, int] = {}
+            for number, address, serial in db.execute(
+                    'SELECT number, address, serial FROM cards WHERE placed'
+                    ).fetchall():
+                device = devices.get(address)
+                if device is None or serial and (
+                        device.serial not in ('', serial)):
+                    rows.put_away(db, address)
+                    continue
+                there[address] = number
+                if device.serial and address not in serials:
+                    # that number is of several
+                    db.execute("UPDATE cards SET serial = '' "
+                               'WHERE number = ?', (number,))
+            for address, device in devices.items():
+                serial = serials.get(address, '')
+                number = (there[address] if address in there else
+                          rows.arrives(db, address, serial, device.ids))
+                if serial:
+                    rows.take(db, number, serial)
+                db.execute(
+                    'UPDATE cards SET placed = 1, address = ?, ids = ?, '
+                    'device = ?, record = ? WHERE number = ?', (
+                        address, device.ids, file.as_json(
+                            dataclasses.replace(device, record=())),
+                        json.dumps(device.record), number))
 
-    # Records of cards that gave way to others, by serial number
+    def place(self, device: model.Device, has_moved: bool,
+              loaded: Mapping[int, model.Loaded]) -> None:
+        """Another card is at an address than before: from elsewhere, or back.
 
-    def records(self) -> dict[str, tuple[tuple[str, str], ...]]:
-        """As Device.record."""
+        What is known of the card goes with it; of the one that was there it
+        stays, for its return.
+
+        :param has_moved: whether a card with its serial number is nowhere
+            else. Otherwise what is known of that one is known of both.
+        :param loaded: what its regions carry, by index.
+        """
+        with self._transaction() as db, self._facts(db):
+            rows.put_away(db, device.address)
+            number = rows.arrives(db, device.address, device.serial,
+                                  device.ids)
+            if not has_moved and device.serial:
+                number = rows.copy(db, number)
+            db.execute('UPDATE cards SET placed = 1, address = ?, ids = ? '
+                       'WHERE number = ?',
+                       (device.address, device.ids, number))
+            db.execute('DELETE FROM regions WHERE card = ?', (number,))
+            for index, content in loaded.items():
+                self._write(db, number, index, content)
+
+    def away(self) -> list[model.Card]:
+        """Cards that were here, and are not at any address now."""
         with self._transaction(write=False) as db:
-            rows = db.execute('SELECT serial, record FROM records').fetchall()
-        with self._reading('records'):
-            return {serial: tuple((str(name), str(value))
-                                  for name, value in json.loads(text))
-                    for serial, text in rows}
-
-    def keep_record(self, serial: str,
-                    record: Iterable[tuple[str, str]]) -> None:
-        """Of a card in whose place another one is."""
-        with self._transaction() as db:
-            db.execute('INSERT OR REPLACE INTO records (serial, record) '
-                       'VALUES (?, ?)', (serial, json.dumps(list(record))))
+            found = db.execute(
+                'SELECT number, serial, ids, record FROM cards WHERE NOT '
+                "placed AND address || serial <> ''").fetchall()
+            origins: dict[int, dict[int, str | None]] = {}
+            for row in db.execute(
+                    'SELECT card, region_index, origin FROM regions JOIN '
+                    'cards ON card = number WHERE NOT placed'):
+                origins.setdefault(row['card'], {})[
+                    row['region_index']] = row['origin']
+        with self._reading('cards'):
+            return [model.Card(
+                row['serial'], row['ids'], tuple(
+                    (str(name), str(value))
+                    for name, value in json.loads(row['record'])),
+                origins.get(row['number'], {})) for row in found]
 
     # What was programmed
 
@@ -62,55 +125,42 @@ class Cards(file.File):
         operator's.
         """
         with self._transaction(write=False) as db:
-            rows = db.execute(f'SELECT {", ".join(_LOADED_COLUMNS)} '
-                              f'FROM loaded').fetchall()
-        return {(row['device_address'], row['region_index']): _loaded(row)
-                for row in rows}
+            found = db.execute(
+                f'SELECT address, region_index, {", ".join(_LOADED)} FROM '
+                f'regions JOIN cards ON card = number WHERE placed').fetchall()
+        return {(row['address'], row['region_index']): _loaded(row)
+                for row in found}
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        names = ', '.join(f':{name}' for name in _LOADED_COLUMNS)
+        """Of the card at an address."""
         with self._transaction() as db:
-            db.execute(
-                f'INSERT OR REPLACE INTO loaded '
-                f'({", ".join(_LOADED_COLUMNS)}) VALUES ({names})',
-                {**dataclasses.asdict(loaded),
-                 'device_address': address, 'region_index': index})
+            self._write(db, rows.placed(db, address), index, loaded)
 
     def drop_loaded(self, address: str, index: int) -> None:
         """The region carries what its driver reads, the operator's."""
         with self._transaction() as db:
-            db.execute('DELETE FROM loaded WHERE device_address = ? '
-                       'AND region_index = ?', (address, index))
+            db.execute(
+                'DELETE FROM regions WHERE region_index = ? AND card = ('
+                'SELECT number FROM cards WHERE placed AND address = ?)',
+                (index, address))
 
-    def origins(self) -> dict[tuple[str, int], str | None]:
-        """Origins of what regions carry that is not the operator's, by serial
-        number of the card and region index; as Region.origin."""
-        with self._transaction(write=False) as db:
-            rows = db.execute('SELECT serial, region_index, origin '
-                              'FROM origins').fetchall()
-        return {(row['serial'], row['region_index']): row['origin']
-                for row in rows}
+    @staticmethod
+    def _write(db, number, index, loaded):
+        db.execute(
+            f'INSERT OR REPLACE INTO regions (card, region_index, '
+            f'{", ".join(_LOADED)}) VALUES (?, ?, ?, ?, ?, ?, ?)', (
+                number, index, *(getattr(loaded, name) for name in _LOADED)))
 
-    def set_origin(self, serial: str, index: int, origin: str | None) -> None:
-        """:param origin: model.OPERATOR is what is not in the table."""
-        with self._transaction() as db:
-            db.execute('DELETE FROM origins WHERE serial = ? '
-                       'AND region_index = ?', (serial, index))
-            if origin != model.OPERATOR:
-                db.execute('INSERT INTO origins (serial, region_index, '
-                           'origin) VALUES (?, ?, ?)', (serial, index, origin))
-
-    # Devices that may have data of a server, and no claim says so
+    # What they may have of a server
 
     def unsettled(self) -> frozenset[model.Unsettled]:
-        """From memory."""
+        """Devices that may have data of a server, and no claim says so; from
+        memory."""
         return self._known.unsettled
 
-    # Handles that were released without cleaning
-
     def unclean(self) -> frozenset[model.Unclean]:
-        """From memory."""
+        """Handles that were released without cleaning; from memory."""
         return self._known.unclean
 
     def change_unclean(self, done: Iterable[model.Unclean],
@@ -122,16 +172,13 @@ class Cards(file.File):
         done, todo = set(done), set(todo)
         if done == todo:
             return
-        with self._transaction() as db:
-            now = self._known.unclean - done | todo
-            db.execute('DELETE FROM unclean')
-            db.executemany(
-                'INSERT INTO unclean (handle_address, device_address, serial, '
-                'ids, policy) VALUES (?, ?, ?, ?, ?)',
-                map(dataclasses.astuple, now))
-            self._change(unclean=now)
+        with self._transaction() as db, self._facts(db):
+            for row in done:
+                rows.clean(db, row, True)
+            for row in todo:
+                rows.clean(db, row, False)
 
-    # Devices that no other server is to get
+    # What the operator says of them
 
     def disabled(self) -> tuple[model.Disabled, ...]:
         """Devices that no other server is to get; from memory."""
@@ -147,36 +194,31 @@ class Cards(file.File):
         self._change_disabled(words, ())
 
     def _change_disabled(self, old, new):
-        with self._transaction() as db:
-            for word in (*old, *new):
-                db.execute('DELETE FROM disabled WHERE address = ? '
-                           'AND serial = ?',
-                           (word.device_address, word.serial))
-            db.executemany(
-                'INSERT INTO disabled (address, serial, reason, since) '
-                'VALUES (?, ?, ?, ?)', map(dataclasses.astuple, new))
-            self._change(disabled=disabled(db))
+        with self._transaction() as db, self._facts(db):
+            for word in old:
+                db.execute(
+                    'UPDATE cards SET disabled = NULL WHERE serial = ?1 AND '
+                    "(?1 <> '' OR address = ?2)",
+                    (word.serial, word.device_address))
+            for word in new:
+                db.execute(
+                    'UPDATE cards SET disabled = ?, since = ? WHERE number = '
+                    '?', (word.reason, word.since, rows.card(
+                        db, word.device_address, word.serial)))
 
+    @contextlib.contextmanager
+    def _facts(self, db):
+        """Have the memory follow what a transaction says of cards."""
+        yield
+        rows.drop_what_says_nothing(db)
+        self._remember(db)
 
-def unsettled(db: sqlite3.Connection) -> frozenset[model.Unsettled]:
-    return frozenset(
-        model.Unsettled(row['address'], row['serial'], row['ids'],
-                        frozenset(row['but_for'].split()))
-        for row in db.execute(
-            'SELECT address, serial, ids, but_for FROM unsettled'))
-
-
-def unclean(db: sqlite3.Connection) -> frozenset[model.Unclean]:
-    return frozenset(model.Unclean(**row)
-                     for row in db.execute('SELECT * FROM unclean'))
-
-
-def disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
-    return tuple(
-        model.Disabled(row['address'], row['serial'], row['reason'],
-                       row['since'])
-        for row in db.execute('SELECT address, serial, reason, since FROM '
-                              'disabled ORDER BY address, serial'))
+    def _remember(self, db):
+        now = {'unsettled': rows.unsettled(db), 'unclean': rows.unclean(db),
+               'disabled': rows.disabled(db)}
+        if any(getattr(self._known, name) != value
+               for name, value in now.items()):
+            self._change(**now)
 
 
 def _loaded(row: sqlite3.Row) -> model.Loaded:

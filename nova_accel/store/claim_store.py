@@ -19,6 +19,7 @@ from nova_accel.store import claims as claim_rows
 from nova_accel.store import file as store_file
 from nova_accel.store import journal
 from nova_accel.store import reserved
+from nova_accel.store import rows
 from nova_accel.store import schema
 
 MEMORY = store_file.MEMORY
@@ -44,8 +45,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         with self._reading('waiting'):
             waiting = reserved.waiting(db)
         return store_file.Memory(
-            claims, waiting, cards.unsettled(db), cards.unclean(db),
-            cards.disabled(db), journal.read_orders(db))
+            claims, waiting, rows.unsettled(db), rows.unclean(db),
+            rows.disabled(db), journal.read_orders(db))
 
     def add(self, claims: Iterable[model.Claim]) -> None:
         """Write all of them or none.
@@ -57,7 +58,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         claims = tuple(claims)
         with self._transaction() as db:
             # from the file: another process writes this table
-            disabled = cards.disabled(db)
+            disabled = rows.disabled(db)
             for claim in claims:
                 if any(word.means(claim.device_address, claim.serial)
                        for word in disabled):
@@ -77,18 +78,13 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         :raises ClaimConflict: one of the handles is held already.
         """
         done, todo, claims = set(done), set(todo), tuple(claims)
-        with self._transaction() as db:
-            # read here: another thread may have settled something meanwhile
-            now = self._known.unsettled - done | todo
-            db.execute('DELETE FROM unsettled')
-            db.executemany(
-                'INSERT INTO unsettled (address, serial, ids, but_for) '
-                'VALUES (?, ?, ?, ?)', [
-                    (row.address, row.serial, row.ids,
-                     ' '.join(sorted(row.but_for))) for row in now])
+        with self._transaction() as db, self._facts(db):
+            for row in done:
+                rows.settle(db, row)
+            for row in todo:
+                rows.unsettle(db, row)
             if claims:
                 self._add_claims(db, claims)
-            self._change(unsettled=now)
 
     def look(self) -> bool:
         """Read what commands have written since the last call.
@@ -102,7 +98,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             version = db.execute('PRAGMA data_version').fetchone()[0]
             if version == self._data_version:
                 return False
-            found = cards.disabled(db), journal.read_orders(db)
+            found = rows.disabled(db), journal.read_orders(db)
             self._data_version = version
             if found == (self._known.disabled, self._known.orders):
                 return False

@@ -19,6 +19,7 @@ from nova_accel import exception
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
+from nova_accel.store import rows
 from nova_accel.store import schema
 
 LOG = logging.getLogger(__name__)
@@ -112,8 +113,7 @@ class File:
             self._db.execute('PRAGMA journal_mode = WAL')
             # a commit is on the disk when it returns
             self._db.execute('PRAGMA synchronous = FULL')
-        while self._migrate() < schema.VERSION:
-            pass
+        self._migrate()
         with self._transaction(write=False) as db:
             self._changed = self._read(db)
         # from now on other green threads run meanwhile: _begin()
@@ -133,24 +133,28 @@ class File:
                 f'{schema.VERSION}: '
                 f'install the release that wrote it, or restore the backup '
                 f'from before the upgrade.')
+        if version < schema.VERSION and version not in schema.MIGRATIONS:
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self._name} has version {version}, which '
+                f'only commits between two releases wrote, and this release '
+                f'of nova_accel takes over stores of the versions '
+                f'{", ".join(map(str, schema.MIGRATIONS))}: start a commit '
+                f'that writes version {max(schema.MIGRATIONS)} first.')
 
-    def _migrate(self) -> int:
-        """One step, in one transaction; the version after it."""
+    def _migrate(self) -> None:
         with self._transaction() as db:
             version = self._version()
             self._check(version)
             is_new = schema.is_new(db)
             if not is_new and version == schema.VERSION:
-                return version
+                return
             if not is_new and self.path != MEMORY:
                 LOG.info('The claim store %s has version %d and gets '
-                         'version %d', self.path, version, version + 1)
-            after = schema.migrate(db, version)
+                         'version %d', self.path, version, schema.VERSION)
+            schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file
-                db.execute('INSERT INTO unsettled (address, serial) '
-                           "VALUES ('', '')")
-        return after
+                rows.unsettle(db, model.EVERYTHING)
 
     @contextlib.contextmanager
     def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:

@@ -1,27 +1,52 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The tables of the claim store, and how stores of earlier releases get them.
 
-A store has a version (PRAGMA user_version). Each change of the tables makes a
-new version, with one function that turns a store of the version before into
-one of it.
+A store has a version (PRAGMA user_version). Stores are taken over of release
+0.1, of this one, and of the last commit before it that wrote another version.
 """
 
-import contextlib
 import json
 import sqlite3
 
 from nova_accel import model
+from nova_accel.store import rows
 
-_LOADED = """
-CREATE TABLE loaded (
-    device_address TEXT NOT NULL,
+#: what is durable about a card and its regions, wherever it is now. It is
+#: known by its serial number where no other card of the host has the same one,
+#: else by its last address and its product
+_CARDS = """
+CREATE TABLE IF NOT EXISTS cards (
+    number INTEGER PRIMARY KEY,
+    address TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    ids TEXT NOT NULL,
+    placed INTEGER NOT NULL,
+    record TEXT NOT NULL DEFAULT '[]',
+    disabled TEXT,
+    since TEXT NOT NULL DEFAULT '',
+    unsettled TEXT NOT NULL DEFAULT '',
+    but_for TEXT NOT NULL DEFAULT '',
+    unclean TEXT NOT NULL DEFAULT '',
+    device TEXT
+)"""
+
+_REGIONS = """
+CREATE TABLE IF NOT EXISTS regions (
+    card INTEGER NOT NULL,
     region_index INTEGER NOT NULL,
     function_uuid TEXT,
     bitstream_id TEXT,
     function_name TEXT,
-    content TEXT,{origin}
-    PRIMARY KEY (device_address, region_index)
+    content TEXT,
+    origin TEXT,
+    PRIMARY KEY (card, region_index)
 )"""
+
+_ONE_CARD = (
+    'CREATE UNIQUE INDEX IF NOT EXISTS one_card_at_an_address '
+    'ON cards (address) WHERE placed',
+    'CREATE UNIQUE INDEX IF NOT EXISTS one_card_of_a_serial_number '
+    "ON cards (serial) WHERE serial <> ''")
 
 _RESERVED = """
 CREATE TABLE IF NOT EXISTS reserved (
@@ -57,59 +82,15 @@ CREATE TABLE IF NOT EXISTS handovers (
 _OF_DEVICE = (
     'CREATE INDEX IF NOT EXISTS handovers_of_device ON handovers (device)')
 
-_UNSETTLED = """
-CREATE TABLE IF NOT EXISTS unsettled (
-    address TEXT NOT NULL,
-    serial TEXT NOT NULL,{ids}
-    PRIMARY KEY (address, serial{key})
-)"""
-_WITH_IDS = {'ids': "\n    ids TEXT NOT NULL DEFAULT '',", 'key': ', ids'}
-_WITH_PARTS = {
-    'ids': f"{_WITH_IDS['ids']}\n    but_for TEXT NOT NULL DEFAULT '',",
-    'key': ', ids, but_for'}
-
-_RECORDS = """
-CREATE TABLE IF NOT EXISTS records (
-    serial TEXT PRIMARY KEY,
-    record TEXT NOT NULL
-)"""
-
-_ORIGINS = """
-CREATE TABLE IF NOT EXISTS origins (
-    serial TEXT NOT NULL,
-    region_index INTEGER NOT NULL,
-    origin TEXT,
-    PRIMARY KEY (serial, region_index)
-)"""
-
 _WAITING = """
 CREATE TABLE IF NOT EXISTS waiting (
     handle_type TEXT NOT NULL,
     handle_address TEXT NOT NULL,
     device_address TEXT NOT NULL,
     region_index INTEGER,
-    shown INTEGER NOT NULL,{provider}
+    shown INTEGER NOT NULL,
+    provider_uuid TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (handle_type, handle_address)
-)"""
-_PROVIDER = 'provider_uuid', "TEXT NOT NULL DEFAULT ''"
-
-_DISABLED = """
-CREATE TABLE IF NOT EXISTS disabled (
-    address TEXT NOT NULL,
-    serial TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    since TEXT NOT NULL,
-    PRIMARY KEY (address, serial)
-)"""
-
-_UNCLEAN = """
-CREATE TABLE IF NOT EXISTS unclean (
-    handle_address TEXT NOT NULL,
-    device_address TEXT NOT NULL,
-    serial TEXT NOT NULL,
-    ids TEXT NOT NULL,
-    policy TEXT NOT NULL,
-    PRIMARY KEY (handle_address, device_address, serial)
 )"""
 
 _ORDERS = """
@@ -152,14 +133,8 @@ CREATE TABLE claims (
     operators_bitstream TEXT,
     since TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
-)""", """
-CREATE TABLE devices (
-    address TEXT PRIMARY KEY,
-    device TEXT NOT NULL
-)""", _LOADED.format(origin='\n    origin TEXT,'), _RESERVED, _HANDOVERS,
-           _WAITING.format(provider=f'\n    {" ".join(_PROVIDER)},'),
-           _UNSETTLED.format(**_WITH_PARTS), _RECORDS, _POOLS, _DISABLED,
-           _ORDERS, _ORIGINS, _UNCLEAN, _OF_DEVICE)
+)""", _CARDS, _REGIONS, *_ONE_CARD, _RESERVED, _HANDOVERS, _WAITING, _POOLS,
+           _ORDERS, _OF_DEVICE)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -174,11 +149,12 @@ def _add_column(db: sqlite3.Connection, table: str, name: str, kind: str,
 
 
 def _from_release_0_1(db: sqlite3.Connection) -> None:
-    """Version 0, without a number: the store of release 0.1.
+    """Version 0, without a number: the store of release 0.1, which becomes as
+    one of version 8.
 
-    Also of one that was version 1 already and was given back to release 0.1;
-    docs/source/operators.rst says how. For 0.1, which reads claims by
-    position, the order of the columns stays.
+    Also of one that was given back to release 0.1; docs/source/operate/host.rst
+    says how. For 0.1, which reads claims by position, the order of the columns
+    stays.
     """
     columns = _columns(db, 'claims')
     for old, new in (('function_uuid', 'restore_function'),
@@ -186,126 +162,105 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
         if old in columns:
             db.execute(f'ALTER TABLE claims RENAME COLUMN {old} TO {new}')
     # release 0.1 did not write this for handles that are made on demand, and
-    # took back what was made in every state but this one
+    # took back what was made in every state but this one; nor does it mark
+    # regions that a guest may have had, which are cleaned now
     db.execute("UPDATE claims SET prepared = 1 "
                "WHERE created_type IS NOT NULL AND state <> 'Initial'")
-    db.execute('ALTER TABLE loaded RENAME TO loaded_0')
-    db.execute(_LOADED.format(origin=''))
-    names = ('device_address, region_index, function_uuid, bitstream_id, '
-             'function_name, content')
-    db.execute(f'INSERT INTO loaded ({names}) SELECT {names} FROM loaded_0')
-    db.execute('DROP TABLE loaded_0')
-    db.execute(_RESERVED)
-
-
-def _from_version_1(db: sqlite3.Connection) -> None:
-    """Version 1 does not say who loaded what: it is not known. Nor does it
-    mark regions that a guest may have had, which are cleaned now.
-
-    Also of a store that was version 2 and was given back to release 0.1.
-    """
     db.execute("UPDATE claims SET prepared = 1 WHERE region_index IS NOT NULL "
                "AND state NOT IN ('Initial', 'Provisioning', 'BindFailed')")
-    for table, name, kind in (
-            ('loaded', 'origin', 'TEXT'), ('claims', 'restore_origin', 'TEXT'),
-            ('claims', 'project_id', 'TEXT'),
-            ('claims', 'serial', "TEXT NOT NULL DEFAULT ''")):
-        _add_column(db, table, name, kind)
-    for statement in (_HANDOVERS, _WAITING.format(provider=''),
-                      _UNSETTLED.format(ids='', key=''), _RECORDS):
+    # it does not say who loaded what: it is not known, and may be a project's
+    # where a programming was broken off
+    _add_column(db, 'loaded', 'origin', 'TEXT')
+    db.execute('UPDATE loaded SET origin = ? WHERE function_uuid IS NULL',
+               (model.SOME_PROJECT,))
+    for name in ('restore_origin', 'project_id', 'serial', 'asked',
+                 'remembered', 'ids', 'operators_bitstream', 'since'):
+        may_be_null = name in ('restore_origin', 'project_id',
+                               'operators_bitstream')
+        _add_column(db, 'claims', name, 'TEXT' if may_be_null
+                    else "TEXT NOT NULL DEFAULT ''")
+    db.execute('UPDATE claims SET operators_bitstream = restore_bitstream')
+    for statement in (_RESERVED, _HANDOVERS, _WAITING, _POOLS, _ORDERS,
+                      _OF_DEVICE):
         db.execute(statement)
 
 
-def _from_version_2(db: sqlite3.Connection) -> None:
-    """Version 2 knows no pools, and each device has a provider of its own."""
-    db.execute(_POOLS)
-    _add_column(db, 'waiting', *_PROVIDER)
+def _from_version_8(db: sqlite3.Connection) -> None:
+    """Version 8 has what is durable about a card in seven tables, by its
+    address, by its serial number, or by its handles."""
+    # there are some in a store that was given back to release 0.1
+    for statement in (_CARDS, _REGIONS, *_ONE_CARD):
+        db.execute(statement)
+    db.execute('UPDATE cards SET placed = 0, device = NULL')
+    devices = {address: (_read(text), text) for address, text in rows.of(
+        db, 'devices', 'address', 'device')}
+    serials = rows.own_serials(
+        {address: device for address, (device, _) in devices.items() if device})
+    for address, (device, text) in devices.items():
+        serial = serials.get(address, '')
+        number = rows.arrives(db, address, serial,
+                              device.ids if device else '')
+        db.execute('UPDATE cards SET address = ?, placed = 1, device = ?, '
+                   'record = ? WHERE number = ?', (
+                       address, text, json.dumps(
+                           device.record if device else ()), number))
+    for address, index, *loaded in rows.of(
+            db, 'loaded', 'device_address', 'region_index', 'function_uuid',
+            'bitstream_id', 'function_name', 'content', 'origin'):
+        db.execute('INSERT OR REPLACE INTO regions VALUES (?, ?, ?, ?, ?, ?, '
+                   '?)', (rows.placed(db, address), index, *loaded))
+    for serial, record in rows.of(db, 'records', 'serial', 'record'):
+        db.execute('UPDATE cards SET record = ? WHERE number = ? '
+                   'AND NOT placed', (record, rows.card(db, '', serial, '')))
+    for serial, index, origin in rows.of(
+            db, 'origins', 'serial', 'region_index', 'origin'):
+        # a card that is here has a row of that, unless the process was killed
+        # just before
+        db.execute('INSERT OR IGNORE INTO regions (card, region_index, '
+                   "content, origin) VALUES (?, ?, '', ?)",
+                   (rows.card(db, '', serial, ''), index, origin))
+    for address, serial, reason, since in rows.of(
+            db, 'disabled', 'address', 'serial', 'reason', 'since'):
+        db.execute('UPDATE cards SET disabled = ?, since = ? WHERE number = ?',
+                   (reason, since, rows.card(db, address, serial)))
+    for address, serial, ids, but_for in rows.of(
+            db, 'unsettled', 'address', 'serial', 'ids', 'but_for'):
+        rows.unsettle(db, model.Unsettled(
+            address, serial, ids, frozenset(but_for.split())))
+    for row in rows.of(db, 'unclean', 'handle_address', 'device_address',
+                       'serial', 'ids', 'policy'):
+        rows.clean(db, model.Unclean(*row), False)
+    for table in ('devices', 'loaded', 'records', 'origins', 'disabled',
+                  'unsettled', 'unclean'):
+        db.execute(f'DROP TABLE IF EXISTS {table}')
 
 
-def _from_version_3(db: sqlite3.Connection) -> None:
-    """Version 3 knows neither the operator's word about devices nor orders."""
-    db.execute(_DISABLED)
-    db.execute(_ORDERS)
+def _read(text: str) -> model.Device | None:
+    """A device; None where it is damaged, which is told by who reads it."""
+    try:
+        return model.Device.from_dict({**json.loads(text), 'address': ''})
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return None
 
 
-def _from_version_4(db: sqlite3.Connection) -> None:
-    """Version 4 keeps neither what a request has for the driver nor what a
-    driver remembers, nor which product a server has, nor which card has what is
-    not the operator's, nor whose image it was whose programming was broken off:
-    it may have been a project's. The operator's image that a region is to carry
-    again is known where it carries that now."""
-    for name in ('asked', 'remembered', 'ids'):
-        _add_column(db, 'claims', name, "TEXT NOT NULL DEFAULT ''")
-    _add_column(db, 'claims', 'operators_bitstream', 'TEXT')
-    db.execute('UPDATE claims SET operators_bitstream = restore_bitstream '
-               'WHERE restore_origin IS NULL OR restore_origin = ?',
-               (model.OPERATOR,))
-    if 'ids' not in _columns(db, 'unsettled'):
-        db.execute('ALTER TABLE unsettled RENAME TO unsettled_4')
-        db.execute(_UNSETTLED.format(**_WITH_IDS))
-        db.execute('INSERT INTO unsettled (address, serial) '
-                   'SELECT address, serial FROM unsettled_4')
-        db.execute('DROP TABLE unsettled_4')
-    db.execute('UPDATE loaded SET origin = ? WHERE origin IS NULL '
-               'AND function_uuid IS NULL', (model.SOME_PROJECT,))
-    db.execute(_ORIGINS)
-    for address, text in db.execute('SELECT address, device FROM devices'):
-        # what is damaged is told by who reads it
-        with contextlib.suppress(ValueError, AttributeError):
-            serial = json.loads(text).get('serial')
-            if serial:
-                db.execute(
-                    'INSERT OR REPLACE INTO origins SELECT ?, region_index, '
-                    'origin FROM loaded WHERE device_address = ? AND origin '
-                    'IS NOT ?', (serial, address, model.OPERATOR))
-
-
-def _from_version_5(db: sqlite3.Connection) -> None:
-    """Version 5 does not know which parts of a device were settled."""
-    if 'but_for' in _columns(db, 'unsettled'):
-        return
-    db.execute('ALTER TABLE unsettled RENAME TO unsettled_5')
-    db.execute(_UNSETTLED.format(**_WITH_PARTS))
-    db.execute('INSERT INTO unsettled (address, serial, ids) '
-               'SELECT address, serial, ids FROM unsettled_5')
-    db.execute('DROP TABLE unsettled_5')
-
-
-def _from_version_6(db: sqlite3.Connection) -> None:
-    """Version 6 does not say since when a server has its devices."""
-    _add_column(db, 'claims', 'since', "TEXT NOT NULL DEFAULT ''")
-
-
-def _from_version_7(db: sqlite3.Connection) -> None:
-    """Version 7 does not know what was released without cleaning."""
-    db.execute(_UNCLEAN)
-    db.execute(_OF_DEVICE)
-
-
-#: number n makes version n + 1 of version n
-MIGRATIONS = (_from_release_0_1, _from_version_1, _from_version_2,
-              _from_version_3, _from_version_4, _from_version_5,
-              _from_version_6, _from_version_7)
+#: version of a store -> how it becomes one of VERSION
+MIGRATIONS = {0: (_from_release_0_1, _from_version_8), 8: (_from_version_8,)}
 #: the newest, which this release reads and writes (PRAGMA user_version)
-VERSION = len(MIGRATIONS)
+VERSION = 9
 
 
-def migrate(db: sqlite3.Connection, version: int) -> int:
-    """Bring a store one version further, inside a transaction.
+def migrate(db: sqlite3.Connection, version: int) -> None:
+    """Bring a store to VERSION, inside a transaction.
 
-    :param version: of the store, at most VERSION.
-    :returns: the version after it: VERSION for a store without tables, which
-        gets those of the newest.
+    :param version: of the store; one without tables gets those of the newest.
     """
     if is_new(db):
         for statement in _SCHEMA:
             db.execute(statement)
-        version = VERSION
     elif version < VERSION:
-        MIGRATIONS[version](db)
-        version += 1
-    db.execute(f'PRAGMA user_version = {version}')
-    return version
+        for step in MIGRATIONS[version]:
+            step(db)
+    db.execute(f'PRAGMA user_version = {VERSION}')
 
 
 def is_new(db: sqlite3.Connection) -> bool:

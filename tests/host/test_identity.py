@@ -665,4 +665,6 @@ class MovedContentTest(base.HostTestCase):
         self.host.upload(FUNCTION, {'accel:clears': 'registers',
                                     'accel:region_type_id': INTERFACE})
         self.host.delete(server)
-        self.assertEqual({}, self.host.accelerators.store.origins())
+        self.assertEqual({model.OPERATOR}, {
+            loaded.origin for loaded
+            in self.host.accelerators.store.loaded().values()})

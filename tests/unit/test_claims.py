@@ -29,10 +29,10 @@ from nova_accel.store import schema
 HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
 RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
                            'claims-0.1.sql')
-VERSION_1 = os.path.join(os.path.dirname(__file__), 'data',
-                         'claims-1.sql')
-VERSION_3 = os.path.join(os.path.dirname(__file__), 'data',
-                         'claims-3.sql')
+#: written by the last commit before version 9: a project's function on a card,
+#: a disk that was exchanged while its server was deleted, one that is disabled
+#: and one that was released without cleaning
+VERSION_8 = os.path.join(os.path.dirname(__file__), 'data', 'claims-8.sql')
 BOUND = model.ClaimState.BOUND
 PROJECT = 'a project'
 LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0', PROJECT)
@@ -139,13 +139,84 @@ class ClaimStoreTest(StoreTestCase):
         self.assertEqual(frozenset(),
                          claim_store.ClaimStore(':memory:').unsettled())
 
-    def test_records(self):
-        self.assertEqual({}, self.store.records())
-        for value in '1', '2':
-            record = (('serial number', 'S1'), ('firmware', value))
-            self.store.keep_record('S1', record)
-        for store in (self.store, claim_store.ClaimStore(self.path)):
-            self.assertEqual({'S1': record}, store.records())
+    def test_card_goes_and_comes_back(self):
+        """What is known of a card goes with it, and stays where it is away."""
+        address, empty, serial = '0000:5e:00.0', '0000:af:00.0', 'S1'
+        one = dataclasses.replace(
+            DEVICE, serial=serial, record=(('firmware', '1'),))
+        other = dataclasses.replace(
+            DEVICE, serial='S2', record=(('firmware', '2'),))
+        self.store.set_devices({address: one})
+        self.store.set_loaded(address, 0, LOADED)
+        self.command().disable(DISABLED)
+        self.store.change_unclean((), [model.Unclean(
+            address, address, serial, one.ids, 'none')])
+        unknown_ = model.Loaded(None, None, None, '', None)
+        self.store.place(other, True, {0: unknown_})
+        self.store.set_devices({address: other})
+        for store in self.store, claim_store.ClaimStore(self.path):
+            self.assertEqual([model.Card(
+                serial, one.ids, one.record, {0: PROJECT})], store.away())
+            self.assertEqual({(address, 0): unknown_}, store.loaded())
+            self.assertEqual({address: other}, store.devices())
+        back = dataclasses.replace(one, address=empty)
+        self.store.place(back, True, {0: unknown(PROJECT)})
+        self.store.set_devices({address: other, empty: back})
+        for store in self.store, claim_store.ClaimStore(self.path):
+            self.assertEqual([], store.away())
+            self.assertEqual({address: 'S2', empty: serial}, store.serials())
+            self.assertEqual(unknown(PROJECT), store.loaded()[empty, 0])
+            self.assertEqual([(empty, serial)], [
+                (w.device_address, w.serial) for w in store.disabled()])
+            row, = store.unclean()
+            self.assertEqual((serial, address), (
+                row.serial, row.handle_address))
+
+    def test_two_cards_with_one_serial_number(self):
+        """Neither is known by it, and what is known of one stays its own."""
+        one = dataclasses.replace(DEVICE, serial='S1')
+        other = dataclasses.replace(one, address='0000:af:00.0')
+        self.store.set_devices({one.address: one})
+        self.store.set_loaded(one.address, 0, LOADED)
+        self.store.place(other, False, {0: unknown(PROJECT)})
+        self.store.set_devices({one.address: one, other.address: other})
+        self.assertEqual({}, self.store.serials())
+        self.assertEqual({(one.address, 0): LOADED,
+                          (other.address, 0): unknown(PROJECT)},
+                         self.store.loaded())
+        # one is taken out: the other one is known by the number again
+        self.store.set_devices({other.address: other})
+        self.assertEqual({other.address: 'S1'}, self.store.serials())
+        self.assertEqual([PROJECT], [
+            card.origins[0] for card in self.store.away()])
+
+    def test_two_cards_change_their_places(self):
+        """The first one is adopted while the other one still seems to be
+        where it was."""
+        places = '0000:5e:00.0', '0000:af:00.0'
+        cards = [dataclasses.replace(DEVICE, serial=f'S{n}') for n in (1, 2)]
+        self.store.set_devices({
+            address: dataclasses.replace(card, address=address)
+            for address, card in zip(places, cards, strict=True)})
+        self.command().disable(dataclasses.replace(
+            DISABLED, device_address=places[1], serial='S2'))
+        self.store.place(dataclasses.replace(cards[1], address=places[0]),
+                         False, {0: unknown('q')})
+        self.store.place(dataclasses.replace(cards[0], address=places[1]),
+                         True, {0: unknown('p')})
+        self.store.set_devices({
+            address: dataclasses.replace(card, address=address)
+            for address, card in zip(places, cards[::-1], strict=True)})
+        self.assertEqual({places[0]: 'S2', places[1]: 'S1'},
+                         self.store.serials())
+        self.assertEqual([(places[0], 'S2')], [
+            (w.device_address, w.serial) for w in self.store.disabled()])
+        self.assertEqual([], self.store.away())
+        self.assertEqual({(places[0], 0): unknown('q'),
+                          (places[1], 0): unknown('p')}, self.store.loaded())
+
+    def command(self):
+        return claim_store.existing(self.path)
 
     def test_settle(self):
         one, other = (model.Unsettled(address='0000:5e:00.0'),
@@ -176,16 +247,6 @@ class ClaimStoreTest(StoreTestCase):
         for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual({one, other}, store.unsettled())
 
-    def test_origins_of_cards(self):
-        for origin in ('p', None, model.SOME_PROJECT):
-            self.store.set_origin('S1', 0, origin)
-            self.store.set_origin('S1', 1, 'q')
-            self.store.set_origin('S2', 0, 'r')
-            self.store.set_origin('S2', 0, model.OPERATOR)
-            for store in (self.store, claim_store.ClaimStore(self.path)):
-                self.assertEqual({('S1', 0): origin, ('S1', 1): 'q'},
-                                 store.origins())
-
     def test_products_that_come_back(self):
         """Several that were in one slot, without serial numbers."""
         rows = {model.Unsettled('0000:5e:00.0', ids=ids)
@@ -195,11 +256,18 @@ class ClaimStoreTest(StoreTestCase):
             self.assertEqual(rows, store.unsettled())
 
     def test_parts_that_are_settled(self):
-        rows = {model.Unsettled('0000:5e:00.0', but_for=frozenset(parts))
-                for parts in ((), ('0',), ('0000:5e:00.1', '0000:5e:00.2'))}
-        self.store.settle([model.EVERYTHING], rows)
-        for store in (self.store, claim_store.ClaimStore(self.path)):
-            self.assertEqual(rows, store.unsettled())
+        self.store.settle([model.EVERYTHING])
+        for parts in (), ('0',), ('0000:5e:00.1', '0000:5e:00.2'):
+            row = model.Unsettled('0000:5e:00.0', but_for=frozenset(parts))
+            self.store.settle(self.store.unsettled(), [row])
+            for store in (self.store, claim_store.ClaimStore(self.path)):
+                self.assertEqual({row}, store.unsettled())
+        # of two that are about one card only what both say is settled
+        self.store.settle(todo=[model.Unsettled(
+            '0000:5e:00.0', but_for=frozenset(('0000:5e:00.2', '1')))])
+        self.assertEqual({dataclasses.replace(
+            row, but_for=frozenset(('0000:5e:00.2',)))},
+            self.store.unsettled())
 
     def test_update_of_a_claim_that_was_read_long_ago(self):
         one, gone = claim(), claim(handle=handle(1))
@@ -427,7 +495,7 @@ class DamageTest(StoreTestCase):
         store = claim_store.ClaimStore(self.path)
         store.add([one])
         with self.file() as db:
-            for table in ('claims', 'devices', 'loaded', 'reserved'):
+            for table in ('claims', 'cards', 'regions', 'reserved'):
                 db.execute(f'DROP TABLE {table}')
         # claims are known without the file: plain servers do not need it
         self.assertEqual([one], store.claims())
@@ -447,8 +515,8 @@ class DamageTest(StoreTestCase):
         store.set_devices({DEVICE.address: DEVICE})
         for text in ('', '{', '[]', '3', 'null', '{"regions": [3]}'):
             with self.file() as db:
-                db.execute('UPDATE devices SET device = ?', (text,))
-            self.assertUnavailable('table devices', store.devices)
+                db.execute('UPDATE cards SET device = ?', (text,))
+            self.assertUnavailable('table cards', store.devices)
         with self.file() as db:
             db.execute("UPDATE claims SET handle = '{'")
         self.assertUnavailable('table claims',
@@ -674,38 +742,72 @@ class OtherReleasesTest(StoreTestCase):
         # and the next start finds nothing to do
         self.assertEqual(8, len(claim_store.ClaimStore(self.path).claims()))
 
-    def test_version_1(self):
-        """From where something is, it does not say."""
-        with open(VERSION_1, encoding='utf-8') as file, self.file() as db:
+    def version_8(self):
+        with open(VERSION_8, encoding='utf-8') as file, self.file() as db:
             db.executescript(file.read())
+
+    def test_version_8(self):
+        self.version_8()
+        for store in (claim_store.copy_of(self.path),
+                      claim_store.ClaimStore(self.path),
+                      claim_store.ClaimStore(self.path)):
+            devices = store.devices()
+            self.assertEqual({
+                '0000:5e:00.0': '0011223344556677', '0000:02:00.0':
+                'S000003000', '0000:04:00.0': 'S000004000'},
+                {address: device.serial
+                 for address, device in devices.items()})
+            self.assertEqual({a: d.serial for a, d in devices.items()},
+                             store.serials())
+            (key, loaded), = store.loaded().items()
+            self.assertEqual((('0000:5e:00.0', 0), 'demo'),
+                             (key, loaded.origin))
+            self.assertEqual({model.Unsettled(serial='S000002000')},
+                             store.unsettled())
+            card, = store.away()
+            self.assertEqual(('S000002000', ('firmware', 'SIM1')),
+                             (card.serial, card.record[1]))
+            self.assertIn(('serial number', 'S000003000'),
+                          devices['0000:02:00.0'].record)
+            word, = store.disabled()
+            self.assertEqual(('S000003000', 'it is hot'),
+                             (word.serial, word.reason))
+            row, = store.unclean()
+            self.assertEqual(
+                ('0000:04:00.0', '0000:04:00.0', 'S000004000', 'none'),
+                (row.handle_address, row.device_address, row.serial,
+                 row.policy))
+            one, = store.claims()
+            self.assertEqual(BOUND, one.state)
+            self.assertEqual(2, len(store.handovers()))
+            self.assertEqual(2, len(store.reserved()))
+
+    def test_version_8_with_damaged_rows(self):
+        self.version_8()
+        with self.file() as db:
+            db.execute("UPDATE devices SET device = '{' "
+                       "WHERE address = '0000:5e:00.0'")
         store = claim_store.ClaimStore(self.path)
-        self.assertEqual(
-            {('0000:5e:00.0', 0): model.Loaded(
-                'd8424dc4a4a3c413f89e433683f9040b', self.uuid(401), 'nlb',
-                'sha512-0', None),
-             # a programming was broken off, maybe with a tenant's image
-             ('0000:af:00.0', 1): unknown(model.SOME_PROJECT)},
-            store.loaded())
-        self.assertEqual({('p', 'VGPU'): 1}, store.reserved())
-        one, = store.claims()
-        self.assertEqual(
-            (BOUND, self.uuid(401), None, None, True, self.uuid(401)),
-            (one.state, one.restore_bitstream, one.restore_origin,
-             one.project_id, one.prepared, one.operators_bitstream))
-        self.assertEqual(('', frozenset()), (one.serial, store.unsettled()))
-        store.update([one], restore_origin=model.OPERATOR, project_id='p',
-                     serial='S1')
-        one, = claim_store.ClaimStore(self.path).claims()
-        self.assertEqual((model.OPERATOR, 'p', 'S1'),
-                         (one.restore_origin, one.project_id, one.serial))
+        self.assertUnavailable('table cards', store.devices)
+        self.assertEqual(['demo'], [
+            loaded.origin for loaded in store.loaded().values()])
+        self.assertEqual(1, len(store.claims()))
+
+    def test_versions_between_releases(self):
+        self.version_8()
+        with self.file() as db:
+            db.execute('PRAGMA user_version = 5')
+        for open_ in claim_store.ClaimStore, claim_store.copy_of:
+            self.assertUnavailable(
+                'version 5, which only commits between two releases wrote',
+                open_, self.path)
 
     def test_migrated_and_made_anew_are_the_same(self):
         self.release_0_1()
         claim_store.ClaimStore(self.path)
         migrated = self.schema()
         os.remove(self.path)
-        with open(VERSION_1, encoding='utf-8') as file, self.file() as db:
-            db.executescript(file.read())
+        self.version_8()
         claim_store.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
         os.remove(self.path)
@@ -720,27 +822,42 @@ class OtherReleasesTest(StoreTestCase):
         def broken(db):
             schema._from_release_0_1(db)
             db.execute('SELECT * FROM missing')
-        with mock.patch.object(schema, 'MIGRATIONS', (broken,)):
+        with mock.patch.object(schema, 'MIGRATIONS', {0: (broken,)}):
             self.assertUnavailable('no such table: missing',
                                    claim_store.ClaimStore, self.path)
         self.assertEqual(before, self.schema())
         self.assertEqual(7, len(claim_store.ClaimStore(self.path).claims()))
 
     def test_killed_in_a_migration(self):
-        self.release_0_1()
+        """After each of its statements."""
         program = textwrap.dedent('''
-            import os, signal, sys
+            import os, signal, sqlite3, sys
             from nova_accel.store import claim_store, schema
-            migrate = schema._from_release_0_1
-            def killed(db):
-                migrate(db)
-                os.kill(os.getpid(), signal.SIGKILL)
-            schema.MIGRATIONS = (killed,)
+            class Connection(sqlite3.Connection):
+                left = int(sys.argv[2])
+                def execute(self, *args):
+                    if self.in_transaction:
+                        self.left -= 1
+                        if not self.left:
+                            os.kill(os.getpid(), signal.SIGKILL)
+                    return super().execute(*args)
+            connect = sqlite3.connect
+            sqlite3.connect = lambda *args, **kwargs: connect(
+                *args, **kwargs, factory=Connection)
             claim_store.ClaimStore(sys.argv[1])
         ''')
-        self.assertEqual(-signal.SIGKILL, subprocess.call(
-            [sys.executable, '-c', program, self.path]))
-        self.assertEqual(7, len(claim_store.ClaimStore(self.path).claims()))
+        for make, claims in (self.release_0_1, 7), (self.version_8, 1):
+            make()
+            before = self.schema()
+            for number in 1, 5, 20, 40:
+                self.assertEqual(-signal.SIGKILL, subprocess.call(
+                    [sys.executable, '-c', program, self.path, str(number)]))
+                self.assertEqual(before, self.schema())
+            self.assertEqual(
+                claims, len(claim_store.ClaimStore(self.path).claims()))
+            for suffix in '', '-wal', '-shm':
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(self.path + suffix)
 
     def test_back_to_release_0_1_and_again_to_this(self):
         """As docs/source/operators.rst says."""
@@ -748,9 +865,21 @@ class OtherReleasesTest(StoreTestCase):
         store = claim_store.ClaimStore(self.path)
         store.set_loaded('0000:5e:00.0', 0, unknown(None))
         with self.file() as db:
-            db.executescript('DELETE FROM devices; '
-                             'DELETE FROM loaded WHERE function_uuid IS NULL; '
-                             'ALTER TABLE loaded DROP COLUMN origin; '
+            db.executescript('DROP TABLE IF EXISTS pools; '
+                             'CREATE TABLE devices (address TEXT PRIMARY KEY, '
+                             'device TEXT NOT NULL); '
+                             'CREATE TABLE loaded (device_address TEXT NOT '
+                             'NULL, region_index INTEGER NOT NULL, '
+                             'function_uuid TEXT NOT NULL, bitstream_id TEXT '
+                             'NOT NULL, function_name TEXT, content TEXT NOT '
+                             'NULL, PRIMARY KEY '
+                             '(device_address, region_index)); '
+                             'INSERT INTO loaded SELECT address, '
+                             'region_index, function_uuid, bitstream_id, '
+                             'function_name, content FROM regions JOIN cards '
+                             'ON card = number WHERE placed AND '
+                             'function_uuid IS NOT NULL AND bitstream_id IS '
+                             'NOT NULL AND content IS NOT NULL; '
                              'ALTER TABLE claims DROP COLUMN restore_origin; '
                              'ALTER TABLE claims DROP COLUMN project_id; '
                              'ALTER TABLE claims DROP COLUMN serial; '
@@ -794,12 +923,13 @@ class OtherReleasesTest(StoreTestCase):
         one = claim()
         store.add([one])
         with self.file() as db:
-            for table in ('claims', 'devices', 'loaded', 'reserved'):
+            for table in ('claims', 'cards', 'regions', 'reserved'):
                 db.execute(f'ALTER TABLE {table} ADD COLUMN more TEXT')
             db.execute('UPDATE claims SET handle = ?', (json.dumps(
                 {'type': 'PCI', 'address': HANDLE.address, 'colour': 'red'}),))
             db.execute(
-                'INSERT INTO devices (address, device) VALUES (?, ?)',
+                'INSERT INTO cards (address, serial, ids, placed, device) '
+                "VALUES (?, '', '', 1, ?)",
                 ('0000:01:00.0', json.dumps({
                     'type': 'FPGA', 'colour': 'red', 'regions': [
                         {'index': 1, 'size': 3, 'handles': [
@@ -826,7 +956,7 @@ class OtherReleasesTest(StoreTestCase):
         store.set_devices({DEVICE.address: DEVICE})
         with self.file() as db:
             db.execute("UPDATE claims SET state = 'Paused', role = 'lent'")
-            db.execute('UPDATE devices SET device = ?', (json.dumps({
+            db.execute('UPDATE cards SET device = ?', (json.dumps({
                 'health': 'tired', 'handles': [
                     {'type': 'CXL', 'address': 'x'},
                     {'type': 'PCI', 'address': 'y'}],
@@ -851,36 +981,6 @@ class OtherReleasesTest(StoreTestCase):
             db.execute("UPDATE claims SET handle_type = 'CXL'")
         self.assertUnavailable("'CXL' is not a valid HandleType",
                                lambda: claim_store.ClaimStore(self.path))
-
-    def test_version_3(self):
-        """It does not know what the operator disables."""
-        with open(VERSION_3, encoding='utf-8') as file, self.file() as db:
-            db.executescript(file.read())
-            for address, text in (('0000:5e:00.0', '{"serial": "S9"}'),
-                                  ('0000:5f:00.0', '{')):
-                db.execute('INSERT OR REPLACE INTO devices VALUES (?, ?)',
-                           (address, text))
-        store = claim_store.ClaimStore(self.path)
-        one, = store.claims()
-        self.assertEqual((BOUND, 'S1', 'p', '', ''),
-                         (one.state, one.serial, one.project_id, one.asked,
-                          one.remembered))
-        self.assertEqual(
-            ({('0000:5e:00.0', 0): unknown(model.SOME_PROJECT)},
-             {'p': model.Reserved(1, 2, 3)},
-             {model.Unsettled(serial='S2')}, ('0000:af:00.1',)),
-            (store.loaded(), store.pools(), store.unsettled(),
-             tuple(w.handle.address for w in store.waiting())))
-        # nor whose content goes with a card
-        self.assertEqual({('S9', 0): model.SOME_PROJECT}, store.origins())
-        self.assertEqual((), store.disabled())
-        store.disable(DISABLED)
-        self.assertEqual((DISABLED,),
-                         claim_store.ClaimStore(self.path).disabled())
-        migrated = self.schema()
-        os.remove(self.path)
-        claim_store.ClaimStore(self.path)
-        self.assertEqual(self.schema(), migrated)
 
 
 class DisabledTest(StoreTestCase):

@@ -114,7 +114,7 @@ class ClaimsTest(commands.StoreCommandTestCase):
         for serial, there, shown in (
                 ('', {ADDRESS: ''}, ADDRESS),
                 ('S1', {'0000:01:00.0': 'S1'}, '0000:01:00.0'),
-                ('S1', {}, ADDRESS), ('S1', {ADDRESS: 'S2'}, ADDRESS)):
+                ('S2', {}, ADDRESS), ('S2', {ADDRESS: 'S3'}, ADDRESS)):
             store.set_devices({
                 address: dataclasses.replace(
                     DEVICE, address=address, serial=found)

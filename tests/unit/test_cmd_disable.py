@@ -18,7 +18,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import schema
 from tests.unit import commands
-from tests.unit.test_claims import claim, DEVICE, handle, VERSION_3
+from tests.unit.test_claims import claim, DEVICE, handle, VERSION_8
 
 A, B, C = DEVICE.address, '0000:81:00.0', '0000:82:00.0'
 
@@ -241,10 +241,10 @@ class StoresTest(DisableTestCase):
 
     def test_other_releases(self):
         """nova-compute of that release may be running."""
-        with sqlite3.connect(self.path) as db, open(VERSION_3) as file:
+        with sqlite3.connect(self.path) as db, open(VERSION_8) as file:
             db.executescript(file.read())
         db.close()
-        self.assertIn('has version 3', self.refused('disable', A))
+        self.assertIn('has version 8', self.refused('disable', A))
         with sqlite3.connect(self.path) as db:
             db.execute(f'PRAGMA user_version = {schema.VERSION + 1}')
         db.close()
