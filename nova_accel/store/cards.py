@@ -98,15 +98,16 @@ class Cards(file.File):
                 self._write(db, number, index, content)
 
     def away(self) -> list[model.Card]:
-        """Cards that were here, and are not at any address now."""
+        """Cards that were here, and are not at any address now; and those of
+        which the process was killed before it wrote down what they are."""
         with self._transaction(write=False) as db:
             found = db.execute(
-                'SELECT number, serial, ids, record FROM cards WHERE NOT '
-                "placed AND address || serial <> ''").fetchall()
+                'SELECT number, serial, ids, record FROM cards WHERE device '
+                "IS NULL AND address || serial <> ''").fetchall()
             origins: dict[int, dict[int, str | None]] = {}
             for row in db.execute(
                     'SELECT card, region_index, origin FROM regions JOIN '
-                    'cards ON card = number WHERE NOT placed'):
+                    'cards ON card = number WHERE device IS NULL'):
                 origins.setdefault(row['card'], {})[
                     row['region_index']] = row['origin']
         with self._reading('cards'):

@@ -5,11 +5,14 @@ A server gets its own card or an error. Only the card that it had is cleaned
 after it, wherever that is.
 """
 
+from unittest import mock
+
 import ddt
 
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
+from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import test_handover as handover
@@ -302,6 +305,19 @@ class RecordTest(IdentityTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual((3, before), (
             len(before), self.host.kernel.read_nvme(slot).namespaces))
+
+    def test_killed_before_the_disk_is_written_down(self):
+        self.start_host(nvmes=[{'address': a, 'namespaces': 3}
+                               for a in (ONE, TWO)], drivers=('nvme',))
+        before = self.host.kernel.read_nvme(ONE).namespaces
+        server = self.boot(ONE)
+        self.simulated.kernel.change_disk(ONE, namespaces=[])
+        with mock.patch.object(claim_store.ClaimStore, 'set_devices'):
+            self.exchange((ONE, TWO))
+        self.restart()
+        self.host.delete(server)
+        self.assertEqual((3, before), (
+            len(before), self.host.kernel.read_nvme(TWO).namespaces))
 
     def test_of_a_disk_that_comes_back(self):
         self.start_host(nvmes=[{'address': a, 'namespaces': 3}
