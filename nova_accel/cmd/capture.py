@@ -15,9 +15,9 @@ from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
-from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import inventory
+from nova_accel import machine
 from nova_accel.sim import captured
 from nova_accel.sim import recorder
 from nova_accel.sim import redaction
@@ -65,7 +65,7 @@ class Capture(command.Command):
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
         names = configuration.drivers(parsed_args)
-        kernel = host_kernel.open_kernel(CONF.host, writes=False)
+        kernel = machine.open_kernel(CONF.host, writes=False)
         recorded = record(kernel, names, self._warn)
         text = io.StringIO()
         write(recorded, names, text)

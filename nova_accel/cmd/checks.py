@@ -26,11 +26,11 @@ from nova_accel.drivers import options
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import address_space
-from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import privileged
 from nova_accel import inventory
 from nova_accel.inventory import cards
+from nova_accel import machine
 from nova_accel import model
 from nova_accel import privsep
 from nova_accel.store import claim_store
@@ -90,7 +90,7 @@ class Host:
         priv_context.init(root_helper=shlex.split(helper))
         try:
             self.names = CONF.accel.enabled_drivers
-            self.kernel = host_kernel.open_kernel(CONF.host, writes=False)
+            self.kernel = machine.open_kernel(CONF.host, writes=False)
             for name in self.names:
                 try:
                     self.drivers.update(drivers.load([name], self.kernel))

@@ -14,10 +14,10 @@ from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
-from nova_accel.host import kernel as host_kernel
 from nova_accel import inventory
 from nova_accel.inventory import devices as device_table
 from nova_accel.inventory import identity
+from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
@@ -258,7 +258,7 @@ def _configure(parsed_args):
     if parsed_args.simulated_host:
         CONF.set_override('simulated_host', parsed_args.simulated_host,
                           group='accel')
-    kernel = host_kernel.open_kernel(CONF.host, writes=False)
+    kernel = machine.open_kernel(CONF.host, writes=False)
     if parsed_args.simulated_host:
         _take_options(kernel, parsed_args.simulated_host)
     CONF.set_override('enabled_drivers', configuration.drivers(parsed_args),

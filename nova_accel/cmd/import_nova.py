@@ -28,9 +28,9 @@ from nova_accel import drivers
 from nova_accel.drivers import rules
 from nova_accel.drivers import vgpu
 from nova_accel import exception
-from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import inventory
+from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
@@ -78,7 +78,7 @@ class ImportNova(cloud.Asks, configuration.Reader):
         # what would be logged is shown
         logging.disable(logging.CRITICAL)
         try:
-            found = Translation(host_kernel.open_kernel(
+            found = Translation(machine.open_kernel(
                 CONF.host, writes=False))
         finally:
             logging.disable(logging.NOTSET)

@@ -13,48 +13,17 @@ import os
 import re
 import socket
 import stat
-import typing
 
-from nova_accel import conf
 from nova_accel.host import devlink
 from nova_accel.host import firmware
 from nova_accel.host import limited
 from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
 
-if typing.TYPE_CHECKING:
-    from nova_accel import sim
-
-CONF = conf.CONF
-
 #: include/uapi/linux/netlink.h
 _NETLINK_KOBJECT_UEVENT = 15
 #: multicast group of the kernel's messages; udev repeats them in another one
 _KERNEL_GROUP = 1
-
-
-def open_kernel(
-        host: str, writes: bool = True,
-        ) -> 'Kernel | sim.SimulatedKernel | sim.captured.CapturedKernel':
-    """Return the kernel that the drivers of this host work with.
-
-    :param host: [DEFAULT] host, which chooses the file if [accel]
-        simulated_host is a directory.
-    :param writes: False for a command that only shows: the state of a
-        simulated host is read, and not written.
-    :returns: a SimulatedKernel, or a CapturedKernel where the file is a
-        capture, if [accel] simulated_host is set; otherwise the machine's own
-        Kernel.
-    :raises InvalidSimulation: the description cannot be used.
-    """
-    path = CONF.accel.simulated_host
-    if not path:
-        return Kernel()
-    # the simulator stands above this module and is loaded only on demand
-    from nova_accel import sim
-    if os.path.isdir(path):
-        path = os.path.join(path, f'{host}.yaml')
-    return sim.open_host(path, writes)
 
 
 class Kernel:

@@ -25,8 +25,8 @@ from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel import conf
 from nova_accel import exception
-from nova_accel.host import kernel as host_kernel
 from nova_accel.host import signals
+from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -78,7 +78,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._waker.start()
         errors.warn_of_simulation()
         with errors.start_refused():
-            kernel = host_kernel.open_kernel(host)
+            kernel = machine.open_kernel(host)
             self._use(accelerators.initialize(
                 host, CONF.state_path, kernel, self.cloud, conflicts.Conflicts(
                     kernel, self.pgpu_type_mapping,

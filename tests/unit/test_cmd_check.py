@@ -183,7 +183,7 @@ class CheckTestCase(commands.CommandTestCase):
 
     def use_kernel(self, kernel):
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.host.kernel.open_kernel',
+            'nova_accel.machine.open_kernel',
             lambda host, writes: kernel))
 
     def use_libvirt(self, module):

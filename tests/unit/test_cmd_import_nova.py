@@ -16,9 +16,9 @@ from nova_accel import conf
 from nova_accel.cmd import import_nova
 from nova_accel import drivers
 from nova_accel import exception
-from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import inventory
+from nova_accel import machine
 from nova_accel import profiles
 from nova_accel.store import claim_store
 from tests.unit import commands
@@ -149,7 +149,7 @@ class ImportNovaTestCase(commands.CommandTestCase):
     def look(self):
         conf.CONF(['--config-file', self.config], project='nova')
         try:
-            kernel = host_kernel.open_kernel('compute1', writes=False)
+            kernel = machine.open_kernel('compute1', writes=False)
             found = inventory.Inventory(
                 drivers.load(conf.CONF.accel.enabled_drivers, kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)

@@ -21,6 +21,7 @@ from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
+from nova_accel import machine
 from nova_accel import sim
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
                              SimulatedHost)
@@ -626,16 +627,16 @@ class Description(testtools.TestCase):
 
     def test_open_kernel(self):
         config = self.useFixture(config_fixture.Config(conf.CONF))
-        self.assertIsInstance(host_kernel.open_kernel('compute1'),
+        self.assertIsInstance(machine.open_kernel('compute1'),
                               host_kernel.Kernel)
         host = self.useFixture(SimulatedHost({'address': A}))
         config.config(group='accel', simulated_host=host.path)
         self.assertEqual(
-            [A], host_kernel.open_kernel('any').listdir('bus/pci/devices'))
+            [A], machine.open_kernel('any').listdir('bus/pci/devices'))
         config.config(group='accel', simulated_host=host.directory)
         self.assertEqual(
-            [A], host_kernel.open_kernel('host').listdir('bus/pci/devices'))
-        self.assertRaises(exception.InvalidSimulation, host_kernel.open_kernel,
+            [A], machine.open_kernel('host').listdir('bus/pci/devices'))
+        self.assertRaises(exception.InvalidSimulation, machine.open_kernel,
                           'compute1')
 
     def test_make_gbs(self):
