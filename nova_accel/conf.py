@@ -89,9 +89,18 @@ PCI addresses of devices that servers get only together, separated by spaces,
 for example the GPUs of a partition of NVSwitches. A set has a resource
 provider of its own, from which a request group gets all of it or nothing: with
 a set of four GPUs, ``resources1:CUSTOM_ACCELERATOR_GPU=4``. The devices of a
-set are of one type, of the driver gpu, nvme or pci, and given whole; each is
-in one set only. May be given several times. Example: ``0000:1a:00.0
-0000:1b:00.0 0000:1c:00.0 0000:1d:00.0``."""),
+set are of one type, given whole (drivers gpu, nvme and pci) or by the one VF
+that each has, as GPUs of AMD under gim; each is in one set only. May be given
+several times. Example: ``0000:1a:00.0 0000:1b:00.0 0000:1c:00.0
+0000:1d:00.0``."""),
+    cfg.StrOpt('fabric_command', help="""
+Absolute path of the operator's command that activates the partition of a set
+of GPUs under NVSwitches before their guest starts, and deactivates it after.
+nova-compute runs it as its own user, one at a time, with ``activate`` or
+``deactivate`` and the PCI addresses of the set, sorted; it ends with 0 where
+that is done, or was before. ``static`` has nothing run: partitions stay as the
+operator has set them up. Without it, such sets are not offered. Example:
+``/etc/nova/fabric``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""

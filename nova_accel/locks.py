@@ -41,6 +41,7 @@ ORDER = (
     'scan',        # inventory.scanner
     'inventory',   # inventory: what providers are made of
     'cards',       # inventory.cards: calls of drivers
+    'fabric',      # drivers.fabric: a partition is changed
     'changes',     # inventory.devices: the store is written
     'devices',     # inventory.devices: memory
     'holdings',    # attach.holdings

@@ -12,7 +12,7 @@ import dataclasses
 
 from nova_accel import conf
 from nova_accel.drivers import base
-from nova_accel.drivers import nvswitch
+from nova_accel.drivers import fabric
 from nova_accel.drivers import rules
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
@@ -128,8 +128,8 @@ class GpuDriver(slot.SlotDriver):
                 f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
                 f'have "sriov-manage -e {address}" run, or bind it to '
                 f'{base.VFIO} if servers are to have it whole')
-        joined = nvswitch.obstacle(self.kernel, device, rules.INCLUDE,
-                                   rules.DeviceRules().include)
+        joined = fabric.obstacle(self.kernel, device, rules.INCLUDE,
+                                 rules.DeviceRules().include)
         if joined:
             raise base.Defect(joined)
         company, companions = self.checked_company(address)

@@ -12,8 +12,8 @@ import re
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import fabric
 from nova_accel.drivers import handover
-from nova_accel.drivers import nvswitch
 from nova_accel.drivers import rules
 from nova_accel.drivers import slot
 from nova_accel import exception
@@ -137,7 +137,7 @@ class PciRuleDriver(slot.SlotDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
-        joined = nvswitch.obstacle(self.kernel, device, OPTION, wanted())
+        joined = fabric.obstacle(self.kernel, device, OPTION, wanted())
         if joined:
             raise base.Defect(joined)
         company, companions = self.checked_company(device.address)

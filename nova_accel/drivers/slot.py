@@ -10,6 +10,7 @@ reset a slot only when it has all of it.
 import abc
 
 from nova_accel.drivers import base
+from nova_accel.drivers import fabric
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
@@ -21,7 +22,7 @@ LOG = logging.getLogger(__name__)
 #: sound, USB, and the USB type C controller
 COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
 #: drivers that do nothing with a function
-_IDLE = (None, base.VFIO, 'pci-stub')
+_IDLE = (None, 'pci-stub')
 
 
 class SlotDriver(base.PciDriver):
@@ -78,8 +79,9 @@ class SlotDriver(base.PciDriver):
         if pci.virtual_functions(self.kernel, function):
             return 'it has virtual functions'
         bound = pci.driver(self.kernel, function)
-        if bound not in _IDLE and (pci.class_code(self.kernel, function) >> 8
-                                   not in COMPANIONS):
+        if (bound not in _IDLE and not pci.is_for_vfio(self.kernel, function)
+                and pci.class_code(self.kernel, function) >> 8
+                not in COMPANIONS):
             return f'the driver {bound} of the host has it'
         # functions of one IOMMU group are with one guest only: this device's
         if (pci.is_open(self.kernel, function) and function
@@ -100,7 +102,7 @@ class SlotDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """Bind the company to VFIO.
+        """Bind the company to VFIO, and activate the partition of a set.
 
         A guest that starts gets all functions of an IOMMU group at once. One
         that runs, as after a resume, gets them one by one, and for the first
@@ -120,7 +122,7 @@ class SlotDriver(base.PciDriver):
                         f'{handle.address} was allocated, and {function}, '
                         f'which goes with it, is used by somebody else: the '
                         f'build is retried on another host.')
-                if pci.driver(self.kernel, function) != base.VFIO:
+                if not pci.is_for_vfio(self.kernel, function):
                     self.kernel.rebind(function, base.VFIO)
             except OSError as error:
                 raise exception.DeviceError(
@@ -128,13 +130,16 @@ class SlotDriver(base.PciDriver):
                     f'bound to {base.VFIO}, and the kernel refused '
                     f'({error.strerror}): see whether that module is loaded, '
                     f'and the kernel log.') from error
+        fabric.activate(self.kernel, device)
 
     def release(self, device, handle, created_type, use):
-        """Reset the function and its company.
+        """Deactivate the partition of a set; reset the function and its
+        company.
 
-        :raises DeviceError: it could not be reset, or the host or another guest
+        :raises DeviceError: it could not be done, or the host or another guest
             uses what would be reset with it.
         """
+        fabric.deactivate(self.kernel, device)
         if not self.is_reset(device, handle):
             return None
         try:

@@ -63,7 +63,8 @@ def missing(kernel, pf: str) -> int:
 
 
 def make(kernel, pf: str) -> None:
-    """Make the VFs that a PF is to have.
+    """Make the VFs that a PF is to have, without drivers of the host: what a
+    server leaves in one must not meet such a driver before it is reset.
 
     :raises AcceleratorError: see missing(), or the kernel refused.
     """
@@ -71,8 +72,9 @@ def make(kernel, pf: str) -> None:
     if not count:
         return
     try:
-        kernel.set_numvfs(pf, count)
+        kernel.set_numvfs(pf, count, probe=False)
     except OSError as error:
         raise exception.DeviceError(
             f'{OPTION} wants {count} VFs of {pf}, and the kernel refused '
-            f'({error.strerror}): look into dmesg.') from error
+            f'({error.strerror}): read dmesg. A driver that makes VFs itself '
+            f'answers ENOENT.') from error

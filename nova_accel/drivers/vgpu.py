@@ -18,6 +18,7 @@ import uuid
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import fabric
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -102,13 +103,14 @@ class VgpuDriver(base.PciDriver):
                 device = self.identify(address)
                 if device is None:
                     continue
-                if device.vendor_id != _NVIDIA:
+                elsewhere = _made_by(device)
+                if not elsewhere:
                     sriov.make(self.kernel, address)
                 elif sriov.missing(self.kernel, address):
                     raise exception.DeviceError(
                         f'{sriov.OPTION} wants {count} VFs of {address}, and '
-                        f'those of NVIDIA are not made by nova-compute: have '
-                        f'"sriov-manage -e {address}" run before it starts.')
+                        f'those of {device.vendor} are not made by '
+                        f'nova-compute: have {elsewhere} before it starts.')
             except (OSError, ValueError):
                 continue
             except exception.AcceleratorError as error:
@@ -217,7 +219,7 @@ class VgpuDriver(base.PciDriver):
             # with xe the reset is what clears a VF's memory
             # (xe_gt_sriov_pf_control.c of Linux)
             return self._resettable(dataclasses.replace(
-                device, handles=self._ready_vfs(device.address)))
+                device, handles=self._ready_vfs(device)))
         chosen = _chosen(device.address, offer.types.values())
         names = {t.name for t in chosen}
         most = max((t.available for t in chosen), default=0)
@@ -247,14 +249,17 @@ class VgpuDriver(base.PciDriver):
                 {*traits.values(), *(before.state_traits if before
                                      else ())})))
 
-    def _ready_vfs(self, address):
+    def _ready_vfs(self, device):
+        address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
             raise base.Defect(f'it has no VFs, and {sriov.OPTION} wants some: '
                               f'look why they were not made')
         handles = self.function_handles(address)
-        if not handles:
-            raise base.Defect(pci.obstacle(self.kernel, vfs[0]))
+        obstacle = ('' if handles else pci.obstacle(self.kernel, vfs[0])
+                    ) or fabric.obstacle_of_vfs(self.kernel, device, vfs)
+        if obstacle:
+            raise base.Defect(obstacle)
         return handles
 
     def _offer(self, address) -> _Offer:
@@ -515,6 +520,17 @@ class VgpuDriver(base.PciDriver):
         if now != number:
             raise ValueError(f'{number} was written to current_vgpu_type, '
                              f'which says {now}')
+
+
+def _made_by(device) -> str:
+    """What makes the VFs of a GPU; '' where it is sriov_numvfs.
+
+    gim has no sriov_configure (gim_driver in gim_drv.c of
+    amd/MxGPU-Virtualization).
+    """
+    return {_NVIDIA: f'"sriov-manage -e {device.address}" run',
+            '1002': 'gim loaded with vf_num=<number of VFs of each GPU>',
+            }.get(device.vendor_id, '')
 
 
 @functools.lru_cache(maxsize=1024)

@@ -273,13 +273,17 @@ class Kernel:
         """
         return devlink.versions(function)
 
-    def set_numvfs(self, pf: str, count: int) -> None:
+    def set_numvfs(self, pf: str, count: int, probe: bool = True) -> None:
         """Enable count VFs; 0 disables all.
+
+        :param probe: whether the kernel binds the VFs to a driver of the host,
+            also when a guest returns one (sriov_drivers_autoprobe in
+            Documentation/ABI/testing/sysfs-bus-pci of Linux).
 
         :raises OSError: EBUSY when another number is enabled, EINVAL when a
             DFL card has fewer released ports.
         """
-        privileged.set_numvfs(pf, count)
+        privileged.set_numvfs(pf, count, probe)
 
     def write_attribute(self, function: str, attribute: str, value: str,
                         by: Callable[[str, str, str], None]

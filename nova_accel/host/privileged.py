@@ -212,10 +212,15 @@ def bind(function: str, driver: str, drivers: Collection[str]) -> None:
 
 
 @privsep.ctx.entrypoint
-def set_numvfs(pf: str, count: int) -> None:
+def set_numvfs(pf: str, count: int, probe: bool = True) -> None:
     check_function(pf)
     check_number('count', count, MAX_VFS)
-    _write(f'{SYS}/bus/pci/devices/{pf}/sriov_numvfs', str(count))
+    device = f'{SYS}/bus/pci/devices/{pf}'
+    if count:
+        # Linux before 4.12 has it not
+        with contextlib.suppress(FileNotFoundError):
+            _write(f'{device}/sriov_drivers_autoprobe', '1' if probe else '0')
+    _write(f'{device}/sriov_numvfs', str(count))
 
 
 @privsep.ctx.entrypoint

@@ -444,7 +444,8 @@ class Scanner:
                     raise exception.ConfigurationError(
                         f'{sets.OPTION} names {device.address}, which {why}: '
                         f'a set is of whole devices of one type, of the '
-                        f'drivers gpu, nvme and pci.')
+                        f'drivers gpu, nvme and pci, or of the one VF of '
+                        f'each.')
             for address in sorted({*members} - found.keys()):
                 yield (f'{sets.OPTION} names {address}, which no driver of '
                        f'[accel] enabled_drivers finds: its set is given to '
@@ -452,11 +453,12 @@ class Scanner:
 
     def _no_part_of_a_set(self, device: model.Device) -> str:
         driver = self._drivers.get(device.driver)
-        if driver is None or not driver.POOLED or (
-                device.regions or device.creatable):
+        if driver is None or device.regions or device.creatable or not (
+                # a GPU of which one VF is all, as with gim of AMD
+                driver.POOLED or device.handles):
             return f'is of the driver {device.driver}'
-        if any(handle.address != device.address for handle in device.handles):
-            return 'is given to servers by its VFs'
+        if len(device.handles) > 1:
+            return f'is given to servers by {len(device.handles)} VFs'
         return ''
 
     def failures(self) -> dict[str, str]:

@@ -41,6 +41,9 @@ _IN_MEMORY = frozenset((
     'sriov_totalvfs', 'serial', 'firmware_rev', 'subsysnqn'))
 #: ids of the ports of a switch
 _BRIDGE = ('10b5', '8747', '10b5', '8747')
+#: drivers that make VFs when they are loaded (gim_driver in gim_drv.c of
+#: amd/MxGPU-Virtualization)
+_OWN_VFS = frozenset(('gim',))
 #: vendor and device that vfio-pci refuses without disable_denylist
 _DENYLIST = frozenset(('8086', device) for device in (
     '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
@@ -149,7 +152,8 @@ class SimulatedKernel(sysfs.Reads,
     def probe(self, function):
         host, state = self._look()
         card, vf = self._owner(host, state, function)
-        self.rebind(function, card.driver if vf is None else card.vf_driver)
+        self.rebind(function, _hosts_driver(
+            card, state['cards'][card.address], vf))
 
     def read_device_serial(self, function):
         host, state = self._look()
@@ -169,7 +173,7 @@ class SimulatedKernel(sysfs.Reads,
                     return
             time.sleep(_TICK)
 
-    def set_numvfs(self, pf, count):
+    def set_numvfs(self, pf, count, probe=True):
         while True:
             with self._update() as (host, state):
                 card, vf = self._owner(host, state, pf)
@@ -177,6 +181,11 @@ class SimulatedKernel(sysfs.Reads,
                     raise sysfs.error(errno.ENOENT, pf)
                 mine = state['cards'][pf]
                 card.check_vfs(mine, count)
+                if count and mine['driver'] in _OWN_VFS:
+                    # no sriov_configure (sriov_numvfs_store() in pci/iov.c)
+                    raise sysfs.error(errno.ENOENT, pf)
+                if count:
+                    mine['autoprobe'] = probe
                 if count == len(mine['vfs']):
                     return
                 if count and mine['vfs']:
@@ -185,6 +194,9 @@ class SimulatedKernel(sysfs.Reads,
                     mine['vfs'] = []
                     if count:
                         card.make_vfs(state, mine, count)
+                        for made in mine['vfs'] * (not probe):
+                            # pci_device_can_probe() in pci-driver.c
+                            made['driver'] = None
                     return
             # the kernel waits until no guest has a VF
             time.sleep(_TICK)
@@ -332,8 +344,8 @@ class SimulatedKernel(sysfs.Reads,
             except OSError:
                 # it has vanished from the bus meanwhile
                 return
-            self._rebind(host, state, address,
-                         card.driver if vf is None else card.vf_driver)
+            self._rebind(host, state, address, _hosts_driver(
+                card, state['cards'][card.address], vf))
 
     def resets(self, address: str) -> list[list]:
         """Return the resets of a card: [function, driver that it had]."""
@@ -497,6 +509,13 @@ def _add_bridges(tree, host):
                     2000 + len(tree['kernel']['iommu_groups'])
                     if host.iommu else None)
                 made['numa_node'] = str(card.numa_node)
+
+
+def _hosts_driver(card, mine, vf) -> str | None:
+    """What the kernel binds a function to that nothing else is said of."""
+    if vf is None:
+        return card.driver
+    return card.vf_driver if mine.get('autoprobe', True) else None
 
 
 def _build(host, state):

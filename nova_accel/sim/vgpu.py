@@ -190,7 +190,7 @@ class VgpuCard(MdevParent):
 
     def fresh(self, state):
         mine = super().fresh(state)
-        if self.framework != 'sriov':
+        if self.framework != 'sriov' or self.driver == 'gim':
             # a service of the vendor runs its sriov-manage at boot
             self.make_vfs(state, mine, self.vfs)
         return mine

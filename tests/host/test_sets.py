@@ -1,7 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices that are only given together."""
 
+import os
+
 import ddt
+import fixtures
 
 from nova_accel import exception
 from nova_accel import naming
@@ -215,7 +218,7 @@ class RefusedTest(SetsTestCase):
         ([A, '0000:6d:00.0'], 'names 0000:6d:00.0, which is a AI, and '
                               f'{A} is a GPU'),
         (['0000:6d:00.0', '0000:6e:00.0'],
-         'names 0000:6e:00.0, which is given to servers by its VFs'),
+         'names 0000:6e:00.0, which is given to servers by 2 VFs'),
         ([A], "has the set '0000:01:00.0', which is not two or more"))
     @ddt.unpack
     def test_refused(self, devices, said):
@@ -228,3 +231,81 @@ class RefusedTest(SetsTestCase):
                 {'address': '0000:6e:00.0', 'vendor': '1ac1',
                  'total_vfs': 2, 'vfs': 2}], drivers=('gpu', 'dfl', 'pci'))
         self.assertIn(f'[accel] device_sets {said}', str(error))
+
+
+class FabricTest(SetsTestCase):
+    """GPUs of which the operator's command activates the partition."""
+
+    def setUp(self):
+        super().setUp()
+        self.fabric = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'fabric')
+        self.answers()
+        self.config.config(fabric_command=self.fabric, group='accel')
+        self.sets([A, B], [C, D])
+        self.start_host(
+            gpus=[{'address': a, 'device': '2330'} for a in GPUS],
+            others=[{'address': '0000:07:00.0', 'driver': None,
+                     'vendor': '10de', 'class': '0x068000'}],
+            drivers=('gpu',))
+
+    def answers(self, deactivate=0, activate=0):
+        with open(self.fabric, 'w') as file:
+            file.write(f'''#!/bin/sh
+echo "$@" >> {self.fabric}.log
+case $1 in activate) exit {activate};; *) exit {deactivate};; esac
+''')
+        os.chmod(self.fabric, 0o700)
+
+    def said(self):
+        """What was asked of the command since the last time, in order."""
+        with open(f'{self.fabric}.log') as file:
+            lines = file.read().splitlines()
+        os.unlink(f'{self.fabric}.log')
+        return list(dict.fromkeys(lines))
+
+    def test_around_a_server(self):
+        server = self.boot(A)
+        self.assertEqual([f'activate {A} {B}'], self.said())
+        self.host.reboot(server)
+        self.assertEqual([f'activate {A} {B}'], self.said())
+        self.host.delete(server)
+        self.assertEqual([f'deactivate {A} {B}'], self.said())
+        self.assertEqual([], self.host.holdings.all())
+
+    def test_not_activated(self):
+        self.answers(activate=1)
+        self.assertRaises(exception.DeviceError, self.boot, A)
+        self.assertEqual([], self.host.holdings.all())
+        self.answers()
+        self.boot(A)
+
+    def test_not_deactivated(self):
+        server = self.boot(A)
+        self.answers(deactivate=1)
+        self.host.delete(server)
+        self.assertEqual(2, len(self.host.holdings.being_released()))
+        self.assertRaises(exception.DeviceUnavailable, self.boot, A)
+        self.answers()
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        self.boot(A)
+
+
+class VfsTest(SetsTestCase):
+    """GPUs that are given by the one VF that each has, as under gim."""
+
+    def test_all_of_it(self):
+        self.sets([A, B])
+        self.start_host(vgpus=[{
+            'address': a, 'framework': 'sriov', 'vendor': '1002',
+            'device': '74a1', 'class': '0x120000', 'driver': 'gim',
+            'types': [], 'total_vfs': 1, 'vfs': 1} for a in (A, B)],
+            drivers=('vgpu',))
+        name = 'CUSTOM_ACCELERATOR_VGPU'
+        self.assertEqual([(2, 0, 2)], self.amounts())
+        server = self.host.boot({f'resources:{name}': '2'},
+                                self.host.allocation(A, name, 2))
+        self.assertEqual(2, len(self.host.holdings.of(server)))
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())

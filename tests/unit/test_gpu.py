@@ -208,7 +208,7 @@ class Discovery(TestCase):
 
     def test_sets_under_nvswitches(self):
         self.config.config(group='accel', include_devices=['vendor=10de'],
-                           device_sets=[f'{A} {B}'])
+                           device_sets=[f'{A} {B}'], fabric_command='static')
         found = self.start(*(
             {'address': address, 'device': '2330'}
             for address in (A, B, '0000:91:00.0')), others=[{
@@ -217,18 +217,50 @@ class Discovery(TestCase):
         self.assertEqual([OK, OK, QUARANTINED],
                          [found[a].health for a in sorted(found)])
         self.assertIn('[accel] device_sets', found['0000:91:00.0'].reason)
+        # a guest's CUDA would fail with 802
+        self.config.config(group='accel', fabric_command=None)
+        self.refused(self.driver.discover()[A], '[accel] fabric_command')
 
     def test_other_gpu_beside_nvswitches(self):
         self.config.config(group='accel', include_devices=['vendor=1002'])
         device = self.start(
-            {'address': A, 'vendor': '1002', 'device': '74a1'},
+            {'address': A, 'vendor': '1002', 'device': '738c'},
             others=[{'address': '0000:07:00.0', 'vendor': '10de',
                      'class': '0x068000', 'driver': None}])[A]
         self.assertEqual(OK, device.health)
 
-    def test_under_switches_that_are_not_seen(self):
+    # by pci.ids of 2026-10: B200, HGX B200 168GB, B100, GB200, B300, GB300,
+    # and those beside them, an RTX PRO 6000 and an H100
+    @ddt.data(('2901', True), ('2909', True), ('2920', True), ('2941', True),
+              ('3182', True), ('31c2', True), ('28ff', False), ('2980', False),
+              ('2bb5', False), ('2330', False))
+    @ddt.unpack
+    def test_under_switches_that_are_not_seen(self, product, joined):
         self.config.config(group='accel', include_devices=['vendor=10de'])
-        self.refused(self.start({'address': A, 'device': '2901'})[A], 'B200')
+        device = self.start({'address': A, 'device': product})[A]
+        if joined:
+            self.refused(device, 'NVSwitches join it', f'address={A}')
+        else:
+            self.assertEqual(OK, device.health)
+
+    # MI300X, MI325X, MI355X, MI210; MI100 and an RX 7900
+    @ddt.data(('74a1', True), ('74a5', True), ('75a3', True), ('740f', True),
+              ('738c', False), ('744c', False))
+    @ddt.unpack
+    def test_under_xgmi(self, product, joined):
+        self.config.config(group='accel', include_devices=['vendor=1002'])
+        card = {'vendor': '1002', 'device': product}
+        device = self.start({'address': A, **card}, {'address': B, **card})[A]
+        if not joined:
+            self.assertEqual(OK, device.health)
+            return
+        self.refused(device, 'XGMI', '[accel] device_sets')
+        self.config.config(group='accel', device_sets=[f'{A} {B}'])
+        self.assertEqual(OK, self.driver.discover()[A].health)
+        self.config.config(group='accel', device_sets=[], include_devices=[
+            f'address={A}', f'address={B[:-1]}?'])
+        self.assertEqual([OK, QUARANTINED], [
+            device.health for device in self.driver.discover().values()])
 
     def test_boot_display_is_never_taken(self):
         self.config.config(group='accel', include_devices=[

@@ -172,7 +172,8 @@ class Nvswitches(TestCase):
         self.assertEqual(OK, found[A].health)
 
     def test_gpus_of_a_set(self):
-        self.config.config(group='accel', device_sets=[f'{A} {B}'])
+        self.config.config(group='accel', device_sets=[f'{A} {B}'],
+                           fabric_command='/etc/nova/fabric')
         found = self.start('vendor=10de type=GPU', others=[
             SXM, {**SXM, 'address': B}, NVSWITCH])
         self.assertEqual([OK, OK], [found[a].health for a in (A, B)])

@@ -159,6 +159,16 @@ class Privileged(testtools.TestCase):
     def test_counts(self, count):
         self.fails(errno.EINVAL, self.kernel.set_numvfs, PF, count)
 
+    def test_vfs_without_drivers(self):
+        for name in ('sriov_numvfs', 'sriov_drivers_autoprobe'):
+            self.write(f'{self.root}/sys/{self.device}/{name}', '1\n')
+        for count, probe, after in ((2, False, '0'), (0, True, '0'),
+                                    (2, True, '1')):
+            self.kernel.set_numvfs(PF, count, probe)
+            self.assertEqual((str(count), after), tuple(
+                self.kernel.read(f'{self.device}/{name}') for name in (
+                    'sriov_numvfs', 'sriov_drivers_autoprobe')))
+
     # offset, size
     @ddt.data((-1, 8), (4, 9), (4, 0), (4, -1), (13, 1), ('4', 8), (4, 8.0),
               (1 << 40, 1), (0, 1 << 33))

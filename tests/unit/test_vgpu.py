@@ -15,6 +15,7 @@ from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import vgpu
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 from tests.unit.host import SimulatedHost
 
@@ -549,6 +550,60 @@ class ReadyVfs(VgpuTestCase):
         self.start(gpu('sriov', vendor='8086', device='09c4', types=[],
                        **{'class': '0x120000'}, driver='dfl-pci'))
         self.assertEqual({}, self.driver.discover())
+
+    def mi300x(self, vfs, sharing=None):
+        """Under gim, which makes the VFs when it is loaded."""
+        self.start(gpu('sriov', vendor='1002', device='74a1', types=[],
+                       vfs=vfs, **{'class': '0x120000'}, driver='gim'))
+        read = self.kernel.read
+
+        def read_too(path):
+            if path != 'module/gim/parameters/fb_sharing_mode':
+                return read(path)
+            if sharing is None:
+                raise FileNotFoundError(path)
+            return sharing
+        self.kernel.read = read_too
+
+    def test_gim_makes_its_vfs(self):
+        self.mi300x(2)
+        self.assertEqual(2, len(self.device().handles))
+        self.config.config(virtual_functions=[f'{GPU}=2'], group='accel')
+        self.driver.configure()
+        self.config.config(virtual_functions=[f'{GPU}=1'], group='accel')
+        self.assertRaises(exception.DeviceError, self.driver.configure)
+        self.mi300x(0)
+        error = self.assertRaises(exception.DeviceError, self.driver.configure)
+        self.assertIn('have gim loaded with vf_num=', str(error))
+        # what a write would have answered
+        self.assertEqual(errno.ENOENT, self.assertRaises(
+            OSError, self.kernel.set_numvfs, GPU, 1).errno)
+
+    def test_xgmi(self):
+        """mi300_xgmi_is_fb_sharing_allowed() of amd/MxGPU-Virtualization."""
+        for sharing in (None, '', '0', '1,8', '8'):
+            self.mi300x(1, sharing)
+            reason = self.quarantined()
+            for said in ('fb_sharing_mode=1', '[accel] device_sets'):
+                self.assertIn(said, reason)
+        for sharing in ('1', '1,1,1,1'):
+            self.mi300x(1, sharing)
+            self.assertEqual(1, len(self.device().handles))
+        self.mi300x(1)
+        self.config.config(device_sets=[f'{GPU} 0000:99:00.0'], group='accel')
+        self.assertEqual(1, len(self.device().handles))
+
+    def test_no_driver_of_the_host(self):
+        """What a server leaves in a VF meets none before the reset."""
+        self.start(self.gpu())
+        self.config.config(virtual_functions=[f'{GPU}=2'], group='accel')
+        self.driver.configure()
+        self.kernel.guest_takes(VF[0])
+        self.kernel.guest_returns(VF[0])
+        device = self.device()
+        self.driver.release(device, device.handles[0], None, base.Use())
+        self.assertEqual([None, None], [
+            pci.driver(self.kernel, vf) for vf in VF[:2]])
 
     def test_no_iommu(self):
         self.start({**self.gpu(), 'vfs': 2}, iommu=False)

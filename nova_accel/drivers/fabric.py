@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""GPUs that a fabric joins: NVLink through NVSwitches, AMD's XGMI.
+
+Over the fabric a GPU reaches the memory of the others, past every IOMMU. Which
+GPUs are given together, or one by itself, is therefore the operator's word,
+device by device. NVSwitches let a guest use only the partition that Fabric
+Manager has activated, before the guest starts; after the guest it has to be
+deactivated. Which partition has which GPUs, Fabric Manager tells only by
+numbers of modules while the host has no driver for the GPUs. A command of the
+operator's therefore does it.
+
+Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
+Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
+gim_config.c; the PCI ID repository.
+"""
+
+from collections.abc import Iterable
+import subprocess
+
+from nova_accel import conf
+from nova_accel.drivers import rules
+from nova_accel.drivers import sets
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+OPTION = '[accel] fabric_command'
+#: the operator sets up partitions that stay as they are
+STATIC = 'static'
+
+#: what NVSwitches are: other bridges
+_SWITCH = 0x0680
+_NVIDIA, _AMD = '10de', '1002'
+#: chips whose NVSwitches show no PCI function of the host, or are in another
+#: tray of the rack: GB100 (B200, GB200), GB110 (B300, GB300)
+_UNDER_HIDDEN_SWITCHES = ((0x2900, 0x297f), (0x3180, 0x31ff))
+#: MI210 and MI250 by bridges, MI300 and later on a board of eight
+_XGMI = ((0x7408, 0x740f), (0x74a0, 0x74b9), (0x75a0, 0x75b3))
+#: those of gim, with its parameter fb_sharing_mode
+_XGMI_OF_GIM = _XGMI[1:]
+_SHARING = 'module/gim/parameters/fb_sharing_mode'
+
+_lock = locks.Lock(
+    'fabric', 'Partitions of the fabric',
+    lambda: 4 * CONF.accel.device_timeout, exception.DeviceTimeout)
+
+
+def obstacle(kernel, device: model.Device, option: str,
+             found: Iterable[rules.Rule]) -> str:
+    """Return why a device is not to be offered, as a clause, or ''.
+
+    :param kernel: nova_accel.host.kernel, or a simulated one.
+    :param option: that has the rules, ``[accel] include_devices``.
+    :param found: its rules. A rule names a device by the whole address only: a
+        wildcard includes GPUs that the operator did not think of.
+    :raises OSError: sysfs cannot be read.
+    """
+    address = device.address
+    if any(rule.pairs.get('address') == address and rule.matches(
+            {'vendor': device.vendor_id, 'product': device.product_id})
+           for rule in found):
+        return ''
+    if device.vendor_id == _AMD and _is_of(device, _XGMI):
+        return '' if sets.of(address) else (
+            f'XGMI may join it with other GPUs, whose memory it reaches then: '
+            f'name all GPUs of the board in {sets.OPTION}, or this GPU by '
+            f'address={address}, without wildcards, in {option}')
+    switch = _switch(kernel, device)
+    if not switch:
+        return ''
+    if not sets.of(address):
+        return (f'NVSwitches join it with other GPUs ({switch}), and a guest '
+                f'can only use what Fabric Manager has set up for it: name '
+                f'the GPUs of a partition in {sets.OPTION}, or this GPU by '
+                f'address={address}, without wildcards, in {option}')
+    if not CONF.accel.fabric_command:
+        return (f'NVSwitches join it with the others of its set ({switch}), '
+                f'and nothing activates their partition, without which CUDA '
+                f'fails in the guest (error 802): set {OPTION}')
+    return ''
+
+
+def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
+    """Return why the VFs of a GPU are not to be offered, as a clause, or ''.
+
+    With one VF for each GPU, gim lets all GPUs of a board reach each other's
+    memory, with several it does not (mi300_xgmi_is_fb_sharing_allowed()).
+
+    :param kernel: nova_accel.host.kernel, or a simulated one.
+    :param vfs: all of them.
+    """
+    if (device.vendor_id != _AMD or not _is_of(device, _XGMI_OF_GIM)
+            or len(list(vfs)) != 1 or sets.of(device.address)):
+        return ''
+    try:
+        modes = kernel.read(_SHARING).replace(',', ' ').split()
+    except OSError:
+        modes = []
+    if modes and set(modes) == {'1'}:
+        return ''
+    return (f'its VF reaches the memory of the other GPUs of the board over '
+            f'XGMI: load gim with fb_sharing_mode=1, or name all GPUs of the '
+            f'board in {sets.OPTION}')
+
+
+def _is_of(device, ranges) -> bool:
+    number = int(device.product_id, 16)
+    return any(first <= number <= last for first, last in ranges)
+
+
+def _switch(kernel, device) -> str:
+    """An NVSwitch that joins the GPU with others, '' where none does."""
+    if (device.vendor_id != _NVIDIA or pci.class_code(
+            kernel, device.address) >> 8 not in pci.DISPLAYS):
+        return ''
+    for function in kernel.listdir(pci.DEVICES):
+        if (pci.class_code(kernel, function) >> 8 == _SWITCH
+                and pci.identifier(kernel, function, 'vendor') == _NVIDIA):
+            return function
+    return ('all of its kind have them'
+            if _is_of(device, _UNDER_HIDDEN_SWITCHES) else '')
+
+
+def activate(kernel, device: model.Device) -> None:
+    """Have a guest reach the GPUs of a device's set by the fabric, and have
+    it reach no others. Does nothing where that is so, or for other devices.
+
+    :raises DeviceError: it cannot be.
+    """
+    _run(kernel, device, 'activate')
+
+
+def deactivate(kernel, device: model.Device) -> None:
+    """Undo activate(). Does nothing where that was done.
+
+    :raises DeviceError: it cannot be.
+    """
+    _run(kernel, device, 'deactivate')
+
+
+def _run(kernel, device, action):
+    members, command = sets.of(device.address), CONF.accel.fabric_command
+    try:
+        if (not members or command in (None, '', STATIC)
+                or not _switch(kernel, device)):
+            return
+        with _lock:
+            done = subprocess.run(
+                [command, action, *members], stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors='replace', check=False,
+                timeout=CONF.accel.device_timeout)
+    except subprocess.TimeoutExpired:
+        problem = f'it does not end in {CONF.accel.device_timeout} s'
+    except OSError as error:
+        problem = error.strerror or str(error)
+    else:
+        if not done.returncode:
+            return
+        LOG.error('%s %s %s ended with %s: %s', command, action,
+                  ' '.join(members), done.returncode,
+                  (done.stderr or done.stdout).strip()[-300:])
+        problem = f'it ended with {done.returncode}, see the log'
+    raise exception.DeviceError(
+        f'The partition of {device.address} was to be {action}d, and '
+        f'{OPTION} failed ({problem}): run it by hand; it is tried again.')
