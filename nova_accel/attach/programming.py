@@ -9,7 +9,9 @@ may have come has that project's content, however the programming ended. Content
 of a project is for the server that had it loaded, and for no other.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import collections
+from collections.abc import (
+    Callable, Iterable, Iterator, Mapping, Sequence)
 import contextlib
 import dataclasses
 import datetime
@@ -54,9 +56,11 @@ class Programming:
         # functools.cached_property would open it twice (Python 3.12)
         self._opening = locks.Lock('opening')
         self._opened: bitstream_cache.BitstreamCache | None = None
-        #: regions that are programmed for no server now
-        self._ordered: set[tuple[str, int]] = set()
-        #: guards the set
+        #: regions that no new server begins with now: they are programmed for
+        #: no server, or the memory is cleared that they share
+        self._ordered: collections.Counter[tuple[str, int]] = (
+            collections.Counter())
+        #: guards it
         self._ordered_changed = locks.condition('ordered')
         #: project -> time.monotonic() of failures of its owners' bitstreams
         self._failures: dict[str, list[float]] = {}
@@ -326,12 +330,22 @@ class Programming:
         """
         client = self._cloud.service_images()
         image = glance.find_clearing(client, region.region_type_uuid, cleared)
-        if image.record.get(glance.CLEARS) == glance.CLEARED[0]:
+        if image.record.get(glance.CLEARS) != glance.CLEARED[0]:
+            self._load(client, image, device, region)
+            return f'cleared with image {image.id}'
+
+        def alone():
             self._check_alone(device, region, image)
-        self._load(client, image, device, region)
-        return (f'memory cleared with image {image.id}'
-                if image.record.get(glance.CLEARS) == glance.CLEARED[0]
-                else f'cleared with image {image.id}')
+        alone()
+        with self._kept_from_builds(
+                (device.address, other.index) for other in device.regions
+                if other.index != region.index) as keep:
+            def begin():
+                # as ordered()
+                keep()
+                alone()
+            self._load(client, image, device, region, begin)
+        return f'memory cleared with image {image.id}'
 
     def _check_alone(self, device, region, image):
         """Before the memory of a card is cleared, which its regions share."""
@@ -349,10 +363,29 @@ class Programming:
                 found=f'{device.address} {region.name} was to be cleaned, and '
                       f'that has to wait')
 
-    def _load(self, client, image, device, region):
+    def _load(self, client, image, device, region, begin=lambda: None):
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1, bitstream_id=image.id)
-        self._from_glance(client, image, wanted, device, region)
+        self._from_glance(client, image, wanted, device, region, begin=begin)
+
+    @contextlib.contextmanager
+    def _kept_from_builds(self, regions: Iterable[tuple[str, int]],
+                          ) -> Iterator[Callable[[], None]]:
+        """Yield what keeps new claims from regions, until the end: they wait
+        in await_ordered()."""
+        kept = list(regions)
+        begun: list[tuple[str, int]] = []
+
+        def keep():
+            with self._ordered_changed:
+                begun.extend(kept)
+                self._ordered.update(kept)
+        try:
+            yield keep
+        finally:
+            with self._ordered_changed:
+                self._ordered.subtract(begun)
+                self._ordered_changed.notify_all()
 
     # For no server
 
@@ -372,20 +405,14 @@ class Programming:
         image = glance.find_ordered(client, name, region.region_type_uuid)
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1, bitstream_id=image.id)
-        key = device.address, region.index
-
-        def begin():
-            # before claims are read: a build reads this after it has claimed
-            with self._ordered_changed:
-                self._ordered.add(key)
-            see_that_it_is_idle()
-        try:
+        with self._kept_from_builds([(device.address, region.index)]) as keep:
+            def begin():
+                # before claims are read: a build reads this after it has
+                # claimed
+                keep()
+                see_that_it_is_idle()
             self._from_glance(client, image, wanted, device, region,
                               see_that_it_is_idle, begin)
-        finally:
-            with self._ordered_changed:
-                self._ordered.discard(key)
-                self._ordered_changed.notify_all()
         return image.id
 
     def record(self, device: model.Device, region: model.Region, method: str,
@@ -408,7 +435,8 @@ class Programming:
             after=after and after.function_uuid or '', result=result))
 
     def await_ordered(self, claims: Iterable[model.Claim]) -> None:
-        """Wait until no order of the operator programs regions of new claims.
+        """Wait until no order of the operator programs regions of new claims,
+        and no memory that they share is cleared.
 
         :raises DeviceUnavailable: that takes longer than [accel]
             programming_timeout.
@@ -416,10 +444,10 @@ class Programming:
         regions = {(c.device_address, c.region_index) for c in claims}
         with self._ordered_changed:
             if not self._ordered_changed.wait_for(
-                    lambda: self._ordered.isdisjoint(regions),
+                    lambda: not any(self._ordered[r] for r in regions),
                     CONF.accel.programming_timeout + 1):
                 raise exception.DeviceUnavailable(
-                    f'{min(self._ordered & regions)[0]} was allocated, and its '
+                    f'{min(regions)[0]} was allocated, and its '
                     f'programming does not end: the build is retried on '
                     f'another host.')
 

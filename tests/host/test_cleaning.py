@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What one tenant left in an FPGA region, the next one does not find."""
 
+from concurrent import futures
 import dataclasses
 import os
 import threading
@@ -841,6 +842,31 @@ class SharedMemoryTest(CleaningTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.boot_in(0)
         self.assertEqual({}, self.host.kernel.guest_reads(vf(A, 0)))
+
+    def test_server_that_comes_meanwhile(self):
+        """It gets its region once the memory of the card is cleared, and not
+        before."""
+        first = self.boot_in(0)
+        self.clearing_image('memory')
+        program, begun = self.host.kernel.program_dfl_port, threading.Event()
+        go_on = threading.Event()
+
+        def slowly(*args):
+            begun.set()
+            go_on.wait(base.PATIENCE)
+            return program(*args)
+        self.host.kernel.program_dfl_port = slowly
+        with futures.ThreadPoolExecutor(2) as pool:
+            deleting = pool.submit(self.host.delete, first)
+            self.assertTrue(begun.wait(base.PATIENCE))
+            booting = pool.submit(self.boot_in, 1)
+            done, _ = futures.wait([booting], 0.5)
+            if done:
+                self.host.kernel.guest_writes(vf(A, 1), memory='of a second')
+            go_on.set()
+            deleting.result()
+            self.assertEqual((set(), {vf(A, 1)}), (done, {
+                *self.host.devices_of(booting.result())}))
 
     def test_no_image_clears_memory(self):
         """The regions do not wait for each other."""
