@@ -7,12 +7,18 @@ the flavor (Nova 31 to 34). The flavors API uses the same look-up and must show
 what the operator wrote, so the look-up expands only inside a resize.
 """
 
+import collections
 import contextvars
 import functools
 
 from nova.compute import api as compute_api
 from nova.compute import flavors
+from nova.compute import vm_states
 from nova import exception as nova_exception
+from nova.limit import placement as placement_limits
+from nova.limit import utils as limit_utils
+from oslo_limit import exception as limit_exceptions
+from oslo_limit import limit
 
 from nova_accel import conf
 from nova_accel import exception
@@ -190,6 +196,49 @@ def _check_rebuild(image_api, context, instance, image):
                         error)
 
 
+def _unshelve(original):
+    @functools.wraps(original)
+    def unshelve(self, context, instance, *args, **kwargs):
+        if instance.vm_state == vm_states.SHELVED_OFFLOADED:
+            _check_limit(context, instance)
+        return original(self, context, instance, *args, **kwargs)
+    return unshelve
+
+
+def _check_limit(context, instance):
+    """Refuse to unshelve a server whose project has no room for its
+    accelerators.
+
+    Nova asks for room for no server, and multiplies what the flavor has by
+    that number (API._check_quota_unshelve_offloaded, 31 to 34): who shelves
+    and boots in turns would have any number.
+    """
+    if not limit_utils.use_unified_limits():
+        return
+    try:
+        wanted = request.parse(instance.flavor.extra_specs)
+    except exception.AcceleratorError:
+        # no host will take it
+        return
+    except Exception:
+        LOG.exception(_REPORT, {'what': f'The flavor {instance.flavor.name}'})
+        return
+    amounts: dict = collections.Counter()
+    for one in wanted:
+        amounts[f'class:{one.resource_class}'] += one.amount
+    if not amounts:
+        return
+
+    def usage(project_id, names):
+        return placement_limits._get_usage(context, project_id, names)
+    try:
+        limit.Enforcer(usage).enforce(instance.project_id, amounts)
+    except limit_exceptions.ProjectOverLimit as error:
+        if limit_utils.should_enforce(error):
+            # answered with 403, as Nova's own
+            raise nova_exception.TooManyInstances(str(error)) from None
+
+
 def _live_migrate(original):
     @functools.wraps(original)
     def live_migrate(self, context, instance, *args, **kwargs):
@@ -234,6 +283,7 @@ def install():
               (compute_api.API, 'snapshot_volume_backed',
                _snapshot_volume_backed),
               (compute_api.API, 'rebuild', _rebuild),
+              (compute_api.API, 'unshelve', _unshelve),
               (compute_api.API, '_checks_for_create_and_rebuild', _checks),
               (flavors, 'get_flavor_by_flavor_id', _lookup))
     found = [(owner, name, getattr(owner, name), wrap)

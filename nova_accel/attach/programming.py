@@ -58,8 +58,8 @@ class Programming:
         self._opened: bitstream_cache.BitstreamCache | None = None
         #: regions that no new server begins with now: they are programmed for
         #: no server, or the memory is cleared that they share
-        self._ordered: collections.Counter[tuple[str, int]] = (
-            collections.Counter())
+        self._ordered: collections.Counter[
+            tuple[str, int | None]] = collections.Counter()
         #: guards it
         self._ordered_changed = locks.condition('ordered')
         #: project -> time.monotonic() of failures of its owners' bitstreams

@@ -39,7 +39,11 @@ RECORDED = {
         'ComputeVirtAPI'],
     'nova.compute.api': [
         'API: create resize live_migrate rebuild snapshot_volume_backed '
-        '_checks_for_create_and_rebuild _validate_and_build_base_options'],
+        'unshelve _checks_for_create_and_rebuild '
+        '_validate_and_build_base_options'],
+    'nova.compute.vm_states': ['SHELVED_OFFLOADED'],
+    'nova.limit.placement': ['_get_usage'],
+    'nova.limit.utils': ['should_enforce', 'use_unified_limits'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
     'nova.compute.provider_tree': ['ProviderTree'],
     'nova.compute.claims': ['Claim: _test_numa_topology', 'MoveClaim'],
@@ -81,7 +85,8 @@ RECORDED = {
         'MigrationPreCheckError',
         'NoValidHost', 'RequestFilterFailed',
         'ResourceProviderAllocationRetrievalFailed',
-        'ResourceProviderUpdateConflict'],
+        'ResourceProviderUpdateConflict',
+        'TooManyInstances'],
 }
 
 
