@@ -5,10 +5,10 @@ nova_accel.host.address_space."""
 from collections.abc import Iterable, Sequence
 
 from nova.virt.libvirt import config
-from oslo_log import log as logging
 
 from nova_accel import exception
 from nova_accel.host import address_space
+from nova_accel import log as logging
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)

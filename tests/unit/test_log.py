@@ -71,4 +71,4 @@ class LogTest(testtools.TestCase):
                         if re.search('^(from|import) oslo_log', file.read(),
                                      re.M):
                             found.add(os.path.relpath(path, top))
-        self.assertEqual({'log.py'}, found)
+        self.assertEqual({'log.py'}, found, 'Import nova_accel.log there.')
