@@ -670,20 +670,28 @@ class Waiting:
     device_address: str
     #: None for a device without regions
     region_index: int | None
-    #: whether Placement was seen to have it reserved: only then a lower value
-    #: there is the operator's word
-    shown: bool = False
-    #: of which provider that was; '' where an earlier release saw it
-    provider_uuid: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Reserved:
-    """What is reserved of a pool, and what of it is the operator's."""
+    """What nova_accel wrote last as ``reserved`` of an inventory in Placement,
+    and what of it is the operator's: a row of inventory.ledger."""
 
-    #: what the operator has reserved himself
+    #: what the operator reserves himself
     operators: int
-    #: the least and the greatest value of ``reserved`` that Placement may have
-    #: from us: another one is the operator's word
-    least: int
-    most: int
+    #: negative where an earlier release did not note it
+    value: int
+    #: of the provider: after the write; before it while ``before`` is set;
+    #: None where it is not known
+    generation: int | None = None
+    #: what Placement had before a write that it may not have yet
+    before: int | None = None
+    #: whether all was reserved, whatever the operator says
+    all: bool = False
+    #: addresses of the handles in value that wait for the operator, the oldest
+    #: first
+    waiting: tuple[str, ...] = ()
+    #: of the devices behind the provider then
+    addresses: tuple[str, ...] = ()
+    #: of a pool: its traits then, without those of others; else None
+    traits: tuple[str, ...] | None = None

@@ -74,13 +74,19 @@ def normalize(text: str, of: str) -> str:
     :param of: source of the text, for the error.
     :raises InvalidName: text has any other character.
     """
-    name = text.strip().upper().replace('-', '_').replace(' ', '_')
-    if not re.fullmatch('[A-Z0-9_]+', name):
+    name = _normalized(text)
+    if name is None:
         raise exception.InvalidName(
             f'{of} has the name {text!r}, and names for traits may contain '
             f'only letters, digits, "-", "_" and spaces: rename it where it '
             f'is set.')
     return name
+
+
+@functools.lru_cache(maxsize=1024)
+def _normalized(text: str) -> str | None:
+    name = text.strip().upper().replace('-', '_').replace(' ', '_')
+    return name if re.fullmatch('[A-Z0-9_]+', name) else None
 
 
 def _checked(trait: str, of: str) -> str:
@@ -168,6 +174,13 @@ def is_accelerator_class(name: str) -> bool:
         return not is_memory_class(name)
     return (CONF.accel.resource_classes == 'standard'
             and name in _STANDARD.values())
+
+
+def is_our_class(name: str) -> bool:
+    """Whether we give the class to a provider, or did under another [accel]
+    resource_classes."""
+    return (name.startswith((_CLASS_PREFIX, _MEMORY_PREFIX))
+            or name in _STANDARD.values())
 
 
 def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
@@ -473,17 +486,23 @@ def pool_provider_name(node: str, device: model.Device,
         device.
     """
     of = f'device {device.address}'
-    shared = any(handle.parent for handle in device.handles)
-    digest = hashlib.sha256(json.dumps([
+    digest = _digest(
         device.driver, device.type, device.vendor, device.product,
-        device.family, sorted(set(device.traits)), shared]).encode()
-    ).hexdigest()
+        device.family, tuple(device.traits),
+        any(handle.parent for handle in device.handles))
     # Placement takes names of 200 characters
     words = '_'.join(normalize(part, of)[:24] for part in (
         device.type, device.vendor, device.product))
     node_part = '' if numa_node is None else f'_numa{numa_node}'
     return device_provider_name(
-        node, f'{_POOL}{words}_{digest[:8]}{node_part}')
+        node, f'{_POOL}{words}_{digest}{node_part}')
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(driver, type_, vendor, product, family, traits, shared) -> str:
+    return hashlib.sha256(json.dumps([
+        driver, type_, vendor, product, family, sorted(set(traits)), shared,
+        ]).encode()).hexdigest()[:8]
 
 
 def set_provider_name(node: str, addresses: Iterable[str]) -> str:

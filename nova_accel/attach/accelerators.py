@@ -257,16 +257,17 @@ class Accelerators:
                 tree, node, lambda uuid: any(
                     uuid in given['allocations']
                     for given in allocations.values()), moved, used,
-                self.publisher.named)
+                self.publisher.named,
+                configured=self._cloud.configured_classes)
             return True
         if self.relocation.is_needed(node, tree.data(node).uuid) and starting:
             return False
         # Nova's copy of a provider is older than the last server that was
         # scheduled to it, and Placement would refuse its report
-        self.publisher.show(self._cloud.admin_context(),
-                            self.inventory.update_tree(
-                                tree, node, self.publisher.in_use,
-                                named=self.publisher.named))
+        self.inventory.update_tree(
+            tree, node, self.publisher.in_use, named=self.publisher.named,
+            write=self.publisher.writer(self._cloud.admin_context()),
+            configured=self._cloud.configured_classes)
         return True
 
     def reported(self) -> None:

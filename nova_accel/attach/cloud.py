@@ -5,15 +5,13 @@ The only door: nova_accel.virt.cloud answers for a real nova-compute, and tests
 put a small cloud of their own in its place.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 import contextlib
 import typing
 
+from nova_accel.inventory import tree
 from nova_accel import model
 from nova_accel import request
-
-Change = Callable[[Mapping[str, Mapping], set[str]],
-                  tuple[dict[str, dict] | None, set[str]]]
 
 
 class Cloud(typing.Protocol):
@@ -61,14 +59,19 @@ class Cloud(typing.Protocol):
     def reporting(self) -> contextlib.AbstractContextManager:
         """While inside, Nova's own report to Placement is not under way."""
 
-    def show(self, context, provider_uuid: str, change: Change) -> None:
+    def show(self, context, provider_uuid: str, change: tree.Change,
+             ) -> int | None:
         """Change a provider in Placement now; inside reporting().
 
-        :param change: the inventory and the traits that the provider has ->
-            those that it is to have, None for an inventory that stays.
-            Called again where another writer was faster.
+        :param change: what the provider has -> what it has to have. Called
+            again where another writer was faster.
+        :returns: the generation of the provider then.
         :raises PlacementUnavailable: the next report has to do it.
         """
+
+    def configured_classes(self, provider_uuid: str, name: str) -> set[str]:
+        """The resource classes that the operator has Nova add to a provider
+        ([compute] provider_config_location)."""
 
     # Glance
 

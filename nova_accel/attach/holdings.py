@@ -233,8 +233,8 @@ class Holdings:
     def await_operator(self, claim: model.Claim) -> None:
         """The handle is given to no server until the operator gives it back,
         also when the claim has ended."""
-        self._store.change_waiting(add=[model.Waiting(
-            claim.handle, claim.device_address, claim.region_index)])
+        self._store.await_operator(model.Waiting(
+            claim.handle, claim.device_address, claim.region_index))
 
     def waiting(self) -> set[model.AttachHandle]:
         """Handles that wait for the operator."""

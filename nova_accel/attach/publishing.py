@@ -2,10 +2,12 @@
 """Show in Placement at once what the periodic report would show later."""
 
 from collections.abc import Iterable
+import functools
 
 from nova_accel.attach import cloud as novas
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import tree as provider_tree
 from nova_accel import log as logging
 from nova_accel import model
 
@@ -22,18 +24,21 @@ class Publisher:
     def show(self, context, provider_uuids: Iterable[str]) -> None:
         """Show providers now; a failure is made good by the next report."""
         for provider_uuid in sorted(set(provider_uuids)):
-            def change(inventory, traits, provider_uuid=provider_uuid):
-                return self._inventory.to_publish(
-                    provider_uuid, inventory, traits, self.in_use)
             try:
                 with self._cloud.reporting():
-                    self._cloud.show(context, provider_uuid, change)
+                    self._inventory.publish(
+                        provider_uuid, self.writer(context), self.in_use,
+                        self._cloud.configured_classes)
             except KeyError:
                 LOG.debug('Provider %s is not reported any more',
                           provider_uuid)
             except Exception as error:
                 LOG.warning('Provider %s is not shown before the next report: '
                             '%s', provider_uuid, error)
+
+    def writer(self, context) -> provider_tree.Write:
+        """What changes a provider in Placement; inside reporting()."""
+        return functools.partial(self._cloud.show, context)
 
     def show_devices(self, context, claims: Iterable[model.Claim]) -> None:
         """Show the providers of the devices of claims now."""

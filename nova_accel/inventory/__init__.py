@@ -624,7 +624,9 @@ class Inventory:
                     moved: Iterable[model.Claim] = (),
                     used: Callable[[str], int] = lambda uuid: 0,
                     named: Callable[[str], set[str]] = lambda name: set(),
-                    ) -> set[str]:
+                    write: provider_tree.Write | None = None,
+                    configured: provider_tree.Configured
+                    = lambda uuid, name: set()) -> None:
         """Make Nova's provider tree show our devices; touch nothing else.
 
         An error of the store is logged once and leaves the tree as it is.
@@ -638,11 +640,13 @@ class Inventory:
         :param named: uuids of the providers of a name in all of Placement;
             asked only before one of ours is made. It may raise
             PlacementUnavailable.
-        :returns: uuids of providers that were there and were changed.
+        :param write: changes a provider in Placement at once: what is there
+            already and has to change. None where Nova writes the whole tree.
+        :param configured: the classes that Nova's configuration adds to a
+            provider, by its uuid and name.
         :raises Exception: only with moved: allocations would move without
             the tree.
         """
-        changed: set[str] = set()
         moved = list(moved)
         try:
             root_uuid = tree.data(node).uuid
@@ -654,9 +658,9 @@ class Inventory:
             if gone:
                 held = {c.device_address for c in self._store.claims()}
                 gone = [a for a in gone if a not in held]
-            removed, changed = self._tree.update(tree, node, wanted, gone,
-                                                 in_use, used, named)
-            for address in removed:
+            for address in self._tree.update(
+                    tree, node, wanted, gone, in_use, used, named, write,
+                    configured):
                 self._table.remove(address)
         except exception.AcceleratorError as error:
             if moved:
@@ -670,24 +674,20 @@ class Inventory:
         else:
             with self._lock:
                 self._said.pop('', None)
-        return changed
 
-    def to_publish(self, provider_uuid: str, inventory: Mapping[str, Mapping],
-                   traits: Iterable[str], in_use: Callable[[str], bool],
-                   ) -> tuple[dict[str, dict] | None, set[str]]:
-        """What to write to Placement at once, beside Nova's report.
+    def publish(self, provider_uuid: str, write: provider_tree.Write,
+                in_use: Callable[[str], bool],
+                configured: provider_tree.Configured
+                = lambda uuid, name: set()) -> None:
+        """Make Placement show a provider at once, beside Nova's report.
 
-        Write the inventory first, then the traits, each only where it is not
-        there already.
-
-        :param inventory: of the provider in Placement now, by class.
-        :param traits: of the provider in Placement now.
-        :returns: (inventory or None when it has not to change, traits).
+        :param write: changes a provider in Placement.
+        :param configured: as for update_tree().
         :raises KeyError: we have no such provider.
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
-        return self._tree.to_publish(self.providers()[provider_uuid],
-                                     inventory, traits, in_use)
+        self._tree.publish(self.providers()[provider_uuid], write, in_use,
+                           configured)
 
     def allocated(self, allocations: Mapping[str, Mapping] | None,
                   mine: Iterable[tuple[str, int | None]] = (),

@@ -4,8 +4,10 @@
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
+import functools
 
 from nova_accel import exception
+from nova_accel.inventory import ledger
 from nova_accel import model
 from nova_accel import naming
 
@@ -15,22 +17,33 @@ _LONGEST = 200
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """What an inventory is to be in Placement, and what to note for it."""
+    """What a provider has to have in Placement, and in the ledger."""
 
     #: by resource class, as Placement has it
     inventory: dict[str, dict]
-    #: resource class -> what the operator had reserved; to be written down
-    #: before we reserve all of it
-    keep: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    #: resource classes of which that is not needed any more
-    done: frozenset[str] = frozenset()
-    #: how many of Provider.waiting the operator has given back
-    returned: int = 0
-    #: whether all that wait are reserved in Placement
-    shown: bool = False
-    #: of a pool: what is reserved of it; the store gets it before Placement.
-    #: None: all that is reserved is the operator's, and the store needs no row
-    reserved: model.Reserved | None = None
+    #: by resource class; None: the ledger needs no row
+    rows: dict[str, model.Reserved | None]
+    #: addresses of handles that the operator has released
+    returned: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A provider as Placement, or Nova's copy of it, has it now; not to be
+    changed."""
+
+    uuid: str
+    name: str
+    inventory: Mapping[str, Mapping]
+    traits: frozenset[str] | set[str]
+    #: None where it is not known
+    generation: int | None = None
+
+    def found(self, name: str) -> ledger.Found | None:
+        """Return the inventory of a resource class, None where it has none."""
+        item = self.inventory.get(name)
+        return None if item is None else ledger.Found(
+            item.get('reserved', 0), item['total'], self.generation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,190 +83,85 @@ class Provider:
             t for t in set(present) - self.traits - self.retired_traits
             if not naming.is_volatile(t)}
 
-    def merged_inventory(self, there: Mapping[str, Mapping],
-                         kept: Mapping[str, int], marked: bool,
-                         in_use: Callable[[str], bool],
-                         noted: model.Reserved | None = None,
-                         reporting: bool = True) -> Merged:
-        """Ours, with the reserved and allocation_ratio that others set.
+    def merged(self, there: Shown, rows: Mapping[str, model.Reserved],
+               in_use: Callable[[str], bool], used: int = 0,
+               configured: Collection[str] = ()) -> Merged:
+        """Return its inventory, with reserved and allocation_ratio of others.
 
-        :param there: the inventory that the provider has now.
-        :param kept: what was noted in Merged.keep, by resource class.
-        :param marked: whether it has the trait FENCED now; counts only for
-            what release 0.1 left, which noted nothing.
+        Classes of others stay as they are.
+
+        :param rows: of the ledger, by resource class.
         :param in_use: whether anything is allocated from a provider uuid.
-        :param noted: of a pool: what was noted in Merged.reserved.
-        :param reporting: whether this is for Nova's report. Beside it, a
-            report that is under way may still write what it began with.
+        :param used: how much of it the same request to Placement allocates.
+        :param configured: classes that Nova adds to it (provider.yaml).
         """
-        if self.pool:
-            return self._merged_pool(there, marked, in_use, noted, reporting)
+        marked = naming.FENCED in there.traits
         inventory: dict[str, dict] = {}
-        keep: dict[str, int] = {}
-        done: set[str] = set()
-        returned, shown = 0, False
+        found: dict[str, model.Reserved | None] = {}
+        returned: tuple[str, ...] = ()
         for name, total in self.inventory.items():
-            item = there.get(name, {})
-            waiting = () if naming.is_memory_class(name) else self.waiting
-            if waiting and not self.fenced:
-                reserved, returned, shown = _reserved_for_operator(
-                    name, item, total, kept, marked, waiting, keep)
-            else:
-                reserved = _reserved(name, item, total, self.fenced, kept,
-                                     marked, keep, done, waiting)
+            value, found[name], back = ledger.balance(
+                _row(rows, name), there.found(name), self._wanted(
+                    name, total, used), marked)
+            returned += back
+            item = there.inventory.get(name, {})
             inventory[name] = {
-                **item, 'total': total, 'reserved': min(reserved, total),
-                'min_unit': 1, 'max_unit': total, 'step_size': 1,
-                'allocation_ratio': item.get('allocation_ratio', 1.0)}
-        for name, item in there.items():
-            if name in inventory:
-                continue
-            # Placement refuses to drop an inventory with allocations, and
-            # Nova's whole report would fail with it
-            if in_use(self.uuid):
-                _reserved(name, item, item['total'], True, kept, marked, keep,
-                          done)
-                inventory[name] = {**item, 'reserved': item['total']}
-        # of classes that are not there any more, and need no value back
-        done |= {name for name in kept
-                 if name not in inventory and name not in there}
-        return Merged(inventory, keep, frozenset(done), returned, shown)
-
-    def _merged_pool(self, there, marked, in_use, noted, reporting) -> Merged:
-        inventory: dict[str, dict] = {}
-        merged = _Counts(noted.operators if noted else 0, 0, 0, False, noted)
-        for name, total in self.inventory.items():
-            item = there.get(name, {})
-            if noted is None and marked and (
-                    item.get('reserved') == item.get('total')):
-                # by us, and the store was lost
-                noted = model.Reserved(0, 0, item.get('total', 0))
-            merged = _counts(item, total, self.unfit, self.waiting, noted,
-                             reporting)
-            inventory[name] = {
-                **item, 'total': total, 'reserved': merged.value,
+                **item, 'total': total, 'reserved': value,
                 'min_unit': self.step, 'max_unit': total,
                 'step_size': self.step,
                 'allocation_ratio': item.get('allocation_ratio', 1.0)}
-        for name, item in there.items():
-            if name not in inventory and in_use(self.uuid):
-                inventory[name] = {**item, 'reserved': item['total']}
-        return Merged(inventory, returned=merged.returned, shown=merged.shown,
-                      reserved=merged.noted)
+        left = there.inventory.keys() - inventory.keys()
+        ours = {name for name in left
+                if naming.is_our_class(name) and name not in configured}
+        # Placement refuses to drop an inventory with allocations, and Nova's
+        # whole report would fail with it
+        if ours and in_use(self.uuid):
+            _fence(there, ours, rows, used, inventory, found)
+        inventory |= {name: dict(there.inventory[name])
+                      for name in left - ours}
+        found |= {name: None for name in rows if name not in found
+                  and name not in there.inventory}
+        return Merged(inventory, found, returned)
+
+    def _wanted(self, name, total, used) -> ledger.Wanted:
+        is_memory = naming.is_memory_class(name)
+        return ledger.Wanted(
+            total, total if self.fenced and not self.pool else self.unfit,
+            () if is_memory or self.fenced and not self.pool
+            else tuple(w.handle.address for w in self.waiting),
+            None if is_memory or not used else max(0, total - used),
+            self.addresses,
+            tuple(sorted(self.traits)) if self.pool else None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Counts:
-    """What a pool reserves."""
-
-    operators: int
-    #: for Placement
-    value: int
-    returned: int
-    shown: bool
-    noted: model.Reserved | None
-
-
-def _counts(item: Mapping, total: int, unfit: int,
-            waiting: tuple[model.Waiting, ...],
-            noted: model.Reserved | None, reporting: bool) -> _Counts:
-    """The operator's own value, one for each handle that is not fit, and one
-    for each that waits for him.
-
-    ``reserved`` in Placement is compared with what we wrote there, or may have
-    written before we were killed: below it he gives back what waits, the
-    oldest first, then what he had reserved; above it he reserves more.
-    """
-    there = item.get('reserved', 0)
-    operators, returned = (noted.operators, 0) if noted else (there, 0)
-    if noted and item:
-        lowered = max(0, noted.least - there)
-        returned = min(sum(w.shown for w in waiting), lowered)
-        operators = max(0, operators - (lowered - returned)) + max(
-            0, there - noted.most)
-    left = len(waiting) - returned
-    value = min(operators + unfit + left, total)
-    seen = reporting and bool(item) and there == value
-    least = most = value
-    if item and not seen:
-        least, most = min(there, value), max(there, value)
-        if noted:
-            least, most = min(least, noted.least), max(most, noted.most)
-    if seen and not (unfit or waiting) and there == operators:
-        # all of it is the operator's
-        noted = None
-    elif unfit or waiting or noted:
-        noted = model.Reserved(operators, least, most)
-    return _Counts(operators, value, returned,
-                   bool(noted) and seen and not returned, noted)
+def fenced(there: Shown, rows: Mapping[str, model.Reserved], used: int = 0,
+           configured: Collection[str] = ()) -> Merged:
+    """Return what is there, all of it reserved; for a provider without a
+    device. Parameters as those of Provider.merged()."""
+    inventory = {name: dict(item) for name, item in there.inventory.items()}
+    found: dict[str, model.Reserved | None] = {}
+    _fence(there, [name for name in inventory if name not in configured],
+           rows, used, inventory, found)
+    return Merged(inventory, found)
 
 
-def fenced_inventory(there: Mapping[str, Mapping], kept: Mapping[str, int],
-                     marked: bool) -> Merged:
-    """What is there, all of it reserved; for a provider without a device."""
-    keep: dict[str, int] = {}
-    inventory = {}
-    for name, item in there.items():
-        _reserved(name, item, item['total'], True, kept, marked, keep, set())
-        inventory[name] = {**item, 'reserved': item['total']}
-    return Merged(inventory, keep)
+def _row(rows, name):
+    """Of the ledger; an earlier release did not note the class of a pool."""
+    return rows.get(name, rows.get(''))
 
 
-def _reserved(name: str, item: Mapping, total: int, fenced: bool,
-              kept: Mapping[str, int], marked: bool,
-              keep: dict[str, int], done: set[str],
-              waiting: tuple[model.Waiting, ...] = ()) -> int:
-    """What is to be reserved of one class.
-
-    The operator's value is what is there, unless it is our own: then it is
-    what was kept of before.
-    """
-    there = item.get('reserved', 0)
-    full = bool(item) and there == item.get('total')
-    if name in kept:
-        # another value than ours and the operator's of then is his new one
-        ours = full or not item or (
-            kept[name] + sum(w.shown for w in waiting) <= there
-            <= kept[name] + len(waiting))
-        theirs = kept[name] if ours else there
-    else:
-        theirs = 0 if full and marked else there
-    if fenced:
-        if kept.get(name) != theirs:
-            keep[name] = theirs
-        return total
-    # the mark goes first, as without the value kept it would count
-    if name in kept and not marked and there == min(theirs, total):
-        done.add(name)
-    return theirs
-
-
-def _reserved_for_operator(
-        name: str, item: Mapping, total: int, kept: Mapping[str, int],
-        marked: bool, waiting: tuple[model.Waiting, ...],
-        keep: dict[str, int]) -> tuple[int, int, bool]:
-    """What is to be reserved of a class of which handles wait.
-
-    The operator's own value and one for each that waits. Less than was seen
-    there is the operator's word: as many are his to give again. An inventory
-    that is not there at all is not his word.
-
-    :returns: what is to be reserved, how many are given back, whether all
-        that wait are reserved there.
-    """
-    there = item.get('reserved', 0)
-    theirs, returned = kept.get(name, there), 0
-    if name in kept and item and not marked:
-        seen = min(theirs + sum(w.shown for w in waiting),
-                   item.get('total', total))
-        most = min(theirs + len(waiting), total)
-        returned = min(sum(w.shown for w in waiting), max(0, seen - there))
-        theirs = min(theirs, there) + max(0, there - most)
-    if kept.get(name) != theirs:
-        keep[name] = theirs
-    reserved = min(theirs + len(waiting) - returned, total)
-    return reserved, returned, (
-        name in kept and not marked and not returned and there == reserved)
+def _fence(there, names, rows, used, inventory, found) -> None:
+    for name in names:
+        row, item = _row(rows, name), there.inventory[name]
+        total = item['total']
+        value, found[name], _ = ledger.balance(
+            row, there.found(name), ledger.Wanted(
+                total, total, (),
+                max(0, total - used) if used and
+                naming.is_accelerator_class(name) else None,
+                row.addresses if row else (), row.traits if row else None),
+            naming.FENCED in there.traits)
+        inventory[name] = {**item, 'reserved': value}
 
 
 def providers(devices: Iterable[model.Device],
@@ -289,7 +197,7 @@ def providers(devices: Iterable[model.Device],
         try:
             pool = pool_of(device)
             # what cannot be shown of it must not cost the others of its pool
-            alone = ([_pool(pool, [device], node, root_uuid, use)] if pool
+            alone = ([_member(pool, device, node, use)] if pool
                      else list(_providers_of(device, node, root_uuid, use)))
             for provider in alone:
                 _check(provider)
@@ -358,6 +266,8 @@ class _Use:
                  returning: Mapping[tuple[str, int], model.Region]):
         self._returning = returning
         self._waiting = tuple(waiting)
+        # reading an option takes as long as all else about a device
+        self.resource_class = functools.cache(naming.resource_class)
         #: (device address, region index) -> handles that servers have, or
         #: that could not be cleaned after one
         self.held: dict[tuple[str, int | None], set] = (
@@ -371,6 +281,8 @@ class _Use:
         self.held_up: set[model.AttachHandle] = set()
         #: provider uuid -> handles that servers have from it
         self.given: dict[str, set] = collections.defaultdict(set)
+        #: the same by handle
+        self.giver: dict[model.AttachHandle, str] = {}
         for claim in claims:
             key = claim.device_address, claim.region_index
             ends = claim.state is model.ClaimState.DELETING
@@ -386,6 +298,7 @@ class _Use:
                 self.held_up.add(claim.handle)
                 continue
             self.given[claim.provider_uuid].add(claim.handle)
+            self.giver[claim.handle] = claim.provider_uuid
             if claim.created_type:
                 self.made[claim.device_address].add(claim.handle)
 
@@ -410,34 +323,27 @@ class _Use:
         key = (address, index)
         return key in self._lost and key not in self.held
 
-    def waiting(self, provider_uuid: str, address: str, index: int | None,
-                handles: Collection[model.AttachHandle],
-                ) -> tuple[model.Waiting, ...]:
-        """Those of a device or of its region that wait for the operator."""
-        return _of_provider(provider_uuid, (
-            w for w in self._waiting if w.handle in handles
-            and (w.device_address, w.region_index) == (address, index)), '')
+    def waiting(self, handles: Mapping[model.AttachHandle, str],
+                index: int | None) -> tuple[model.Waiting, ...]:
+        """Those of a provider that wait for the operator, the oldest first.
 
-    def waiting_in_pool(self, provider_uuid: str,
-                        free: Mapping[model.AttachHandle, str],
-                        ) -> tuple[model.Waiting, ...]:
-        """The same of a pool.
-
-        :param free: handle -> address of its device.
+        :param handles: those that are fit -> address of their device.
         """
-        return _of_provider(provider_uuid, (
-            w for w in self._waiting
-            if free.get(w.handle) == w.device_address))
+        return tuple(w for w in self._waiting
+                     if handles.get(w.handle) == w.device_address
+                     and w.region_index == index)
 
 
-def _of_provider(provider_uuid, waiting, *others):
-    """What was shown of another provider is not shown of this one.
-
-    :param others: values of Waiting.provider_uuid that mean this one, too.
-    """
-    return tuple(
-        w if w.provider_uuid in (provider_uuid, *others)
-        else dataclasses.replace(w, shown=False) for w in waiting)
+def _member(name, device, node, use) -> Provider:
+    """What of a device its pool shows, to be checked by itself."""
+    use.is_held_otherwise(device, device.address, None)
+    return Provider(
+        uuid='', name=name, parent=node, addresses=(device.address,),
+        region_index=None, inventory={use.resource_class(device.type): max(
+            len(frozenset(device.handles)), 1)},
+        traits=frozenset(naming.device_traits(device)
+                         | naming.place_traits(device)),
+        retired_traits=frozenset(device.state_traits))
 
 
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
@@ -472,8 +378,6 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     owners = {handle: device for device in members
               for handle in device.handles}
     given = use.given[uuid]
-    elsewhere = {handle for other, handles in use.given.items()
-                 if other != uuid for handle in handles}
     not_given = {handle: device for handle, device in owners.items()
                  if handle not in given}
     held_otherwise = {d.address for d in members
@@ -481,8 +385,9 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     free = {handle: device.address for handle, device in not_given.items()
             if device.health is model.Health.OK
             and device.address not in held_otherwise
-            and handle not in use.held_up and handle not in elsewhere}
-    waiting = use.waiting_in_pool(uuid, free)
+            and handle not in use.held_up
+            and use.giver.get(handle, uuid) == uuid}
+    waiting = use.waiting(free, None)
     fenced = all(d.health is not model.Health.OK for d in members) or (
         bool(owners) and not free and not any(
             owners[handle].health is model.Health.OK
@@ -500,7 +405,7 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
         uuid=uuid, name=name, parent=node,
         addresses=tuple(sorted(d.address for d in members)),
         region_index=None,
-        inventory={naming.resource_class(device.type): total} if total else {},
+        inventory={use.resource_class(device.type): total} if total else {},
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
         fenced=fenced, retired_traits=frozenset(
             t for d in members for t in d.state_traits) - traits,
@@ -534,7 +439,8 @@ def _providers_of(device, node, root_uuid, use):
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory=inventory,
         traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
-        fenced=fenced, waiting=use.waiting(uuid, device.address, None, left),
+        fenced=fenced,
+        waiting=use.waiting(dict.fromkeys(left, device.address), None),
         retired_traits=earlier | frozenset(device.state_traits) - traits)
     for region in device.regions:
         traits = naming.region_traits(
@@ -559,5 +465,5 @@ def _providers_of(device, node, root_uuid, use):
             if region.handles else {},
             traits=frozenset(traits), fenced=fenced,
             waiting=use.waiting(
-                region_uuid, device.address, region.index, left),
+                dict.fromkeys(left, device.address), region.index),
             retired_traits=earlier)

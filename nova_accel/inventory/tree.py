@@ -2,9 +2,7 @@
 """Our providers in Nova's provider tree, which Nova reports to Placement.
 
 What is ours is told by the names of the providers, and by nothing that is
-remembered. What we reserved is told by the store: the operator's value is
-written there before all of an inventory is reserved, and it is dropped when a
-later pass sees it restored. So a kill between any two writes heals.
+remembered; what we reserve, by the ledger.
 
 ==============================  ============================================
 a provider under our names      what is done
@@ -12,22 +10,31 @@ a provider under our names      what is done
 of a device that is there       made, and kept as the device is
 of one that is gone             fenced; removed in a later pass when nothing
                                 is allocated from it
-ours without a device           the same
+ours without a device           the same; what the operator reserved of it,
+                                and his traits, go to the providers that
+                                show its devices now
 of somebody else                the same, with an ERROR in the log; ours of
                                 that name is not made meanwhile
 of somebody else, outside of    left alone, with an ERROR in the log; ours of
 Nova's tree of this host        that name is not made meanwhile
 ==============================  ============================================
 
-A device that is gone leaves its pool at once. A new pool takes over what the
-operator had reserved of the providers that its devices had before, and the
-traits that he had set on all of them.
+Nova's copy of a provider may be older than what others wrote into Placement,
+by five minutes ([compute] resource_provider_association_refresh). It decides
+only whether there may be something to do: what is written is made of what
+Placement has then, and Placement takes it only if nothing else was written
+meanwhile. Nova itself writes providers that are new, and all of them at its
+start where allocations move; what it has read then is a moment old.
+
+A device that is gone leaves its pool at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
+import typing
 
 from nova_accel import exception
+from nova_accel.inventory import ledger
 from nova_accel.inventory import providers
 from nova_accel import log as logging
 from nova_accel import model
@@ -38,22 +45,29 @@ LOG = logging.getLogger(__name__)
 
 InUse = Callable[[str], bool]
 Named = Callable[[str], set[str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shown:
-    """A provider as Nova's tree has it now; not to be changed."""
-
-    uuid: str
-    name: str
-    inventory: Mapping[str, Mapping]
-    traits: frozenset[str] | set[str]
+Configured = Callable[[str, str], set[str]]
+#: (inventory, traits, generation of the provider in Placement, whether the
+#: last answer was refused) -> (inventory, None where it stays; traits)
+Change = Callable[[Mapping[str, Mapping], set[str], int | None, bool],
+                  tuple[dict[str, dict] | None, set[str]]]
+#: changes a provider in Placement now and returns its generation then
+Write = Callable[[str, Change], int | None]
+_Shown = providers.Shown
+#: what a provider has -> what it has to have, and its traits
+Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
+_Rows = dict[ledger.Key, model.Reserved | None]
 
 
 @dataclasses.dataclass
 class _Pass:
     """What one pass is going to do, before it does it."""
 
+    #: of update()
+    tree: typing.Any
+    in_use: InUse
+    used: Callable[[str], int]
+    configured: Configured
+    write: Write | None
     #: (name, parent, uuid) of those to be made, parents first
     made: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
     #: whether Placement is asked for names; not again once it did not answer
@@ -65,17 +79,16 @@ class _Pass:
     traits: list[tuple[str, set]] = dataclasses.field(default_factory=list)
     #: uuids, children first
     removed: list[str] = dataclasses.field(default_factory=list)
-    #: (uuid, resource class, what the operator had reserved)
-    keep: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
-    #: (uuid, resource class)
-    done: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    #: handles that the operator has given back
-    returned: list[model.Waiting] = dataclasses.field(default_factory=list)
-    #: handles that Placement shows as reserved
-    shown: list[model.Waiting] = dataclasses.field(default_factory=list)
-    #: (uuid of a pool, what the store gets of it)
-    pools: list[tuple[str, model.Reserved | None]] = dataclasses.field(
+    #: of the ledger
+    rows: _Rows = dataclasses.field(default_factory=dict)
+    #: addresses of handles that the operator has released
+    returned: tuple[str, ...] = ()
+    #: those that Placement has already, and that change
+    changed: list[providers.Provider] = dataclasses.field(
         default_factory=list)
+    #: uuid -> traits of others that it gets from those before it
+    inherited: dict[str, frozenset[str]] = dataclasses.field(
+        default_factory=dict)
 
 
 class Tree:
@@ -84,19 +97,12 @@ class Tree:
 
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
-        #: provider uuid -> resource class -> what the operator had reserved
-        self._kept: dict[str, dict[str, int]] = {}
-        #: uuid of a pool -> what is reserved of it
-        self._pools: dict[str, model.Reserved] = {}
-        self._kept_is_read = False
+        self._ledger = ledger.Ledger(store)
         #: provider uuid -> traits on it that others set, as of the last pass
         self.foreign_traits: dict[str, frozenset[str]] = {}
         #: provider uuid -> (Provider, its inventory, its traits) for which
         #: there was nothing to do
         self._settled: dict[str, tuple] = {}
-        #: provider uuid -> the inventory that was written with less reserved
-        #: than was meant, and what was meant
-        self._meant: dict[str, tuple[Mapping, Mapping]] = {}
         #: providers of somebody else that the log has named
         self._named: set[str] = set()
 
@@ -105,7 +111,9 @@ class Tree:
                gone: Iterable[str], in_use: InUse,
                used: Callable[[str], int] = lambda uuid: 0,
                named: Named = lambda name: set(),
-               ) -> tuple[list[str], set[str]]:
+               write: Write | None = None,
+               configured: Configured = lambda uuid, name: set(),
+               ) -> list[str]:
         """Make the tree show what is wanted; touch nothing else.
 
         :param tree: nova.compute.provider_tree.ProviderTree.
@@ -114,38 +122,56 @@ class Tree:
         :param gone: addresses of devices that may leave the tree.
         :param in_use: whether anything is allocated from a provider uuid.
         :param used: how much of a provider the same request to Placement
-            allocates.
+            allocates, which would refuse to reserve it; the next pass does.
         :param named: uuids of the providers of a name in all of Placement;
             asked only before a provider is made. It may raise
             PlacementUnavailable.
-        :returns: those of gone of which nothing is left in the tree; the
-            uuids of providers that were there and were changed.
+        :param write: changes a provider that is there in Placement now. None:
+            Nova writes the whole tree, which it has just read.
+        :param configured: the classes that Nova adds to a provider, by its
+            uuid and name.
+        :returns: those of gone of which nothing is left in the tree.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
-            as it was.
+            as Placement is.
         """
-        self._read_kept()
-        everything = _walk(tree)
-        there = _walk(tree, node)
-        plan = _Pass()
+        there = self._without_novas(tree, node, configured)
+        everything = {**_walk(tree), **there}
+        plan = _Pass(tree, in_use, used, configured, write)
         foreign = self._foreign(everything, wanted)
-        self._plan_ours(plan, everything, foreign, wanted, in_use, named)
-        left = self._plan_stale(plan, tree, node, there, foreign, wanted,
-                                set(gone), in_use)
-        self._leave_room(plan, there, wanted, used)
+        stale, left = self._plan_stale(plan, node, there, foreign, wanted,
+                                       set(gone))
+        were_fenced = {shown.uuid for shown in stale
+                       if naming.FENCED in shown.traits}
+        for shown in stale:
+            everything[shown.uuid] = self._fence(plan, shown)
+        self._hand_over(plan, everything, wanted, were_fenced)
+        self._plan_ours(plan, everything, foreign, wanted, named)
         self._forget_unknown(plan, everything, wanted)
         # what is reserved by us is known before it is reserved
-        for uuid, name, value in plan.keep:
-            self._keep(uuid, name, value)
-        self._change_waiting(plan.returned, plan.shown, plan.pools)
-        self._apply(plan, tree)
-        for uuid, name in plan.done:
-            self._drop(uuid, name)
-        changed = {uuid for uuid, _ in (*plan.inventories, *plan.traits)}
-        return ([address for address in gone if address not in left],
-                changed & everything.keys())
+        self._note(plan.rows, plan.returned)
+        self._apply(plan)
+        for provider in plan.changed:
+            self._write_in_pass(plan, provider.uuid, provider.name,
+                                self._merge(provider, plan))
+        return [address for address in gone if address not in left]
 
     @staticmethod
-    def _apply(plan: _Pass, tree) -> None:
+    def _without_novas(tree, node, configured) -> dict[str, _Shown]:
+        """Take out of the tree what Nova adds to it after us: where it finds
+        that, it raises ValueError (ResourceTracker._merge_provider_configs,
+        Nova 31 to 34)."""
+        there = _walk(tree, node)
+        for uuid, shown in there.items():
+            novas = configured(uuid, shown.name) & shown.inventory.keys()
+            if novas and naming.part_of_provider(node, shown.name):
+                there[uuid] = dataclasses.replace(
+                    shown, inventory=_without(shown.inventory, novas))
+                tree.update_inventory(uuid, dict(there[uuid].inventory))
+        return there
+
+    @staticmethod
+    def _apply(plan: _Pass) -> None:
+        tree = plan.tree
         for name, parent, uuid in plan.made:
             tree.new_child(name, parent, uuid=uuid)
         for uuid, inventory in plan.inventories:
@@ -155,6 +181,25 @@ class Tree:
         for uuid in plan.removed:
             if tree.exists(uuid):
                 tree.remove(uuid)
+
+    def _note(self, rows: _Rows, returned: Iterable[str]) -> None:
+        """Write rows of the ledger, and what the operator has released."""
+        back = ledger.by_address(self._store.waiting(), tuple(returned))
+        self._ledger.write(rows, back)
+        for waiting in back:
+            LOG.info('The operator has given back %s of %s',
+                     waiting.handle.address, waiting.device_address)
+
+    def _rows(self, uuid: str, plan: _Pass | None = None,
+              ) -> dict[str, model.Reserved]:
+        """The rows of a provider as they will be, by resource class."""
+        rows = {**self._ledger.of(uuid)}
+        for (of, name), row in (plan.rows if plan else {}).items():
+            if of == uuid and row:
+                rows[name] = row
+            elif of == uuid:
+                rows.pop(name, None)
+        return rows
 
     # What is wanted
 
@@ -168,11 +213,11 @@ class Tree:
                  if p.uuid not in everything}
         return {s.name: s for s in everything.values() if s.name in names}
 
-    def _plan_ours(self, plan, everything, foreign, wanted, in_use,
-                   named) -> None:
+    def _plan_ours(self, plan, everything, foreign, wanted, named) -> None:
         made = set()
         for uuid, provider in wanted.items():
             shown = everything.get(uuid)
+            is_there = shown is not None
             if shown is None:
                 if provider.name in foreign or not (
                         provider.region_index is None
@@ -183,14 +228,61 @@ class Tree:
                 made.add(uuid)
                 plan.made.append((provider.name, provider.parent, uuid))
                 shown = _Shown(uuid, provider.name, {}, frozenset())
-                if provider.pool:
-                    shown = self._take_over(provider, shown, everything)
+                self._say_reserved(provider)
             settled = self._settled.get(uuid)
             if (settled and settled[0] is provider
                     and settled[1] == shown.inventory
-                    and settled[2] == shown.traits):
+                    and settled[2] == shown.traits and not plan.used(uuid)
+                    and uuid not in plan.inherited):
                 continue
-            self._plan_one(plan, provider, shown, in_use)
+            known = self._rows(uuid, plan)
+            merged, traits = self._merge(provider, plan, known)(shown)
+            rows = {(uuid, name): row for name, row in merged.rows.items()}
+            self.foreign_traits[uuid] = traits - provider.traits
+            if merged.inventory != shown.inventory or traits != shown.traits:
+                self._settled.pop(uuid, None)
+            elif is_there and plan.write and _is_confirmed(known, merged.rows):
+                # nothing has to be asked: Placement was seen to have it
+                plan.rows |= rows
+                self._settled.pop(uuid, None)
+                continue
+            elif not _differ(known, merged.rows):
+                # an inventory of a class that it has not any more may go at
+                # any time
+                if merged.inventory.keys() == provider.inventory.keys():
+                    self._settled[uuid] = (
+                        provider, merged.inventory, frozenset(traits))
+                continue
+            if is_there and plan.write:
+                plan.changed.append(provider)
+                continue
+            plan.rows |= rows
+            plan.returned += merged.returned
+            if merged.inventory != shown.inventory:
+                plan.inventories.append((uuid, merged.inventory))
+            if traits != shown.traits:
+                plan.traits.append((uuid, set(traits)))
+
+    def _merge(self, provider, plan, rows=None) -> Merge:
+        """:param rows: of the ledger; None: as they are when it is called."""
+        inherited = plan.inherited.get(provider.uuid, frozenset())
+
+        def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
+            merged = provider.merged(
+                shown, self._ledger.of(provider.uuid) if rows is None
+                else rows, plan.in_use, plan.used(provider.uuid),
+                plan.configured(provider.uuid, provider.name))
+            return merged, provider.merged_traits(
+                inherited.union(shown.traits))
+        return merge
+
+    def _say_reserved(self, provider) -> None:
+        for name, row in self._ledger.of(provider.uuid).items():
+            if row.operators and name in provider.inventory:
+                LOG.warning(
+                    'Provider %s is made again, and the operator had reserved '
+                    '%d of it: as many are reserved again', provider.name,
+                    row.operators)
 
     def _is_taken(self, plan, provider, named) -> bool:
         """Whether a provider outside of Nova's tree has the name. Placement
@@ -216,120 +308,14 @@ class Tree:
                 uuid)
         return bool(others)
 
-    def _leave_room(self, plan, there, wanted, used) -> None:
-        """Placement refuses a request that reserves what it allocates: leave
-        room for the allocations; the next pass reserves it again."""
-        planned = dict(plan.inventories)
-        for uuid in {*there, *planned}:
-            amount = used(uuid)
-            inventory = planned.get(uuid) or there[uuid].inventory
-            room = {name: {**item, 'reserved': max(0, item['total'] - amount)}
-                    for name, item in inventory.items()
-                    if naming.is_accelerator_class(name)
-                    and item.get('reserved', 0) > item['total'] - amount}
-            if not amount or not room:
-                continue
-            plan.inventories = [
-                item for item in plan.inventories if item[0] != uuid]
-            plan.inventories.append((uuid, {**inventory, **room}))
-            self._meant[uuid] = {**inventory, **room}, inventory
-            provider = wanted.get(uuid)
-            if provider and provider.pool:
-                for name, item in room.items():
-                    meant = inventory[name]['reserved']
-                    noted = dict([(uuid, self._pools.get(uuid)),
-                                  *plan.pools])[uuid] or model.Reserved(
-                                      meant, meant, meant)
-                    plan.pools.append((uuid, dataclasses.replace(
-                        noted, least=min(noted.least, item['reserved']))))
-
-    def _as_meant(self, uuid: str, inventory: Mapping) -> Mapping:
-        """An inventory of Placement, with what we would have reserved."""
-        written, meant = self._meant.get(uuid, (None, inventory))
-        return meant if inventory == written else inventory
-
-    def _take_over(self, provider, shown, everything) -> _Shown:
-        """A new pool, with what the operator has said of the providers that
-        its devices had."""
-        names = {naming.device_provider_name(provider.parent, address): address
-                 for address in provider.addresses}
-        before = [s for s in everything.values() if s.name in names]
-        if not before:
-            return shown
-        operators = 0
-        for old in before if provider.uuid not in self._pools else ():
-            kept = self._kept_of(old.uuid)
-            for name, item in old.inventory.items():
-                if name in provider.inventory:
-                    fenced = (naming.FENCED in old.traits
-                              and item.get('reserved') == item['total'])
-                    operators += kept.get(
-                        name, 0 if fenced else item.get('reserved', 0))
-        if operators:
-            self._pools[provider.uuid] = model.Reserved(
-                operators, operators, operators)
-            LOG.warning(
-                'The operator had reserved %d of the devices that share the '
-                'provider %s now. As many are reserved of it, but any of the '
-                'devices: name those that no server is to get in [accel] '
-                'exclude_devices', operators, provider.name)
-        foreign = [frozenset(provider.merged_traits(s.traits))
-                   - provider.traits for s in before]
-        everywhere = frozenset.intersection(*foreign)
-        lost = frozenset.union(*foreign) - everywhere
-        if lost:
-            LOG.warning(
-                'The traits %s, which others than nova_accel had set on the '
-                'providers of some of the devices that share the provider %s '
-                'now, are not set on it: set them there if they are true of '
-                'all', ', '.join(sorted(lost)), provider.name)
-        return dataclasses.replace(shown, traits=everywhere)
-
-    def _plan_one(self, plan, provider, shown, in_use) -> None:
-        noted = self._pools.get(provider.uuid)
-        merged = provider.merged_inventory(
-            self._as_meant(provider.uuid, shown.inventory),
-            self._kept_of(provider.uuid),
-            naming.FENCED in shown.traits, in_use, noted)
-        traits = provider.merged_traits(shown.traits)
-        self.foreign_traits[provider.uuid] = traits - provider.traits
-        changed = bool(merged.keep or merged.done or merged.returned)
-        if provider.pool and merged.reserved != noted:
-            plan.pools.append((provider.uuid, merged.reserved))
-            changed = True
-        plan.returned += provider.waiting[:merged.returned]
-        # Nova's copy of Placement may be older than what we wrote there at
-        # once, but not older than what an earlier pass found in it
-        plan.shown += [dataclasses.replace(w, provider_uuid=provider.uuid)
-                       for w in provider.waiting
-                       if merged.shown and not w.shown]
-        if merged.inventory != shown.inventory:
-            plan.inventories.append((provider.uuid, merged.inventory))
-            changed = True
-        if traits != shown.traits:
-            plan.traits.append((provider.uuid, set(traits)))
-            changed = True
-        self._note(plan, provider.uuid, merged)
-        # an inventory of a class that it has not any more may go at any time
-        if changed or merged.inventory.keys() != provider.inventory.keys():
-            self._settled.pop(provider.uuid, None)
-        else:
-            self._settled[provider.uuid] = (
-                provider, merged.inventory, frozenset(traits))
-
-    @staticmethod
-    def _note(plan, uuid, merged) -> None:
-        plan.keep += [(uuid, name, n) for name, n in merged.keep.items()]
-        plan.done += [(uuid, name) for name in merged.done]
-
     # What is not wanted any more
 
-    def _plan_stale(self, plan, tree, node, there, foreign, wanted, gone,
-                    in_use) -> set[str]:
+    def _plan_stale(self, plan, node, there, foreign, wanted, gone,
+                    ) -> tuple[list[_Shown], set[str]]:
         """Fence what has no device, and remove it in a later pass: removing a
         provider with allocations fails, and Nova's whole report with it.
 
-        :returns: addresses of which something is left.
+        :returns: those to be fenced; addresses of which something is left.
         """
         stale = {s.uuid: s for s in foreign.values()}
         for uuid, shown in there.items():
@@ -339,46 +325,160 @@ class Tree:
                     provider is not None and not provider.pool
                     and provider.addresses[0] in gone):
                 stale[uuid] = shown
-        left = set()
+        left, fenced = set(), []
         # regions before their device
         for shown in sorted(stale.values(), key=lambda s: s.name,
                             reverse=True):
             part = naming.part_of_provider(node, shown.name) or shown.name
             self._name_foreign(shown, node, there, wanted)
             if (naming.FENCED in shown.traits and part not in left
-                    and not any(in_use(u) for u in
-                                tree.get_provider_uuids(shown.uuid))):
+                    and not any(plan.in_use(u) for u in
+                                plan.tree.get_provider_uuids(shown.uuid))):
                 plan.removed.append(shown.uuid)
                 self._settled.pop(shown.uuid, None)
                 self.foreign_traits.pop(shown.uuid, None)
                 continue
             left.add(part)
             if shown.uuid not in wanted:
-                self._plan_fence(plan, shown, naming.is_pool(part))
-        return left
+                fenced.append(shown)
+        return fenced, left
 
-    def _plan_fence(self, plan, shown, is_pool) -> None:
-        if is_pool:
-            self._plan_pool_is_fenced(plan, shown)
-        merged = providers.fenced_inventory(
-            self._as_meant(shown.uuid, shown.inventory),
-            self._kept_of(shown.uuid),
-            naming.FENCED in shown.traits)
+    def _fence(self, plan, shown) -> _Shown:
+        """:returns: what it has then."""
+        uuid = shown.uuid
+
+        def merge(now):
+            return providers.fenced(
+                now, self._ledger.of(uuid), plan.used(uuid),
+                plan.configured(uuid, shown.name)), (
+                    frozenset(now.traits) | {naming.FENCED})
+        merged, traits = merge(shown)
+        if (merged.inventory == shown.inventory and traits == shown.traits
+                and not _differ(self._ledger.of(uuid), merged.rows)):
+            return shown
+        if plan.write:
+            result = self._write_in_pass(plan, uuid, shown.name, merge)
+            return dataclasses.replace(
+                shown, inventory=result[0], traits=result[1]
+            ) if result else shown
+        plan.rows |= {(uuid, name): row for name, row in merged.rows.items()}
         if merged.inventory != shown.inventory:
-            plan.inventories.append((shown.uuid, merged.inventory))
-        if naming.FENCED not in shown.traits:
-            plan.traits.append((shown.uuid, {*shown.traits, naming.FENCED}))
-        self._note(plan, shown.uuid, merged)
+            plan.inventories.append((uuid, merged.inventory))
+        if traits != shown.traits:
+            plan.traits.append((uuid, set(traits)))
+        return dataclasses.replace(shown, inventory=merged.inventory,
+                                   traits=traits)
 
-    def _plan_pool_is_fenced(self, plan, shown) -> None:
-        """All of it will be reserved, by us."""
-        for item in shown.inventory.values():
-            there, total = item.get('reserved', 0), item['total']
-            noted = self._pools.get(
-                shown.uuid, model.Reserved(there, there, there))
-            now = dataclasses.replace(noted, most=max(noted.most, total))
-            if now != self._pools.get(shown.uuid):
-                plan.pools.append((shown.uuid, now))
+    def _hand_over(self, plan, everything, wanted, were_fenced) -> None:
+        """Give what the operator has said of providers that are not wanted any
+        more to those that show their devices now."""
+        by_address: dict[str, list[providers.Provider]] = {}
+        for provider in wanted.values():
+            if provider.region_index is None:
+                for address in provider.addresses:
+                    by_address.setdefault(address, []).append(provider)
+        rows = {key: row for key, row in {
+            **self._ledger.all(), **plan.rows}.items() if row}
+        heirs_of: dict[str, dict[str, providers.Provider]] = {}
+        once = self._once_of(everything, wanted, rows)
+        for uuid, addresses in once.items():
+            heirs = {p.uuid: p for address in addresses
+                     for p in by_address.get(address, ())}
+            if heirs:
+                heirs_of[uuid] = heirs
+        given: dict[str, int] = {}
+        for (uuid, name), row in rows.items():
+            if row.operators and uuid in heirs_of:
+                self._hand_over_reserved(plan, everything, (uuid, name), row,
+                                         heirs_of[uuid], given)
+        for uuid, provider in wanted.items():
+            if uuid in given and provider.pool:
+                LOG.warning(
+                    'The operator had reserved %d of the devices that share '
+                    'the provider %s now. As many are reserved of it, but any '
+                    'of the devices: name those that no server is to get in '
+                    '[accel] exclude_devices', given[uuid], provider.name)
+            elif uuid in given:
+                LOG.warning(
+                    'The operator had reserved some of the devices that '
+                    'shared a provider. They have providers of their own now, '
+                    'and %d of %s is reserved: see that it is the one that he '
+                    'means', given[uuid], provider.name)
+        self._hand_over_traits(
+            plan, everything, wanted, rows, heirs_of, were_fenced,
+            {address for uuid in heirs_of for address in once[uuid]})
+
+    @staticmethod
+    def _once_of(everything, wanted, rows) -> dict[str, Iterable[str]]:
+        """Provider uuid -> addresses of its devices, of those that are not
+        wanted any more."""
+        once: dict[str, Iterable[str]] = {}
+        for (uuid, _), row in rows.items():
+            if uuid not in wanted and row.addresses:
+                once[uuid] = row.addresses
+        nodes = {p.parent for p in wanted.values()
+                 if p.region_index is None}
+        for uuid, shown in everything.items():
+            if uuid in wanted or uuid in once:
+                continue
+            for node in nodes:
+                part = naming.part_of_provider(node, shown.name)
+                if part and shown.name == naming.device_provider_name(
+                        node, part):
+                    once[uuid] = (part,)
+        return once
+
+    def _hand_over_reserved(self, plan, everything, key, row, heirs,
+                            given) -> None:
+        uuid, name = key
+        shares = ledger.share(row.operators, {
+            p.uuid: p.inventory[name] for p in heirs.values()
+            if name in p.inventory})
+        for to, count in shares.items():
+            has = self._rows(to, plan).get(name)
+            shown = everything.get(to)
+            if has is None:
+                found = shown and shown.found(name)
+                there = found.reserved if found else 0
+                has = model.Reserved(
+                    there, there, shown.generation if found else None,
+                    None if found else 0)
+            plan.rows[to, name] = dataclasses.replace(
+                has, operators=has.operators + count)
+            self._settled.pop(to, None)
+            given[to] = given.get(to, 0) + count
+        plan.rows[key] = dataclasses.replace(
+            row, operators=row.operators - sum(shares.values()))
+
+    def _hand_over_traits(self, plan, everything, wanted, rows, heirs_of,
+                          were_fenced, known) -> None:
+        """:param known: addresses of all devices that change providers."""
+        before: dict[str, list[frozenset[str]]] = {}
+        for uuid, heirs in heirs_of.items():
+            shown = everything.get(uuid)
+            for to, heir in heirs.items() if shown else ():
+                if to in everything and (
+                        # it has got them, or has devices of others too
+                        uuid in were_fenced or not known.issuperset(
+                            heir.addresses)):
+                    continue
+                ours = next((row.traits for (of, _), row in rows.items()
+                             if of == uuid and row.traits), ())
+                before.setdefault(to, []).append(
+                    frozenset(heir.merged_traits(set(shown.traits)
+                                                 - set(ours)))
+                    - heir.traits)
+        for to, found in before.items():
+            everywhere = frozenset.intersection(*found)
+            plan.inherited[to] = everywhere
+            lost = frozenset.union(*found) - everywhere
+            if lost:
+                LOG.warning(
+                    'The traits %s, which others than nova_accel had set on '
+                    'the providers of some of the devices that share the '
+                    'provider %s now, are not set on it: set them there if '
+                    'they are true of all', ', '.join(sorted(lost)),
+                    wanted[to].name)
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
         """Say once that a provider under our names is not ours."""
@@ -394,81 +494,102 @@ class Tree:
             'allocated from it. Look at it with "openstack resource provider '
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 
-    # What the operator had reserved
-
-    def _read_kept(self) -> None:
-        if self._kept_is_read:
-            return
-        kept: dict[str, dict[str, int]] = {}
-        for (uuid, name), value in self._store.reserved().items():
-            kept.setdefault(uuid, {})[name] = value
-        self._pools = dict(self._store.pools())
-        self._kept, self._kept_is_read = kept, True
-
-    def _kept_of(self, uuid: str) -> Mapping[str, int]:
-        return self._kept.get(uuid, {})
-
-    def _keep(self, uuid: str, name: str, value: int) -> None:
-        self._store.set_reserved(uuid, name, value)
-        self._kept.setdefault(uuid, {})[name] = value
-
-    def _drop(self, uuid: str, name: str) -> None:
-        try:
-            self._store.drop_reserved(uuid, name)
-        except exception.AcceleratorError as error:
-            # the next pass tries again
-            LOG.warning('%s', error)
-            self._settled.pop(uuid, None)
-            return
-        values = self._kept.get(uuid, {})
-        values.pop(name, None)
-        if not values:
-            self._kept.pop(uuid, None)
-
-    def _change_waiting(self, returned, shown=(), pools=()) -> None:
-        """Write down what the operator has given back, and what he can; and
-        of pools what is reserved, at once: his word is heard once."""
-        if not returned and not shown and not pools:
-            return
-        self._store.change_waiting(remove=returned, shown=shown, pools=pools)
-        for uuid, reserved in pools:
-            if reserved:
-                self._pools[uuid] = reserved
-            else:
-                self._pools.pop(uuid, None)
-        for waiting in returned:
-            LOG.info('The operator has given back %s of %s',
-                     waiting.handle.address, waiting.device_address)
-
     def _forget_unknown(self, plan, everything, wanted) -> None:
-        """Of providers that are gone."""
-        plan.done += [(uuid, name) for uuid, values in self._kept.items()
-                      if uuid not in everything and uuid not in wanted
-                      for name in values]
-        plan.pools += [(uuid, None) for uuid in self._pools
-                       if uuid not in everything and uuid not in wanted]
+        """Of providers that are gone the ledger keeps what the operator has
+        reserved: a card that comes back is reserved still."""
+        plan.rows |= {
+            key: None for key, row
+            in {**self._ledger.all(), **plan.rows}.items()
+            if key[0] not in everything and key[0] not in wanted
+            and not (row and row.operators)}
 
     # Beside Nova's report
 
-    def to_publish(self, provider: providers.Provider,
-                   inventory: Mapping[str, Mapping], traits: Iterable[str],
-                   in_use: InUse) -> tuple[dict[str, dict] | None, set[str]]:
-        """See Inventory.to_publish()."""
-        self._read_kept()
-        present = set(traits)
-        noted = self._pools.get(provider.uuid)
-        merged = provider.merged_inventory(
-            self._as_meant(provider.uuid, inventory),
-            self._kept_of(provider.uuid),
-            naming.FENCED in present, in_use, noted, reporting=False)
-        for name, value in merged.keep.items():
-            self._keep(provider.uuid, name, value)
-        self._change_waiting(
-            provider.waiting[:merged.returned],
-            pools=[(provider.uuid, merged.reserved)]
-            if provider.pool and merged.reserved != noted else ())
-        return (None if merged.inventory == inventory else merged.inventory,
-                set(provider.merged_traits(present)))
+    def publish(self, provider: providers.Provider, write: Write,
+                in_use: InUse, configured: Configured) -> None:
+        """Make Placement show a provider now.
+
+        :raises AcceleratorsUnavailable: the store cannot be used.
+        """
+        self._write(provider.uuid, write, self._merge(provider, _Pass(
+            None, in_use, lambda uuid: 0, configured, write)))
+
+    def _write_in_pass(self, plan, uuid, name, merge):
+        """Change a provider in Placement, and in the tree as it is then; as
+        _write()."""
+        try:
+            result = self._write(uuid, plan.write, merge)
+        except exception.AcceleratorsUnavailable:
+            raise
+        except Exception as error:
+            LOG.warning('Provider %s is not changed before the next report: '
+                        '%s', name, error)
+            return None
+        if result:
+            inventory, traits = result
+            nova_adds = plan.configured(uuid, name)
+            plan.tree.update_inventory(uuid, _without(inventory, nova_adds))
+            plan.tree.update_traits(uuid, set(traits))
+        return result
+
+    def _write(self, uuid, write, merge):
+        """Change a provider in Placement.
+
+        :returns: its inventory and its traits then; None: it is not there.
+        """
+        before = dict(self._ledger.of(uuid))
+        result: tuple[dict, frozenset[str]] | None = None
+
+        def change(inventory, traits, generation, refused):
+            nonlocal result
+            if refused:
+                # what was noted for it has not come about
+                self._note({(uuid, name): before.get(name) for name
+                            in {*before, *self._ledger.of(uuid)}}, ())
+            merged, wanted = merge(
+                _Shown(uuid, '', inventory, traits, generation))
+            self._note({(uuid, name): row for name, row
+                        in merged.rows.items()}, merged.returned)
+            result = merged.inventory, frozenset(wanted)
+            return (None if merged.inventory == inventory
+                    else merged.inventory), set(wanted)
+        generation = write(uuid, change)
+        if result is None:
+            return None
+        self._settled.pop(uuid, None)
+        is_fenced = naming.FENCED in result[1]
+        rows: _Rows = {}
+        for name, row in self._ledger.of(uuid).items():
+            after = ledger.written(row, generation, is_fenced)
+            if after is None or row.before is not None:
+                rows[uuid, name] = after
+        try:
+            self._ledger.write(rows)
+        except exception.AcceleratorError as error:
+            # the next pass finds it written
+            LOG.warning('%s', error)
+        return result
+
+
+def _without(inventory: Mapping[str, Mapping], names) -> dict[str, dict]:
+    return {name: dict(item) for name, item in inventory.items()
+            if name not in names}
+
+
+def _differ(known, rows) -> bool:
+    return any(known.get(name) != row for name, row in rows.items())
+
+
+def _is_confirmed(known, rows) -> bool:
+    """Whether all that is new in rows is that Placement has what we wrote."""
+    def is_so(row, now):
+        if row is None or row == now:
+            return row == now
+        newer = now is None or None in (now.generation, row.generation) or (
+            now.generation > row.generation)
+        return row.before is not None and newer and now == ledger.written(
+            row, now.generation if now else None)
+    return all(is_so(known.get(name), row) for name, row in rows.items())
 
 
 def reported(tree, node: str) -> set[str]:
@@ -495,7 +616,7 @@ def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
                 provider = todo.pop()
                 found[provider.uuid] = _Shown(
                     provider.uuid, provider.name, provider.inventory,
-                    provider.traits)
+                    provider.traits, provider.generation)
                 todo.extend(provider.children.values())
         return found
     except AttributeError:
@@ -503,5 +624,6 @@ def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
         for uuid in (tree.get_provider_uuids(node) if node
                      else tree.get_provider_uuids()):
             data = tree.data(uuid)
-            found[uuid] = _Shown(uuid, data.name, data.inventory, data.traits)
+            found[uuid] = _Shown(uuid, data.name, data.inventory, data.traits,
+                                 getattr(data, 'generation', None))
         return found

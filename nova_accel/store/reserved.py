@@ -1,100 +1,80 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of what is reserved in Placement, and of what waits for the
-operator.
+"""The ledger of what is reserved in Placement (inventory.ledger), and the
+handles that wait for the operator.
 """
 
-from collections.abc import Iterable
-import dataclasses
+from collections.abc import Iterable, Mapping
+import json
 import sqlite3
 
 from nova_accel import model
 from nova_accel.store import file
 
+_COLUMNS = ('operators', 'value', 'generation', 'before', 'all_of_it',
+            'waiting', 'addresses', 'traits')
+_KEY = ('provider_uuid', 'resource_class')
+_INSERT = (f'INSERT INTO ledger ({", ".join((*_KEY, *_COLUMNS))}) VALUES '
+           f'({", ".join("?" * len((*_KEY, *_COLUMNS)))})')
+
 
 class Reserved(file.File):
 
-    # What was reserved in Placement before we reserved all of it
-
-    def reserved(self) -> dict[tuple[str, str], int]:
-        """{(provider uuid, resource class): what the operator had reserved}
-        of the inventories that are fenced."""
+    def reserved(self) -> dict[tuple[str, str], model.Reserved]:
+        """Return the ledger, by provider uuid and resource class."""
         with self._transaction(write=False) as db:
-            rows = db.execute('SELECT provider_uuid, resource_class, reserved '
-                              'FROM reserved').fetchall()
-        return {(row['provider_uuid'], row['resource_class']): row['reserved']
-                for row in rows}
+            rows = db.execute(
+                f'SELECT {", ".join((*_KEY, *_COLUMNS))} FROM ledger'
+                ).fetchall()
+        with self._reading('ledger'):
+            return {(row['provider_uuid'], row['resource_class']): _row(row)
+                    for row in rows}
 
-    def set_reserved(self, provider_uuid: str, resource_class: str,
-                     reserved: int) -> None:
-        """:param reserved: the operator's value."""
+    def set_reserved(
+            self, rows: Mapping[tuple[str, str], model.Reserved | None],
+            returned: Iterable[model.Waiting] = ()) -> None:
+        """Write rows of the ledger, all or none.
+
+        :param rows: by provider uuid and resource class; None removes one.
+        :param returned: handles that the operator has released, and that wait
+            no more.
+        """
+        returned = tuple(returned)
         with self._transaction() as db:
-            db.execute(
-                'INSERT OR REPLACE INTO reserved '
-                '(provider_uuid, resource_class, reserved) VALUES (?, ?, ?)',
-                (provider_uuid, resource_class, reserved))
-
-    def drop_reserved(self, provider_uuid: str, resource_class: str) -> None:
-        """The inventory has the operator's value again."""
-        with self._transaction() as db:
-            db.execute('DELETE FROM reserved WHERE provider_uuid = ? '
-                       'AND resource_class = ?',
-                       (provider_uuid, resource_class))
-
-    def pools(self) -> dict[str, model.Reserved]:
-        """What is reserved of pools, by provider uuid."""
-        with self._transaction(write=False) as db:
-            rows = db.execute('SELECT provider_uuid, operators, least, most '
-                              'FROM pools').fetchall()
-        return {row['provider_uuid']: model.Reserved(
-                    row['operators'], row['least'], row['most'])
-                for row in rows}
-
-    # Handles that wait for the operator
+            for key, row in rows.items():
+                db.execute('DELETE FROM ledger WHERE provider_uuid = ? '
+                           'AND resource_class = ?', key)
+                if row:
+                    db.execute(_INSERT, (
+                        *key, row.operators, row.value, row.generation,
+                        row.before, row.all, json.dumps(row.waiting),
+                        json.dumps(row.addresses),
+                        None if row.traits is None
+                        else json.dumps(row.traits)))
+            if returned:
+                self._set_waiting(db, {
+                    w.handle: w for w in self._known.waiting
+                    if w not in returned})
 
     def waiting(self) -> tuple[model.Waiting, ...]:
-        """Those that the operator has to give back, the oldest first; from
-        memory."""
+        """Return the handles that wait for the operator, the oldest first;
+        from memory."""
         return self._known.waiting
 
-    def change_waiting(self, add: Iterable[model.Waiting] = (),
-                       remove: Iterable[model.Waiting] = (),
-                       shown: Iterable[model.Waiting] = (),
-                       pools: Iterable[tuple[str, model.Reserved | None]]
-                       = ()) -> None:
-        """
-        :param add: that wait from now on; those that do already stay.
-        :param remove: that the operator has given back.
-        :param shown: that Placement shows as reserved.
-        :param pools: (provider uuid, what is reserved of it from now on);
-            None: what is reserved is the operator's.
-        """
+    def await_operator(self, new: model.Waiting) -> None:
+        """Write down a handle that waits; one that does already stays."""
         with self._transaction() as db:
             waiting = {w.handle: w for w in self._known.waiting}
-            for new in add:
-                waiting.setdefault(new.handle, new)
-            for known in shown:
-                if known.handle in waiting:
-                    waiting[known.handle] = dataclasses.replace(
-                        known, shown=True)
-            for old in remove:
-                waiting.pop(old.handle, None)
-            db.execute('DELETE FROM waiting')
-            db.executemany(
-                'INSERT INTO waiting (handle_type, handle_address, '
-                'device_address, region_index, shown, provider_uuid) '
-                'VALUES (?, ?, ?, ?, ?, ?)',
-                [(w.handle.type.value, w.handle.address, w.device_address,
-                  w.region_index, w.shown, w.provider_uuid)
-                 for w in waiting.values()])
-            for provider_uuid, reserved in pools:
-                db.execute('DELETE FROM pools WHERE provider_uuid = ?',
-                           (provider_uuid,))
-                if reserved is not None:
-                    db.execute(
-                        'INSERT INTO pools (provider_uuid, operators, least, '
-                        'most) VALUES (?, ?, ?, ?)', (
-                            provider_uuid, *dataclasses.astuple(reserved)))
-            self._change(waiting=tuple(waiting.values()))
+            waiting.setdefault(new.handle, new)
+            self._set_waiting(db, waiting)
+
+    def _set_waiting(self, db, waiting):
+        db.execute('DELETE FROM waiting')
+        db.executemany(
+            'INSERT INTO waiting (handle_type, handle_address, '
+            'device_address, region_index) VALUES (?, ?, ?, ?)',
+            [(w.handle.type.value, w.handle.address, w.device_address,
+              w.region_index) for w in waiting.values()])
+        self._change(waiting=tuple(waiting.values()))
 
 
 def waiting(db: sqlite3.Connection) -> tuple[model.Waiting, ...]:
@@ -107,5 +87,12 @@ def _waiting(row: sqlite3.Row) -> model.Waiting:
     return model.Waiting(
         model.AttachHandle(model.HandleType(row['handle_type']),
                            row['handle_address']),
-        row['device_address'], row['region_index'], bool(row['shown']),
-        row['provider_uuid'])
+        row['device_address'], row['region_index'])
+
+
+def _row(row: sqlite3.Row) -> model.Reserved:
+    return model.Reserved(
+        row['operators'], row['value'], row['generation'], row['before'],
+        bool(row['all_of_it']), tuple(json.loads(row['waiting'])),
+        tuple(json.loads(row['addresses'])),
+        None if row['traits'] is None else tuple(json.loads(row['traits'])))

@@ -48,22 +48,6 @@ _ONE_CARD = (
     'CREATE UNIQUE INDEX IF NOT EXISTS one_card_of_a_serial_number '
     "ON cards (serial) WHERE serial <> ''")
 
-_RESERVED = """
-CREATE TABLE IF NOT EXISTS reserved (
-    provider_uuid TEXT NOT NULL,
-    resource_class TEXT NOT NULL,
-    reserved INTEGER NOT NULL,
-    PRIMARY KEY (provider_uuid, resource_class)
-)"""
-
-_POOLS = """
-CREATE TABLE IF NOT EXISTS pools (
-    provider_uuid TEXT PRIMARY KEY,
-    operators INTEGER NOT NULL,
-    least INTEGER NOT NULL,
-    most INTEGER NOT NULL
-)"""
-
 _HANDOVERS = """
 CREATE TABLE IF NOT EXISTS handovers (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -88,9 +72,22 @@ CREATE TABLE IF NOT EXISTS waiting (
     handle_address TEXT NOT NULL,
     device_address TEXT NOT NULL,
     region_index INTEGER,
-    shown INTEGER NOT NULL,
-    provider_uuid TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (handle_type, handle_address)
+)"""
+
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS ledger (
+    provider_uuid TEXT NOT NULL,
+    resource_class TEXT NOT NULL,
+    operators INTEGER NOT NULL,
+    value INTEGER NOT NULL,
+    generation INTEGER,
+    before INTEGER,
+    all_of_it INTEGER NOT NULL DEFAULT 0,
+    waiting TEXT NOT NULL DEFAULT '[]',
+    addresses TEXT NOT NULL DEFAULT '[]',
+    traits TEXT,
+    PRIMARY KEY (provider_uuid, resource_class)
 )"""
 
 _ORDERS = """
@@ -133,8 +130,8 @@ CREATE TABLE claims (
     operators_bitstream TEXT,
     since TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
-)""", _CARDS, _REGIONS, *_ONE_CARD, _RESERVED, _HANDOVERS, _WAITING, _POOLS,
-           _ORDERS, _OF_DEVICE)
+)""", _CARDS, _REGIONS, *_ONE_CARD, _LEDGER, _HANDOVERS, _WAITING, _ORDERS,
+           _OF_DEVICE)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -180,8 +177,7 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
         _add_column(db, 'claims', name, 'TEXT' if may_be_null
                     else "TEXT NOT NULL DEFAULT ''")
     db.execute('UPDATE claims SET operators_bitstream = restore_bitstream')
-    for statement in (_RESERVED, _HANDOVERS, _WAITING, _POOLS, _ORDERS,
-                      _OF_DEVICE):
+    for statement in (_HANDOVERS, _WAITING, _ORDERS, _OF_DEVICE):
         db.execute(statement)
 
 
@@ -243,8 +239,45 @@ def _read(text: str) -> model.Device | None:
         return None
 
 
+def _ledger_from_version_8(db: sqlite3.Connection) -> None:
+    """Version 8 has what is the operator's of a pool in one table, of other
+    providers in another one, and not what was written into Placement. What was
+    seen there of handles that wait is told by those."""
+    db.execute(_LEDGER)
+    seen: dict[str, list[str]] = {}
+    if 'shown' in _columns(db, 'waiting'):
+        for uuid, address in db.execute(
+                'SELECT provider_uuid, handle_address FROM waiting '
+                'WHERE shown ORDER BY rowid'):
+            seen.setdefault(uuid, []).append(address)
+        names = 'handle_type, handle_address, device_address, region_index'
+        db.execute('ALTER TABLE waiting RENAME TO waiting_8')
+        db.execute(_WAITING)
+        db.execute(f'INSERT INTO waiting ({names}) SELECT {names} FROM '
+                   f'waiting_8 ORDER BY rowid')
+        db.execute('DROP TABLE waiting_8')
+    for uuid, name, operators in rows.of(
+            db, 'reserved', 'provider_uuid', 'resource_class', 'reserved'):
+        db.execute(
+            'INSERT OR IGNORE INTO ledger (provider_uuid, resource_class, '
+            'operators, value, waiting) VALUES (?, ?, ?, -1, ?)',
+            (uuid, name, operators, json.dumps(seen.get(uuid, []))))
+    for uuid, operators, least, most in rows.of(
+            db, 'pools', 'provider_uuid', 'operators', 'least', 'most'):
+        # of the one class that a pool has
+        db.execute(
+            'INSERT OR IGNORE INTO ledger (provider_uuid, resource_class, '
+            'operators, value, before, waiting, traits) '
+            "VALUES (?, '', ?, ?, ?, ?, '[]')",
+            (uuid, operators, most, None if least == most else least,
+             json.dumps(seen.get(uuid, []))))
+    for table in ('reserved', 'pools'):
+        db.execute(f'DROP TABLE IF EXISTS {table}')
+
+
 #: version of a store -> how it becomes one of VERSION
-MIGRATIONS = {0: (_from_release_0_1, _from_version_8), 8: (_from_version_8,)}
+MIGRATIONS = {0: (_from_release_0_1, _from_version_8, _ledger_from_version_8),
+              8: (_from_version_8, _ledger_from_version_8)}
 #: the newest, which this release reads and writes (PRAGMA user_version)
 VERSION = 9
 

@@ -127,18 +127,25 @@ class NovaCloud:
     def show(self, context, provider_uuid, change):
         client = self._placement
         url = f'/resource_providers/{provider_uuid}'
+        refused = False
         for _ in range(_TRIES):
             found = self._answer(client.get(
                 f'{url}/inventories', version='1.26'))
             there = self._answer(client.get(f'{url}/traits', version='1.6'))
             generation = there['resource_provider_generation']
+            if generation != found['resource_provider_generation']:
+                # another writer came between the two
+                continue
             inventory, traits = change(
-                found['inventories'], set(there['traits']))
+                found['inventories'], set(there['traits']), generation,
+                refused)
+            refused = False
             if inventory is not None:
                 generation = self._put(
                     f'{url}/inventories', '1.26', generation, 'inventories',
                     inventory, client._provider_tree.update_inventory,
                     provider_uuid)
+                refused = generation is None
             if generation is not None and traits != set(there['traits']):
                 client._ensure_traits(context, traits)
                 generation = self._put(
@@ -146,11 +153,19 @@ class NovaCloud:
                     sorted(traits), client._provider_tree.update_traits,
                     provider_uuid)
             if generation is not None:
-                return
+                return generation
         raise exception.PlacementUnavailable(
             f'Provider {provider_uuid} was to be shown in Placement, and '
             f'others changed it {_TRIES} times meanwhile: the next report '
             f'shows it.')
+
+    def configured_classes(self, provider_uuid, name):
+        manager = getattr(self._driver.virtapi, '_compute', None)
+        configs = getattr(getattr(manager, 'rt', None), 'provider_configs', {})
+        return {
+            class_ for key in (provider_uuid, name)
+            for inventory in configs.get(key, {}).get('inventories', {}).get(
+                'additional', ()) for class_ in inventory}
 
     def _put(self, url, version, generation, name, value, remember,
              provider_uuid):

@@ -82,3 +82,50 @@ class FenceTest(base.AcceleratorTestBase):
         for _ in range(2):
             self.report_afresh()
             self.assertEqual(((1, 1), False), self.shown())
+
+
+class OldCopyTest(base.AcceleratorTestBase):
+    """Nova's copy of a provider is not read again here, as it is within five
+    minutes by default."""
+
+    HOSTS = {'compute1': {'cards': [base.card(DEVICE)]}}
+    FLAVOR = base.fpga_flavor(function_id=base.NLB0)
+
+    def inventory(self):
+        return self.provider_tree()[REGION][0]
+
+    @cloud.fresh
+    def test_what_the_operator_reserved(self):
+        uuid = self.provider(REGION)['uuid']
+        url = f'/resource_providers/{uuid}/inventories/{FPGA}'
+        self.placement.put(url, {**self.placement.get(url).body,
+                                 'reserved': 1}, version='1.26')
+        # for a report, and for so long that its providers are removed
+        for reports in (1, 3):
+            for vanish, count in ((True, reports), (None, 2)):
+                self.kernel('compute1').set_fault(DEVICE, vanish=vanish)
+                self.accelerators('compute1').inventory.scan()
+                for _ in range(count):
+                    self.report()
+            self.assertEqual((1, 1), self.inventory()[FPGA])
+        self.assertNotIn(naming.FENCED, self.provider_tree()[REGION][1])
+
+    @cloud.fresh
+    def test_class_of_provider_yaml(self):
+        """Nova adds it to what our driver reports, and refuses to find it
+        there."""
+        self.computes['compute1'].manager.rt.provider_configs = {REGION: {
+            '__source_file': 'provider.yaml', 'inventories': {'additional': [{
+                'CUSTOM_LICENSES': {
+                    'total': 5, 'reserved': 0, 'min_unit': 1, 'max_unit': 5,
+                    'step_size': 1, 'allocation_ratio': 1.0}}]}}}
+        for _ in range(2):
+            self.report()
+        expected = {FPGA: (1, 0), 'CUSTOM_LICENSES': (5, 0)}
+        self.assertLessEqual(expected.items(), self.inventory().items())
+        server = self.boot(self.FLAVOR)
+        self.assertLessEqual(expected.items(), self.inventory().items())
+        self.report()
+        self._delete_server(server)
+        self.report()
+        self.assertLessEqual(expected.items(), self.inventory().items())

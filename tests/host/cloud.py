@@ -88,6 +88,7 @@ class Cloud:
                     'servers', 'allocations', 'guests', 'providers')}
             before = json.dumps(state)
             yield state
+            _count(json.loads(before)['providers'], state['providers'])
             after = json.dumps(state)
             if after != before:
                 with open(f'{self._path}.new', 'w') as file:
@@ -147,14 +148,19 @@ class Cloud:
     def show(self, context, provider_uuid, change):
         there = self.read()['providers'].get(provider_uuid)
         if there is None:
-            return
-        inventory, traits = change(there['inventory'], set(there['traits']))
+            return None
+        inventory, traits = change(there['inventory'], set(there['traits']),
+                                   there['generation'], False)
         with self.state() as state:
             there = state['providers'][provider_uuid]
             if inventory is not None:
                 there['inventory'] = inventory
             there['traits'] = sorted(traits)
             self.shown += 1
+        return self.read()['providers'][provider_uuid]['generation']
+
+    def configured_classes(self, provider_uuid, name):
+        return set()
 
     def images(self, context):
         if context.user_id is None:
@@ -351,7 +357,7 @@ class Cloud:
                         f'Placement refuses a second {provider["name"]}')
                 _check_names(provider)
             with self.state() as state:
-                state['providers'] = tree.providers
+                _write(state, tree)
         else:
             tree = Tree(self)
             allocations = {
@@ -380,9 +386,27 @@ class Cloud:
             if amount > item['total'] - item['reserved']:
                 raise AssertionError(f'Placement refuses {item}')
         with self.state() as state:
-            state['providers'] = tree.providers
+            _write(state, tree)
             for consumer, given in allocations.items():
                 state['allocations'][consumer] = given['allocations']
+
+
+def _count(before, providers):
+    """Placement counts each change of a provider."""
+    for uuid_, provider in providers.items():
+        old = before.get(uuid_)
+        if old and provider != old and (
+                provider['generation'] == old['generation']):
+            provider['generation'] += 1
+
+
+def _write(state, tree):
+    """Nova writes what differs."""
+    there = state['providers']
+    state['providers'] = {
+        uuid_: {**provider, 'generation': there.get(
+            uuid_, provider)['generation']}
+        for uuid_, provider in tree.providers.items()}
 
 
 def _check_names(provider):
@@ -458,9 +482,11 @@ class Response(io.BytesIO):
 class Data:
     """As nova.compute.provider_tree.ProviderData."""
 
-    def __init__(self, uuid_, name, parent_uuid, inventory, traits):
+    def __init__(self, uuid_, name, parent_uuid, inventory, traits,
+                 generation):
         self.uuid, self.name, self.parent_uuid = uuid_, name, parent_uuid
         self.inventory, self.traits = inventory, set(traits)
+        self.generation = generation
 
 
 class Tree:
@@ -469,7 +495,7 @@ class Tree:
     def __init__(self, cloud):
         self.providers = {
             ROOT: {'name': NODE, 'parent': None, 'inventory': {},
-                   'traits': []}, **cloud.read()['providers']}
+                   'traits': [], 'generation': 0}, **cloud.read()['providers']}
 
     def _uuid(self, name):
         if name in self.providers:
@@ -489,7 +515,8 @@ class Tree:
         uuid_ = self._uuid(name)
         p = self.providers[uuid_]
         return Data(uuid_, p['name'], p['parent'],
-                    json.loads(json.dumps(p['inventory'])), p['traits'])
+                    json.loads(json.dumps(p['inventory'])), p['traits'],
+                    p['generation'])
 
     def get_provider_uuids(self, name=None):
         if name is None:
@@ -503,7 +530,7 @@ class Tree:
     def new_child(self, name, parent, uuid=None, **kwargs):
         self.providers[uuid] = {
             'name': name, 'parent': self._uuid(parent), 'inventory': {},
-            'traits': []}
+            'traits': [], 'generation': 0}
         return uuid
 
     def remove(self, name):

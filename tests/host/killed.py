@@ -38,7 +38,7 @@ from tests.host import cloud as clouds
 CALLS = {
     claim_store.ClaimStore: (
         'add', 'update', 'remove', 'set_loaded', 'drop_loaded', 'place',
-        'set_reserved', 'drop_reserved', 'change_waiting', 'add_handover',
+        'set_reserved', 'await_operator', 'add_handover',
         'settle', 'disable', 'enable'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',

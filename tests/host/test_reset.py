@@ -457,7 +457,8 @@ class OperatorTest(HandoverTestCase):
         self.lower(0)
         self.report()
         self.assertEqual((0, 1), self.reserved())
-        self.assertEqual({}, self.host.accelerators.store.reserved())
+        row, = self.host.accelerators.store.reserved().values()
+        self.assertEqual((0, 0, ()), (row.operators, row.value, row.waiting))
         self.assertHas(self.boot(), A)
 
     def test_given_back_while_nova_compute_is_down(self):

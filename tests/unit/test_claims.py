@@ -392,16 +392,15 @@ class ClaimStoreTest(StoreTestCase):
 
     def test_reserved(self):
         self.assertEqual({}, self.store.reserved())
-        self.store.set_reserved('p', 'CUSTOM_ACCELERATOR_FPGA', 2)
-        self.store.set_reserved('p', 'VGPU', 0)
-        self.store.set_reserved('p', 'VGPU', 1)
+        one = ('p', 'CUSTOM_ACCELERATOR_FPGA'), model.Reserved(
+            1, 2, 3, 4, True, ('b', 'a'), ('c',), ('T',))
+        two = ('p', 'VGPU'), model.Reserved(1, 2)
+        self.store.set_reserved(dict([one, (two[0], one[1])]))
+        self.store.set_reserved(dict([two]))
         again = claim_store.ClaimStore(self.path)
-        self.assertEqual({('p', 'CUSTOM_ACCELERATOR_FPGA'): 2,
-                          ('p', 'VGPU'): 1}, again.reserved())
-        again.drop_reserved('p', 'VGPU')
-        again.drop_reserved('q', 'VGPU')
-        self.assertEqual({('p', 'CUSTOM_ACCELERATOR_FPGA'): 2},
-                         self.store.reserved())
+        self.assertEqual(dict([one, two]), again.reserved())
+        again.set_reserved({two[0]: None, ('q', 'VGPU'): None})
+        self.assertEqual(dict([one]), self.store.reserved())
 
     def test_killed_in_the_middle_of_a_transaction(self):
         holder = claim()
@@ -495,7 +494,7 @@ class DamageTest(StoreTestCase):
         store = claim_store.ClaimStore(self.path)
         store.add([one])
         with self.file() as db:
-            for table in ('claims', 'cards', 'regions', 'reserved'):
+            for table in ('claims', 'cards', 'regions', 'ledger'):
                 db.execute(f'DROP TABLE {table}')
         # claims are known without the file: plain servers do not need it
         self.assertEqual([one], store.claims())
@@ -505,8 +504,9 @@ class DamageTest(StoreTestCase):
                      lambda: store.set_devices({}),
                      lambda: store.set_loaded('a', 0, LOADED),
                      lambda: store.drop_loaded('a', 0),
-                     lambda: store.set_reserved('p', 'VGPU', 1),
-                     lambda: store.drop_reserved('p', 'VGPU')):
+                     lambda: store.set_reserved({
+                         ('p', 'VGPU'): model.Reserved(1, 1)}),
+                     lambda: store.set_reserved({('p', 'VGPU'): None})):
             self.assertUnavailable('no such table', call)
 
     def test_rows_that_are_no_json(self):
@@ -600,26 +600,6 @@ class HandoversTest(StoreTestCase):
                 h.result for h in self.store.handovers()])
 
 
-class PoolsTest(StoreTestCase):
-
-    def test_pools(self):
-        """With what waits, in one transaction."""
-        self.store = claim_store.ClaimStore(self.path)
-        self.assertEqual({}, self.store.pools())
-        one, two = model.Reserved(1, 2, 3), model.Reserved(0, 0, 1)
-        waits = model.Waiting(
-            model.AttachHandle(model.HandleType.PCI, 'd'), 'd', None)
-        self.store.change_waiting(
-            add=[waits], pools=[('p', two), ('q', two), ('p', one)])
-        again = claim_store.ClaimStore(self.path)
-        self.assertEqual({'p': one, 'q': two}, again.pools())
-        seen = dataclasses.replace(waits, shown=True, provider_uuid='p')
-        again.change_waiting(shown=[seen], pools=[('q', None)])
-        last = claim_store.ClaimStore(self.path)
-        self.assertEqual(({'p': one}, (seen,)),
-                         (last.pools(), last.waiting()))
-
-
 class WaitingTest(StoreTestCase):
 
     def setUp(self):
@@ -635,30 +615,31 @@ class WaitingTest(StoreTestCase):
     def test_changes(self):
         self.assertWaiting()
         before = self.store.generation
-        self.store.change_waiting(add=[self.two])
+        self.store.await_operator(self.two)
         self.assertNotEqual(before, self.store.generation)
-        self.store.change_waiting(add=[self.one], shown=[self.two])
-        seen = dataclasses.replace(self.two, shown=True)
-        self.assertWaiting(seen, self.one)
-        # a release that is tried again does not hide what is shown
-        self.store.change_waiting(add=[self.two])
-        self.assertWaiting(seen, self.one)
-        self.store.change_waiting(remove=[seen])
+        self.store.await_operator(self.one)
+        # a release that is tried again
+        self.store.await_operator(self.two)
+        self.assertWaiting(self.two, self.one)
+        # with the ledger, in one transaction
+        row = model.Reserved(0, 1)
+        self.store.set_reserved({('p', 'VGPU'): row}, [self.two])
         self.assertWaiting(self.one)
-        # what has been given back meanwhile
-        self.store.change_waiting(shown=[self.two], remove=[self.two])
-        self.assertWaiting(self.one)
+        self.assertEqual({('p', 'VGPU'): row}, self.store.reserved())
 
     def test_nothing_changes_where_it_cannot_be_written(self):
-        self.store.change_waiting(add=[self.one])
+        self.store.await_operator(self.one)
         with self.file() as db:
             db.execute('DROP TABLE waiting')
-        self.assertUnavailable('no such table', self.store.change_waiting,
-                               add=[self.two])
-        self.assertEqual((self.one,), self.store.waiting())
+        self.assertUnavailable('no such table', self.store.await_operator,
+                               self.two)
+        self.assertUnavailable('no such table', self.store.set_reserved, {
+            ('p', 'VGPU'): model.Reserved(0, 1)}, [self.one])
+        self.assertEqual(((self.one,), {}), (
+            self.store.waiting(), self.store.reserved()))
 
     def test_values_that_make_no_sense(self):
-        self.store.change_waiting(add=[self.one])
+        self.store.await_operator(self.one)
         with self.file() as db:
             db.execute("UPDATE waiting SET handle_type = 'X'")
         self.assertUnavailable('table waiting',
@@ -738,13 +719,27 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual(unknown(None), store.loaded()['0000:5e:00.0', 0])
         store.add([claim(handle=handle(3))])
         store.update([fpga], error='x')
-        store.set_reserved('p', 'VGPU', 1)
+        store.set_reserved({('p', 'VGPU'): model.Reserved(1, 1)})
         # and the next start finds nothing to do
         self.assertEqual(8, len(claim_store.ClaimStore(self.path).claims()))
 
     def version_8(self):
         with open(VERSION_8, encoding='utf-8') as file, self.file() as db:
             db.executescript(file.read())
+
+    def test_reserved_of_version_8(self):
+        self.version_8()
+        with self.file() as db:
+            db.execute("INSERT INTO pools VALUES ('p', 1, 2, 3)")
+            db.execute("INSERT INTO waiting VALUES ('PCI', 'w', 'd', NULL, 1, "
+                       "'p')")
+        store = claim_store.ClaimStore(self.path)
+        self.assertEqual(
+            {model.Reserved(1, 3, before=2, waiting=('w',), traits=()),
+             model.Reserved(0, -1)}, set(store.reserved().values()))
+        self.assertEqual([model.Waiting(
+            model.AttachHandle(model.HandleType.PCI, 'w'), 'd', None)],
+            [w for w in store.waiting() if w.handle.address == 'w'])
 
     def test_version_8(self):
         self.version_8()
@@ -923,7 +918,7 @@ class OtherReleasesTest(StoreTestCase):
         one = claim()
         store.add([one])
         with self.file() as db:
-            for table in ('claims', 'cards', 'regions', 'reserved'):
+            for table in ('claims', 'cards', 'regions', 'ledger'):
                 db.execute(f'ALTER TABLE {table} ADD COLUMN more TEXT')
             db.execute('UPDATE claims SET handle = ?', (json.dumps(
                 {'type': 'PCI', 'address': HANDLE.address, 'colour': 'red'}),))
@@ -938,7 +933,7 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual([one], store.claims())
         store.add([claim(handle=handle(1))])
         store.set_loaded('a', 0, LOADED)
-        store.set_reserved('p', 'VGPU', 1)
+        store.set_reserved({('p', 'VGPU'): model.Reserved(1, 1)})
         self.assertEqual({('a', 0): LOADED}, store.loaded())
         device = store.devices()['0000:01:00.0']
         self.assertEqual(model.Device(
@@ -1013,7 +1008,7 @@ class DisabledTest(StoreTestCase):
     def test_own_writes_are_nothing_new(self):
         before = self.store.generation
         self.assertFalse(self.store.look())
-        self.store.set_reserved('p', 'VGPU', 1)
+        self.store.set_reserved({('p', 'VGPU'): model.Reserved(1, 1)})
         self.assertFalse(self.store.look())
         self.assertEqual(before, self.store.generation)
 

@@ -90,3 +90,85 @@ class ConsumersTest(testtools.TestCase):
             self.assertIn('see that it answers', str(self.assertRaises(
                 exception.PlacementUnavailable, self.consumers,
                 self.answer(status, **content))))
+
+
+class ShowTest(testtools.TestCase):
+    """A provider is changed as it is, not as it was a moment before."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = str(uuid.uuid4())
+        self.generation, self.reserved = 5, 0
+        #: called with each request; may change what Placement has
+        self.meanwhile = lambda method, url: None
+        client = report.SchedulerReportClient(types.SimpleNamespace())
+        for method in ('get', 'put'):
+            self.useFixture(fixtures.MockPatchObject(
+                client, method, side_effect=getattr(self, method)))
+        self.useFixture(fixtures.MockPatchObject(client, '_ensure_traits'))
+        self.door = cloud.NovaCloud(types.SimpleNamespace(
+            _set_managed_mode=None,
+            virtapi=types.SimpleNamespace(
+                reportclient=client, _compute=types.SimpleNamespace(
+                    rt=types.SimpleNamespace(provider_configs={
+                        'name': {'inventories': {'additional': [
+                            {'CUSTOM_Y': {}}, {'CUSTOM_Z': {}}]}},
+                        self.uuid: {'traits': {}}})))))
+        self.calls = []
+
+    def get(self, url, **kwargs):
+        self.meanwhile('get', url)
+        return ConsumersTest.answer(
+            200, resource_provider_generation=self.generation,
+            inventories={'CUSTOM_X': {'total': 1, 'reserved': self.reserved}},
+            traits=['CUSTOM_T'])
+
+    def put(self, url, data, **kwargs):
+        self.meanwhile('put', url)
+        if data['resource_provider_generation'] != self.generation:
+            return ConsumersTest.answer(409)
+        self.generation += 1
+        if 'inventories' in data:
+            self.reserved = data['inventories']['CUSTOM_X']['reserved']
+        return ConsumersTest.answer(
+            200, resource_provider_generation=self.generation)
+
+    def change(self, inventory, traits, generation, refused):
+        """Add one."""
+        reserved = inventory['CUSTOM_X']['reserved'] + 1
+        self.calls.append((reserved - 1, generation, refused))
+        return {'CUSTOM_X': {'total': 1, 'reserved': reserved}}, {'CUSTOM_U'}
+
+    def once(self, method, part):
+        """The operator reserves one more, before one request is answered."""
+        def meanwhile(*request):
+            if request[0] == method and part in request[1]:
+                self.meanwhile = lambda method, url: None
+                self.generation, self.reserved = (
+                    self.generation + 1, self.reserved + 1)
+        self.meanwhile = meanwhile
+
+    def test_nothing_in_between(self):
+        self.assertEqual(7, self.door.show(None, self.uuid, self.change))
+        self.assertEqual([(0, 5, False)], self.calls)
+
+    def test_between_the_reads(self):
+        self.once('get', 'traits')
+        self.assertEqual(8, self.door.show(None, self.uuid, self.change))
+        self.assertEqual([(1, 6, False)], self.calls)
+
+    def test_before_the_write(self):
+        self.once('put', 'inventories')
+        self.door.show(None, self.uuid, self.change)
+        self.assertEqual([(0, 5, False), (1, 6, True)], self.calls)
+
+    def test_between_the_writes(self):
+        """The inventory was taken, so that nothing of it was refused."""
+        self.once('put', 'traits')
+        self.door.show(None, self.uuid, self.change)
+        self.assertEqual([(0, 5, False), (2, 7, False)], self.calls)
+
+    def test_configured_classes(self):
+        self.assertEqual({'CUSTOM_Y', 'CUSTOM_Z'},
+                         self.door.configured_classes(self.uuid, 'name'))
+        self.assertEqual(set(), self.door.configured_classes('x', 'y'))

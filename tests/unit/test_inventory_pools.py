@@ -39,9 +39,8 @@ def claim(address, provider_uuid, state=BOUND, **more):
         **more})
 
 
-def waiting(address, letter='S', provider_uuid=''):
-    return model.Waiting(handle(address), address, None, letter == 'S',
-                         provider_uuid)
+def waiting(address):
+    return model.Waiting(handle(address), address, None)
 
 
 def pool_name(device):
@@ -140,8 +139,9 @@ class PoolTest(testtools.TestCase):
             *devices, sets={pool_name(gpu(A)): 3},
             claims=[claim(*args) for args in claims],
             waiting=map(waiting, waits)).values()
-        inventory = provider.merged_inventory(
-            {}, {}, False, in_use=lambda uuid: False).inventory[CLASS]
+        inventory = provider.merged(
+            providers.Shown('u', 'n', {}, frozenset()), {},
+            lambda uuid: False).inventory[CLASS]
         self.assertEqual(
             {'total': 3, 'reserved': reserved, 'min_unit': 3, 'max_unit': 3,
              'step_size': 3, 'allocation_ratio': 1.0}, inventory)
@@ -212,77 +212,6 @@ class PoolTest(testtools.TestCase):
                              traits=('CUSTOM_X',))).values()
         self.assertEqual({'CUSTOM_Y'}, provider.retired_traits)
 
-    @ddt.data(
-        # of 4: unfit, waiting (S is shown), there, noted
-        #   -> reserved, noted, given back, all shown
-        (0, '', None, None, 0, None, 0, False),
-        (0, '', 0, None, 0, None, 0, False),
-        # the operator's
-        (0, '', 3, None, 3, None, 0, False),
-        (0, '', 3, (3, 3, 3), 3, None, 0, False),
-        (1, '', 2, None, 3, (2, 2, 3), 0, False),
-        (1, '', 3, (2, 2, 3), 3, (2, 3, 3), 0, True),
-        # written down, and killed before Placement had it; then it is well
-        (1, '', 2, (2, 2, 3), 3, (2, 2, 3), 0, False),
-        (0, '', 2, (2, 2, 3), 2, None, 0, False),
-        (0, '', 3, (2, 2, 3), 2, (2, 2, 3), 0, False),
-        # he raises and lowers it
-        (1, '', 4, (2, 3, 3), 4, (3, 4, 4), 0, True),
-        (1, '', 2, (2, 3, 3), 2, (1, 2, 2), 0, True),
-        (1, '', 0, (2, 3, 3), 1, (0, 0, 3), 0, False),
-        (2, '', 0, (0, 2, 2), 2, (0, 0, 2), 0, False),
-        # what waits comes first; of it only what he has seen
-        (0, 'W', 0, None, 1, (0, 0, 1), 0, False),
-        (0, 'W', 1, (0, 0, 1), 1, (0, 1, 1), 0, True),
-        (0, 'S', 0, (0, 1, 1), 0, (0, 0, 0), 1, False),
-        (0, 'SS', 1, (0, 2, 2), 1, (0, 1, 1), 1, False),
-        (1, 'SS', 2, (0, 3, 3), 2, (0, 2, 2), 1, False),
-        (1, 'SS', 0, (1, 4, 4), 1, (0, 0, 4), 2, False),
-        (0, 'W', 0, (0, 1, 1), 1, (0, 0, 1), 0, False),
-        # one more is sick while one waits
-        (1, 'S', 1, (0, 1, 1), 2, (0, 1, 2), 0, False),
-        # and well again: less is not his word
-        (0, 'S', 2, (0, 2, 2), 1, (0, 1, 2), 0, False),
-        # the inventory was deleted
-        (1, 'S', None, (1, 3, 3), 3, (1, 3, 3), 0, False),
-        # never more than there is
-        (3, 'SS', 4, (2, 4, 4), 4, (2, 4, 4), 0, True),
-        # it was fenced while none of its devices was known
-        (0, 'S', 4, (0, 1, 4), 1, (0, 1, 4), 0, False))
-    @ddt.unpack
-    def test_reserved(self, unfit, letters, there, noted, reserved, after,
-                      returned, shown):
-        addresses = (A, B, C, D)
-        waits = tuple(waiting(a, letter, UUID)
-                      for a, letter in zip(addresses, letters))
-        provider, = made(*map(gpu, addresses), waiting=waits).values()
-        self.assertEqual(waits, provider.waiting)
-        merged = dataclasses.replace(provider, unfit=unfit).merged_inventory(
-            {} if there is None else {CLASS: {
-                'total': 4, 'reserved': there, 'allocation_ratio': 1.0}},
-            {}, False, in_use=lambda uuid: False,
-            noted=noted and model.Reserved(*noted))
-        self.assertEqual(
-            (4, reserved, after and model.Reserved(*after), returned, shown),
-            (merged.inventory[CLASS]['total'],
-             merged.inventory[CLASS]['reserved'], merged.reserved,
-             merged.returned, merged.shown))
-
-    def test_beside_a_report(self):
-        """A report that is under way may write what it began with."""
-        provider, = made(gpu(A), gpu(B)).values()
-        noted = model.Reserved(0, 0, 1)
-        merged = provider.merged_inventory(
-            {CLASS: {'total': 2, 'reserved': 0}}, {}, False,
-            in_use=lambda uuid: False, noted=noted, reporting=False)
-        self.assertEqual((0, noted), (
-            merged.inventory[CLASS]['reserved'], merged.reserved))
-
-    def test_shown_of_another_provider(self):
-        """A lower value here says nothing of what was reserved there."""
-        provider, = made(gpu(A), waiting=[waiting(A, 'S', 'x')]).values()
-        self.assertFalse(provider.waiting[0].shown)
-
 
 class TreeTest(inventory_host.InventoryTestBase):
     """With Nova's own provider tree, and a store that is opened again."""
@@ -311,6 +240,11 @@ class TreeTest(inventory_host.InventoryTestBase):
         item = self.update()[self.pool].inventory[CLASS]
         return item['total'], item['reserved']
 
+    def row(self):
+        """Of the ledger, of the pool."""
+        uuid_ = naming.provider_uuid(self.root, NODE, self.pool)
+        return self.store.reserved()[uuid_, CLASS]
+
     def test_what_the_operator_said_of_each(self):
         names = [f'{NODE}_accel_{address}' for address in (A, B, C)]
         self.assertEqual({NODE, *names}, set(self.update()))
@@ -331,7 +265,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         # from then on the value is his
         self.reserve(self.pool, 0)
         self.assertEqual((3, 0), self.reserved())
-        self.assertEqual({}, self.store.pools())
+        self.assertEqual((0, 0), (self.row().operators, self.row().value))
 
     def test_fenced_providers_before(self):
         """What we had reserved is not the operator's."""
@@ -384,20 +318,26 @@ class TreeTest(inventory_host.InventoryTestBase):
             data = self.update()
         self.assertEqual({NODE}, set(data))
         self.update()
-        self.assertEqual({}, self.store.pools())
+        # and when they come back after that, also as another pool
+        self.driver.devices = tuple(gpu(address, traits=('CUSTOM_FW_2',))
+                                    for address in (A, B))
+        data = self.update()
+        name, = set(data) - {NODE}
+        self.assertNotEqual(self.pool, name)
+        self.assertEqual(1, data[name].inventory[CLASS]['reserved'])
+        self.update()
+        self.assertEqual(1, len(self.store.reserved()))
 
     def test_waiting_at_a_change(self):
         """What waits for the operator waits on, in the pool and beside it."""
-        self.store.change_waiting(add=[waiting(A, 'W'), waiting(B, 'W')])
+        for address in (A, B):
+            self.store.await_operator(waiting(address))
         for _ in range(2):
             self.update()
-        self.assertTrue(all(w.shown for w in self.store.waiting()))
         self.pools()
         for _ in range(3):
             self.assertEqual((3, 2), self.reserved())
-        uuid_ = self.tree.data(self.pool).uuid
-        self.assertEqual({(True, uuid_)}, {
-            (w.shown, w.provider_uuid) for w in self.store.waiting()})
+        self.assertEqual((A, B), self.row().waiting)
         self.reserve(self.pool, 1)
         self.assertEqual((3, 1), self.reserved())
         # the oldest first
@@ -412,7 +352,7 @@ class TreeTest(inventory_host.InventoryTestBase):
 
     def test_waiting_goes_and_comes_back(self):
         self.pools()
-        self.store.change_waiting(add=[waiting(C, 'W')])
+        self.store.await_operator(waiting(C))
         for _ in range(3):
             self.assertEqual((3, 1), self.reserved())
         self.driver.devices = tuple(map(gpu, (A, B)))
@@ -452,7 +392,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         for name in ('update_inventory', 'update_traits', 'new_child',
                      'remove'):
             setattr(self.tree, name, None)
-        self.store.error = 'change_waiting', AssertionError()
+        self.store.error = 'set_reserved', AssertionError()
         self.update()
 
     def test_what_is_allocated_in_the_same_request(self):
@@ -483,4 +423,4 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.consumers = {self.pool, f'{NODE}_accel_{B}'}
         self.assertEqual((3, 2), self.reserved())
         self.assertEqual(1, self.tree.data(old).inventory[CLASS]['reserved'])
-        self.assertEqual(1, self.store.pools()[uuid_].operators)
+        self.assertEqual(1, self.row().operators)

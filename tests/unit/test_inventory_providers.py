@@ -2,6 +2,7 @@
 """Devices and claims -> resource providers, by tables."""
 
 import dataclasses
+import itertools
 import uuid
 
 import ddt
@@ -235,114 +236,45 @@ class ProvidersTest(testtools.TestCase):
         self.assertIn(f'the driver {device.driver} reports', why)
 
 
+def shown(inventory, traits=(), generation=None):
+    return providers.Shown('u', 'n', inventory, frozenset(traits), generation)
+
+
 @ddt.ddt
 class MergedTest(testtools.TestCase):
+    """See tests.unit.test_inventory_ledger for what is reserved."""
 
-    @ddt.data(
-        # fenced, reserved there (of 4), kept, marked
-        #   -> reserved, to keep, done
-        (False, 0, None, False, 0, None, False),
-        (False, 3, None, False, 3, None, False),
-        (False, 4, None, False, 4, None, False),
-        (True, 0, None, False, 4, 0, False),
-        (True, 3, None, False, 4, 3, False),
-        (True, 4, None, False, 4, 4, False),
-        (True, 4, 0, True, 4, None, False),
-        (True, 4, 0, False, 4, None, False),
-        (True, 0, 0, False, 4, None, False),
-        (True, 2, 0, True, 4, 2, False),
-        (False, 4, 0, True, 0, None, False),
-        (False, 4, 3, False, 3, None, False),
-        (False, 3, 3, False, 3, None, True),
-        (False, 4, 4, False, 4, None, True),
-        (False, 2, 0, False, 2, None, True),
-        (False, 3, 3, True, 3, None, False),
-        # of release 0.1
-        (True, 4, None, True, 4, 0, False),
-        (False, 4, None, True, 0, None, False),
-        # a class that is not there now, and comes back
-        (False, None, 3, False, 3, None, False),
-    )
-    @ddt.unpack
-    def test_reserved(self, fenced, there, kept, marked, reserved, keep,
-                      done):
-        provider = dataclasses.replace(made(card(4))[A], fenced=fenced)
-        item = {} if there is None else {
-            CLASS: {'total': 4, 'reserved': there, 'allocation_ratio': 2.0}}
-        merged = provider.merged_inventory(
-            item, {} if kept is None else {CLASS: kept}, marked,
-            in_use=lambda uuid: False)
+    def merged(self, provider, inventory, rows=None, used=False,
+               configured=()):
+        return provider.merged(
+            shown(inventory), rows or {},
+            lambda uuid: used and uuid == provider.uuid,
+            configured=configured)
+
+    def test_what_others_set_stays(self):
+        item = {CLASS: {'total': 4, 'reserved': 1, 'allocation_ratio': 2.0}}
+        merged = self.merged(made(card(3))[A], item)
         self.assertEqual(
-            (reserved, {} if keep is None else {CLASS: keep},
-             {CLASS} if done else set()),
-            (merged.inventory[CLASS]['reserved'], merged.keep, merged.done))
-        self.assertEqual(1.0 if there is None else 2.0,
-                         merged.inventory[CLASS]['allocation_ratio'])
+            {'total': 3, 'reserved': 1, 'min_unit': 1, 'max_unit': 3,
+             'step_size': 1, 'allocation_ratio': 2.0},
+            merged.inventory[CLASS])
+        self.assertEqual(1.0, self.merged(
+            made(card(3))[A], {}).inventory[CLASS]['allocation_ratio'])
 
-    @ddt.data(
-        # of 4, one waits for each letter, S is shown: reserved there, kept,
-        # marked -> reserved, to keep, given back, all shown
-        ('W', 0, None, False, 1, 0, 0, False),
-        ('W', 1, None, False, 2, 1, 0, False),
-        # Placement has not heard of it yet
-        ('W', 0, 0, False, 1, None, 0, False),
-        ('W', 1, 0, False, 1, None, 0, True),
-        ('S', 1, 0, False, 1, None, 0, True),
-        # the operator lowers it
-        ('S', 0, 0, False, 0, None, 1, False),
-        ('SS', 1, 0, False, 1, None, 1, False),
-        ('SS', 0, 0, False, 0, None, 2, False),
-        ('SW', 0, 0, False, 1, None, 1, False),
-        ('SW', 1, 0, False, 2, None, 0, False),
-        # with what he had reserved, and below that
-        ('S', 3, 2, False, 3, None, 0, True),
-        ('S', 2, 2, False, 2, None, 1, False),
-        ('S', 0, 2, False, 0, 0, 1, False),
-        # he raises it
-        ('S', 3, 0, False, 3, 2, 0, True),
-        # never more than there is
-        ('SSSS', 4, 2, False, 4, None, 0, True),
-        ('SSSS', 3, 2, False, 4, None, 1, False),
-        # our fence ends
-        ('S', 4, 0, True, 1, None, 0, False),
-        ('S', 4, 1, True, 2, None, 0, False),
-        # the inventory was deleted
-        ('S', None, 0, False, 1, None, 0, False),
-        ('SS', None, 1, False, 3, None, 0, False))
-    @ddt.unpack
-    def test_waiting(self, waiting, there, kept, marked, reserved, keep,
-                     returned, shown):
-        device = card(4)
-        provider, = providers.providers(
-            [device], (), 'host', ROOT, waiting=[
-                model.Waiting(h, A, None, letter == 'S') for h, letter
-                in zip(device.handles, waiting)]).values()
-        self.assertEqual(({CLASS: 4}, False, len(waiting)), (
-            provider.inventory, provider.fenced, len(provider.waiting)))
-        merged = provider.merged_inventory(
-            {} if there is None else {
-                CLASS: {'total': 4, 'reserved': there}},
-            {} if kept is None else {CLASS: kept}, marked,
-            in_use=lambda uuid: False)
-        self.assertEqual(
-            (reserved, {} if keep is None else {CLASS: keep}, returned,
-             shown),
-            (merged.inventory[CLASS]['reserved'], merged.keep,
-             merged.returned, merged.shown))
-
-    @ddt.data((1, 0, None), (4, 1, None), (3, 2, None), (2, 0, 2))
-    @ddt.unpack
-    def test_waiting_in_a_fenced_provider(self, there, kept, keep):
+    def test_waiting_in_a_fenced_provider(self):
         """What waits is not taken for the operator's own value."""
         device = card(4, health=QUARANTINED)
         provider, = providers.providers(
             [device], (), 'host', ROOT, waiting=[model.Waiting(
-                device.handles[0], A, None, True)]).values()
-        merged = provider.merged_inventory(
-            {CLASS: {'total': 4, 'reserved': there}}, {CLASS: kept}, False,
-            in_use=lambda uuid: False)
-        self.assertEqual((4, {} if keep is None else {CLASS: keep}), (
-            merged.inventory[CLASS]['reserved'], merged.keep))
+                device.handles[0], A, None)]).values()
+        merged = self.merged(
+            provider, {CLASS: {'total': 4, 'reserved': 2}}, {
+                CLASS: model.Reserved(1, 2, waiting=(
+                    device.handles[0].address,))})
+        self.assertEqual((4, 1, (), ()), (
+            merged.inventory[CLASS]['reserved'],
+            merged.rows[CLASS].operators, merged.rows[CLASS].waiting,
+            merged.returned))
 
     def test_waiting_elsewhere(self):
         device = card(2)
@@ -356,25 +288,36 @@ class MergedTest(testtools.TestCase):
         self.assertEqual(((), {CLASS: 1}),
                          (provider.waiting, provider.inventory))
 
-    @ddt.data((True, {'CUSTOM_X': {'total': 2, 'reserved': 2}},
-               {'CUSTOM_X': 1}, set()),
-              (False, {}, {}, set()))
+    @ddt.data((True, {'CUSTOM_ACCELERATOR_X': {'total': 2, 'reserved': 2}},
+               1), (False, {}, None))
     @ddt.unpack
-    def test_class_that_it_has_not_any_more(self, used, inventory, keep,
-                                            done):
+    def test_class_that_it_has_not_any_more(self, used, inventory,
+                                            operators):
         provider = made(card(0))[A]
-        merged = provider.merged_inventory(
-            {'CUSTOM_X': {'total': 2, 'reserved': 1}}, {}, False,
-            in_use=lambda uuid: used and uuid == provider.uuid)
-        self.assertEqual((inventory, keep, done),
-                         (merged.inventory, merged.keep, merged.done))
+        merged = self.merged(provider, {'CUSTOM_ACCELERATOR_X': {
+            'total': 2, 'reserved': 1}}, used=used)
+        self.assertEqual((inventory, operators), (
+            merged.inventory, next((row.operators for row
+                                    in merged.rows.values()), None)))
 
-    def test_less_than_what_the_operator_reserved(self):
-        merged = made(card(1))[A].merged_inventory(
-            {CLASS: {'total': 4, 'reserved': 3}}, {}, False,
-            in_use=lambda uuid: False)
-        self.assertEqual((1, 1), (merged.inventory[CLASS]['total'],
-                                  merged.inventory[CLASS]['reserved']))
+    @ddt.data(*itertools.product(
+        ('CUSTOM_LICENSES', 'CUSTOM_ACCELERATOR_X'), (False, True),
+        (False, True)))
+    @ddt.unpack
+    def test_class_of_others(self, name, used, fenced):
+        """Of Nova's provider.yaml, or set in Placement: left alone."""
+        provider = dataclasses.replace(made(card(1))[A], fenced=fenced)
+        item = {'total': 5, 'reserved': 1, 'max_unit': 2}
+        configured = {name} if 'LICENSES' not in name else ()
+        merged = self.merged(provider, {name: item}, used=used,
+                             configured=configured)
+        self.assertEqual((item, {CLASS, name}, {CLASS}), (
+            merged.inventory[name], set(merged.inventory),
+            set(merged.rows)))
+        if configured:
+            self.assertEqual(item, providers.fenced(
+                shown({name: item}), {}, configured=configured
+                ).inventory[name])
 
     @ddt.data(
         ({'CUSTOM_OTHERS'}, {'CUSTOM_OTHERS'}),

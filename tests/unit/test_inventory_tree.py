@@ -465,13 +465,16 @@ class ReservedTest(InventoryTestBase):
     def publish(self):
         uuid_ = self.data().uuid
         data = self.data()
-        inventory, traits = self.inventory.to_publish(
-            uuid_, data.inventory, data.traits, lambda uuid: False)
-        if inventory is not None:
+
+        def write(uuid, change):
+            inventory, traits = change(
+                data.inventory, data.traits, data.generation, False)
+            if inventory is not None:
+                self.step()
+                self.placement.tree.update_inventory(uuid_, inventory)
             self.step()
-            self.placement.tree.update_inventory(uuid_, inventory)
-        self.step()
-        self.placement.tree.update_traits(uuid_, traits)
+            self.placement.tree.update_traits(uuid_, traits)
+        self.inventory.publish(uuid_, write, lambda uuid: False)
 
     def data(self):
         return self.placement.tree.data(CARD)
@@ -503,11 +506,10 @@ class ReservedTest(InventoryTestBase):
 
     def watch_store(self):
         """Writes of the store are steps, too."""
-        for name in ('set_reserved', 'drop_reserved'):
-            def write(*args, name=name):
-                self.step()
-                getattr(type(self.store), name)(self.store, *args)
-            setattr(self.store, name, write)
+        def write(*args):
+            self.step()
+            type(self.store).set_reserved(self.store, *args)
+        self.store.set_reserved = write
 
     @ddt.data(*itertools.product((0, 1, 4), range(12), (False, True)))
     @ddt.unpack
