@@ -94,9 +94,9 @@ def reason(groups: Mapping[str, request.Group], servers: int,
             return (f'Accelerators: a host has those of one server free, and '
                     f'not all {servers} servers of the request find a host: '
                     f'request fewer at a time.')
-        return (f'Accelerators: a host has them free, but not together with '
-                f'all else that the server asks for (processors, memory, '
-                f'disk, zone, networks): {_LATER}.')
+        return (f'Accelerators: a host has them free, but it is out of '
+                f'service, or lacks something else that the server asks for '
+                f'(processors, memory, disk, zone, networks): {_LATER}.')
     # groups that are alike have one answer
     alone: list[request.Group] = []
     for suffix, group in groups.items():

@@ -61,9 +61,10 @@ class NoValidHostTest(base.AcceleratorTestBase):
             flavor_id=flavor, networks='none', expected_state='ERROR',
             image_uuid=self.glance.guest_image)
         self.assertEqual(
-            f'{NO_HOST}Accelerators: a host has them free, but not together '
-            f'with all else that the server asks for (processors, memory, '
-            f'disk, zone, networks): {LATER}', self.fault(server))
+            f'{NO_HOST}Accelerators: a host has them free, but it is out of '
+            f'service, or lacks something else that the server asks for '
+            f'(processors, memory, disk, zone, networks): {LATER}',
+            self.fault(server))
 
     def test_several_servers(self):
         body = self._build_server(

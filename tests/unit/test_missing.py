@@ -174,9 +174,9 @@ class MissingTest(unittest.TestCase):
                 # the rest
                 (specs(a1={GPU: 1}, a2={FPGA: 1}),
                  Placement([gpu(1), fpga(1)]),
-                 f'a host has them free, but not together with all else that '
-                 f'the server asks for (processors, memory, disk, zone, '
-                 f'networks): {LATER}'),
+                 f'a host has them free, but it is out of service, or lacks '
+                 f'something else that the server asks for (processors, '
+                 f'memory, disk, zone, networks): {LATER}'),
                 # no host at all: it is not the accelerators
                 (specs(a1={GPU: 1}), Placement(known=[GPU]), '')):
             with self.subTest(extra_specs=extra_specs, hosts=placement.hosts):
