@@ -7,7 +7,7 @@
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
-# make floor  commands and nova-compute's start with the libraries of Nova 31
+# make floor  unit, host and nova-compute's start with the libraries of Nova 31
 # make layouts  nova-compute starts, however Nova and we are installed; as root
 #             beside Debian's packages too; minutes
 # make bench  figures with counts
@@ -115,11 +115,10 @@ layouts: $(STAMP)
 .PHONY: layouts floor
 
 # setup.cfg promises these versions
-FLOOR = $(patsubst %.py,%,$(wildcard tests/unit/test_cmd_*.py \
-	tests/unit/test_door.py tests/unit/test_names.py))
 floor: OLDEST = VENV=.venv-nova31 NOVA=31.0.0 CONSTRAINTS=constraints-nova31.txt
 floor:
-	$(MAKE) unit TEST="$(subst /,.,$(FLOOR))" $(OLDEST)
+	$(MAKE) unit $(OLDEST)
+	$(MAKE) host $(OLDEST)
 	$(MAKE) functional TEST=tests.functional.test_layouts $(OLDEST)
 
 bench: $(STAMP)

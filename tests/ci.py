@@ -190,6 +190,9 @@ class Run:
         # the tiers below meet nothing of Nova but its signatures, which they
         # compare for all releases
         self.part('functional-part', *variables, venv=venv, limit=15)
+        if release.startswith('31.'):
+            # and with the libraries of then
+            self.part('floor', limit=20)
 
     def pages(self) -> None:
         """The pages and the demo's in a browser, where one can be had."""
