@@ -34,7 +34,6 @@ from nova_accel.attach import publishing
 from nova_accel.attach import readiness
 from nova_accel.attach import relocation
 from nova_accel.attach import settling
-from nova_accel.attach import unclean
 from nova_accel.attach import words
 from nova_accel import conf
 from nova_accel import drivers
@@ -151,8 +150,6 @@ class Accelerators:
             inventory, self.holdings, self._handles, self.programming,
             regions)
         self.settling = settling.Settling(
-            inventory, self.holdings, self.publisher, cloud)
-        self.unclean = unclean.Unclean(
             inventory, self.holdings, self.publisher, cloud)
         self.relocation = relocation.Relocation(
             inventory, self.holdings, cloud)
@@ -593,7 +590,7 @@ class Accelerators:
         for holder in (*held, *self.holdings.to_be_given_back()):
             taken[holder.device_address, holder.region_index].add(
                 holder.handle)
-        everywhere = self.unclean.handles().union(*taken.values())
+        everywhere = self.settling.uncleaned().union(*taken.values())
         return [
             (device, handle) for device, part in self._parts(provider)
             if not model.is_held_otherwise(

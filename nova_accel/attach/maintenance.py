@@ -10,7 +10,7 @@ region before any server has it.
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import unclean
+from nova_accel.attach import settling
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
@@ -118,7 +118,7 @@ class Maintenance:
                         f'{name} was to be cleaned, and nova-compute has not '
                         f'reported it to Placement yet: see its log, or wait '
                         f'a minute.')
-                claims.append(unclean.claim_of_none(
+                claims.append(settling.claim_of_none(
                     self._inventory, device, index, handle,
                     shown[device.address, index], **_content(part)))
         if not claims:

@@ -82,7 +82,7 @@ class Reconciler:
         """
         self._accelerators.inventory.recover()
         settled = self._accelerators.settling.run()
-        self._accelerators.unclean.run()
+        self._accelerators.settling.clean()
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
         claims = self._holdings.all()

@@ -31,9 +31,17 @@ VFIO, is settled when it does: the row stays, but for the parts that are done.
 A claim that was found does not say what the region carried: the origin of that
 is not known. Each device is settled in one transaction; a process that is
 killed goes on with those that are left.
+
+Whether a handle is clean is a fact of the card, and not of the policy at its
+last release. What was released under the policies none or reset is noted as
+``unclean`` with its card until it is cleaned. While the policy is the same, the
+handle is given on as it is. Once [accel] handover demands more, it is given to
+no server, and gets a claim of no server that is being released: it is cleaned
+as after any server, tried again, and fenced where that fails.
 """
 
 import collections
+from collections.abc import Iterator
 import dataclasses
 
 from oslo_utils import uuidutils
@@ -42,6 +50,7 @@ from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import publishing
 from nova_accel import conf
+from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
@@ -56,6 +65,7 @@ LOG = logging.getLogger(__name__)
 
 _State = model.ClaimState
 _Role = model.Role
+_Policy = handover.Policy
 
 
 class _Unknown(Exception):
@@ -227,7 +237,7 @@ class Settling:
                 found += self._ties(part, guests, held, found)
             taken = held | {claim.handle for claim in found}
             if part.region or self._inventory.prepares_every_handle(device):
-                found += [self._claim(part, handle, '', '', _State.DELETING)
+                found += [self._claim(part, handle)
                           for handle in part.handles if handle not in taken]
         if by_address:
             for part in mine:
@@ -353,7 +363,8 @@ class Settling:
                             'is started again', handle.address, server)
                 return
         yield self._claim(
-            part, handle, server, consumer, _State.BOUND,
+            part, handle, instance_uuid=server, consumer_uuid=consumer,
+            state=_State.BOUND,
             role=_Role.OLD if server != consumer else _Role.CURRENT,
             group=wanted.group if wanted else '',
             project_id=record.project_id if record else None,
@@ -398,16 +409,60 @@ class Settling:
             self._inventory.driver_of(device).created_type, device, handle,
             seconds=CONF.accel.device_timeout)
 
-    def _claim(self, part, handle, server, consumer, state, **fields):
-        return model.Claim(**{
-            'uuid': uuidutils.generate_uuid(), 'instance_uuid': server,
-            'consumer_uuid': consumer, 'role': _Role.CURRENT, 'group': '',
-            'provider_uuid': part.provider_uuid,
-            'resource_class': naming.resource_class(part.device.type),
-            'device_address': part.device.address,
-            'region_index': part.region and part.region.index,
-            **self._inventory.identity_for_claim(part.device.address),
-            'handle': handle, 'state': state, 'prepared': True, **fields})
+    def _claim(self, part, handle, **fields):
+        return claim_of_none(
+            self._inventory, part.device, part.region and part.region.index,
+            handle, part.provider_uuid, **fields)
+
+    # Handles that are not clean
+
+    def uncleaned(self) -> set[model.AttachHandle]:
+        """Handles that are given to no server before they are cleaned."""
+        return {handle for _, _, handle in self._unclean()}
+
+    def _unclean(self) -> Iterator[tuple[
+            model.Device, int | None, model.AttachHandle]]:
+        """(device, region index, handle) of what its policy has cleaned now.
+        """
+        rows = self._holdings.unclean()
+        if not rows:
+            return
+        for device in self._inventory.devices.values():
+            mine = [row for row in rows
+                    if row.means(device, device.address)]
+            if not mine or device.health is model.Health.GONE:
+                continue
+            for index, handle in _parts(device):
+                policy = handover.policy(device, handle.address)
+                had = {row.policy for row in mine if server_holdings.handle_at(
+                    row, device.address) == handle.address}
+                if had and (policy is _Policy.CLEAR
+                            or policy is _Policy.RESET
+                            and _Policy.NONE.value in had):
+                    yield device, index, handle
+
+    def clean(self) -> None:
+        """Have cleaned what has to be; a handle that a server has is cleaned
+        after that server."""
+        held = {claim.handle for claim in self._holdings.all()}
+        shown = providers.by_part(self._inventory.providers())
+        claims = [
+            claim_of_none(self._inventory, device, index, handle,
+                          shown[device.address, index])
+            for device, index, handle in self._unclean()
+            if handle not in held and (device.address, index) in shown]
+        if not claims:
+            return
+        with self._inventory.claiming:
+            taken = {claim.handle for claim in self._holdings.all()}
+            claims = [c for c in claims if c.handle not in taken]
+            self._holdings.settle(claims=claims)
+        for claim in claims:
+            LOG.warning('%s of %s was given back by its last server while '
+                        '%s had less done to it than now: it is cleaned '
+                        'before it is offered', claim.handle.address,
+                        claim.device_address, handover.OPTION)
+        self._publisher.show_devices(self._cloud.admin_context(), claims)
 
 
 def _left(device, rows, done):
@@ -436,3 +491,28 @@ def _type_of(device, wanted) -> str | None:
              if wanted is None or t.trait in wanted.required]
     names = asked or [t.name for t in device.creatable]
     return names[0] if len(names) == 1 else None
+
+
+def _parts(device):
+    for handle in device.handles:
+        yield None, handle
+    for region in device.regions:
+        for handle in region.handles:
+            yield region.index, handle
+
+
+def claim_of_none(inventory: host_inventory.Inventory, device: model.Device,
+                  index: int | None, handle: model.AttachHandle,
+                  provider_uuid: str, **fields) -> model.Claim:
+    """Return a claim of no server, with which a handle is cleaned as after one.
+
+    :param fields: others of model.Claim, or other values.
+    """
+    return model.Claim(**{
+        'uuid': uuidutils.generate_uuid(), 'instance_uuid': '',
+        'consumer_uuid': '', 'role': _Role.CURRENT, 'group': '',
+        'provider_uuid': provider_uuid,
+        'resource_class': naming.resource_class(device.type),
+        'device_address': device.address, 'region_index': index,
+        **inventory.identity_for_claim(device.address), 'handle': handle,
+        'state': _State.DELETING, 'prepared': True, **fields})
