@@ -12,6 +12,7 @@ trials on a 6.12 kernel. The numbers in names like dfl-port.0 change whenever a
 driver is bound, so cards are known by PCI address and ports by their id only.
 """
 
+import contextlib
 import dataclasses
 import errno
 import re
@@ -22,7 +23,10 @@ from nova_accel.drivers import base
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
+from nova_accel import log as logging
 from nova_accel import model
+
+LOG = logging.getLogger(__name__)
 
 KERNEL_DRIVER = 'dfl-pci'
 #: seconds to wait for the FME and its ports after the driver is bound
@@ -59,6 +63,10 @@ _BOARDS = {
     '1771': ('N6001', 'AGILEX'),
     '17d4': ('C6100', None),
 }
+#: of OFS. Their ports have no memory region of their own: mainline Linux makes
+#: no dfl-port of them, and no VFs (cci_enumerate_feature_devs() in dfl-pci.c,
+#: dfl_fpga_cdev_config_ports_vf() in dfl.c, 7.2)
+_OFS = ('8086', 'bcce')
 #: product -> its memory, which no attribute tells; from Intel's product briefs
 _MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
 
@@ -176,6 +184,12 @@ class DflDriver(base.PciDriver):
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
                           f'{KERNEL_DRIVER}')
         fme = self._fme(device.address)
+        if ((device.vendor_id, device.product_id) == _OFS
+                and not self._has_ports(device.address)):
+            raise _Defect(
+                'it is a board of OFS, of whose ports mainline Linux makes '
+                'neither devices nor VFs (sriov_numvfs answers EINVAL): it '
+                'is not supported')
         device = dataclasses.replace(device, shell_id=self._shell(fme))
         device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))
@@ -255,6 +269,13 @@ class DflDriver(base.PciDriver):
             raise _Defect(f'its regions have different compat_id '
                           f'({", ".join(sorted(found))}) under one FME')
         return found.pop() if found else None
+
+    def _has_ports(self, address) -> bool:
+        """Whether the card or a VF shows a port, which is released where a VF
+        that a guest has is to get it."""
+        vfs = pci.virtual_functions(self.kernel, address)
+        return any(self._children(function, 'dfl-port') or pci.is_for_vfio(
+            self.kernel, function) for function in (address, *vfs))
 
     def _ports(self, address, vfs) -> list[_Port]:
         """The ports that the host sees, of the PF and of its VFs."""
@@ -428,7 +449,7 @@ class DflDriver(base.PciDriver):
             self.kernel.reset_dfl_port(port.function, port.id)
             self._function(port, fme)
             # what the server's guest has caused
-            self.kernel.clear_dfl_port_errors(port.function, port.id)
+            self._clear_errors(port)
             # the ids of a VF read as ones in every state
             if not pci.answers(self.kernel, device.address):
                 raise _Defect('the card does not answer after it')
@@ -437,6 +458,26 @@ class DflDriver(base.PciDriver):
                 f'{what}, and that failed ({error}): look into dmesg, and '
                 f'power-cycle the card if others fail as well.') from error
         return 'port reset'
+
+    def _clear_errors(self, port):
+        """Clear the errors of a port; the log keeps them.
+
+        :raises OSError: EBUSY with the reason where the port is in AP6
+            (afu_port_err_clear() in dfl-afu-error.c of Linux).
+        """
+        with contextlib.suppress(OSError, ValueError):
+            found = self.kernel.read(f'{port.path}/errors/errors')
+            if int(found, 0):
+                LOG.warning('Port %s of %s has the errors %s, which are '
+                            'cleared now', port.id, port.function, found)
+        try:
+            self.kernel.clear_dfl_port_errors(port.function, port.id)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise OSError(
+                errno.EBUSY, 'its power state may be AP6, in which it does '
+                'nothing: let the card cool') from error
 
     def recover(self, address: str) -> None:
         """Bind dfl-pci anew, which enables ports that a failure left disabled.
@@ -490,7 +531,7 @@ class DflDriver(base.PciDriver):
 
     def _load(self, what, address, port, fme, bitstream):
         try:
-            self.kernel.clear_dfl_port_errors(port.function, port.id)
+            self._clear_errors(port)
         except OSError as e:
             raise exception.ProgrammingFailed(
                 f'{what}, and nothing was done because the errors of the port '

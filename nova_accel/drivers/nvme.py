@@ -43,8 +43,13 @@ LOG = logging.getLogger(__name__)
 
 _NVM_EXPRESS = 0x010802
 _DRIVER = 'nvme'
-#: in which the host's driver must have a disk after it is bound or reset
+#: in which the host's driver must have begun with a disk after it is bound
 _READY_SECONDS = 20
+#: in which a controller that it has begun with must be live: CAP.TO is at most
+#: 127.5 s (NVM Express; nvme_wait_ready() in core.c of Linux)
+_LIVE_SECONDS = 130
+#: states of a controller that may become live (nvme_ctrl_state of Linux)
+_STARTING = frozenset(('new', 'connecting', 'resetting'))
 #: in which the host's driver must show the namespaces of a disk that it has
 _SETTLE_SECONDS = 0.5
 #: between two looks at a sanitize operation
@@ -629,13 +634,15 @@ class NvmeDriver(base.PciDriver):
     def _await_controller(self, address):
         """The host's driver begins with a disk after it is bound to it."""
         top = pci.path(address, 'nvme')
-        deadline = time.monotonic() + _READY_SECONDS
+        began = time.monotonic()
         while True:
             states = [self.kernel.read(f'{top}/{name}/state')
                       for name in self.names(top)]
             if states == ['live']:
                 return
-            if time.monotonic() > deadline:
+            limit = (_LIVE_SECONDS if _STARTING.issuperset(states) and states
+                     else _READY_SECONDS)
+            if time.monotonic() > began + limit:
                 raise OSError(errno.ENODEV, f'its controller is '
                                             f'{"".join(states) or "absent"}')
             time.sleep(0.1)

@@ -30,12 +30,13 @@ CONF = conf.CONF
 KERNEL_DRIVER = 'ptp_ocp'
 OPTION = '[accel] ptp_devices'
 
-#: (vendor, device) -> vendor, product; from ptp_ocp.c
+#: (vendor, device) -> vendor, product; from ptp_ocp.c of Linux 7.2
 _PRODUCTS = {
     ('1d9b', '0400'): ('META', 'TIMECARD'),
     ('18d4', '1008'): ('CELESTICA', 'TIMECARD'),
     ('1ad7', 'a000'): ('OROLIA', 'ARTCARD'),
     ('ad5a', '0400'): ('ADVA', 'TIMECARD'),
+    ('ad5a', '0410'): ('ADVA', 'TIMECARD_X1'),
 }
 #: class and subclass of a network controller begin so
 _NETWORK = 0x02

@@ -66,6 +66,8 @@ _NULL = '0' * 32
 #: a read of a binary attribute gives no more
 _PAGE = 4096
 _ALVEO, _VERSAL = 'ALVEO', 'VERSAL'
+#: sold with AMD's AVED and its driver ami, not with XRT
+_V80 = 'V80'
 #: (vendor, device) of the management function -> product, family; devices.h
 _PRODUCTS = {
     ('10ee', '5000'): ('U200', _ALVEO), ('10ee', '5004'): ('U250', _ALVEO),
@@ -75,7 +77,15 @@ _PRODUCTS = {
     ('10ee', '5028'): ('VERSAL_5028', _VERSAL),
     ('10ee', '5044'): ('VERSAL_5044', _VERSAL),
     ('10ee', '5094'): ('V70', _VERSAL), ('10ee', '50b0'): ('V70', _VERSAL),
-    ('10ee', '50b4'): ('V80', _VERSAL),
+    ('10ee', '50b4'): (_V80, _VERSAL),
+    # by their numbers in devices.h, whatever they are sold as
+    ('10ee', '513c'): ('U30', _ALVEO),
+    ('10ee', '5048'): ('VERSAL_5048', _VERSAL),
+    ('10ee', '5074'): ('X3522PV', _ALVEO),
+    ('10ee', '5078'): ('VERSAL_5078', _VERSAL),
+    ('10ee', '5700'): ('RAVE_5700', _VERSAL),
+    ('10ee', '5710'): ('RAVE_5710', _VERSAL),
+    ('10ee', '6098'): ('VCK190', _VERSAL),
     # with the image that they are sold with
     ('10ee', 'd000'): ('U200', _ALVEO), ('10ee', 'd004'): ('U250', _ALVEO),
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
@@ -83,8 +93,7 @@ _PRODUCTS = {
 }
 #: product -> its memory, which no attribute tells; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
-           'U50': (('HBM', 8192),), 'U55C': (('HBM', 16384),),
-           'V80': (('HBM', 32768),)}
+           'U50': (('HBM', 8192),), 'U55C': (('HBM', 16384),)}
 #: errno of the ioctl -> what it means; others are failures of the card
 _REFUSALS = {
     errno.EACCES: 'its DNA certificate is not for this card',
@@ -167,7 +176,7 @@ class XrtDriver(base.PciDriver):
 
     def look(self, device, before):
         address = device.address
-        self._check_management(address)
+        self._check_management(address, device.product)
         user = self._user_function(device)
         device = dataclasses.replace(device, shell_id=self._shell(address))
         obstacle = pci.obstacle(self.kernel, user)
@@ -209,9 +218,14 @@ class XrtDriver(base.PciDriver):
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED, reason=problem)
 
-    def _check_management(self, address):
+    def _check_management(self, address, product=None):
         """:raises Defect: the management function is not in order."""
         bound = pci.driver(self.kernel, address)
+        if product == _V80 and bound != MANAGEMENT_DRIVER:
+            raise _Defect(f'a {_V80} is sold with the driver ami, and has no '
+                          f'region that XRT programs: it is not supported; '
+                          f'give it with a fixed function by a rule of '
+                          f'[accel] pci_devices')
         if bound != MANAGEMENT_DRIVER:
             raise _Defect(f'its management function is bound to '
                           f'{bound or "no driver"}: bind it to '

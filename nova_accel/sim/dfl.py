@@ -154,6 +154,13 @@ class DflCard(card.Card):
     def is_busy(self, mine):
         return bool(mine['program'])
 
+    def is_ofs(self) -> bool:
+        """Whether its ports have no memory region of their own: dfl-pci makes
+        no dfl-port of them (cci_enumerate_feature_devs() in dfl-pci.c of Linux
+        7.2, BAR id 7), and no VFs (dfl_fpga_cdev_config_ports_vf() in
+        dfl.c)."""
+        return self.ids[1] == 'bcce'
+
     def bound(self, state, mine, driver):
         super().bound(state, mine, driver)
         mine.update(released=[], lost=[], disabled={}, status=[],
@@ -163,7 +170,8 @@ class DflCard(card.Card):
         if mine['driver'] != 'dfl-pci':
             raise sysfs.error(errno.ENODEV, self.address)
         super().check_vfs(mine, count)
-        if count and not mine['vfs'] and count != len(mine['released']):
+        if count and not mine['vfs'] and (
+                count != len(mine['released']) or self.is_ofs()):
             raise sysfs.error(errno.EINVAL, self.address)
 
     def make_vfs(self, state, mine, count):
@@ -223,6 +231,8 @@ class DflCard(card.Card):
                 'fpga_bridge': {f'br{count + port}': {}}}
             tree['class']['fpga_region'][f'region{at}'] = sysfs.Link(
                 f'{top}/dfl-fme.{count}/{name}/fpga_region/region{at}')
+            if self.is_ofs():
+                continue
             if port in mine['lost']:
                 base[f'dfl-port.{count + port}'] = {
                     'dev': f'244:{count + port}'}

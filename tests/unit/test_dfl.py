@@ -2,6 +2,7 @@
 """The DFL driver: on simulated hosts, and on trees as Linux 6.12 shows them."""
 
 import dataclasses
+import errno
 import os
 import threading
 import time
@@ -78,6 +79,33 @@ class Discovery(TestCase):
         device = self.start({'address': A, 'product': simulated})[A]
         self.assertEqual(('INTEL', product, family),
                          (device.vendor, device.product, device.family))
+
+    def test_errors_of_a_port(self):
+        """They are evidence of what a guest did, and the log keeps them."""
+        device = self.start({'address': A, 'vfs': 1, 'faults': {
+            'port_errors': '0x4000'}})[A]
+        log = self.useFixture(fixtures.FakeLogger())
+        self.driver.reset_region(device, device.regions[0])
+        self.assertIn('has the errors 0x4000', log.output)
+
+        def refuses(function, port):
+            raise OSError(errno.EBUSY, 'Device or resource busy')
+        self.kernel.clear_dfl_port_errors = refuses
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.reset_region, device,
+            device.regions[0])
+        self.assertIn('power state may be AP6', str(error))
+
+    def test_board_of_ofs(self):
+        """Mainline Linux makes nothing of its ports that a guest could get."""
+        self.config.config(group='accel', whole_cards=[A],
+                           virtual_functions=[f'{A}=1'])
+        device = self.start({'address': A, 'product': 'N6001', 'ports': 1})[A]
+        self.assertEqual((QUARANTINED, ()), (device.health, device.regions))
+        for said in ('board of OFS', 'EINVAL', 'not supported'):
+            self.assertIn(said, device.reason)
+        self.assertEqual(errno.EINVAL, self.assertRaises(
+            OSError, self.kernel.set_numvfs, A, 1).errno)
 
     @ddt.data(1, 2)
     def test_no_guest_gets_the_management_function(self, ports):

@@ -558,7 +558,21 @@ class Scrub(ReleaseTestCase):
             'nova_accel.drivers.nvme._READY_SECONDS', 0.2))
         self.start()
         self.kernel.set_fault(A, attributes={'state': 'connecting'})
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._LIVE_SECONDS', 0.2))
         self.refused('its controller is connecting')
+
+    def test_controller_that_takes_its_time(self):
+        """As long as CAP.TO, in which the host's driver waits."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._READY_SECONDS', 0.1))
+        self.start()
+        self.kernel.set_fault(A, attributes={'state': 'connecting'})
+        timer = threading.Timer(0.5, self.kernel.set_fault, [A],
+                                {'attributes': None})
+        timer.start()
+        self.addCleanup(timer.join)
+        self.driver._await_controller(A)
 
     def test_controller_that_refuses_the_reset(self):
         self.start()

@@ -49,6 +49,7 @@ NOT_RUN = {
     ('clean',): 'nova-compute',
     ('page',): 'a cloud',
     ('program',): 'nova-compute',
+    ('prove',): 'privileged processes',
     ('providers', 'purge'): 'a cloud',
     ('release',): 'nova-compute',
     ('tree',): 'a cloud',

@@ -111,6 +111,16 @@ class Discovery(TestCase):
         self.assertEqual((product, family, memory),
                          (device.product, device.family, device.memory))
 
+    def test_v80(self):
+        """It is sold with AVED: XRT's remedies do not help."""
+        self.start({'address': A, 'faults': {'attributes': {
+            'device': '0x50b4'}}}, {'address': B})
+        self.start({'address': A, 'driver': None, 'faults': {'attributes': {
+            'device': '0x50b4'}}})
+        device = self.quarantined('driver ami')
+        self.assertEqual('V80', device.product)
+        self.assertNotIn('bind it to', device.reason)
+
     def test_unknown_card_with_the_marker(self):
         device = self.start({'address': A, 'faults': {'attributes': {
             'device': '0x57f0'}}})[A]

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel prove: what a driver relies on, tried on a device that is free.
+
+For devices that the authors of nova_accel do not have. The report has no
+address and no serial number, and can be sent to them.
+"""
+
+from collections.abc import Callable, Iterator
+import functools
+import importlib.metadata
+import json
+import os
+import shlex
+import shutil
+import time
+import uuid
+
+from oslo_privsep import priv_context
+
+from nova_accel.cmd import output
+from nova_accel.cmd import store
+from nova_accel import conf
+from nova_accel import drivers
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel.inventory import identity
+from nova_accel import machine
+from nova_accel import model
+
+CONF = conf.CONF
+OK, FAILED, SKIPPED = 'ok', 'failed', 'skipped'
+_ERASES = 'it may change what the device has: give --erase'
+
+
+class Prove(output.Table):
+    """Try on a disabled device that no server has what its driver relies on.
+
+    The device is found, reset and read again, and its regions are reset; a
+    vGPU is created and removed. With --erase it is also cleaned as after a
+    server, which erases disks, and its first region is programmed with
+    --bitstream and read back. The exit status is 1 where a step failed.
+    """
+
+    COLUMNS = ('Step', 'Result', 'Seconds', 'Found')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        store.add_arguments(parser)
+        parser.add_argument(
+            'device', metavar='DEVICE',
+            help='address, serial number, or the name of its resource '
+                 'provider')
+        parser.add_argument(
+            '--erase', action='store_true',
+            help='also what destroys the content of the device')
+        parser.add_argument(
+            '--bitstream', metavar='FILE',
+            help='program the first region with this file; needs --erase')
+        parser.add_argument(
+            '--report', metavar='FILE', help='also write a report, in JSON')
+        return parser
+
+    def run(self, parsed_args):
+        super().run(parsed_args)
+        return int(any(row[1] == FAILED for row in self._rows))
+
+    def take_action(self, parsed_args):
+        self.check_columns(parsed_args, self.COLUMNS)
+        if parsed_args.bitstream and not parsed_args.erase:
+            raise exception.InvalidRequest(
+                '--bitstream replaces what the device carries: give --erase, '
+                'too.')
+        device = _free(store.read(parsed_args), parsed_args.device)
+        _use_privileges()
+        kernel = machine.open_kernel(CONF.host)
+        driver = drivers.load([device.driver], kernel)[device.driver]
+        # reset alone changes nothing that lasts
+        CONF.set_override('handover', [
+            'clear' if parsed_args.erase else 'reset'], group='accel')
+        self._rows = [_tried(name, step) for name, step in _steps(
+            kernel, driver, device, parsed_args)]
+        if parsed_args.report:
+            _write(parsed_args.report, kernel, device, self._rows)
+        return self.COLUMNS, self._rows
+
+
+def _free(known, name) -> model.Device:
+    """:raises InvalidRequest: the device is not free."""
+    devices = known.devices()
+    address = identity.named(name, devices)
+    device = devices[address]
+    if address not in identity.disabled(devices, known.disabled()):
+        raise exception.InvalidRequest(
+            f'{address} was to be tried, and nova-compute may give it to a '
+            f'server meanwhile: run nova-accel disable {address} first.')
+    holders = {claim.holder for claim in known.claims()
+               if claim.device_address == address
+               or claim.serial and claim.serial == device.serial}
+    if holders:
+        raise exception.InvalidRequest(
+            f'{address} was to be tried, and {", ".join(sorted(holders))} '
+            f'holds it: run nova-accel drain {address}, and wait until no '
+            f'claim is left.')
+    return device
+
+
+def _use_privileges():
+    # as nova.utils.get_root_helper(), without a question for a password
+    said = conf.sections()
+    direct = said.get('workarounds', {}).get('disable_rootwrap', [''])[-1]
+    rootwrap = said.get('DEFAULT', {}).get(
+        'rootwrap_config', ['/etc/nova/rootwrap.conf'])[-1]
+    priv_context.init(root_helper=shlex.split(
+        'sudo -n' if direct.lower() in ('true', '1', 'yes', 'on')
+        else f'sudo -n nova-rootwrap {rootwrap}'))
+
+
+def _steps(kernel, driver, known, wanted,
+           ) -> Iterator[tuple[str, Callable[[], str]]]:
+    found: list[model.Device] = []
+
+    def find():
+        if known.address not in driver.find():
+            raise exception.DeviceError('the driver does not find it')
+        device = driver.examine(known.address, known)
+        if device is None:
+            raise exception.DeviceError('the driver says that it is another')
+        found.append(device)
+        if device.health is not model.Health.OK:
+            raise exception.DeviceError(device.reason)
+        return (f'{len(device.regions)} regions, '
+                f'{len(device.all_handles)} handles, '
+                f'{len(device.creatable)} types')
+
+    yield 'find and read', find
+    if not found or found[0].health is not model.Health.OK:
+        return
+    device = found[0]
+    yield 'read the serial number', lambda: (
+        'present' if driver.serial(device.address) else 'absent')
+    yield 'answers', lambda: str(driver.answers(device))
+    for finding in driver.check(device):
+        yield 'check', functools.partial(
+            '{}: {}'.format, finding.found, finding.remedy)
+    if device.creatable:
+        yield 'create and remove', lambda: _created(driver, device)
+    for number, handle in enumerate(device.handles):
+        if not device.creatable:
+            yield f'reset of handle {number}', functools.partial(
+                _released, kernel, driver, device, handle)
+    for region in device.regions:
+        yield f'reset of {region.name}', functools.partial(
+            driver.reset_region, device, region)
+    if device.regions:
+        yield f'program {device.regions[0].name}', lambda: (
+            _programmed(driver, device, wanted.bitstream)
+            if wanted.bitstream else _skip(_ERASES + ' and --bitstream'))
+    if not (wanted.erase or driver.RESET_IS_ALL or device.regions):
+        yield 'clean', lambda: _skip(_ERASES)
+    found.clear()
+    yield 'find and read again', find
+
+
+class _Skipped(Exception):
+    pass
+
+
+def _skip(why):
+    raise _Skipped(why)
+
+
+def _tried(name, step) -> tuple[str, str, str, str]:
+    began = time.monotonic()
+    try:
+        result, said = OK, step() or 'nothing to do'
+    except _Skipped as error:
+        result, said = SKIPPED, str(error)
+    except Exception as error:
+        result, said = FAILED, (
+            str(error) if isinstance(error, exception.AcceleratorError)
+            else f'{type(error).__name__}: {error}')
+    return name, result, f'{time.monotonic() - began:.1f}', said
+
+
+def _created(driver, device) -> str:
+    type_ = next((t for t in device.creatable if t.available), None)
+    if type_ is None:
+        return _skip('no type can be created now')
+    handle = device.handles[0]
+    driver.prepare(device, handle, type_.name, True, base.Use())
+    try:
+        shown = driver.created_type(device, handle)
+    finally:
+        driver.release(device, handle, type_.name, base.Use())
+    if shown != type_.name:
+        raise exception.DeviceError(
+            f'{type_.name} was created, and {shown} is shown')
+    return type_.name
+
+
+def _released(kernel, driver, device, handle) -> str:
+    methods = ' '.join(pci.reset_methods(kernel, handle.address))
+    done = driver.release(device, handle, None, base.Use())
+    return f'{done or "nothing"} (the kernel offers: {methods or "none"})'
+
+
+def _programmed(driver, device, path) -> str:
+    # the privileged process takes files of the cache alone
+    os.makedirs(CONF.accel.bitstream_cache, exist_ok=True)
+    copy = os.path.join(CONF.accel.bitstream_cache, f'prove-{uuid.uuid4()}')
+    try:
+        shutil.copyfile(path, copy)
+        region = device.regions[0]
+        bitstream = driver.read_bitstream(copy, os.path.basename(path))
+        return f'{driver.program(device, region, bitstream)} was read back'
+    finally:
+        if os.path.exists(copy):
+            os.unlink(copy)
+
+
+def _write(path, kernel, device, rows):
+    try:
+        bits = kernel.physical_address_bits()
+    except OSError:
+        bits = None
+    about = {
+        'nova_accel': importlib.metadata.version('nova_accel'),
+        'linux': os.uname().release, 'machine': os.uname().machine,
+        'address_bits': bits,
+        'driver': device.driver, 'vendor': device.vendor_id,
+        'product': device.product_id, 'subsystem': device.subsystem,
+        'steps': [dict(zip(map(str.lower, Prove.COLUMNS), (
+            word.replace(device.address, '<device>') for word in row)))
+            for row in rows]}
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(about, file, indent=2)
+        file.write('\n')
