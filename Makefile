@@ -99,7 +99,7 @@ mutants: $(STAMP)
 STOPS ?= 200
 
 sigterm: $(STAMP)
-	$(BIN)/python -W ignore -m tests.host.sigterm $(STOPS)
+	$(BIN)/python -W ignore -m tests.functional.sigterm $(STOPS)
 
 # docs/source/contributor/nova-tests.rst; SUITES="unit" for one of them,
 # STOCK=--stock for Nova's own driver

@@ -167,7 +167,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertEqual(EXPANDED, server['flavor']['extra_specs'])
         said = self.stdlog.logger.output
         self.assertIn("line 2, key 'accel:function_id'", said)
-        self.assertIn('is no UUID', said)
+        self.assertIn('is not a UUID', said)
 
     def test_groups_of_the_operator_are_checked(self):
         # as stored before 2.86, when Nova validated nothing
@@ -176,7 +176,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                                 'accel1__function_id': 'nlb'})
         self.admin_api.microversion = 'latest'
         self.assertEqual(
-            'accel1:function_id=nlb is no UUID: give the UUID of the '
+            'accel1:function_id=nlb is not a UUID: give the UUID of the '
             'function.', self.refused(
                 self.api.post_server, {'server': self._build_server(
                     flavor_id=flavor, networks='none')}))

@@ -42,6 +42,9 @@ class AddressesTest(testtools.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.virt.libvirt.driver.libvirt', types.SimpleNamespace(
                 libvirtError=Failed, VIR_ERR_NO_DOMAIN=NO_DOMAIN)))
+        # Nova 31 imports it here, where there may be none
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.virt.libvirt.guest.libvirt', types.SimpleNamespace()))
 
     def addresses(self, answer):
         return guest.Hostdevs.addresses(libvirt_guest.Guest(Domain(answer)))

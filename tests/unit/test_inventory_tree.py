@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import itertools
 import threading
+import time
 import uuid
 
 import ddt
@@ -623,6 +624,8 @@ class ThreadsTest(InventoryTestBase):
                     for device in self.inventory.devices.values():
                         device.functions()
                     self.inventory.providers()
+                    # a green thread lets no other one run by itself
+                    time.sleep(0)
             except Exception as error:
                 errors.append(error)
         reader = threading.Thread(target=read)

@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+import time
+
 from tests import lab
 from tests.lab import machine
 from tests.lab.trials import base
@@ -49,6 +51,28 @@ class Host(base.Trial):
         self.wait_guest()
         self.compute.kill()
         self.assertNothingLeaked(server)
+
+    def test_5_stopped_while_servers_are_built(self):
+        """systemd stops nova-compute at any moment: it ends within seconds.
+
+        As at a reboot of the host, which would stop guests for good where
+        systemd has to kill nova-compute.
+        """
+        function = self.cloud.bitstream()
+        for seconds in (0, 1, 2, 4, 8):
+            servers = [self.cloud.create(self.cloud.fpga(function)),
+                       self.cloud.create(self.cloud.of_profile(
+                           self.group('SSD', **kinds.OF_QEMU)))]
+            time.sleep(seconds)
+            began = time.monotonic()
+            self.compute.stop()
+            self.assertLess(time.monotonic() - began, 45)
+            self.assertEqual('success', machine.check(
+                'systemctl show -P Result nova-compute').strip())
+            self.compute.start()
+            for server in servers:
+                self.cloud.delete(server)
+            self.assertNothingInUse()
 
     def test_4_guest_that_keeps_its_device(self):
         """A device stays open when its guest has ended: nova-compute goes on.
