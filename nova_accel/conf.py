@@ -21,9 +21,9 @@ Read by nova-compute and nova-accel."""),
     cfg.StrOpt('simulated_host', help="""
 Use the host described in this YAML file instead of the machine's own devices,
 for trials of Placement and of the scheduler without hardware, or a file of
-``nova-accel capture``. libvirt refuses such devices, so that no server starts
+``nova-accel capture``. libvirt refuses such devices, and no server starts
 with one; ``make demo`` shows servers. nova-compute keeps the state of the host
-beside the file, in a directory that it has to be able to write. A directory
+beside the file, in a directory that it must be able to write. A directory
 means its file ``<host>.yaml``, where <host> is [DEFAULT] host."""),
     cfg.StrOpt('resource_classes', default='custom',
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
@@ -227,8 +227,11 @@ CONF.register_opts(ALL_OPTS, group=GROUP)
 
 
 def register_novas() -> None:
-    """Register the options of Nova that ours refer to, in a process that does
-    not load Nova's: a command, or a privileged process."""
+    """Register the options of Nova to which those of nova_accel refer.
+
+    For a process that does not load Nova's options: a command, or a privileged
+    process.
+    """
     # as nova.conf.netconf and nova.conf.paths do
     for option in (cfg.StrOpt('host', default=socket.gethostname()),
                    cfg.StrOpt('pybasedir', default=_nova_directory()),

@@ -35,8 +35,8 @@ class Demand:
 
     def __init__(self) -> None:
         self._lock = locks.Lock('demand')
-        #: what one request counts now. It grows, so that the earlier ones need
-        #: no change
+        #: what one request counts now. It grows: the earlier ones need no
+        #: change
         self._unit = 1.0
         #: trait -> sum of the units of its requests
         self._sums: dict[str, float] = {}

@@ -11,7 +11,7 @@ from nova_accel import text
 FAULT = 255
 #: an absolute path, but no part of a URL
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
-#: where a service is, in a sentence of ours
+#: where a service is, in an error of nova_accel
 _ADDRESS = re.compile(r' at https?://\S+')
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
 

@@ -16,7 +16,7 @@ from nova_accel import text
 
 
 class Lines(str):
-    """A text of several lines that is ours, such as a stack."""
+    """A text of several lines that nova_accel made, such as a stack."""
 
 
 class _Shown:

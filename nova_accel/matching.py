@@ -17,7 +17,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What one place is to give as a whole."""
+    """What one place must provide as a whole."""
 
     #: {kind: amount}, each from 1 up
     amounts: Mapping[str, int]

@@ -2,7 +2,7 @@
 """What an accelerator is: frozen values without I/O.
 
 A device is a card (one PCI function that the host owns, the PF). An FPGA has
-regions, each reprogrammed by itself; other devices have none. An attach handle
+regions, each reprogrammed alone; other devices have none. An attach handle
 is what a guest can be given. An accelerator is a handle in a server's hands.
 """
 
@@ -18,8 +18,8 @@ import uuid
 OPERATOR = 'operator'
 #: as that id, where it is not known which project
 SOME_PROJECT = ''
-#: functions (32 hex digits) that many bitstreams have, so that they do not
-#: identify any. All bitstreams of the OpenCL BSP have this one (OpenCLUUID of
+#: functions (32 hex digits) that many bitstreams have. They identify none of
+#: them. All bitstreams of the OpenCL BSP have this one (OpenCLUUID of
 #: intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go)
 SHARED_FUNCTIONS = frozenset(('18b79ffa2ee54aa096ef4230dafacb5f',))
 
@@ -27,11 +27,11 @@ SHARED_FUNCTIONS = frozenset(('18b79ffa2ee54aa096ef4230dafacb5f',))
 def uuid_hex(value: str) -> str:
     """The canonical form of a UUID: 32 lower-case hex digits, no dashes.
 
-    :raises ValueError: when value is no UUID in either spelling.
+    :raises ValueError: value is not a UUID in either spelling.
     """
     text = value.strip().replace('-', '').lower()
     if len(text) != 32:
-        raise ValueError(f'{value!r} is no UUID')
+        raise ValueError(f'{value!r} is not a UUID')
     return uuid.UUID(text).hex
 
 
@@ -58,7 +58,7 @@ def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 class Health(enum.Enum):
     OK = 'ok'
-    #: still there, but not to be given to anybody: the reason is beside it
+    #: still there, but no server may get it: the reason is beside it
     QUARANTINED = 'quarantined'
     #: was there, is not any more, and a server still holds it
     GONE = 'gone'
@@ -141,7 +141,7 @@ def _health(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """A part of an FPGA that is programmed by itself (DFL: a port).
+    """A part of an FPGA that is programmed alone (DFL: a port).
 
     UUIDs are in the form of uuid_hex, None where the hardware does not tell.
     """
@@ -166,7 +166,7 @@ class Region:
     #: does not see (XRT: through the mailbox)
     guest_can_reprogram: bool = False
     health: Health = Health.OK
-    #: why health is not OK, or why there is no handle; one clause
+    #: why health is not OK, or why the region has no handle; one clause
     reason: str = ''
 
     @property
@@ -224,7 +224,7 @@ class Device:
     """One card of a host, as its driver found it."""
 
     #: key of the device: the PCI address of its (physical) function, or the
-    #: kernel's name for a parent of mediated devices that is no PCI device
+    #: kernel's name for a parent of mediated devices that is not a PCI device
     address: str
     #: FPGA, GPU, QAT ...: what follows ``CUSTOM_ACCELERATOR_``
     type: str
@@ -365,7 +365,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Bitstream:
-    """What a bitstream file says of itself, read from the file."""
+    """The properties of a bitstream, read from its file."""
 
     path: str
     region_type_uuid: str
@@ -437,8 +437,8 @@ class Claim:
     ids: str = ''
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
-    #: whether the driver may have left something of the server in the handle,
-    #: so that its release() is called. Written before prepare() for a handle
+    #: whether the driver may have left something of the server in the handle:
+    #: then its release() is called. Written before prepare() for a handle
     #: with created_type, and after it for drivers that prepare every handle
     prepared: bool = False
     #: JSON of what of the request is for the driver, '' where that is not
@@ -446,7 +446,7 @@ class Claim:
     asked: str = ''
     #: JSON of what the driver remembered by Use.remember(), '' for nothing
     remembered: str = ''
-    #: the operator's image that the region is to carry again where its server
+    #: the operator's image that the region carries again where its server
     #: leaves a project's content: what the flavor gave it, else what the
     #: region had before; None where no such image is known
     operators_bitstream: str | None = None
@@ -585,7 +585,7 @@ class Unsettled:
 
 @dataclasses.dataclass(frozen=True)
 class Unclean:
-    """A handle that its last server gave back, and that was not cleaned.
+    """A handle that its last server released, and that was not cleaned.
 
     Known by the serial number of its device, else by address and product.
     """
@@ -664,7 +664,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Waiting:
-    """A handle that the operator has to give back (policy operator)."""
+    """A handle that the operator must release (policy operator)."""
 
     handle: AttachHandle
     device_address: str

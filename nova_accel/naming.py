@@ -33,7 +33,7 @@ CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
 #: its start and periodically: only our driver adds it, and Nova drops what its
 #: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
 STATISTIC = 'nova_accel'
-#: on devices that the operator gives back after each server, as Nova's PCI
+#: on devices that the operator releases after each server, as Nova's PCI
 #: devices of one-time use have it (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
 #: where a device is in its host. Roots of several hosts may have the same name
@@ -60,8 +60,8 @@ _REGION_TYPE = re.compile(
 _CONTENT = re.compile(
     f'CUSTOM_FPGA_(?:FUNCTION_{_UUID}|BITSTREAM_{_UUID}'
     f'|FUNCTION_NAME_[A-Z0-9_]+)')
-#: traits for what is loaded or possible now. We remove stale ones; other
-#: traits stay, because somebody else may have set them
+#: traits for what is loaded or possible now. nova_accel removes stale ones;
+#: other traits stay, because an operator may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
     f'|{CLEANING}|{ONE_TIME_USE}'
@@ -160,7 +160,7 @@ def is_trait(name: str) -> bool:
 
 
 def is_custom(name: str) -> bool:
-    """Whether a class is custom, so that Nova itself does not report it."""
+    """Return whether a class is custom. Nova reports no such class."""
     return name.startswith('CUSTOM_')
 
 
@@ -253,7 +253,7 @@ def bitstream_of(trait: str) -> str | None:
 def type_of(resource_class: str) -> str:
     """Return the type of device of an accelerator's class, in both spellings.
 
-    The class of another provider than ours is returned unchanged.
+    A class that is not of accelerators is returned unchanged.
     """
     for type_, standard in _STANDARD.items():
         if resource_class == standard:
@@ -297,7 +297,10 @@ def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def is_volatile(trait: str) -> bool:
-    """Whether a trait shows the present state, so that we may remove it."""
+    """Return whether a trait shows the present state.
+
+    nova_accel may remove such a trait.
+    """
     return bool(_VOLATILE.fullmatch(trait)) or trait in class_traits().values()
 
 
@@ -519,10 +522,10 @@ _POOL = 'pool_'
 
 
 def part_of_provider(node: str, name: str) -> str | None:
-    """Return what a provider of ours is of, or is below.
+    """Return what a provider of nova_accel is of, or is below.
 
     :returns: the address of a device, or the name of a pool (is_pool()), whose
-        devices the name does not tell; None if the name is not ours.
+        devices the name does not tell; None for another provider's name.
     """
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):

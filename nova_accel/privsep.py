@@ -25,9 +25,11 @@ THREADS = 128
 
 
 class Context(priv_context.PrivContext):
-    """A privileged process, of ours or of another package's driver. It says
-    itself that it cannot be started: the missing file would be sudo, and not
-    one of the device."""
+    """A privileged process, of nova_accel or of another package's driver.
+
+    If it cannot be started, its error says so: the missing file would be sudo,
+    and not a file of the device.
+    """
 
     def __init__(self, prefix: str, cfg_section: str, pypath: str,
                  capabilities: Iterable[int]):

@@ -201,7 +201,7 @@ def _group(file, node) -> dict[str, str]:
                 f'{_where(file, value, key)}: the class is given in both '
                 f'spellings: remove one.')
         group[key] = _scalar(file, value, key)
-        # check each key alone, so that the error has its line
+        # check each key alone: the error names the line of the key
         alone = {key: group[key]}
         if kind != 'resources' or naming.is_memory_class(name):
             alone['resources:CUSTOM_ACCELERATOR_FPGA'] = '1'
@@ -261,7 +261,7 @@ class ProfileStore:
     def get(self, name: str) -> Profile:
         """Return a profile.
 
-        :raises InvalidProfile: there is none of this name. The log of nova-api
+        :raises InvalidProfile: no profile has this name. The log of nova-api
             says more than the tenant is told.
         """
         path = CONF.accel.device_profiles
@@ -354,8 +354,8 @@ def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
     granular = {key.partition(':')[0] for key in specs
                 if key.startswith('resources') and ':' in key} - {'resources'}
     if len(granular) > 1:
-        # devices that are alike share a provider, so that 'isolate' would
-        # refuse two groups for two of them
+        # devices that are alike share a provider: 'isolate' would refuse two
+        # groups for two of them
         specs.setdefault('group_policy', 'none')
     return specs
 

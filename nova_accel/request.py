@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 PROFILE_KEY = 'accel:device_profile'
 #: says which profile the groups of an expanded flavor came from
 EXPANDED_KEY = 'accel:profile'
-#: where all accelerators of a server are to be; of the whole flavor
+#: where all accelerators of a server must be; of the whole flavor
 AFFINITY_KEY = 'accel:numa_affinity'
 SAME_KEY = 'accel:same'
 PACKING_KEY = 'accel:packing'
@@ -42,7 +42,7 @@ _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 _OTHERS = re.compile('others([0-9]*): *(.*)')
 #: property of images that are snapshots of servers with accelerators
 SNAPSHOT_PROPERTY = 'accel:snapshot'
-#: what a region is to carry; at most one for a group
+#: what a region must carry; at most one for a group
 _FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
 #: whether the owner of the server may choose what its region carries: by its
 #: image, by its metadata, or by an image of his own with the flavor's function
@@ -163,11 +163,11 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Affinity:
-    """Where all accelerators of a server are to be."""
+    """Where all accelerators of a server must be."""
 
     #: on how many NUMA nodes at most, None: on any number
     nodes: int | None = None
-    #: whether all are to be below one PCI root complex
+    #: whether all must be below one PCI root complex
     one_root: bool = False
     #: whether it is better when they are close together
     close: bool = True
@@ -190,7 +190,7 @@ class Affinity:
 
 
 def affinity(extra_specs: Mapping[str, str]) -> Affinity:
-    """Where the accelerators of a flavor are to be.
+    """Return where the accelerators of a flavor must be.
 
     ``required`` is on as many NUMA nodes as the guest has by the flavor
     (``hw:numa_nodes``), which is one where it has no such key.
@@ -223,7 +223,7 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     are those of the first Cyborg specifications; they belong to the unnumbered
     group, and with ``others<N>:`` before them to a numbered one.
 
-    :raises InvalidRequest: when a function: key is no function trait, or is
+    :raises InvalidRequest: a function: key is not a function trait, or is
         not required; or others<N>: has something else.
     """
     result: dict[str, str] = {}
@@ -267,8 +267,8 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
 def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     """The accelerator requests of a flavor whose profile is expanded already.
 
-    Sorted by group, so that every process that reads the same flavor sees the
-    same order. Empty for a flavor without accelerators.
+    Sorted by group: every process that reads the same flavor sees the same
+    order. Empty for a flavor without accelerators.
 
     :raises InvalidRequest: in one sentence that names the extra spec.
     """
@@ -326,11 +326,11 @@ def with_image_overrides(extra_specs: Mapping[str, str],
                          properties: Mapping[str, str]) -> dict[str, str]:
     """Extra specs with the bitstreams that the image of a server asks for.
 
-    Counts only for groups with accel<g>:runtime_programming=true, so that who
-    sells fixed functions keeps them. A wish without group is for the only such
-    group.
+    Counts only for groups with accel<g>:runtime_programming=true: an operator
+    who sells fixed functions keeps them. A wish without group is for the only
+    such group.
 
-    :param properties: of the image; ``accel<g>:bitstream_id`` is looked at.
+    :param properties: of the image; ``accel<g>:bitstream_id`` is read.
         Not function_id: by that, images of bitstreams are found.
     :raises InvalidRequest: a wish without group for one of several groups.
     """
@@ -385,7 +385,7 @@ class Server:
 
     @functools.cached_property
     def affinity(self) -> Affinity:
-        """Where its accelerators are to be.
+        """Return where its accelerators must be.
 
         :raises InvalidRequest: in one sentence that names the extra spec.
         """
@@ -483,8 +483,8 @@ def _amount(group, name, value) -> int:
         amount = 0
     if amount < 1:
         raise exception.InvalidRequest(
-            f'resources{group}:{name}={value} is no amount: use a whole number '
-            f'from 1 up.')
+            f'resources{group}:{name}={value} is not an amount: use a whole '
+            f'number from 1 up.')
     return amount
 
 
@@ -512,7 +512,7 @@ def _wanted(group, key, value) -> str:
     except ValueError:
         what = 'function' if key == 'function_id' else 'image'
         raise exception.InvalidRequest(
-            f'accel{group}:{key}={value} is no UUID: give the UUID of the '
+            f'accel{group}:{key}={value} is not a UUID: give the UUID of the '
             f'{what}.') from None
     if key == 'function_id':
         return value_hex
@@ -537,7 +537,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
           ) -> list[tuple[AcceleratorRequest, Allocation]]:
     """Say which provider each request got.
 
-    Nova's allocations hold no group names, so that the groups are tied to the
+    Nova's allocations hold no group names. Hence the groups are tied to the
     providers again by class, amount, traits and memory. A numbered group has
     all of its classes from one provider. Among several ways: the most from
     preferred providers, then the least programming, then the first in the

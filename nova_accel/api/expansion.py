@@ -263,9 +263,9 @@ def _has_accelerators(flavor):
 
 
 def _is_plain(flavor):
-    """Return whether a flavor has nothing that could be ours.
+    """Return whether a flavor has no key that could ask for accelerators.
 
-    For use after an error of ours, which costs such a flavor nothing.
+    For use after an error of nova_accel, which must not affect such a flavor.
     """
     return not any(key.startswith(_OURS) for key in flavor.extra_specs)
 

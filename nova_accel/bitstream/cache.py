@@ -154,8 +154,10 @@ class BitstreamCache:
                 self._trim()
 
     def _is_whole(self, content) -> bool:
-        """Whether a file is there, and is what its name says; what the disk
-        or somebody else has changed goes."""
+        """Return whether a file is there, and is what its name says.
+
+        Removes a file that has changed since it was downloaded.
+        """
         try:
             if _digest(self._path(content), content.partition('-')[0]
                        ) == content.partition('-')[2]:

@@ -184,8 +184,11 @@ def find_first(wanted: accel_request.AcceleratorRequest,
 
 
 def _by_id(client, image_id, project_id, operators, chosen_by_owner):
-    """(client, record) of an image that the project may use. One that anybody
-    made for the community counts where the owner of the server named it."""
+    """Return (client, record) of an image that the project may use.
+
+    An image with visibility "community" counts only if the owner of the server
+    named it.
+    """
     if operators is not None:
         with contextlib.suppress(exception.ImageNotFound):
             record = _record(operators, image_id)
@@ -202,8 +205,8 @@ def find_operators(client, image_id: str) -> Image:
     """Find an image of the operator.
 
     :param client: of nova-compute itself.
-    :raises BitstreamError: there is none, it is somebody else's now, or it has
-        no data.
+    :raises BitstreamError: the image does not exist, belongs to a project
+        now, or has no data.
     :raises GlanceUnavailable: Glance did not answer.
     """
     record = _record(client, image_id)
@@ -221,8 +224,8 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
     :param client: of nova-compute itself.
     :param name: id of an image, or id or name of the function in it.
     :param region_type: UUID in the form of model.uuid_hex.
-    :raises BitstreamError: there is none, there are several, or they are not
-        the operator's.
+    :raises BitstreamError: no image fits, several do, or those that do are
+        not the operator's.
     :raises IncompatibleBitstream: it is for another type of region.
     :raises GlanceUnavailable: Glance did not answer.
     """
@@ -294,9 +297,9 @@ def find_clearing(client, region_type: str | None,
     :param client: of nova-compute itself.
     :param region_type: UUID in the form of model.uuid_hex.
     :param cleared: which of CLEARED it may clear.
-    :raises ImageNotFound: there is none.
-    :raises BitstreamError: there is one, and it is not active: nothing else
-        is as clean as the operator wants it.
+    :raises ImageNotFound: no image clears such regions.
+    :raises BitstreamError: the image is not active: nothing else is as clean
+        as the operator wants it.
     :raises GlanceUnavailable: Glance did not answer.
     """
     for what in cleared if region_type else ():
@@ -712,7 +715,7 @@ def _list(client, filters, most: int | None = None) -> Iterator[dict]:
         ones count.
     :raises BitstreamError: there are more than _MOST.
     """
-    # the first one; who has the image is ours to ask
+    # Glance filters by the first one; _may_use() checks the owner
     key, value = next(iter(filters.items()))
     what = f'the images with {key}={text.printable(value)}'
     path: str | None = '/v2/images?' + parse.urlencode(filters)
@@ -840,8 +843,8 @@ def _where(client) -> str:
 def _reason(error, handled=None) -> str:
     """Return the innermost cause of an error as one printable line.
 
-    :param handled: the error that was handled when Glance was asked. It is no
-        cause, although Python appends it to the chain of causes.
+    :param handled: the error that was handled when Glance was asked. It is
+        not a cause, although Python appends it to the chain of causes.
     """
     while error.__context__ not in (None, handled):
         error = error.__context__

@@ -78,7 +78,7 @@ def withdraw(place: str, card: str) -> None:
 
 
 def is_offered(place: str, name: str) -> bool:
-    """Whether xclmgmt finds a file, whoever placed it."""
+    """Return whether xclmgmt finds a file, also one of the operator."""
     return os.path.exists(os.path.join(place, name))
 
 
@@ -123,7 +123,7 @@ def _empty(own):
 
 
 def _link(place):
-    """Have one link for each file that a card of ours has, and no others."""
+    """Create one link for each file that is offered, and remove others."""
     wanted = {name: os.path.join(_OURS, card, name)
               for card in os.listdir(os.path.join(place, _OURS))
               for name in os.listdir(os.path.join(place, _OURS, card))

@@ -171,8 +171,8 @@ class Kernel:
         :param function: PCI address of the function that shows the port.
         :param port: the id of the port.
         :raises OSError: ENODEV when the function does not show that port,
-            EBUSY when somebody programs it, ETIMEDOUT when the port does not
-            end what it is doing.
+            EBUSY when another process programs it, ETIMEDOUT when the port
+            does not end what it is doing.
         """
         privileged.reset_dfl_port(function, port)
 
@@ -218,7 +218,7 @@ class Kernel:
                by: Callable[[str, str], None] = privileged.rebind) -> None:
         """Bind a function to driver; unbind it from its driver before.
 
-        :param by: the privileged function that does it: ours knows
+        :param by: the privileged function that does it: the default knows
             privileged.DRIVERS, that of a driver's own package others.
         """
         by(function, driver)
@@ -290,7 +290,7 @@ class Kernel:
                         = privileged.write_attribute) -> None:
         """Write an attribute of a PCI function.
 
-        :param by: the privileged function that does it: ours knows
+        :param by: the privileged function that does it: the default knows
             privileged.WRITABLE, that of a driver's own package others.
         """
         by(function, attribute, value)
@@ -476,8 +476,8 @@ class Kernel:
         """Take the controller of a VF offline, and bring it online.
 
         :param vf: its number, from 1.
-        :param queues: flexible resources that it is to have, which going
-            offline takes away; 0 where it needs none.
+        :param queues: flexible resources that it needs, which going offline
+            takes away; 0 where it needs none.
         :param interrupts: the same.
         :raises OSError: as format_nvme_vf(); EIO without resources where it
             needs them.

@@ -24,18 +24,18 @@ _POOL_SECONDS = 10
 
 
 class _Pool:
-    """Our part of eventlet's pool of threads, in which libvirt's calls run as
-    well: half of it, so that cards that hang cannot stop those.
+    """The part of eventlet's pool of threads that nova_accel may use.
 
-    Only green threads come here, and none gives way between a look at the
-    number and its change.
+    Half of it: calls of libvirt run in the other half, which cards that hang
+    cannot stop. Only green threads come here, and none gives way between a
+    read of the number and its change.
     """
 
     def __init__(self):
         self._used = 0
 
     def execute(self, tpool, function, args):
-        """:raises DeviceTimeout: all of ours hang."""
+        """:raises DeviceTimeout: all threads of this part hang."""
         most = max(1, getattr(tpool, '_nthreads', 20) // 2)
         end = time.monotonic() + _POOL_SECONDS
         while self._used >= most:
@@ -56,7 +56,7 @@ _POOL = _Pool()
 
 
 def blocking(function):
-    """Decorate what a green thread must not call by itself.
+    """Decorate what a green thread must not call directly.
 
     Under eventlet it runs in a thread of the operating system; what it calls
     must not wait for a green thread.
@@ -151,7 +151,7 @@ class Background:
     """One piece of work in the background, never twice at the same time."""
 
     def __init__(self, function):
-        """:param function: raises nothing: nobody hears of it."""
+        """:param function: must not raise: its exceptions are lost."""
         self._function = function
         self._future = None
         self._lock = locks.Lock('background')

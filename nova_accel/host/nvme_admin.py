@@ -292,7 +292,7 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
         struct.pack_into('<B', page, 26, _index_bits(index))
         number = _command(fd, _NAMESPACE_MANAGEMENT, 0, _CREATE, page=page)
         _attach(fd, number, controller, _ATTACH)
-    # the driver of Linux looks at its namespaces again
+    # the driver of Linux reads the list of namespaces again
     fcntl.ioctl(fd, RESCAN)
 
 

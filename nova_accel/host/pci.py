@@ -63,7 +63,7 @@ def addresses(option: str, texts: Iterable[str]) -> frozenset[str]:
 
 
 def moved(function: str, card: str, now: str) -> str:
-    """Return the address of a function of a card that is elsewhere now.
+    """Return the present address of a function of a card that has moved.
 
     The functions and VFs of a card are at fixed distances in the numbers of
     bus, device and function (PCI Express Base Specification, routing IDs).

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""All functions of ours that run with privileges, and what the privileged
-functions of other packages are made of.
+"""All functions of nova_accel that run with privileges, and what the
+privileged functions of other packages are made of.
 
 Each function checks its arguments again, because the calling process may be
 compromised. A caller names hardware by PCI address and number only; the

@@ -24,12 +24,12 @@ LOG = logging.getLogger(__name__)
 
 #: seconds by which Nova's error may be delayed
 LIMIT = 3
-#: requests that are looked into at a time: a user who fails often must not
+#: requests that are examined at a time: a user who fails often must not
 #: keep Placement busy, and one that hangs must not collect threads
 _AT_ONCE = threading.BoundedSemaphore(4)
 #: of Placement, with which Nova asks for candidates (31 to 34)
 _VERSION = '1.36'
-#: hosts that are asked for by themselves
+#: hosts that are asked for one by one
 _FEW = 4
 #: of many hosts, which ones
 _sample = random.sample
@@ -73,9 +73,10 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
 def _ask(get, query, groups) -> missing.Answer:
     """Ask whether a host has groups free.
 
-    A question for candidates looks at all hosts of the cloud, also for one of
-    them. Which providers have a group free is a small part of that: where none
-    has, or the host of one of them has all groups, that is the answer.
+    A question for candidates makes Placement read all hosts of the cloud, also
+    for one of them. Which providers have a group free is a small part of that:
+    where none has, or the host of one of them has all groups, that is the
+    answer.
 
     :raises ConnectionError: Placement does not say.
     """

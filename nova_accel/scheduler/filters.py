@@ -39,7 +39,7 @@ SCHEDULINGS = schedulings.Schedulings(_get)
 _chance = random.random
 #: hosts that a line of the log names
 _SAID = 10
-#: of the log where an error of ours was caught, once for each request
+#: of the log where an error of nova_accel was caught, once for each request
 UNTOLD = ('A server is scheduled without regard to its accelerators: report '
           'this error to nova_accel.')
 #: hosts that the log has named because they do not run our driver
@@ -77,8 +77,8 @@ class AcceleratorFilter(filters.BaseHostFilter):
         hosts = list(filter_obj_list)
         try:
             return self._order(hosts, spec_obj)
-        # an error of ours must not cost servers without accelerators a host.
-        # What a flavor demands, nova-compute checks once more
+        # an error of nova_accel must not cost servers without accelerators a
+        # host. What a flavor demands, nova-compute checks once more
         except Exception:
             LOG.exception(UNTOLD)
             SCHEDULINGS.give_up(spec_obj)
@@ -197,7 +197,7 @@ def _fits(host, guest, shown):
     known.
 
     Nova claims one candidate of a host, and does not try the next one when
-    nova-compute refuses. Memory and processors are looked at, with the limits
+    nova-compute refuses. Memory and processors are checked, with the limits
     that nova-compute will get (of NUMATopologyFilter, if it was before us; its
     arguments are the same in Nova 31 to 34).
 

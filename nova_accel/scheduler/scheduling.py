@@ -45,8 +45,8 @@ class Listed(list[Candidate]):
     """Candidates of one provider, which Nova copies for each host.
 
     copy.deepcopy asks each object how it is copied and whether it was met
-    before; it takes longer than the rest of a scheduling of ours. A copy of
-    this list shares nothing with it, and is a plain list.
+    before; it takes longer than all else that nova_accel does for a scheduling.
+    A copy of this list shares nothing with it, and is a plain list.
     """
 
     def __deepcopy__(self, memo):
@@ -136,7 +136,7 @@ class Scheduling:
             for r in self.requests if r.programs]
         #: the groups without a function
         self.plain = [r for r in self.requests if not r.programs]
-        #: where all accelerators of the server are to be
+        #: where all accelerators of the server must be
         self.affinity = (request.affinity(spec.flavor.extra_specs)
                          if self.requests else request.Affinity())
         #: whether candidates are compared by where their devices are. Those
@@ -202,10 +202,10 @@ class Scheduling:
             for name, amount in given['resources'].items())
 
     def takes_ours(self, candidate: Candidate) -> bool:
-        """Whether a candidate takes an accelerator from a provider of ours.
+        """Return whether a candidate takes an accelerator from nova_accel.
 
-        A custom class of accelerators is ours alone; a provider of a standard
-        class is ours by the owner trait.
+        Only nova_accel has custom classes of accelerators; its providers of a
+        standard class have the owner trait.
         """
         return any(
             naming.is_custom(name) or CONF.accel.owner_trait
@@ -296,7 +296,7 @@ class Scheduling:
         """The rank of each provider where it serves a wish, for each wish.
 
         The loss is the demand for what the region carries, for each idle copy
-        of that, against the mean of all idle regions: x / (x + mean), so that
+        of that, against the mean of all idle regions: x / (x + mean). Hence
         0.5 is a usual loss. A region that carries nothing loses nothing.
         Providers without the classes of the wishes have no entry.
         """
@@ -451,8 +451,10 @@ class Schedulings:
         return begun
 
     def give_up(self, spec) -> None:
-        """Have the rest of the scheduling of a request go on as if it wanted
-        no accelerators: an error of ours was caught."""
+        """Schedule the rest of a request as if it wanted no accelerators.
+
+        For use after an error of nova_accel was caught.
+        """
         with self._lock:
             self._begun[spec] = None
 
@@ -464,7 +466,7 @@ class Schedulings:
 
     def of(self, spec) -> Scheduling | None:
         """Return the scheduling of a request; one without facts where Nova
-        did not begin it, and None where an error of ours was caught."""
+        did not begin it, and None where an error of nova_accel was caught."""
         # without the lock: once for each host, and a look-up is atomic
         try:
             return self._begun[spec]

@@ -11,8 +11,8 @@ with None for a rebuild, which has no answer.
 The request ties the summaries to the scheduling, not the thread: both
 threading modes of Nova work alike, and what is kept goes with the request.
 
-The answer: _select_destinations has it before it is read, so that candidates
-can be added that Placement cut off. Hence that method is wrapped, too.
+The answer: _select_destinations has it before it is read. Hence candidates can
+be added that Placement cut off. Hence that method is wrapped, too.
 
 The error: where Placement has no candidate, select_destinations raises
 NoValidHost before any filter, and nova-conductor makes its text the fault of

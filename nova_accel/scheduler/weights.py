@@ -28,7 +28,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
     maxval = 1.0
 
     def __init__(self):
-        # once, when nova-scheduler starts: a look at an option takes longer
+        # once, when nova-scheduler starts: reading an option takes longer
         # than the score of a host
         self._multiplier = CONF.accel.weight_multiplier
 

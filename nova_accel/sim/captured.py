@@ -4,8 +4,8 @@
 The file is YAML: ``capture`` (the version of the format), ``sysfs`` (a tree of
 names; ``!link`` is a link, by the path of its target below /sys, ``!error`` an
 attribute that cannot be read, ``!!binary`` one that is not text) and
-``answers`` (what operations answered). A capture is read-only: it can be
-looked at by all drivers, and nothing can be changed.
+``answers`` (what operations answered). A capture is read-only: all drivers can
+read it, and nothing can be changed.
 """
 
 from collections.abc import Iterable

@@ -313,7 +313,7 @@ class Card:
 def _resettable(function, method):
     """Add the attributes of a function that can be reset."""
     if method:
-        # written by root, read by nobody
+        # root may write it, no user may read it
         function.update(reset_method=method, reset=sysfs.Errno(errno.EACCES))
 
 

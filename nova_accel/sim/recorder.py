@@ -37,7 +37,7 @@ class Recorder:
     """Has the reads of host.kernel.Kernel. Thread-safe.
 
     The tree has each attribute at its place without links, as the kernel has
-    it, so that drivers which read it by another link find it, too.
+    it. Hence drivers that read it by another link find it, too.
     """
 
     def __init__(self, kernel):
@@ -114,7 +114,7 @@ class Recorder:
         try:
             value = operation(*arguments)
         except Exception as error:
-            # the privileged process may be missing, which is no OSError
+            # without the privileged process the error is not an OSError
             number = getattr(error, 'errno', None)
             if number in (*_DENIED, None):
                 self.denied.add(' '.join((name, *map(str, arguments))))

@@ -182,7 +182,7 @@ class Cards(file.File):
     # What the operator says of them
 
     def disabled(self) -> tuple[model.Disabled, ...]:
-        """Devices that no other server is to get; from memory."""
+        """Return the devices that no other server may get; from memory."""
         return self._known.disabled
 
     def disable(self, word: model.Disabled,

@@ -89,8 +89,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
     def look(self) -> bool:
         """Read what commands have written since the last call.
 
-        Where they have not, it is one look at memory that SQLite shares
-        between processes (PRAGMA data_version), some microseconds.
+        Where they have not, this reads memory that SQLite shares between
+        processes (PRAGMA data_version), which takes some microseconds.
 
         :returns: whether something is new.
         """
@@ -112,7 +112,7 @@ def copy_of(path: str) -> ClaimStore:
 
     The copy is of this release's version, whatever the file is of.
 
-    :raises NoClaimStore: there is none.
+    :raises NoClaimStore: the file does not exist.
     :raises AcceleratorsUnavailable: it cannot be read, or is of a later
         release.
     """
@@ -129,9 +129,9 @@ def existing(path: str) -> ClaimStore:
     """The store of a host, for a command that writes into it while nova-compute
     may run.
 
-    It is neither made nor changed in version: nova-compute does that.
+    The store is neither created nor changed in version: nova-compute does that.
 
-    :raises NoClaimStore: there is none.
+    :raises NoClaimStore: the file does not exist.
     :raises AcceleratorsUnavailable: it cannot be written, or is of another
         release.
     """
@@ -142,7 +142,7 @@ def existing(path: str) -> ClaimStore:
             version = file.execute('PRAGMA user_version').fetchone()[0]
     except (sqlite3.Error, OSError) as error:
         raise _refused(path, 'written', error) from error
-    # SQLite says so only when something is to be written
+    # SQLite says so only at the first write
     if not os.access(path, os.W_OK, effective_ids=True):
         raise _refused(path, 'written', os.strerror(errno.EACCES))
     if version < schema.VERSION:
@@ -150,7 +150,7 @@ def existing(path: str) -> ClaimStore:
             f'The claim store {path} has version {version}, and this release '
             f'of nova_accel writes version {schema.VERSION}: start '
             f'nova-compute of the same release as this command first.')
-    # which says what is to be done with one of a later release
+    # which says what to do with a store of a later release
     return ClaimStore(path)
 
 

@@ -185,9 +185,9 @@ class ParseTest(unittest.TestCase):
 
     def test_no_uuid(self):
         for bad in ('nlb', '', FUNCTION[:-1], FUNCTION[:-1] + 'g', '../x'):
-            self.refused('is no UUID', **{
+            self.refused('is not a UUID', **{
                 f'resources__{FPGA}': '1', 'accel__function_id': bad})
-            self.refused('is no UUID', **{
+            self.refused('is not a UUID', **{
                 f'resources__{FPGA}': '1', 'accel__bitstream_id': bad})
 
     def test_function_name(self):
@@ -356,13 +356,13 @@ class AlternativesTest(unittest.TestCase):
     def test_malformed_member(self):
         for key, value, said in (
                 ('function_id', f'{FUNCTION},nlb',
-                 'accel1:function_id=nlb is no UUID: give the UUID of the '
+                 'accel1:function_id=nlb is not a UUID: give the UUID of the '
                  'function.'),
-                ('function_id', f'{FUNCTION},', 'is no UUID'),
+                ('function_id', f'{FUNCTION},', 'is not a UUID'),
                 ('function_id', f'{FUNCTION},{FUNCTION}', 'twice'),
                 ('function_name', 'nlb,', 'has an empty name'),
                 ('function_name', 'nlb,a/b', 'a/b'),
-                ('bitstream_id', f'{FUNCTION},{OTHER}', 'is no UUID')):
+                ('bitstream_id', f'{FUNCTION},{OTHER}', 'is not a UUID')):
             with self.subTest(value):
                 with self.assertRaises(exception.AcceleratorError) as caught:
                     self.parse(**{key: value})

@@ -1,0 +1,50 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The table of the page about style holds for all that is written."""
+
+import pathlib
+import tempfile
+
+import ddt
+import testtools
+import yaml
+
+from tests import style
+
+
+@ddt.ddt
+class StyleTest(testtools.TestCase):
+
+    def test_no_file_gets_worse(self):
+        """Its number may only fall: ``python -m tests.style --lower``."""
+        most = yaml.safe_load(style.CEILINGS.read_text())
+        worse = [f'{name} has {number}, and {most.get(name, 0)} may be: '
+                 f'python -m tests.style {name}'
+                 for name, number in style.numbers().items()
+                 if number > most.get(name, 0)]
+        self.assertEqual([], worse)
+
+    def test_each_row_has_a_pattern(self):
+        rows = style.PAGE.read_text().split('Instead of')[1].split(
+            '\n====')[1].split('\n')[1:]
+        firsts = [row for row in rows if row[:1].strip()]
+        for row in firsts:
+            self.assertTrue(any(row.startswith(begin)
+                                for begin in style.ROWS), row)
+        self.assertEqual(len(style.ROWS), len(firsts))
+
+    @ddt.data(
+        ('# it is no number\n', ['is no number']),
+        ('# it is no longer there\n', []),
+        ('x = f"{a} has to go" \\\n    f" elsewhere"\n', ['elsewhere']),
+        ('# looked\n# at: look\n# at it\n', ['looked at', 'look at']),
+        ('"""There is no card.\n\nNobody."""\n',
+         ['There is no', 'Nobody']),
+        ('anew = 1\n', []),
+        ('# it is to\n# go\n', ['is to go']))
+    @ddt.unpack
+    def test_found(self, text, found):
+        with tempfile.NamedTemporaryFile('w', suffix='.py') as file:
+            file.write(text)
+            file.flush()
+            self.assertEqual(found, [words for _, words in style.breaches(
+                pathlib.Path(file.name))])
