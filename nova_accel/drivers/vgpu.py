@@ -44,6 +44,8 @@ _DEVICE_API = 'vfio-pci'
 #: more than any parent can have
 _SLOTS = 256
 _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
+#: end of the trait of such a type: slices, GB and series
+_MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 #: errno of a mediated device for which there is no room, or no type, any more
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EUSERS, errno.ENOENT, errno.ENODEV))
@@ -410,7 +412,8 @@ class VgpuDriver(base.PciDriver):
         if handle.type is model.HandleType.MDEV:
             self._make_mdev(what, device, handle, created_type, fresh)
         else:
-            self._make_of_vf(what, handle.address, created_type, fresh)
+            self._make_of_vf(what, device, handle.address, created_type,
+                             fresh)
 
     def created_type(self, device, handle):
         """See the base class."""
@@ -470,7 +473,7 @@ class VgpuDriver(base.PciDriver):
                 f'{name} of {parent} is being removed, and somebody keeps it '
                 f'open: end who has its VFIO group.')
 
-    def _make_of_vf(self, what, vf, created_type, fresh):
+    def _make_of_vf(self, what, device, vf, created_type, fresh):
         number = created_type.rpartition('-')[2]
         try:
             current = self._current(vf)
@@ -484,8 +487,8 @@ class VgpuDriver(base.PciDriver):
             if created_type not in _catalog(self.kernel.read(
                     pci.path(vf, 'nvidia/creatable_vgpu_types'))):
                 raise exception.DeviceUnavailable(
-                    f'{what}, and its GPU does not offer that any more: others '
-                    f'have taken the room.')
+                    f'{what}, and its GPU does not offer that any more: '
+                    f'{_why_not_offered(device, created_type)}.')
             self._write(vf, number)
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
@@ -531,6 +534,17 @@ def _made_by(device) -> str:
     return {_NVIDIA: f'"sriov-manage -e {device.address}" run',
             '1002': 'gim loaded with vf_num=<number of VFs of each GPU>',
             }.get(device.vendor_id, '')
+
+
+def _why_not_offered(device, created_type) -> str:
+    """A type that MIG backs, such as A100-1-5C, is there only while a GPU
+    instance of its size is, which the driver forgets at each boot (NVIDIA's
+    vGPU user guide; NVIDIA/gpu-operator issue 2600)."""
+    if any(type_.name == created_type and _MIG_BACKED.search(type_.trait)
+           for type_ in device.creatable):
+        return ('it needs a GPU instance of its size, free of others: have '
+                '"nvidia-smi mig -cgi" run after each boot of the host')
+    return 'others have taken the room'
 
 
 @functools.lru_cache(maxsize=1024)

@@ -178,8 +178,8 @@ class OtherDriverTest(TestCase):
 
     def test_allocation_stays(self):
         """Placement refuses to move it to an inventory of another class."""
-        card = {'framework': 'sriov', 'vendor': '1002', 'device': '73a1',
-                'driver': 'gim', 'total_vfs': 4, 'vfs': 2}
+        card = {'framework': 'sriov', 'vendor': '8086', 'device': '56c0',
+                'driver': 'xe', 'total_vfs': 4, 'vfs': 2}
         self.start_host(drivers=('vgpu', 'gpu'), vgpus=[
             {'address': address, **card} for address in (A, B)])
         server = self.boot()

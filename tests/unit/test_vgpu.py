@@ -427,6 +427,24 @@ class VendorVfs(VgpuTestCase):
         self.assertEqual('558', self.current(VF[0]))
         self.assertIn('of somebody else now', self.log.output)
 
+    def test_no_room_any_more(self):
+        """MIG makes no room by itself: what is missing is named."""
+        for name, said in (('NVIDIA A100-1-5C', '"nvidia-smi mig -cgi" run'),
+                           ('NVIDIA DC-2-48Q', '"nvidia-smi mig -cgi" run'),
+                           ('NVIDIA L40S-48Q', 'have taken the room')):
+            # the whole GPU
+            self.start(gpu('vendor-vfio', units=8, types=[
+                {'id': '745', 'name': name, 'units': 8}]))
+            self.known = {}
+            device = self.device()
+            self.driver.prepare(device, device.handles[0], 'nvidia-745', True,
+                                base.Use())
+            error = self.assertRaises(
+                exception.DeviceUnavailable, self.driver.prepare, device,
+                device.handles[1], 'nvidia-745', True, base.Use())
+            self.assertIn(said, str(error))
+            self.assertLessEqual(len(str(error)), 255)
+
     def test_driver_starts_when_all_is_in_use(self):
         self.start(gpu('vendor-vfio'))
         handle = self.make('nvidia-1560')
