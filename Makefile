@@ -125,6 +125,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot
 	$(BIN)/python -m tests.bench.burst
 	$(BIN)/python -m tests.bench.candidates
+	$(BIN)/python -m tests.bench.capacity
 	$(BIN)/python -m tests.bench.closeness
 	$(BIN)/python -m tests.bench.commands
 	$(BIN)/python -m tests.bench.handover
@@ -136,6 +137,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.boot 1
 	$(BIN)/python -m tests.bench.burst 1
 	$(BIN)/python -m tests.bench.candidates --limit 5 1
+	$(BIN)/python -m tests.bench.capacity 20
 	$(BIN)/python -m tests.bench.closeness 1
 	$(BIN)/python -m tests.bench.commands 1
 	$(BIN)/python -m tests.bench.handover 1 0

@@ -334,6 +334,15 @@ class Cloud:
         return {node['id']: node for node in self._pages(
             'compute', '/os-hypervisors/detail?limit=1000', 'hypervisors')}
 
+    def servers(self, host: str) -> list[dict]:
+        """Return Nova's records of the servers on the host of a nova-compute.
+
+        :raises: as asking().
+        """
+        return list(self._pages(
+            'compute', f'/servers/detail?all_tenants=1&limit=1000&'
+                       f'{query(host=host)}', 'servers'))
+
     def server_name(self, uuid: str) -> str | None:
         """Return the name of a server, None where Nova does not know it."""
         server = self.get('compute', f'/servers/{uuid}', missing={},

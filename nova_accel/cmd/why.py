@@ -125,18 +125,27 @@ class Question:
     @classmethod
     def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
         """
+        :raises InvalidRequest: nova-api would refuse it.
+        :raises NotThere: it has no accelerators.
+        """
+        question = cls.of_any(flavor, properties)
+        if not question.server.wanted:
+            raise exception.NotThere(
+                f'The flavor {flavor["name"]} asks for no accelerator, and '
+                f'only those are looked at: see the log of nova-scheduler.')
+        return question
+
+    @classmethod
+    def of_any(cls, flavor: Mapping, properties: Mapping[str, str],
+               ) -> 'Question':
+        """
         :param flavor: as Nova's API shows it.
         :param properties: of the image of the server.
         :raises InvalidRequest: nova-api would refuse it.
-        :raises NotThere: it has no accelerators.
         """
         specs = profiles.expand(
             flavor['extra_specs'], profiles.ProfileStore().get)
         server = request.Server('', '', specs, properties)
-        if not server.wanted:
-            raise exception.NotThere(
-                f'The flavor {flavor["name"]} asks for no accelerator, and '
-                f'only those are looked at: see the log of nova-scheduler.')
         groups = dict(request.groups(specs))
         plain = groups.pop('', request.Group({}))
         groups[''] = dataclasses.replace(plain, resources={
@@ -172,7 +181,7 @@ class _Spec:
         return hasattr(self, name)
 
 
-def _of_service(node, root) -> str:
+def of_service(node, root) -> str:
     """What is wrong with the nova-compute of a host.
 
     :param node: Nova's record; None where it has none.
@@ -341,7 +350,7 @@ class Answer:
 
     def _of_whole(self, providers, offered, kept):
         """What is in the way that no single provider tells."""
-        wrong = _of_service(self._nodes.get(providers[0].root), providers[0])
+        wrong = of_service(self._nodes.get(providers[0].root), providers[0])
         if wrong:
             return [wrong]
         if offered and not kept:

@@ -365,13 +365,20 @@ class Scheduling:
 
         :param roots: UUIDs of root providers; of others nothing is returned.
         """
-        result: collections.Counter[str] = collections.Counter()
+        result: dict[str, int] = {}
+        # many providers, few sets of classes
+        known: dict[tuple[str, ...], list[str]] = {}
         for summary in self._summaries.values():
-            root = summary.get('root_provider_uuid')
-            if root in roots:
-                for name in naming.accelerators(summary['resources']):
-                    found = summary['resources'][name]
-                    result[root] += found['capacity'] - found['used']
+            resources = summary['resources']
+            if not resources:
+                continue
+            names = known.get(key := tuple(resources))
+            if names is None:
+                names = known[key] = list(naming.accelerators(resources))
+            if names and (root := summary.get('root_provider_uuid')) in roots:
+                result[root] = result.get(root, 0) + sum(
+                    resources[name]['capacity'] - resources[name]['used']
+                    for name in names)
         return result
 
     @staticmethod

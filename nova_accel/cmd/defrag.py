@@ -1,0 +1,229 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel defrag: the fewest cold migrations that make room for a flavor."""
+
+from collections.abc import Mapping
+import json
+import time
+
+from nova_accel.cmd import cloud as clouds
+from nova_accel.cmd import configuration
+from nova_accel.cmd import fits
+from nova_accel.cmd import output
+from nova_accel.cmd import why
+from nova_accel import exception
+from nova_accel.scheduler import capacity
+from nova_accel.scheduler import defrag
+
+#: seconds between two looks at a server, and for which one is migrated at most
+_PAUSE, _LONGEST = 2, 3600
+#: statuses that can be migrated cold, and that a migrated server has again
+_STEADY = 'ACTIVE', 'SHUTOFF'
+_PLANNED, _DONE = 'planned', 'done'
+
+
+class Defrag(clouds.Asks, output.Table):
+    """Plan the fewest cold migrations that make room for servers of a flavor.
+
+    A line for each migration, in their order. Without --do nothing is changed,
+    and stderr says with which --do the plan is carried out: one migration
+    after the other, each confirmed before the next, until one fails. A server
+    is stopped while it is migrated. Where the plan has changed since it was
+    shown, nothing is moved. Goes by Placement, as fits does; where Nova finds
+    that a server cannot go to a host, that migration fails. Uses the
+    credentials of the openstack command.
+
+    The exit status is 0 when the room is there or can be made, and 1 when it
+    cannot, or a migration failed.
+    """
+
+    COLUMNS = 'Step', 'Server', 'Server ID', 'From', 'To', 'Result'
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser, configuration.API)
+        self.add_cloud_arguments(parser)
+        parser.add_argument(
+            '--for', metavar='FLAVOR', required=True, dest='flavor',
+            help='name or id of the flavor that room is made for')
+        parser.add_argument(
+            '-n', '--number', metavar='N', type=int, default=1,
+            help='servers of it that are to fit (default: 1)')
+        parser.add_argument(
+            '--do', metavar='PLAN',
+            help='carry out the plan with this number')
+        return parser
+
+    def run(self, parsed_args):
+        try:
+            super().run(parsed_args)
+        except exception.AcceleratorError as error:
+            self.app.stderr.write(f'{error}\n')
+            return 1
+        return 0 if self._is_well else 1
+
+    def take_action(self, parsed_args):
+        if parsed_args.number < 1:
+            raise exception.InvalidRequest(
+                f'-n {parsed_args.number} was given, and there is nothing to '
+                f'make room for: give a number from 1 up.')
+        self.check_columns(parsed_args, self.COLUMNS)
+        configuration.read(parsed_args.config_file, configuration.API)
+        cloud = self.cloud(parsed_args)
+        flavor = cloud.flavor(parsed_args.flavor)
+        wanted = fits.wanted(why.Question.of(flavor, {}))
+        now = State(cloud)
+        plan = defrag.plan(now.hosts, now.servers, wanted, parsed_args.number)
+        self._is_well = plan is not None
+        if parsed_args.do and (plan is None or plan.id != parsed_args.do):
+            raise exception.InvalidRequest(
+                f'Plan {parsed_args.do} was to be carried out, and it is not '
+                f'what would be done now: nothing was moved; give the command '
+                f'without --do, and look at the plan again.')
+        if plan is None:
+            self.app.stderr.write(
+                f'No migrations were found after which {parsed_args.number} '
+                f'of {flavor["name"]} fit: see nova-accel fits '
+                f'{flavor["name"]} --by-host.\n')
+            return self.COLUMNS, []
+        results = [_PLANNED] * len(plan.moves)
+        if parsed_args.do:
+            self._carry_out(cloud, plan, now, wanted, results)
+        else:
+            self._say(plan, flavor['name'], parsed_args.number)
+        return self.COLUMNS, [
+            (step, now.names[move.server], move.server, move.source,
+             move.target, result)
+            for step, (move, result)
+            in enumerate(zip(plan.moves, results), 1)]
+
+    def _say(self, plan, name, number):
+        moves = len(plan.moves)
+        self.app.stderr.write(
+            f'{plan.now} of {name} fit{"s" * (plan.now == 1)} now' + (
+                f', and nothing has to move for {number}.\n' if not moves else
+                f'; after {moves} migration{"s" * (moves != 1)}'
+                f'{"" if plan.is_shortest else " (fewer may do)"} '
+                f'{plan.then} fit{"s" * (plan.then == 1)}. To carry them out: '
+                f'nova-accel defrag --for {name} -n {number} --do '
+                f'{plan.id}\n'))
+
+    def _carry_out(self, cloud, plan, now, wanted, results):
+        for step, move in enumerate(plan.moves):
+            try:
+                if step:
+                    now = State(cloud)
+                _check(now, wanted, plan, step)
+                _migrate(cloud, move, now.services[move.target])
+            except exception.AcceleratorError as error:
+                self._is_well = False
+                results[step] = str(error)
+                self.app.stderr.write(
+                    f'{error} {step} of {len(results)} migrations are done, '
+                    f'and no more are begun.\n')
+                return
+            results[step] = _DONE
+
+
+def _check(now, wanted, plan, step):
+    """See that what is left of a plan can be done, and makes the room."""
+    try:
+        then = defrag.after(plan.moves[step:], now.hosts, now.servers, wanted)
+    except defrag.Changed as error:
+        raise exception.InvalidRequest(
+            f'Server {error} was to be migrated, and it is not where it was, '
+            f'or the room for it is taken.') from error
+    if then < plan.then:
+        raise exception.InvalidRequest(
+            f'Server {plan.moves[step].server} was to be migrated, and only '
+            f'{then} servers of the flavor would fit after the rest of the '
+            f'plan, not {plan.then}.')
+
+
+class State:
+    """The hosts with accelerators, and the servers on them."""
+
+    def __init__(self, cloud: clouds.Cloud):
+        there = [host for host in fits.hosts(cloud) if not host.wrong]
+        self.hosts = {host.name: host.known for host in there}
+        #: node -> host of its nova-compute
+        self.services = {host.name: host.service for host in there}
+        #: UUID -> name of a server
+        self.names: dict[str, str] = {}
+        self._wanted: dict[str, capacity.Wanted] = {}
+        self.servers = {
+            host.name: list(self._of_host(cloud, host)) for host in there}
+
+    def _of_host(self, cloud, host):
+        for server in cloud.servers(host.service):
+            given = {p.uuid: p.allocations[server['id']]
+                     for p in host.known.providers
+                     if server['id'] in p.allocations}
+            if given and _may_move(server, host.name):
+                try:
+                    wanted = self._asked(server['flavor'], given)
+                except exception.InvalidRequest:
+                    # of a flavor from before nova_accel checked it
+                    continue
+                self.names[server['id']] = output.clean(server['name'])
+                yield defrag.Server(server['id'], wanted, given)
+
+    def _asked(self, flavor, given):
+        # the disk of a server that boots from a volume is not of its host
+        local = any('DISK_GB' in amounts for amounts in given.values())
+        key = json.dumps([flavor, local], sort_keys=True)
+        if key not in self._wanted:
+            self._wanted[key] = fits.wanted(why.Question.of_any({
+                **flavor, 'name': flavor['original_name'],
+                'OS-FLV-EXT-DATA:ephemeral': flavor['ephemeral'],
+                'disk': flavor['disk'] if local else 0}, {}))
+        return self._wanted[key]
+
+
+def _may_move(server: Mapping, node: str) -> bool:
+    return (server['status'] in _STEADY
+            and server['OS-EXT-STS:task_state'] is None
+            and not server.get('locked')
+            and server['OS-EXT-SRV-ATTR:hypervisor_hostname'] == node)
+
+
+def _migrate(cloud, move, host):
+    """Migrate a server to a host, and confirm it.
+
+    :raises AcceleratorError: Nova refuses, or it failed.
+    """
+    what = f'the migration of server {move.server} to {host}'
+    _act(cloud, move.server, what, {'migrate': {'host': host}})
+    server = _await(cloud, move.server, what, ('VERIFY_RESIZE',))
+    if server['status'] != 'VERIFY_RESIZE':
+        raise exception.ServiceUnavailable(
+            f'Nova was asked for {what}, and it is {server["status"]} on '
+            f'{server["OS-EXT-SRV-ATTR:hypervisor_hostname"]}: see openstack '
+            f'server event list {move.server}.')
+    what = f'confirming {what}'
+    _act(cloud, move.server, what, {'confirmResize': None})
+    server = _await(cloud, move.server, what, _STEADY)
+    if server['OS-EXT-SRV-ATTR:hypervisor_hostname'] != move.target:
+        raise exception.ServiceUnavailable(
+            f'Nova was asked for {what}, and it is on '
+            f'{server["OS-EXT-SRV-ATTR:hypervisor_hostname"]}.')
+
+
+def _act(cloud, server, what, body):
+    with clouds.asking('compute', what):
+        cloud.adapter('compute').post(f'/servers/{server}/action', json=body)
+
+
+def _await(cloud, server, what, statuses):
+    """The record of a server with no task, in one of these statuses if it
+    gets there."""
+    end = time.monotonic() + _LONGEST
+    while time.monotonic() < end:
+        found = cloud.get('compute', f'/servers/{server}', key='server')
+        if found['status'] in statuses or found['status'] == 'ERROR' or (
+                found['status'] != 'VERIFY_RESIZE'
+                and found['OS-EXT-STS:task_state'] is None):
+            return found
+        time.sleep(_PAUSE)
+    raise exception.ServiceUnavailable(
+        f'Nova was asked for {what}, and it has not ended within an hour: see '
+        f'openstack server event list {server}.')

@@ -1,0 +1,484 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""How many servers of a flavor fit on hosts, and what limits them.
+
+Exact, by what Placement knows: groups, pools, sets of devices, NUMA nodes, PCI
+root complexes, traits, memory, processors. Pure: what is known of the
+providers of a host is passed in.
+
+Servers of one flavor ask for the same, so it is counted how often each need of
+the flavor is served by each provider, and not which server gets what. For one
+provider that is a few vectors of counts, none of which is less than another
+in all of them; the vectors of several providers are added up. Servers whose
+devices have to be close are counted by the place where they are. With
+group_policy=isolate no provider serves more needs than there are servers: then
+the needs of each server can be given different providers (edge coloring of a
+bipartite graph, Koenig 1916).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import math
+import typing
+
+from nova_accel import matching
+from nova_accel import naming
+from nova_accel import request
+from nova_accel.scheduler import reasons
+
+#: of providers, in their order
+State = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a server of a flavor asks of a host."""
+
+    #: by suffix, as request.groups() returns them, with processors, memory
+    #: and disk in the unnumbered one
+    groups: Mapping[str, request.Group]
+    requests: Sequence[request.AcceleratorRequest] = ()
+    #: group_policy
+    policy: str | None = None
+    affinity: request.Affinity = request.Affinity()
+
+    @functools.cached_property
+    def needs(self) -> list['Need']:
+        """Those that are alike are one."""
+        functions = {r.group: frozenset(r.wanted_traits)
+                     for r in self.requests if r.programs}
+        count: dict[Need, int] = {}
+        close = self.affinity.is_strict and len(self.requests) > 1
+        for need in reasons.needs(self.groups):
+            amounts = tuple(sorted(need.resources.items()))
+            has_device = bool(naming.accelerators(need.resources))
+            one = Need(
+                amounts, need.required, need.forbidden,
+                functions.get(need.group, frozenset()) if has_device
+                else frozenset(), close and has_device, bool(need.group))
+            count[one] = count.get(one, 0) + 1
+        return [dataclasses.replace(one, times=times)
+                for one, times in count.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What has to come from one provider, for each server so often."""
+
+    amounts: tuple[tuple[str, int], ...]
+    required: frozenset[str]
+    forbidden: frozenset[str]
+    #: of which a region has one, or may be programmed
+    functions: frozenset[str]
+    #: whether it counts for where the devices of the server are
+    close: bool
+    #: whether it is of a numbered group
+    numbered: bool
+    times: int = 1
+
+    def __str__(self) -> str:
+        return ' and '.join(f'{amount} {name}'
+                            for name, amount in self.amounts)
+
+
+class Limit(typing.NamedTuple):
+    """What keeps more servers from fitting."""
+
+    #: the same on all hosts: classes, or a key of the flavor
+    what: str
+    #: on this host, for people
+    text: str
+
+
+class Host:
+    """A host, of which only what is free changes.
+
+    :param providers: all of it, its own first.
+    """
+
+    def __init__(self, providers: Sequence[reasons.Provider]):
+        self.providers = providers
+        self.classes = [tuple(sorted(p.inventories)) for p in providers]
+        self._capacity = [
+            {name: p.free(name) + p.used(name) for name in p.inventories}
+            for p in providers]
+        self._places = [naming.place_of(p.traits) for p in providers]
+        #: what hosts have that are alike but for what is free
+        self.kind = tuple(
+            (p.traits, tuple(sorted(
+                (name, *sorted(item.items()))
+                for name, item in p.inventories.items())))
+            for p in providers)
+
+    @functools.cached_property
+    def free(self) -> State:
+        return tuple(
+            tuple(max(0, provider.free(name)) for name in names)
+            for provider, names in zip(self.providers, self.classes))
+
+    def giving(self, wanted: Wanted, need: Need, free: State,
+               ) -> Iterator[int]:
+        """Yield the providers that can serve a need at least once."""
+        for number, provider in enumerate(self.providers):
+            if self._may_give(wanted, need, number) and self.often(
+                    need, number, free):
+                if need.functions and provider.traits.isdisjoint(
+                        need.functions) and (
+                            naming.PROGRAMMABLE not in provider.traits
+                            or self._is_used(need, number, free)):
+                    continue
+                yield number
+
+    def _may_give(self, wanted, need, number):
+        provider = self.providers[number]
+        required, forbidden = need.required, need.forbidden
+        if not need.numbered:
+            plain = wanted.groups.get('', request.Group({}))
+            forbidden = plain.forbidden
+            # of the providers that serve the group one has to have each trait
+            if naming.accelerators(dict(need.amounts)) and number:
+                required = plain.required - self.providers[0].traits
+        if not required <= provider.traits or forbidden & provider.traits:
+            return False
+        for name, amount in need.amounts:
+            item = provider.inventories.get(name)
+            if (item is None or amount > min(item['total'], item['max_unit'])
+                    or amount < item['min_unit']
+                    or amount % item['step_size']):
+                return False
+        return True
+
+    def _is_used(self, need, number, free):
+        has = dict(zip(self.classes[number], free[number]))
+        return any(has[name] < self._capacity[number][name]
+                   for name, _ in need.amounts)
+
+    def often(self, need: Need, number: int, free: State) -> int:
+        """How often what is free of a provider is enough for a need."""
+        has = dict(zip(self.classes[number], free[number]))
+        return min(has.get(name, 0) // amount for name, amount in need.amounts)
+
+    def devices(self, free: State) -> int:
+        """How many accelerators are free."""
+        return sum(has for names, there in zip(self.classes, free)
+                   for name, has in zip(names, there)
+                   if naming.is_accelerator_class(name))
+
+    def lacks(self, wanted: Wanted) -> frozenset[str]:
+        """Traits of the unnumbered group that no provider has which may serve
+        it: its own, and those with one of its classes (Placement API, 1.29)."""
+        plain = wanted.groups.get('', request.Group({}))
+        return plain.required.difference(*(
+            p.traits for number, p in enumerate(self.providers)
+            if not number or plain.resources.keys() & p.inventories.keys()))
+
+    def is_elsewhere(self, need: Need) -> bool:
+        """Whether it is disk that hosts share, in none of their trees."""
+        return dict(need.amounts).keys() == {'DISK_GB'} and not any(
+            'DISK_GB' in names for names in self.classes)
+
+    def places(self, wanted: Wanted) -> list[frozenset[str]]:
+        """The places at which the devices of one server may be."""
+        bound = [p for p, place in zip(self.providers, self._places)
+                 if any(map(naming.is_accelerator_class, p.inventories))]
+        shown = {naming.place_of(p.traits) for p in bound}
+        nodes = sorted({node for node, _ in shown if node})
+        roots = sorted({root for _, root in shown if root})
+        several = [frozenset(nodes)]
+        if wanted.affinity.nodes is not None and (
+                len(nodes) > wanted.affinity.nodes):
+            several = [frozenset(some) for some in itertools.combinations(
+                nodes, wanted.affinity.nodes)]
+        if not wanted.affinity.one_root or len(roots) < 2:
+            return [some | frozenset(roots) for some in several]
+        return [some | {root} for some in several for root in roots]
+
+    def is_at(self, number: int, place: frozenset[str]) -> bool:
+        """Whether the devices of a provider may be at a place; those that
+        show none may be anywhere."""
+        return place.issuperset(filter(None, self._places[number]))
+
+
+def count(wanted: Wanted, host: Host, free: State) -> int:
+    """Return how many servers fit at most."""
+    if host.lacks(wanted):
+        return 0
+    needs = [n for n in wanted.needs if not host.is_elsewhere(n)]
+    return _count(wanted, host, free, needs)
+
+
+def _at_most(wanted, host, free, needs):
+    """Servers that fit if a device were as good as any other one."""
+    amounts: dict[str, int] = {}
+    givers: dict[str, set[int]] = {}
+    for need in needs:
+        for name, amount in need.amounts:
+            amounts[name] = amounts.get(name, 0) + amount * need.times
+            givers.setdefault(name, set()).update(
+                host.giving(wanted, need, free))
+    return min(sum(dict(zip(host.classes[n], free[n])).get(name, 0)
+                   for n in givers[name]) // amount
+               for name, amount in amounts.items())
+
+
+def limit(wanted: Wanted, host: Host, free: State) -> Limit:
+    """Return what limits the servers that fit.
+
+    It is a need of which no more is there; else what the flavor says of all of
+    them, if without that more would fit; else the need without which most more
+    would fit.
+    """
+    lacks = host.lacks(wanted)
+    if lacks:
+        names = ', '.join(sorted(lacks))
+        return Limit(names, f'no provider has the trait {names}')
+    needs = [n for n in wanted.needs if not host.is_elsewhere(n)]
+    fitting = _count(wanted, host, free, needs)
+    loose = dataclasses.replace(wanted, policy=None,
+                                affinity=request.Affinity())
+    alone = {need: _count(loose, host, free, [need]) for need in needs}
+    # of several, the accelerators
+    used_up = sorted((need for need in needs if alone[need] == fitting),
+                     key=lambda need: not _is_of_accelerators(need))
+    if used_up:
+        return _of_need(wanted, host, free, used_up[0], alone[used_up[0]])
+    for key, looser in (
+            ('group_policy=isolate', dataclasses.replace(
+                wanted, policy=None)),
+            (str(wanted.affinity), dataclasses.replace(
+                wanted, affinity=request.Affinity()))):
+        if count(looser, host, free) > fitting:
+            return Limit(key, f'all accelerators {key}'
+                         if looser.policy == wanted.policy
+                         else f'another provider for each group ({key})')
+    need = max(needs, key=lambda need: _count(
+        wanted, host, free, [other for other in needs if other != need]))
+    return _of_need(wanted, host, free, need, alone[need])
+
+
+def _is_of_accelerators(need):
+    return bool(naming.accelerators(dict(need.amounts)))
+
+
+def _of_need(wanted, host, free, need, alone):
+    return Limit(' and '.join(name for name, _ in need.amounts),
+                 _said(wanted, host, free, need, alone))
+
+
+def _said(wanted, host, free, need, alone):
+    having = [number for number, names in enumerate(host.classes)
+              if {name for name, _ in need.amounts} <= set(names)]
+    if not having:
+        return f'no {" and ".join(name for name, _ in need.amounts)}'
+    if not alone:
+        required = need.required or (
+            frozenset() if need.numbered
+            else wanted.groups.get('', request.Group({})).required)
+        qualities = sorted(required) + ['the function'] * bool(need.functions)
+        other = [n for n in having if host.often(need, n, free)]
+        if other and (qualities or need.forbidden):
+            return (f'{need} with {", ".join(qualities)}' if qualities
+                    else f'{need} without {", ".join(sorted(need.forbidden))}'
+                    ) + ' for each, others are free'
+    name, _ = need.amounts[0]
+    left = sum(free[n][host.classes[n].index(name)] for n in having)
+    total = sum(host.providers[n].inventories[name]['total'] for n in having)
+    return f'{need} for each, {left} free of {total}'
+
+
+def place(wanted: Wanted, host: Host, free: State) -> State | None:
+    """Return what is free once one server more is on a host, None where it
+    does not fit.
+
+    Of providers that can serve it the fullest does, as where servers are
+    stacked.
+    """
+    if host.lacks(wanted):
+        return None
+    return _place(wanted, host, free, [
+        n for n in wanted.needs if not host.is_elsewhere(n)])
+
+
+def _place(wanted, host, free, needs):
+    needs = [need for need in needs for _ in range(need.times)]
+    isolated = wanted.policy == 'isolate'
+    places = host.places(wanted) if any(n.close for n in needs) else [
+        frozenset()]
+    best: tuple = ()
+    for where in places:
+        demands = []
+        for need in needs:
+            amounts = dict(need.amounts)
+            if isolated and need.numbered:
+                amounts[''] = 1
+            demands.append(matching.Demand(amounts, {
+                str(n): host.often(need, n, free)
+                for n in host.giving(wanted, need, free)
+                if not need.close or host.is_at(n, where)}))
+        chosen = matching.assign(demands, {
+            str(n): {**dict(zip(names, free[n])), '': 1}
+            for n, names in enumerate(host.classes)})
+        if chosen is None:
+            continue
+        cost = sum(d.costs[one] for d, one in zip(demands, chosen))
+        if not best or cost < best[0]:
+            best = cost, chosen
+    if not best:
+        return None
+    left = [dict(zip(names, has)) for names, has in zip(host.classes, free)]
+    for need, one in zip(needs, best[1]):
+        for name, amount in need.amounts:
+            left[int(one)][name] -= amount
+    return tuple(tuple(has.values()) for has in left)
+
+
+# The count
+
+#: a need and, where its devices have to be close, their place
+_Kind = tuple[Need, frozenset[str] | None]
+_Vector = tuple[int, ...]
+
+
+def _count(wanted, host, free, needs):
+    if not needs:
+        return 0
+    if sum(map(_is_of_accelerators, needs)) > 2:
+        # vectors of many numbers: mostly the simple way gets as far
+        most = _at_most(wanted, host, free, needs)
+        often, left = 0, _place(wanted, host, free, needs)
+        while left and often < most:
+            often, left = often + 1, _place(wanted, host, left, needs)
+        if often >= most:
+            return often
+    places = host.places(wanted) if any(n.close for n in needs) else []
+    kinds: list[_Kind] = [
+        (need, where) for need in needs
+        for where in (places if need.close else [None])]
+    serve = {kind: [n for n in host.giving(wanted, kind[0], free)
+                    if kind[1] is None or host.is_at(n, kind[1])]
+             for kind in kinds}
+    most = {kind: sum(host.often(kind[0], n, free) for n in serve[kind])
+            // kind[0].times for kind in kinds}
+    # of each need at all places
+    least = min(sum(most[kind] for kind in kinds if kind[0] == need)
+                for need in needs)
+    isolated = wanted.policy == 'isolate' and sum(
+        need.times for need in needs if need.numbered) > 1
+    # (servers at places, servers by needs of no place): inf without such
+    found: list[tuple[float, float]] = [(
+        0 if any(n.close for n in needs) else math.inf, math.inf)]
+    for part in _parts(kinds, serve):
+        there = _of_part(host, free, part, serve, most, least, isolated)
+        found = list({(bound + more, min(loose, other))
+                      for bound, loose in found for more, other in there})
+    return int(min(least, max(map(min, found))))
+
+
+def _parts(kinds, serve):
+    """Kinds that compete for a class of a provider, or are for one server at
+    one place, are counted together."""
+    parts: list[tuple[set, list]] = []
+    for kind in kinds:
+        need, where = kind
+        marks: set = {(n, name) for n in serve[kind]
+                      for name, _ in need.amounts}
+        if where is not None:
+            marks.add(where)
+        joined = [kind]
+        rest = []
+        for other, members in parts:
+            if other & marks:
+                marks |= other
+                joined = members + joined
+            else:
+                rest.append((other, members))
+        parts = [*rest, (marks, joined)]
+    return [members for _, members in parts]
+
+
+def _of_part(host, free, part, serve, most, least, isolated):
+    """[(servers at places, servers by the others)] that are possible."""
+    wheres = list(dict.fromkeys(where for _, where in part))
+    caps = {where: min([least, *(most[kind] for kind in part
+                                 if kind[1] == where)]) for where in wheres}
+    if not (isolated and any(need.numbered for need, _ in part)):
+        return _values(part, _reached(host, free, part, serve, caps, None))
+    # how often a provider may serve depends on how many servers there are
+    found = []
+    for numbers in itertools.product(*(range(caps[w] + 1) for w in wheres)):
+        at = dict(zip(wheres, numbers))
+        for vector in _reached(host, free, part, serve, at, at):
+            if all(x == at[where] * need.times
+                   for x, (need, where) in zip(vector, part)):
+                found += _values(part, [vector])
+    return found
+
+
+def _values(part, vectors):
+    result = set()
+    for vector in vectors:
+        places: dict = {}
+        loose = math.inf
+        for often, (need, where) in zip(vector, part):
+            if where is None:
+                loose = min(loose, often // need.times)
+            else:
+                places[where] = min(places.get(where, math.inf),
+                                    often // need.times)
+        result.add((sum(places.values()), loose))
+    return list(result)
+
+
+def _reached(host, free, part, serve, caps, isolated):
+    """The vectors of how often each kind is served, none less than another.
+
+    :param caps: place -> servers there at most.
+    :param isolated: place -> servers there, where that limits a provider.
+    """
+    limits = [caps[where] * need.times for need, where in part]
+    reached: set[_Vector] = {(0,) * len(part)}
+    for number in dict.fromkeys(n for kind in part for n in serve[kind]):
+        given = _of_provider(host, free, number, [
+            (index, kind) for index, kind in enumerate(part)
+            if number in serve[kind]], limits, isolated)
+        reached = _largest(
+            tuple(min(x + y, most) for x, y, most
+                  in zip(one, other, limits))
+            for one in reached for other in given)
+    return reached
+
+
+def _of_provider(host, free, number, kinds, limits, isolated):
+    """The vectors of one provider."""
+    has = dict(zip(host.classes[number], free[number]))
+    found: list[_Vector] = []
+
+    def add(position, vector, has, left):
+        if position == len(kinds):
+            found.append(tuple(vector))
+            return
+        index, (need, where) = kinds[position]
+        most = min(limits[index], *(has[name] // amount
+                                    for name, amount in need.amounts))
+        if isolated is not None and need.numbered:
+            most = min(most, left[where])
+        # of the last one as many as there can be
+        for often in range(most if position == len(kinds) - 1 else 0,
+                           most + 1):
+            add(position + 1, [*vector[:index], often, *vector[index + 1:]],
+                {**has, **{name: has[name] - often * amount
+                           for name, amount in need.amounts}},
+                left if isolated is None or not need.numbered
+                else {**left, where: left[where] - often})
+    add(0, [0] * len(limits), has, isolated)
+    return _largest(found)
+
+
+def _largest(vectors: Iterable[_Vector]) -> set[_Vector]:
+    """Without those that are at most another one in all of their numbers."""
+    kept: list[_Vector] = []
+    for vector in sorted(set(vectors), key=sum, reverse=True):
+        if not any(all(map(int.__ge__, other, vector)) for other in kept):
+            kept.append(vector)
+    return set(kept)

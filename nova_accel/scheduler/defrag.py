@@ -1,0 +1,292 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The fewest cold migrations that make room for servers of a flavor.
+
+Pure. One migration after the other is thought of: a server takes room on its
+new host before it leaves that of its old one, and then that is free. The search
+looks at plans of one migration, then of two, and so on, so that the first one
+found is of the fewest. It leaves out what cannot end well: more room than the
+hosts would have if all migrations left to go took servers away and needed none.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import hashlib
+
+from nova_accel.scheduler import capacity
+
+#: states of the cloud that are looked at for plans of one length, and for how
+#: many lengths as many
+_STATES, _LENGTHS = 2000, 5
+#: the longest plan that is looked for
+_LONGEST = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A server that may be migrated."""
+
+    uuid: str
+    #: what its own flavor asks for
+    wanted: capacity.Wanted
+    #: UUID of a provider -> class -> amount
+    allocations: Mapping[str, Mapping[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    server: str
+    source: str
+    target: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+
+    moves: tuple[Move, ...]
+    #: servers of the flavor that fit now, and after it
+    now: int
+    then: int
+    #: whether no shorter plan can be had; False where not all was looked at
+    is_shortest: bool = True
+
+    @property
+    def id(self) -> str:
+        """The same for the same migrations in the same order."""
+        return hashlib.sha256('\n'.join(
+            f'{m.server} {m.source} {m.target}' for m in self.moves
+        ).encode()).hexdigest()[:12]
+
+
+class Changed(Exception):
+    """A server is not where it was, or the room for it is taken."""
+
+
+class _Kind:
+    """Servers of a host that are alike, by what they ask for and hold."""
+
+    def __init__(self, server, host):
+        self.wanted = server.wanted
+        #: what a host of the same kind gets back
+        self.held = tuple(
+            tuple(server.allocations.get(p.uuid, {}).get(name, 0)
+                  for name in names)
+            for p, names in zip(host.providers, host.classes))
+        self.key = id(server.wanted), self.held
+
+    def __eq__(self, other):
+        return self.key == other.key
+
+    def __hash__(self):
+        return hash(self.key)
+
+
+def plan(hosts: Mapping[str, capacity.Host],
+         servers: Mapping[str, Iterable[Server]], wanted: capacity.Wanted,
+         amount: int, states: int = _STATES) -> Plan | None:
+    """Return the fewest migrations after which so many servers fit.
+
+    :param hosts: by name.
+    :param servers: name of a host -> those on it that may be migrated; equal
+        flavors are the same object.
+    :param wanted: of the flavor.
+    :param states: that are looked at for plans of one length.
+    :returns: None where none was found.
+    """
+    search = _Search(hosts, servers, wanted, amount, states)
+    start = search.start
+    now = search.fitting(start)
+    is_shortest = True
+    left = states * _LENGTHS
+    # a server may make room and come back
+    longest = min(_LONGEST, 2 * sum(map(len, start.servers)))
+    if search.most(start, longest) < amount:
+        return None
+    for moves in range(longest + 1):
+        if search.most(start, moves) < amount:
+            continue
+        if left <= 0:
+            break
+        found = search.within(start, moves)
+        if found is not None:
+            path, end = found
+            return Plan(tuple(path), now, search.fitting(end), is_shortest)
+        is_shortest = is_shortest and not search.is_cut
+        left -= search.looked_at
+    return None
+
+
+def after(moves: Iterable[Move], hosts: Mapping[str, capacity.Host],
+          servers: Mapping[str, Iterable[Server]],
+          wanted: capacity.Wanted) -> int:
+    """Return how many servers fit once these migrations are done.
+
+    :raises Changed: one of them cannot be done; it names the server.
+    """
+    search = _Search(hosts, servers, wanted, 0, 0)
+    cloud = search.start
+    for move in moves:
+        cloud = search.done(cloud, move)
+    return search.fitting(cloud)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cloud:
+    """A state of all hosts, in the order of their names."""
+
+    free: tuple[capacity.State, ...]
+    #: of each host: (kind, UUID of a server)
+    servers: tuple[tuple[tuple[_Kind, str], ...], ...]
+
+
+class _Search:
+
+    def __init__(self, hosts, servers, wanted, amount, states):
+        self._names = sorted(hosts)
+        self._hosts: Sequence[capacity.Host] = [
+            hosts[name] for name in self._names]
+        self._wanted, self._amount, self._states = wanted, amount, states
+        self._counts: dict = {}
+        self._placed: dict = {}
+        self._gains: dict = {}
+        self.looked_at, self.is_cut = 0, False
+        self.start = _Cloud(
+            tuple(host.free for host in self._hosts),
+            tuple(tuple(sorted(((_Kind(one, host), one.uuid)
+                                for one in servers.get(name, ())),
+                               key=lambda pair: pair[1]))
+                  for name, host in zip(self._names, self._hosts)))
+
+    def _count(self, number, free):
+        key = self._hosts[number].kind, free
+        if key not in self._counts:
+            self._counts[key] = capacity.count(
+                self._wanted, self._hosts[number], free)
+        return self._counts[key]
+
+    def _place(self, kind, number, free):
+        key = id(kind.wanted), self._hosts[number].kind, free
+        if key not in self._placed:
+            self._placed[key] = capacity.place(
+                kind.wanted, self._hosts[number], free)
+        return self._placed[key]
+
+    def fitting(self, cloud):
+        return sum(self._count(number, free)
+                   for number, free in enumerate(cloud.free))
+
+    def most(self, cloud, moves):
+        """Servers that fit if so many others vanished."""
+        best = [0] * (moves + 1)
+        for number, free in enumerate(cloud.free):
+            gains = self._gained(number, free, cloud.servers[number], moves)
+            if any(gains):
+                best = [max(best[some - one] + gains[one]
+                            for one in range(min(some + 1, len(gains))))
+                        for some in range(moves + 1)]
+        return self.fitting(cloud) + best[moves]
+
+    def _gained(self, number, free, servers, moves):
+        """Of each number of servers that leave a host: how many more fit."""
+        kinds = tuple(sorted((kind.key for kind, _ in servers), key=hash))
+        key = self._hosts[number].kind, free, kinds, moves
+        if key not in self._gains:
+            before = self._count(number, free)
+            gains, now = [0], {(free, tuple(k for k, _ in servers))}
+            for _ in range(min(moves, len(servers))):
+                now = {(_freed(free_, kind), left[:i] + left[i + 1:])
+                       for free_, left in now for i, kind in enumerate(left)
+                       if kind not in left[:i]}
+                gains.append(max(
+                    [gains[-1], *(self._count(number, free_) - before
+                                  for free_, _ in now)]))
+            self._gains[key] = gains
+        return self._gains[key]
+
+    def within(self, start, moves):
+        """(moves, cloud after them), with so many of them; None: not found."""
+        self.looked_at = 0
+        self.is_cut = False
+        self._seen: set = set()
+        return self._found(start, moves, [])
+
+    def _found(self, cloud, moves, path):
+        if self.fitting(cloud) >= self._amount:
+            return path, cloud
+        if not moves or self.most(cloud, moves) < self._amount:
+            return None
+        key = cloud.free, tuple(
+            tuple(sorted(hash(kind) for kind, _ in there))
+            for there in cloud.servers), moves
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        if self.looked_at >= self._states:
+            self.is_cut = True
+            return None
+        self.looked_at += 1
+        for move, after in self._ordered(cloud):
+            found = self._found(after, moves - 1, [*path, move])
+            if found is not None:
+                return found
+        return None
+
+    def _ordered(self, cloud):
+        """The states after one migration, those with the most room first."""
+        result: list[tuple] = []
+        for source, there in enumerate(cloud.servers):
+            for index, (kind, uuid) in enumerate(there):
+                if any(kind == other for other, _ in there[:index]):
+                    continue
+                seen = set()
+                for target, free in enumerate(cloud.free):
+                    alike = (self._hosts[target].kind, free, tuple(sorted(
+                        hash(k) for k, _ in cloud.servers[target])))
+                    if target == source or alike in seen:
+                        continue
+                    seen.add(alike)
+                    placed = self._place(kind, target, free)
+                    if placed is None:
+                        continue
+                    after = self._after(
+                        cloud, source, index, target, placed)
+                    result.append((
+                        -self.fitting(after),
+                        self._hosts[target].devices(free),
+                        len(result),
+                        Move(uuid, self._names[source], self._names[target]),
+                        after))
+        return [(move, after) for *_, move, after in sorted(
+            result, key=lambda one: one[:3])]
+
+    def done(self, cloud, move):
+        """The state after a migration."""
+        if not {move.source, move.target} <= set(self._names):
+            raise Changed(move.server)
+        source, target = map(self._names.index, (move.source, move.target))
+        for index, (kind, uuid) in enumerate(cloud.servers[source]):
+            placed = uuid == move.server and self._place(
+                kind, target, cloud.free[target])
+            if placed:
+                return self._after(cloud, source, index, target, placed)
+        raise Changed(move.server)
+
+    def _after(self, cloud, source, index, target, placed):
+        kind, uuid = cloud.servers[source][index]
+        host, free = self._hosts[target], list(cloud.free)
+        held = Server(uuid, kind.wanted, {
+            p.uuid: {name: before - now for name, before, now
+                     in zip(names, was, has) if before != now}
+            for p, names, was, has in zip(
+                host.providers, host.classes, free[target], placed)})
+        free[target] = placed
+        free[source] = _freed(free[source], kind)
+        servers = list(cloud.servers)
+        servers[source] = (servers[source][:index]
+                           + servers[source][index + 1:])
+        servers[target] = (*servers[target], (_Kind(held, host), uuid))
+        return _Cloud(tuple(free), tuple(servers))
+
+
+def _freed(free, kind):
+    return tuple(tuple(map(sum, zip(has, held)))
+                 for has, held in zip(free, kind.held))

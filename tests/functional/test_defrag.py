@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel defrag --do: Nova migrates what the plan says, and the room that
+fits promised is there."""
+
+import json
+
+import fixtures
+from wsgi_intercept import interceptor
+
+from nova_accel.cmd import defrag
+from nova_accel.cmd import fits
+from tests.functional import test_pools
+from tests.unit import commands
+
+
+class DefragTest(test_pools.PoolsTestBase):
+    """Two hosts with four GPUs, and a server with one on each."""
+
+    HOSTS = {name: {'gpus': test_pools.gpus(test_pools.GPUS[:4])}
+             for name in ('compute1', 'compute2')}
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            # that of this process is the one of the cloud
+            'nova_accel.cmd.configuration.read', lambda *arguments: None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.defrag._PAUSE', 0.1))
+        for name, value in (
+                ('AUTH_TYPE', 'admin_token'),
+                ('TOKEN', 'admin:openstack:admin,member,reader'),
+                ('ENDPOINT', self.placement.fixture.endpoint),
+                ('PLACEMENT_ENDPOINT_OVERRIDE',
+                 self.placement.fixture.endpoint),
+                ('COMPUTE_ENDPOINT_OVERRIDE', self.nova())):
+            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+        self.servers = {host: self.boot(test_pools.groups(1), host=host)
+                        for host in self.HOSTS}
+        self.flavor = self._create_flavor(
+            name='four', extra_spec=test_pools.groups(4))
+        self.addCleanup(self.api.delete_flavor, self.flavor)
+
+    def nova(self):
+        """Nova's API for an administrator, in the way of its fixture."""
+        def app(environ, start_response):
+            return self.api_fixture.app()({
+                **environ, 'HTTP_X_AUTH_USER': 'admin',
+                'HTTP_X_AUTH_PROJECT_ID': self.api_fixture.project_id,
+                'HTTP_X_ROLES': 'reader,member,admin'}, start_response)
+        intercept = interceptor.RequestsInterceptor(
+            lambda: app, host='nova-of-defrag', port=80)
+        intercept.install_intercept()
+        self.addCleanup(intercept.uninstall_intercept)
+        return 'http://nova-of-defrag/v2.1'
+
+    def run_command(self, *arguments):
+        done = commands.run(
+            'defrag', '--for', 'four', '-f', 'json', *arguments,
+            defrag=defrag.Defrag)
+        return done.returncode, done.stdout, done.stderr
+
+    def fitting(self):
+        done = commands.run('fits', 'four', '-f', 'json', fits=fits.Fits)
+        return json.loads(done.stdout)[0]['Servers']
+
+    def test_carried_out(self):
+        self.assertEqual(0, self.fitting())
+        status, stdout, stderr = self.run_command()
+        self.assertEqual(0, status, stderr)
+        [planned] = json.loads(stdout)
+        plan = stderr.split()[-1]
+        status, stdout, stderr = self.run_command('--do', plan)
+        self.assertEqual(0, status, stderr)
+        self.assertEqual([{**planned, 'Result': 'done'}], json.loads(stdout))
+        server = self.servers[planned['From']]
+        self.assertEqual(planned['Server ID'], server['id'])
+        self.assertEqual('ACTIVE', self.api.get_server(server['id'])['status'])
+        self.assertEqual(planned['To'], self.host_of(server))
+        self.assertServer(server, 1)
+        self.assertEqual(1, self.fitting())
+        self.boot(test_pools.groups(4))
+        # what was shown before is no plan any more
+        status, stdout, stderr = self.run_command('--do', plan)
+        self.assertEqual((1, ''), (status, stdout))
+        self.assertIn('nothing was moved', stderr)
+
+    def test_migration_that_fails(self):
+        """Nova does not let it go there, and nothing more is begun."""
+        _, _, stderr = self.run_command()
+        plan = stderr.split()[-1]
+        # of what only Nova knows
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.filters.compute_filter.ComputeFilter.host_passes',
+            lambda *arguments: False))
+        status, stdout, stderr = self.run_command('--do', plan)
+        self.assertEqual(1, status)
+        [row] = json.loads(stdout)
+        server = self.servers[row['From']]
+        self.assertIn('Nova was asked for the migration of server', stderr)
+        self.assertIn('0 of 1 migrations are done, and no more are begun',
+                      stderr)
+        self.assertEqual(row['From'], self.host_of(server))
+        self.assertServer(server, 1)
