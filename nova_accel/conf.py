@@ -147,6 +147,13 @@ class CUSTOM_ACCELERATOR_<type>; traits adds traits, separated by commas; name
 replaces the product's id. The first rule that matches counts. May be given
 several times. Example: ``vendor=1da3 product=10?? type=AI
 traits=CUSTOM_AI_TRAINING name=GAUDI``."""),
+    cfg.MultiStrOpt('device_traits', default=[], help="""
+Traits that you give devices, by rules of ``key=value`` pairs: vendor, product
+and address as in ``include_devices`` select devices, all given pairs have to
+match; ``traits`` (required) are what they get, custom traits with ``,``
+between them. A device gets those of all rules that match. For flavors, which
+may require or prefer them (``accel1:prefer``). May be given several times.
+Example: ``vendor=10de product=26b9 traits=CUSTOM_TIER_GOLD``."""),
     cfg.ListOpt('qat_services', default=[], help="""
 Services of QAT cards of generation 4 and later, set at the start of
 nova-compute if the card has no VFs: ``<services>`` for all cards, ``<PCI

@@ -47,7 +47,9 @@ _FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
 #: whether the owner of the server may choose what its region carries: by its
 #: image, by its metadata, or by an image of his own with the flavor's function
 RUNTIME = 'runtime_programming'
-_ACCEL_KEYS = (*_FUNCTION_KEYS, RUNTIME)
+#: traits of devices that do better than others, the best one first
+_PREFER = 'prefer'
+_ACCEL_KEYS = (*_FUNCTION_KEYS, RUNTIME, _PREFER)
 #: what only the driver of the device knows
 _DRIVER_KEY = re.compile('driver_([a-z0-9_]{1,64})')
 
@@ -79,6 +81,12 @@ class AcceleratorRequest:
     #: class -> MiB of the region's memory that goes with it
     memory: Mapping[str, int] = dataclasses.field(
         default_factory=dict, hash=False)
+    #: traits of which a device has the first one it can
+    prefer: tuple[str, ...] = ()
+
+    def preferred(self, traits: Collection[str]) -> str | None:
+        """The best of the preferred traits that a device has."""
+        return next((one for one in self.prefer if one in traits), None)
 
     @property
     def programs(self) -> bool:
@@ -444,6 +452,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         {key: value} for key in functions
         for value in _choices(group, key, accel[key])] or [{}]
     runtime = RUNTIME in accel and _boolean(group, RUNTIME, accel[RUNTIME])
+    prefer = (_preferred(group, accel[_PREFER], trait)
+              if _PREFER in accel else ())
     requests = []
     for name in classes:
         plain = AcceleratorRequest(
@@ -453,7 +463,7 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
                 t for t, v in trait.items() if v == 'required'),
             forbidden=frozenset(
                 t for t, v in trait.items() if v == 'forbidden'),
-            memory=memory, runtime_programming=runtime,
+            memory=memory, runtime_programming=runtime, prefer=prefer,
             driver_keys={found[1]: str(value) for key, value in accel.items()
                          if (found := _DRIVER_KEY.fullmatch(key))})
         first, *others = [dataclasses.replace(plain, **choice)
@@ -461,6 +471,27 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         requests.append(dataclasses.replace(
             first, alternatives=tuple(others)))
     return requests
+
+
+def _preferred(group, value, trait) -> tuple[str, ...]:
+    """
+    :param trait: of the group, name -> required or forbidden.
+    """
+    key = f'accel{group}:{_PREFER}'
+    found = tuple(one.strip() for one in str(value).split(','))
+    for name in found:
+        if not re.fullmatch('[A-Z0-9_]{1,255}', name):
+            raise exception.InvalidRequest(
+                f'{key} has {name[:60]!r}, which is no trait: write traits of '
+                f'devices, the best one first, with "," between them.')
+        if found.count(name) > 1:
+            raise exception.InvalidRequest(
+                f'{key} has {name} twice: name each trait once.')
+        if name in trait:
+            raise exception.InvalidRequest(
+                f'{key} has {name}, and trait{group}:{name}={trait[name]}: '
+                f'keep one of them.')
+    return found
 
 
 def _choices(group, key, value) -> list[str]:

@@ -60,6 +60,13 @@ VALIDATORS = [
         value={'type': bool, 'description': 'true or false.'},
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
+        name='accel{group}:prefer',
+        description='Which devices do better than others for the group.',
+        value=_text('[A-Z0-9_]{1,255}( *, *[A-Z0-9_]{1,255})*',
+                    'A trait of devices; or several, the best one first, with '
+                    '"," between them.'),
+        parameters=[_GROUP]),
+    base.ExtraSpecValidator(
         name='accel{group}:driver_{key}',
         description='For the driver of the accelerator, whose documentation '
                     'says what it knows.',

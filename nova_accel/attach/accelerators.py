@@ -908,27 +908,41 @@ class Accelerators:
     def to_tell(self, server: request.Server, metadata: Mapping[str, str],
                 ) -> dict[str, str]:
         """What the owner of a server is to read in its metadata: which of the
-        functions that a group lists the server got.
+        functions that a group lists the server got, and which of the traits
+        that it prefers its device has.
 
         A key of an earlier flavor is corrected, and no other is touched.
 
         :param metadata: as they are.
         :returns: what has to change: ``accel<group>:function`` -> function id
-            or function name, as the flavor lists it.
+            or function name, as the flavor lists it; ``accel<group>:prefer``
+            -> trait, or 'none'.
         """
-        if not any(wanted.programs for wanted in server.requests):
+        if not any(wanted.programs or wanted.prefer
+                   for wanted in server.requests):
             return {}
         changes = {}
         held = self.holdings.of(server.uuid)
         for wanted, claims in _by_request(server.requests, held):
+            changes.update(self._liked(wanted, claims, metadata))
             key = f'accel{wanted.group}:function'
-            if not (wanted.alternatives or key in metadata):
+            if not wanted.programs or not (
+                    wanted.alternatives or key in metadata):
                 continue
             region = self.programming.region_of(claims)
             got = region and wanted.got(region)
             if got and metadata.get(key) != got:
                 changes[key] = got
         return changes
+
+    def _liked(self, wanted, claims, metadata):
+        provider = self.inventory.providers().get(
+            self.inventory.provider_of(claims[0]) or '')
+        if not wanted.prefer or not provider:
+            return {}
+        key = f'accel{wanted.group}:prefer'
+        got = wanted.preferred(provider.traits) or 'none'
+        return {key: got} if metadata.get(key) != got else {}
 
     def numa_nodes(self, server_uuid: str) -> dict[str, int]:
         """Where in the host what a server holds is.

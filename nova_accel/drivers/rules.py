@@ -14,10 +14,12 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
+from nova_accel import naming
 
 CONF = conf.CONF
 
 INCLUDE = '[accel] include_devices'
+TRAITS = '[accel] device_traits'
 #: what a rule may ask of any device
 KEYS = ('address', 'vendor', 'product')
 #: keys whose values are names, in which the case matters
@@ -123,8 +125,23 @@ def _value(key, value):
     return value
 
 
+def traits_of(rule: Rule) -> tuple[str, ...]:
+    """What a rule of device_traits gives.
+
+    :raises ConfigurationError: nothing, or no custom traits.
+    """
+    found = tuple(rule.pairs.get('traits', '').split(','))
+    for trait in found:
+        if not naming.is_custom(trait):
+            raise exception.ConfigurationError(
+                f'{rule} has {trait!r} among its traits, which is no custom '
+                f'trait: write traits=CUSTOM_..., several with "," between '
+                f'them, of A-Z, 0-9 and "_".')
+    return found
+
+
 class DeviceRules:
-    """[accel] include_devices and exclude_devices."""
+    """[accel] include_devices, exclude_devices and device_traits."""
 
     def __init__(self):
         """:raises ConfigurationError: a rule cannot be read."""
@@ -132,11 +149,15 @@ class DeviceRules:
         self.include = parse(INCLUDE, CONF.accel.include_devices, KEYS)
         self._exclude = parse('[accel] exclude_devices',
                               CONF.accel.exclude_devices, KEYS)
+        self._traits = [
+            (rule, traits_of(rule)) for rule in parse(
+                TRAITS, CONF.accel.device_traits, (*KEYS, 'traits'))]
         self._matched = set()
         self._both = set()
 
     def applied(self, device: model.Device) -> model.Device | None:
-        """The device without the handles that are excluded.
+        """The device without the handles that are excluded, with the traits
+        that the operator gives it.
 
         None where the device itself is, or is not among those included.
         """
@@ -153,8 +174,13 @@ class DeviceRules:
                 self._matching(self._exclude, device, function)
                 for function in {h.address, h.parent or h.address,
                                  *h.companions}))
+        given = {trait for rule, traits in self._traits
+                 if self._matching([rule], device, device.address)
+                 for trait in traits}
         return dataclasses.replace(
-            device, handles=left(device.handles), regions=tuple(
+            device, traits=tuple(sorted({*device.traits, *given}))
+            if given else device.traits,
+            handles=left(device.handles), regions=tuple(
                 dataclasses.replace(region, handles=left(region.handles))
                 for region in device.regions))
 
@@ -181,7 +207,9 @@ class DeviceRules:
         """A sentence for each rule that did nothing, or worked against
         another."""
         return [
-            rule.without_match() for rule in (*self.include, *self._exclude)
+            rule.without_match() for rule in (
+                *self.include, *self._exclude,
+                *(rule for rule, _ in self._traits))
             if str(rule) not in self._matched] + [
             f'{address} is matched by {include} and by {exclude}: it is '
             f'excluded.' for address, include, exclude in sorted(self._both)]

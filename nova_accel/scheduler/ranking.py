@@ -54,7 +54,8 @@ def _rank_of_one(group, ranks, candidate):
 
 def _rank_of_several(scheduling, candidate):
     # one pass, for the same reason
-    stuck = programmings = choice = cleanings = over = host_over = 0
+    stuck = programmings = choice = liking = cleanings = 0
+    over = host_over = 0
     loss = asked = 0.0
     for wish, ranks in zip(scheduling.wishes, scheduling.ranks):
         for provider in providers(wish, candidate):
@@ -62,12 +63,14 @@ def _rank_of_several(scheduling, candidate):
             stuck += one.stuck
             programmings += one.programmings
             choice += one.choice
+            liking += one.liking
             cleanings += one.cleanings
             loss += one.loss
     for wanted, ranks in zip(scheduling.plain, scheduling.plain_ranks):
         for provider in providers(wanted, candidate):
             if provider in ranks:
                 one = ranks[provider]
+                liking += one.liking
                 cleanings += one.cleanings
                 loss += one.loss
                 asked += one.asked
@@ -75,8 +78,8 @@ def _rank_of_several(scheduling, candidate):
                 host_over += one.host_over
     nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
-        scheduling.is_taken(candidate), stuck, programmings, choice, cleanings,
-        len(nodes), len(roots), loss, asked, over, host_over)
+        scheduling.is_taken(candidate), stuck, programmings, choice, liking,
+        cleanings, len(nodes), len(roots), loss, asked, over, host_over)
 
 
 def places(scheduling: schedulings.Scheduling,
@@ -139,8 +142,9 @@ _USABLE = 0.45
 #: about that of one of Nova's weights
 _KEEPING = 0.2
 #: the most that is taken off a group's score because its region carries a
-#: later one of the functions that will do; the second costs half of it, at
-#: the default multiplier about as much as one of Nova's weights
+#: later one of the functions that will do, or its device has a later one of
+#: the preferred traits; the second costs half of it, at the default multiplier
+#: about as much as one of Nova's weights
 _LATER = 0.4
 #: the most that is taken off, for each accelerator group, because the devices
 #: are apart; two groups on two NUMA nodes cost half of it, about half of one
@@ -152,7 +156,10 @@ _APART = 0.3
 _CLEANING = 0.05
 #: scores of servers without a function go from 1 to this one: they say which
 #: of many hosts is the fullest, against Nova's weights, which spread
-MOST = 100.0
+MOST = 1000.0
+#: of each preferred trait that a device lacks and that comes before what it
+#: has: more than all that follows, in hosts of up to a hundred devices
+_LIKED = 100.0
 #: the score of one device more that is free. At the default multiplier it
 #: exceeds the sum of RAM, disk, CPU and I/O weights (1 each)
 _ONE_FREE = 0.5
@@ -186,7 +193,7 @@ def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
     carried: float = groups - best.programmings
     if best.programmings:
         carried += _KEEPING * (1 - min(1.0, best.loss / best.programmings))
-    carried -= _LATER * (1 - 1 / (1 + best.choice))
+    carried -= _LATER * (1 - 1 / (1 + best.choice + best.liking))
     part = carried / groups
     return _USABLE + (1 - _USABLE) * (
         part - (_APART * apart + _CLEANING * best.cleanings)
@@ -194,7 +201,7 @@ def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
 
 
 def _score_without_function(scheduling, best, apart):
-    cost = _PREFERRED * (
+    cost = _LIKED * best.liking / len(scheduling.plain) + _PREFERRED * (
         apart + (best.cleanings + best.loss + best.asked)
         / len(scheduling.plain))
     if scheduling.packs_hosts:

@@ -80,6 +80,8 @@ class Wish(typing.NamedTuple):
     #: a region with one of them needs no programming; in the order of
     #: preference, one for each function that will do
     traits: tuple[str, ...]
+    #: of devices that do better, the best one first
+    prefer: tuple[str, ...] = ()
 
 
 class Rank(typing.NamedTuple):
@@ -93,6 +95,8 @@ class Rank(typing.NamedTuple):
     programmings: int
     #: how many functions the flavor names before those that the regions carry
     choice: int = 0
+    #: how many traits it prefers to those that the devices have
+    liking: int = 0
     #: groups whose region is being cleaned, for which a build waits
     cleanings: int = 0
     #: NUMA nodes, and PCI root complexes, that the devices are known to be
@@ -132,7 +136,7 @@ class Scheduling:
                  named: demands.Demand | None = None):
         self.requests = _requests(spec)
         self.wishes = [
-            Wish(r.group, r.resource_class, tuple(r.wanted_traits))
+            Wish(r.group, r.resource_class, tuple(r.wanted_traits), r.prefer)
             for r in self.requests if r.programs]
         #: the groups without a function
         self.plain = [r for r in self.requests if not r.programs]
@@ -339,7 +343,8 @@ class Scheduling:
                 of_hosts[self._root(provider)] += over[kind]
         return {
             provider: Rank(
-                False, 0, 0, cleanings=int(naming.CLEANING in kind[0]),
+                False, 0, 0, liking=_liking(wanted, kind[0].split(',')),
+                cleanings=int(naming.CLEANING in kind[0]),
                 loss=losses[kind], asked=asked[kind], over=over[kind],
                 host_over=of_hosts[self._root(provider)])
             for kind, providers in kinds.items() for provider in providers}
@@ -386,12 +391,14 @@ class Scheduling:
         joined, _, used = kind
         traits = joined.split(',')
         cleanings = int(naming.CLEANING in traits)
+        liking = _liking(wish, traits)
         for choice, trait in enumerate(wish.traits):
             if trait in traits:
-                return Rank(False, 0, 0, choice, cleanings)
+                return Rank(False, 0, 0, choice, liking, cleanings)
         # a server uses it, or is about to
         stuck = used or naming.PROGRAMMABLE not in traits
-        return Rank(False, int(bool(stuck)), 1, cleanings=cleanings, loss=loss)
+        return Rank(False, int(bool(stuck)), 1, liking=liking,
+                    cleanings=cleanings, loss=loss)
 
     def _losses(self, kinds):
         """0 to 1 for each kind: 0 for those that carry nothing or are full."""
@@ -417,6 +424,12 @@ class Scheduling:
             return 0
         found = summary['resources'][name]
         return found['capacity'] - found['used']
+
+
+def _liking(wanted, traits):
+    """How many of the preferred traits are better than what a device has."""
+    return next((number for number, trait in enumerate(wanted.prefer)
+                 if trait in traits), len(wanted.prefer))
 
 
 def _using(summary, name, used):

@@ -383,6 +383,20 @@ class OriginTest(Base):
         self.assertEqual({key: OTHER}, self.told(server, **{key: FUNCTION}))
         self.assertEqual({}, self.told(self.boot({}), **{key: FUNCTION}))
 
+    def test_which_preferred_trait_its_device_has_is_told(self):
+        key = 'accel1:prefer'
+        self.config.config(group='accel', device_traits=[
+            f'address={A} traits=CUSTOM_GOLD'])
+        self.restart()
+        for asked, got in (('CUSTOM_PLATINUM,CUSTOM_GOLD', 'CUSTOM_GOLD'),
+                           ('CUSTOM_PLATINUM', 'none')):
+            server = self.boot(base.asks(None, prefer=asked))
+            self.assertEqual({key: got}, self.told(server))
+            self.assertEqual({key: got}, self.told(server, **{key: 'mine'}))
+            self.assertEqual({}, self.told(server, **{key: got}))
+            self.host.delete(server)
+        self.assertEqual({}, self.told(self.boot(base.asks(None))))
+
     def test_no_alternative_has_an_image(self):
         self.assertIn(FUNCTION, self.refused(
             base.asks(f'{FUNCTION},{OTHER}')))

@@ -641,6 +641,44 @@ class PackingTest(Base):
         full, whole = self.found(pools, 'n0', 'm1')
         self.assertGreater(full, whole)
 
+    def test_devices_that_the_flavor_prefers(self):
+        """More than all that follows; none of them is asked for."""
+        pools = {'full': self.pool(1, 'a', 'CUSTOM_A40'),
+                 'near': self.pool(8, 'b', 'CUSTOM_L40S',
+                                   'CUSTOM_ACCELERATOR_NUMA_0'),
+                 'other': self.pool(1, 'c', 'CUSTOM_T4'),
+                 'cleaned': self.pool(100, 'd', 'CUSTOM_L40S',
+                                      naming.CLEANING, capacity=100)}
+        order = 'near', 'cleaned', 'full', 'other'
+        scheduling = self.look(pools, **self.ONE,
+                               accel1__prefer='CUSTOM_L40S,CUSTOM_A40')
+        self.assertBestFirst(scheduling, *map(self.taking, order))
+        scores = self.scores(scheduling, *map(self.taking, order))
+        self.assertEqual(sorted(scores, reverse=True), scores)
+        self.assertGreater(scores[1] - scores[2], 4)
+        self.assertGreater(scores[2] - scores[3], 4)
+        # each group has its own
+        two = {**self.ONE, f'resources2__{GPU}': '1'}
+        both = [{'allocations': {}, 'mappings': {'1': [one], '2': [other]}}
+                for one, other in (('near', 'full'), ('full', 'near'))]
+        for prefer, expected in (
+                ({'accel1__prefer': 'CUSTOM_L40S'}, both),
+                ({'accel2__prefer': 'CUSTOM_L40S'}, both[::-1])):
+            self.assertBestFirst(self.look(pools, **two, **prefer), *expected)
+
+    def test_loaded_function_counts_more_than_a_preference(self):
+        """And the preference more than what is lost."""
+        self.ask(OTHER, 100)
+        regions = {'loaded': region(WANTED), 'liked': region(OTHER),
+                   'empty': region()}
+        regions['liked']['traits'].append('CUSTOM_D5005')
+        names = 'loaded', 'liked', 'empty'
+        asked = {'accel_ACCEL0__prefer': 'CUSTOM_D5005'}
+        scheduling = self.look(regions, **ONE, **asked)
+        self.assertBestFirst(scheduling, *map(candidate, names))
+        scores = self.scores(scheduling, *map(candidate, names))
+        self.assertEqual(sorted(scores, reverse=True), scores)
+
     def test_product_that_others_ask_less_for(self):
         pools = {'a': self.pool(1, 'h', 'CUSTOM_A'),
                  'b': self.pool(8, 'h', 'CUSTOM_B')}

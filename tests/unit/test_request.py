@@ -116,6 +116,25 @@ class ParseTest(unittest.TestCase):
         self.refused('accel1:funtion_id is unknown: the keys are', **{
             f'resources1__{FPGA}': '1', 'accel1__funtion_id': FUNCTION})
 
+    def test_prefer(self):
+        gpu = {'resources1__CUSTOM_ACCELERATOR_GPU': '1'}
+        [got] = request.parse({
+            'resources1:CUSTOM_ACCELERATOR_GPU': '1',
+            'accel1:prefer': 'CUSTOM_A, CUSTOM_B'})
+        self.assertEqual(('CUSTOM_A', 'CUSTOM_B'), got.prefer)
+        self.assertEqual('CUSTOM_B', got.preferred({'CUSTOM_B', 'CUSTOM_C'}))
+        self.assertIsNone(got.preferred({'CUSTOM_C'}))
+        for bad, text in (('', "accel1:prefer has '', which is no trait"),
+                          ('a b', "accel1:prefer has 'a b', which is no"),
+                          ('CUSTOM_A,', "has '', which is no trait"),
+                          ('CUSTOM_A,CUSTOM_A', 'has CUSTOM_A twice')):
+            self.refused(text, **gpu, accel1__prefer=bad)
+        for value in 'required', 'forbidden':
+            self.refused(
+                f'accel1:prefer has CUSTOM_A, and trait1:CUSTOM_A={value}: '
+                f'keep one of them', **gpu, accel1__prefer='CUSTOM_B,CUSTOM_A',
+                trait1__CUSTOM_A=value)
+
     def test_unknown_group(self):
         self.refused('accel-1:function_id has no group', **{
             f'resources1__{FPGA}': '1', 'accel-1__function_id': FUNCTION})

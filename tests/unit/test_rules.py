@@ -38,6 +38,39 @@ class TestCase(testtools.TestCase):
         return [d.address for d in devices if found.applied(d)]
 
 
+class Traits(TestCase):
+
+    def rules(self, *given):
+        self.config.config(group='accel', device_traits=list(given))
+        return rules.DeviceRules()
+
+    def test_those_of_all_rules_that_match(self):
+        found = self.rules(
+            'vendor=8086 traits=CUSTOM_GOLD,CUSTOM_NEW',
+            'product=1*  traits=CUSTOM_OLD', 'address=0000:01:00.0 '
+            'traits=CUSTOM_RACK_7')
+        one = device('0000:01:00.0', traits=('CUSTOM_OWN', 'CUSTOM_GOLD'))
+        self.assertEqual(
+            ('CUSTOM_GOLD', 'CUSTOM_NEW', 'CUSTOM_OWN', 'CUSTOM_RACK_7'),
+            found.applied(one).traits)
+        self.assertEqual([f'{rules.TRAITS} = product=1*  traits=CUSTOM_OLD '
+                          f'matches no device that the drivers find: correct '
+                          f'or remove it.'], found.unused())
+        other = device('0000:02:00.0', vendor='1da3', traits=('CUSTOM_OWN',))
+        self.assertEqual(('CUSTOM_OWN',), found.applied(other).traits)
+
+    def test_rules_that_cannot_be(self):
+        for text, said in (
+                ('vendor=8086', "has '' among its traits"),
+                ('vendor=8086 traits=GOLD', "has 'GOLD' among its traits"),
+                ('vendor=8086 traits=CUSTOM_A,', "has '' among its traits"),
+                ('driver=nvme traits=CUSTOM_A', "'driver' is none of the")):
+            error = self.assertRaises(exception.ConfigurationError,
+                                      self.rules, text)
+            self.assertIn(said, str(error))
+            self.assertIn('[accel] device_traits', str(error))
+
+
 @ddt.ddt
 class Parsing(TestCase):
 
