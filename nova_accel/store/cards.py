@@ -46,32 +46,34 @@ class Cards(file.File):
         others are away."""
         serials = rows.own_serials(devices)
         with self._transaction() as db, self._facts(db):
-            there: dict[str, int] = {}
-            for number, address, serial in db.execute(
-                    'SELECT number, address, serial FROM cards WHERE placed'
-                    ).fetchall():
-                device = devices.get(address)
-                if device is None or serial and (
-                        device.serial not in ('', serial)):
-                    rows.put_away(db, address)
+            there: dict[str, sqlite3.Row] = {}
+            for row in db.execute(
+                    'SELECT number, address, serial, ids, device, record '
+                    'FROM cards WHERE placed').fetchall():
+                device = devices.get(row['address'])
+                if device is None or row['serial'] and (
+                        device.serial not in ('', row['serial'])):
+                    rows.put_away(db, row['address'])
                     continue
-                there[address] = number
-                if device.serial and address not in serials:
+                there[row['address']] = row
+                if device.serial and row['address'] not in serials:
                     # that number is of several
                     db.execute("UPDATE cards SET serial = '' "
-                               'WHERE number = ?', (number,))
+                               'WHERE number = ?', (row['number'],))
             for address, device in devices.items():
-                serial = serials.get(address, '')
-                number = (there[address] if address in there else
+                serial, before = serials.get(address, ''), there.get(address)
+                number = (before['number'] if before else
                           rows.arrives(db, address, serial, device.ids))
-                if serial:
+                if serial and not (before and before['serial'] == serial):
                     rows.take(db, number, serial)
-                db.execute(
-                    'UPDATE cards SET placed = 1, address = ?, ids = ?, '
-                    'device = ?, record = ? WHERE number = ?', (
-                        address, device.ids, file.as_json(
-                            dataclasses.replace(device, record=())),
-                        json.dumps(device.record), number))
+                now = (device.ids, file.as_json(dataclasses.replace(
+                    device, record=())), json.dumps(device.record))
+                if not before or now != (
+                        before['ids'], before['device'], before['record']):
+                    db.execute(
+                        'UPDATE cards SET placed = 1, address = ?, ids = ?, '
+                        'device = ?, record = ? WHERE number = ?',
+                        (address, *now, number))
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
