@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
+from typing import Any
 
 from nova_accel import model
 from nova_accel.store import file
@@ -217,11 +218,15 @@ class Cards(file.File):
         self._remember(db)
 
     def _remember(self, db):
-        now = {'unsettled': rows.unsettled(db), 'unclean': rows.unclean(db),
-               'disabled': rows.disabled(db)}
+        now = self._facts_of_cards(db)
         if any(getattr(self._known, name) != value
                for name, value in now.items()):
             self._change(**now)
+
+    def _facts_of_cards(self, db) -> dict[str, Any]:
+        with self._reading('cards'):
+            return {'unsettled': rows.unsettled(db),
+                    'unclean': rows.unclean(db), 'disabled': rows.disabled(db)}
 
 
 def _loaded(row: sqlite3.Row) -> model.Loaded:

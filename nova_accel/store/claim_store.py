@@ -45,8 +45,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         with self._reading('waiting'):
             waiting = reserved.waiting(db)
         return store_file.Memory(
-            claims, waiting, rows.unsettled(db), rows.unclean(db),
-            rows.disabled(db), journal.read_orders(db))
+            claims, waiting, orders=journal.read_orders(db),
+            **self._facts_of_cards(db))
 
     def add(self, claims: Iterable[model.Claim]) -> None:
         """Write all of them or none.

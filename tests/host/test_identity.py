@@ -393,14 +393,14 @@ class OtherKindsTest(IdentityTestCase):
     def start_products(self):
         self.start_host(gpus=[
             {'address': A}, {'address': B, 'vendor': '1002',
-                             'device': '74a1'}], drivers=('gpu',))
+                             'device': '7448'}], drivers=('gpu',))
 
     def test_another_product(self):
         """Neither has a serial number."""
         self.start_products()
         server, other = self.boot(A), self.boot(B)
         self.exchange((A, B))
-        self.refused(server, 'another card is there', '1002:74a1')
+        self.refused(server, 'another card is there', '1002:7448')
         self.refused(other, 'another card is there', '10de:')
         before = self.resets(A), self.resets(B)
         self.host.delete(server)

@@ -517,7 +517,16 @@ class DamageTest(StoreTestCase):
             with self.file() as db:
                 db.execute('UPDATE cards SET device = ?', (text,))
             self.assertUnavailable('table cards', store.devices)
+        for column, reads in (('record', lambda known: known.devices()),
+                              ('unclean', lambda known: known)):
+            with self.file() as db:
+                db.execute("UPDATE cards SET device = '{}', record = '[]', "
+                           "unclean = ''")
+                db.execute(f"UPDATE cards SET {column} = '[3'")
+            self.assertUnavailable('table cards', lambda: reads(
+                claim_store.ClaimStore(self.path)))
         with self.file() as db:
+            db.execute("UPDATE cards SET unclean = ''")
             db.execute("UPDATE claims SET handle = '{'")
         self.assertUnavailable('table claims',
                                lambda: claim_store.ClaimStore(self.path))
