@@ -94,7 +94,7 @@ class Capture(command.Command):
 
 
 def record(kernel, names, warn) -> recorder.Recorder:
-    """Have drivers look at a host, and return what they read.
+    """Let drivers read a host, and return what they read.
 
     :param kernel: the machine's, or a simulated one.
     :param names: of the drivers.

@@ -18,7 +18,7 @@ class Line:
 
 
 def split(sentence: str) -> tuple[str, str]:
-    """Return (what was found, what to do) of an error of ours."""
+    """Return (what was found, what to do) of an error of nova_accel."""
     found, colon, remedy = sentence.rstrip('.').rpartition(': ')
     return (found, remedy) if colon else (remedy, '')
 

@@ -295,8 +295,8 @@ def profiles_load(host) -> Iterator[Line]:
 
 
 def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Tell of profiles that send servers to regions for which there is no
-    image.
+    """Tell of profiles that send servers to regions for which no image
+    exists.
 
     :raises Refused: Placement cannot be asked.
     """
@@ -429,7 +429,7 @@ def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
         try:
             wanted = request.parse(profiles.expand(extra, found.__getitem__))
         except (exception.AcceleratorError, KeyError):
-            # nobody boots with it
+            # no server starts with it
             continue
         users[name] = [one for one in wanted if one.runtime_programming]
     return {name: wanted for name, wanted in users.items() if wanted}, unread

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check looks at: one small function for each line."""
+"""What nova-accel check examines: one small function for each line."""
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -43,7 +43,7 @@ OK, WARNING = check_line.OK, check_line.WARNING
 FAILURE = check_line.FAILURE
 
 SERVICES = COMPUTE, SCHEDULER, API = 'compute', 'scheduler', 'api'
-#: seconds that one check may take; for how long drivers look at the devices,
+#: seconds that one check may take; for how long drivers read the devices,
 #: [accel] discovery_timeout says, as for nova-compute
 _SECONDS = 60
 
@@ -59,7 +59,7 @@ _LEAST_FREE = 16
 
 
 class Host:
-    """What the checks look at: the configuration is read already."""
+    """What the checks examine: the configuration is read already."""
 
     def __init__(self, services: Iterable[str]):
         self.services = frozenset(services)
@@ -70,7 +70,7 @@ class Host:
         self.failed: dict[str, str] = {}
         self.devices: dict[str, model.Device] = {}
         self.providers: list[inventory.Provider] = []
-        #: why the devices could not be looked at at all
+        #: why no device could be read
         self.problem = ''
         #: what could not be asked, see Inventory.failures()
         self.failures: dict[str, str] = {}
@@ -155,7 +155,7 @@ class Host:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """Addresses of cards that could not be looked at -> why."""
+        """Addresses of cards that could not be read -> why."""
         return {address: why for address, why in self.failures.items()
                 if pci.ADDRESS.fullmatch(address)
                 and address not in self.devices}
@@ -218,7 +218,7 @@ def _drivers(host) -> Iterator[Line]:
         yield from map(_of_driver, driver.check())
         failure = host.failures.get(f'driver {name}')
         if failure:
-            # a sentence of ours says what to do
+            # an error of nova_accel says what to do
             what, remedy = (split(failure) if failure.endswith('.')
                             else (failure, ''))
             yield Line(FAILURE, f'the driver {name} failed: {what}',
@@ -320,7 +320,7 @@ def _libvirt(host) -> Iterator[Line]:
     uri = CONF.libvirt.connection_uri or {
         'lxc': 'lxc:///', 'parallels': 'parallels:///system'}.get(
             CONF.libvirt.virt_type, 'qemu:///system')
-    # it prints by itself otherwise
+    # it prints its errors otherwise
     getattr(libvirt, 'registerErrorHandler', lambda *a: None)(
         lambda *a: None, None)
     try:

@@ -239,8 +239,8 @@ class Cloud:
         """Return providers with what they contain; one that is removed
         meanwhile contains nothing.
 
-        A request for each part of each, several at a time. Allocations are not
-        asked for where there is no inventory: nothing can be allocated there.
+        A request for each part of each, several at a time. Allocations are
+        not asked for without an inventory: nothing can be allocated there.
 
         :param parts: of PARTS.
         :raises: as asking().
@@ -308,7 +308,7 @@ class Cloud:
     def image(self, name_or_id: str) -> dict:
         """Return Glance's record of an image, with its properties.
 
-        :raises NotThere: there is none, or there are several.
+        :raises NotThere: none has that name, or several have.
         :raises GlanceUnavailable: Glance did not answer.
         """
         found = glance.by_name_or_id(self.images(), name_or_id)

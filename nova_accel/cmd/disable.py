@@ -80,8 +80,8 @@ class Disable(_Disables):
 class Drain(_Disables, output.Table):
     """Disable a device, and show what still stands in the way of work on it.
 
-    One row for each claim of a server on it. The exit status is 3 while there
-    is one, and 0 when there is none: no claim follows then. Move or delete the
+    One row for each claim of a server on it. The exit status is 3 while one
+    is left, and 0 when none is: no claim follows then. Move or delete the
     servers, and give the command again.
     """
 
@@ -138,6 +138,6 @@ def _now() -> str:
 
 
 def _words_about(address, devices, words) -> list[model.Disabled]:
-    """Each word that disables a device, by itself."""
+    """Return the words that disable a device, one by one."""
     return [word for word in words
             if address in identity.disabled(devices, [word])]

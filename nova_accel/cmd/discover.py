@@ -190,7 +190,7 @@ class Discover(output.Lister):
         """
         :param known: the claim store, by which it is known what was
             programmed; None where it is not.
-        :param kernel: of the host that is looked at.
+        :param kernel: of the host that is read.
         """
         loaded, failed = {}, {}
         for name in CONF.accel.enabled_drivers:
@@ -248,7 +248,7 @@ def _quiet(name):
 
 def _configure(parsed_args):
     """Have CONF say what the arguments want, and return the kernel of the
-    host that is looked at.
+    host that is read.
 
     :raises ConfigurationError: the configuration cannot be read, or has no
         driver.
@@ -272,7 +272,7 @@ def _take_options(kernel, path):
     :raises InvalidSimulation: an option has a value that it cannot have.
     """
     options = getattr(kernel, 'options', None)
-    # neither a capture nor one of which somebody has removed them
+    # neither a capture nor one from which they were removed
     if not options:
         return
     for option in conf.CAPTURED_OPTS:

@@ -55,7 +55,7 @@ class ImportNova(cloud.Asks, configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
     Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
-    the sections [mdev_...], looks at the devices of this host, and prints
+    the sections [mdev_...] and the devices of this host, and prints
     what nova.conf and the device profiles should be, as a unified diff, and
     what the flavors should ask for. It writes nothing. What cannot be
     translated is named on stderr and stays as it is, and the exit status is
@@ -182,7 +182,7 @@ class Translation:
 
     def _scan(self, **options,
               ) -> tuple[dict[str, model.Device], dict[str, str]]:
-        """Look at the devices as nova-compute would.
+        """Read the devices as nova-compute would.
 
         :param options: of [accel], that differ from nova.conf.
         :returns: devices by address, and Inventory.failures().

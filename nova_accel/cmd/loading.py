@@ -22,7 +22,7 @@ importutils.import_class('nova.virt.' + sys.argv[1])
 
 def nova_compute() -> str:
     """Return the path of nova-compute: the one beside this command, or else
-    the first one in PATH; '' where there is none."""
+    the first one in PATH; '' where none is."""
     beside = os.path.join(os.path.dirname(sys.executable), 'nova-compute')
     return (beside if os.path.exists(beside)
             else shutil.which('nova-compute') or '')

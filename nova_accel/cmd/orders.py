@@ -13,7 +13,7 @@ from nova_accel.store import claim_store
 from nova_accel.store import journal
 
 _State = model.OrderState
-#: seconds between two looks at the answer
+#: seconds between two reads of the answer
 _PAUSE = 0.2
 #: seconds after which nova-compute takes an order on no more
 _TAKEN_ON = journal.ORDER_SECONDS + 1

@@ -17,7 +17,7 @@ from nova_accel import naming
 
 #: class of a cell -> its meaning
 _STATES = {'used': 'in use', 'free': 'free', 'fenced': 'no server gets it'}
-#: no script, no font and no picture from elsewhere: it can be sent and kept
+#: no script, font or picture of another server: it can be sent and kept
 _HEAD = '''<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -140,7 +140,7 @@ def is_running(compute, host: str) -> bool:
 
 
 def _providers(service: cloud.Cloud, host: str) -> list[reasons.Provider]:
-    """Those that are ours, children before their parents."""
+    """Return those of nova_accel, children before their parents."""
     (_, *others), = service.trees([host])
     ours = {p.uuid: p for p in service.read(
         (p for p in others if naming.part_of_provider(host, p.name)),

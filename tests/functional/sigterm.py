@@ -162,7 +162,16 @@ def main(arguments: list[str]) -> int:
     for specs in SPECS:
         cloud.flavor(specs)
     compute_process.close_databases()
-    took = [trial(cloud, random_, without) for _ in range(options.trials)]
+    took = []
+    for number in range(1, options.trials + 1):
+        try:
+            took.append(trial(cloud, random_, without))
+        except AssertionError as error:
+            # that of Nova's harness swallows standard error
+            print(f'Trial {number}: {error}', flush=True)
+            took.append((None, None, 0))
+        if None in took[-1] or not number % 20:
+            print(f'Trial {number}: {took[-1]}', flush=True)
     for what, found in (('not heard', [heard for heard, _, _ in took]),
                         ('not ended', [ended for _, ended, _ in took])):
         there = sorted(seconds for seconds in found if seconds is not None)

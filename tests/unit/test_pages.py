@@ -148,6 +148,12 @@ class CommandsTest(commands.CommandTestCase):
                 if shown:
                     self.assertEqual(real, shown, what)
 
+    def test_page_says_what_is_not_run(self):
+        page = (pages.ROOT / 'docs/source/contributor/testing.rst').read_text()
+        told = page.split('These commands are only parsed')[1].split('.\n')[0]
+        self.assertEqual({' '.join(name) for name in NOT_RUN}, set(
+            re.findall('``([a-z ]+)``', told)))
+
     def workspace(self):
         """A host, and the files and the server that the pages speak of."""
         # where oslo.config finds the file without an argument
