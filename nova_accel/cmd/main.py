@@ -13,8 +13,8 @@ from cliff import commandmanager
 class Commands(commandmanager.CommandManager):
     """The commands, none of which is imported before it is needed.
 
-    cliff's own manager (4.17) imports the modules of all commands. Each would take
-    as long to start as all together.
+    cliff's own manager (4.17) imports the modules of all commands. Each
+    would take as long to start as all together.
     """
 
     def load_commands(self, namespace):
