@@ -421,6 +421,9 @@ def _answers(host, device) -> Iterator[Line]:
     try:
         yield from map(_of_driver, host.drivers[device.driver].check(device))
     except OSError as error:
+        if pci.driver(host.kernel, device.address) == pci.VFIO:
+            # a guest has it
+            return
         yield Line(WARNING, f'it does not answer what {device.driver} asks of '
                             f'it with privileges ({error.strerror or error})',
                    'see the line on privileges and the kernel log')

@@ -98,6 +98,17 @@ class DflDriver(base.PciDriver):
                 f'{base.WHOLE_CARDS} has {address}, and so has '
                 f'{sriov.OPTION}: remove it from one of the two.')
 
+    def check(self, device=None):
+        """See the base class; release 0.1 gave whole cards without the
+        option."""
+        if (device and pci.driver(self.kernel, device.address) == VFIO
+                and device.address not in base.whole_cards()):
+            yield base.Finding(
+                f'a server has the whole card, and no other server gets it '
+                f'afterwards: {base.WHOLE_CARDS} does not name it',
+                f'name it there, or have VFs created by {sriov.OPTION} when '
+                f'it is free', is_failure=False)
+
     def configure(self):
         """Hand ports to VFs as [accel] virtual_functions asks for.
 

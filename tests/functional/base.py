@@ -254,7 +254,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         self.flags(state_path=os.path.join(self.directory, 'state'))
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
         vfs = {found['address']: found['vfs'] for host in self.HOSTS.values()
-               for found in host.get('cards', ())}
+               for found in host.get('cards', ()) if 'vfs' in found}
         self.flags(simulated_host=self.hosts, enabled_drivers=['dfl'],
                    virtual_functions=[f'{a}={n}' for a, n in vfs.items()],
                    include_devices=['address=*'],

@@ -24,6 +24,12 @@ LOAD = textwrap.dedent('''
     assert api.API.create.__wrapped__
     print('LOADED', nova_accel.__file__, weigher.__name__, filter.__name__)
 ''')
+FILTER = textwrap.dedent('''
+    import nova.conf
+    from nova.scheduler import filters
+    filters.HostFilterHandler().get_matching_classes(
+        ['nova_accel.scheduler.filters.AcceleratorFilter'])
+''')
 
 
 class LayoutTest(base.LayoutTestCase):
@@ -44,6 +50,9 @@ class LayoutTest(base.LayoutTestCase):
             'AcceleratorWeigher AcceleratorFilter', said)
         self.there.accel_uninstall()
         self.assertNovaIsWhole()
+        # a nova-scheduler that still names the filter
+        self.assertIn("No module named 'nova_accel'", self.there.run(
+            self.there.python, '-W', 'ignore', '-c', FILTER).stdout)
 
     def test_editable_beside_editable(self):
         """DevStack installs Nova first."""

@@ -10,6 +10,7 @@ import tarfile
 
 import fixtures
 
+from tests import earlier
 from tests.layouts import base
 
 NOVA = 'nova==34.0.0'
@@ -174,15 +175,48 @@ class AfterwardsTest(base.LayoutTestCase):
         self.assertIn('STARTED nova.virt.libvirt.driver LibvirtDriver',
                       self.there.start())
 
-    def test_upgraded_from_a_wheel_with_a_directory_in_nova(self):
-        """pip removes what 0.2.0 had in Nova's directory; where a
-        distribution or --target left it, it does no harm."""
+    def test_left_in_nova(self):
+        """What a distribution or --target left of an earlier release does no
+        harm in Nova's directory."""
         left = self.there.packages / 'nova' / 'virt' / 'accel'
         left.mkdir()
         self.assertStarts()
         (left / '__init__.py').write_text(
             'from nova_accel.virt.driver import AccelLibvirtDriver\n')
         self.assertStarts()
+
+
+class EarlierReleaseTest(base.LayoutTestCase):
+    """Release 0.1 has a directory in Nova's."""
+
+    def test_upgrade(self):
+        if not earlier.is_here():
+            self.skipTest('the history of the repository is not here')
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.there.nova_wheel()
+        old = earlier.source(directory)
+        self.there.install(old)
+        self.assertOldStarts()
+        # the new one aside, as docs/source/upgrade.rst has it
+        target = self.there.directory / 'new'
+        self.there.accel_wheel('--target', target)
+        lines = self.there.check(
+            self.there.python, '-m', 'nova_accel.cmd.main',
+            PYTHONPATH=str(target))
+        self.assertEqual('ok', lines['compute driver']['Result'])
+        self.assertOldStarts()
+        self.there.accel_wheel('--force-reinstall')
+        self.assertFalse(
+            (self.there.packages / 'nova' / 'virt' / 'accel').exists())
+        self.assertStarts()
+        self.there.install('--force-reinstall', old)
+        self.assertOldStarts()
+
+    def assertOldStarts(self):
+        self.assertIn('STARTED nova_accel.virt.driver AccelLibvirtDriver',
+                      self.there.start())
+        self.assertTrue(
+            (self.there.packages / 'nova' / 'virt' / 'accel').exists())
 
 
 class OtherNovaTest(base.LayoutTestCase):

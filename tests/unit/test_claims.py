@@ -25,6 +25,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import journal
 from nova_accel.store import schema
+from tests.unit import pages
 
 HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
 RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
@@ -864,36 +865,12 @@ class OtherReleasesTest(StoreTestCase):
                     os.remove(self.path + suffix)
 
     def test_back_to_release_0_1_and_again_to_this(self):
-        """As docs/source/operators.rst says."""
+        """As docs/source/operate/host.rst says."""
         self.release_0_1()
         store = claim_store.ClaimStore(self.path)
         store.set_loaded('0000:5e:00.0', 0, unknown(None))
         with self.file() as db:
-            db.executescript('DROP TABLE IF EXISTS pools; '
-                             'CREATE TABLE devices (address TEXT PRIMARY KEY, '
-                             'device TEXT NOT NULL); '
-                             'CREATE TABLE loaded (device_address TEXT NOT '
-                             'NULL, region_index INTEGER NOT NULL, '
-                             'function_uuid TEXT NOT NULL, bitstream_id TEXT '
-                             'NOT NULL, function_name TEXT, content TEXT NOT '
-                             'NULL, PRIMARY KEY '
-                             '(device_address, region_index)); '
-                             'INSERT INTO loaded SELECT address, '
-                             'region_index, function_uuid, bitstream_id, '
-                             'function_name, content FROM regions JOIN cards '
-                             'ON card = number WHERE placed AND '
-                             'function_uuid IS NOT NULL AND bitstream_id IS '
-                             'NOT NULL AND content IS NOT NULL; '
-                             'ALTER TABLE claims DROP COLUMN restore_origin; '
-                             'ALTER TABLE claims DROP COLUMN project_id; '
-                             'ALTER TABLE claims DROP COLUMN serial; '
-                             'ALTER TABLE claims DROP COLUMN asked; '
-                             'ALTER TABLE claims DROP COLUMN remembered; '
-                             'ALTER TABLE claims DROP COLUMN ids; '
-                             'ALTER TABLE claims DROP COLUMN '
-                             'operators_bitstream; '
-                             'ALTER TABLE claims DROP COLUMN since; '
-                             'PRAGMA user_version = 0')
+            db.executescript(pages.back_to_release_0_1())
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '
                               'created_type IS NOT NULL', ('Bound',))

@@ -740,6 +740,11 @@ class DeviceTest(CheckTestCase):
             model.HandleType.PCI, A), device_address=A, region_index=0,
             state=model.ClaimState.BOUND)])
         self.assertEqual([], self.check(0))
+        # as release 0.1 gave it
+        self.set('accel', whole_cards=None)
+        line, = self.check(1)
+        self.assertEqual(A, line['Check'])
+        self.assertIn('no other server gets it afterwards', line['Found'])
 
     def test_card_that_hangs(self):
         """It costs its own line, and no more than the limit."""
