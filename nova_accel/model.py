@@ -389,11 +389,8 @@ class ClaimState(enum.Enum):
 
 
 class Role(enum.Enum):
-    """Whether a claim is of the server as it is or as it was before a resize.
-
-    While a resize waits for its confirmation Placement holds the old devices
-    under the migration's uuid and the new ones under the instance's.
-    """
+    """Whether a claim's owner is the server, or a move of it that has not
+    ended: what it had before a resize, until that is confirmed or reverted."""
 
     CURRENT = 'current'
     OLD = 'old'
@@ -406,7 +403,6 @@ class Claim:
     uuid: str
     #: '' where it is not known (attach.settling); only DELETING then
     instance_uuid: str
-    role: Role
     provider_uuid: str
     resource_class: str
     #: request group of the flavor
@@ -415,8 +411,8 @@ class Claim:
     #: None for a device without regions
     region_index: int | None
     handle: AttachHandle
-    #: who holds the allocation in Placement: the server, or for the old
-    #: devices of a resize the migration
+    #: the owner, who holds the allocation in Placement: the server, or the
+    #: migration in which it is
     consumer_uuid: str
     state: ClaimState = ClaimState.INITIAL
     #: why the state is BindFailed or Unknown
@@ -454,6 +450,11 @@ class Claim:
     #: written by the store; '' where an earlier release wrote the claim. It is
     #: for people: two claims that differ in nothing else are alike
     since: str = dataclasses.field(default='', compare=False)
+
+    @property
+    def role(self) -> Role:
+        return (Role.CURRENT if self.instance_uuid in (
+            '', self.consumer_uuid) else Role.OLD)
 
     @property
     def holder(self) -> str:

@@ -159,6 +159,8 @@ class Accelerators:
             'server', 'The accelerators of server {}',
             programming.seconds_at_most)
         self._failed: set[str] = set()
+        #: server -> claims that it has lost, which could not be written
+        self._unwritten: dict[str, set[str]] = {}
 
     # The service
 
@@ -388,6 +390,7 @@ class Accelerators:
                 f'Server {server.uuid} was to get its accelerators, and '
                 f'Placement did not say which: see that it answers '
                 f'nova-compute.')
+        self._finish(server.uuid)
         with self.exclusive(server.uuid):
             held = self._located(self.holdings.of(server.uuid), allocations)
             steps = plan.to_plug(server.uuid, requests, allocations,
@@ -611,8 +614,7 @@ class Accelerators:
         index = self.inventory.providers()[take.provider_uuid].region_index
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
-            consumer_uuid=server.uuid, role=model.Role.CURRENT,
-            project_id=server.project_id,
+            consumer_uuid=server.uuid, project_id=server.project_id,
             **self.inventory.identity_for_claim(device.address),
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
@@ -683,11 +685,11 @@ class Accelerators:
         :raises AcceleratorError: the guest must not start.
         """
         requests = server.requests if requests is None else requests
-        held = self.holdings.of(server.uuid)
-        if not held:
+        self._finish(server.uuid)
+        if not self.holdings.of(server.uuid):
             self.settling.look_again()
-            held = (self.holdings.of(server.uuid)
-                    or self._back_from_a_failed_move(context, server))
+        self._end_move(context, server)
+        held = self.holdings.of(server.uuid)
         self.readiness.look_again(held)
         steps = plan.Plan(keep=tuple(
             plan.Keep(wanted, tuple(claims)) for wanted, claims
@@ -755,34 +757,26 @@ class Accelerators:
             self._cloud.find_providers(
                 trait=CONF.accel.owner_trait, uuid=provider_uuid))
 
-    def _back_from_a_failed_move(self, context, server):
-        """What was set aside for a move is the server's again, where the move
-        failed and Placement has allocated it to the server; not more than
-        that, as where it was to become smaller."""
+    def _end_move(self, context, server):
+        """Finish a move that failed, or was reverted, where that could not be
+        written: Placement has allocated to the server what it had before."""
         old = self.holdings.of(server.uuid, model.Role.OLD)
         if not old:
-            return []
+            return
         allocations = self._cloud.allocations(context, server.uuid)
         located = self._located(old, allocations)
         providers = {claim.provider_uuid for claim in located}
         if providers - set(allocations) or any(
                 # from a pool the server may have its new devices, too
                 providers & set(self._cloud.allocations(context, consumer))
-                for consumer in {c.consumer_uuid for c in old}
-                - {server.uuid}):
-            return []
-        left = collections.Counter({
-            (provider_uuid, name): amount
-            for provider_uuid, allocation in allocations.items()
-            for name, amount in allocation['resources'].items()})
-        back = []
-        for claim, at in zip(old, located, strict=True):
-            key = at.provider_uuid, at.resource_class
-            if left[key]:
-                left[key] -= 1
-                back.append(claim)
-        self.holdings.restore_after_revert(server.uuid, back)
-        return self.holdings.of(server.uuid)
+                for consumer in {c.consumer_uuid for c in old}):
+            return
+        back = plan.to_come_back(allocations, located, self._located(
+            self.holdings.of(server.uuid), allocations))
+        if back:
+            uuids = {claim.uuid for claim in back}
+            self._clean(context, self.holdings.revert(server.uuid, [
+                claim for claim in old if claim.uuid in uuids]), wait=False)
 
     def restore(self, context, server: request.Server) -> None:
         """Make the devices of a server as they were, whose guest is not to
@@ -790,6 +784,7 @@ class Accelerators:
 
         :raises AcceleratorError: one is not.
         """
+        self._finish(server.uuid)
         self.readiness.restore(context, server, self.holdings.of(server.uuid))
 
     # Unplug
@@ -825,7 +820,23 @@ class Accelerators:
         except exception.AcceleratorsUnavailable as error:
             LOG.error('What server %s had here is released once that can be '
                       'written down: %s', server_uuid, error)
+            self._unwritten.setdefault(server_uuid, set()).update(
+                claim.uuid for claim in claims)
             return []
+
+    def _finish(self, server_uuid):
+        """Write that a server has lost what it lost, before it gets or moves
+        anything.
+
+        :raises AcceleratorsUnavailable: that cannot be written still.
+        """
+        uuids = self._unwritten.get(server_uuid)
+        if not uuids:
+            return
+        with self.exclusive(server_uuid):
+            lost = self.holdings.releasing(self.store.by_uuid(uuids))
+            self._unwritten.pop(server_uuid, None)
+        self._clean(self._cloud.admin_context(), lost, wait=False)
 
     def _settle(self, server_uuid):
         """Wait for a plug of this server that nothing waits for any more."""
@@ -882,6 +893,9 @@ class Accelerators:
 
         :returns: how many accelerators are free now.
         """
+        for server_uuid in list(self._unwritten):
+            with contextlib.suppress(exception.AcceleratorsUnavailable):
+                self._finish(server_uuid)
         left = self.holdings.being_released()
         if left:
             self._clean(context, left, patient=True)
@@ -979,11 +993,29 @@ class Accelerators:
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
         """The server moves away; what it has is kept for its return."""
+        self._finish(server_uuid)
         self.holdings.set_aside(server_uuid, migration_uuid)
 
-    def restore_after_revert(self, server_uuid: str) -> None:
-        """The server is back from where it moved."""
-        self.holdings.restore_after_revert(server_uuid)
+    def revert(self, context, server_uuid: str, migration_uuid: str) -> None:
+        """The server is back from where it moved: what it has goes, and what
+        it had before is its own again.
+
+        :raises AcceleratorsUnavailable: that cannot be written; nothing has
+            changed.
+        """
+        with self.exclusive(server_uuid):
+            lost = self.holdings.revert(
+                server_uuid, self.holdings.of_migration(
+                    server_uuid, migration_uuid))
+            self._unwritten.pop(server_uuid, None)
+        self._clean(context, lost, wait=False)
+
+    def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
+        """The server stays where it moved; what it had before goes."""
+        with self.exclusive(server_uuid):
+            lost = self._let_go(server_uuid, self.holdings.of_migration(
+                server_uuid, migration_uuid))
+        self._clean(context, lost)
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:

@@ -63,6 +63,12 @@ class Holdings:
 
     # What there is
 
+    def of_migration(self, server_uuid: str, migration_uuid: str,
+                     ) -> list[model.Claim]:
+        """What a server had before a move, as of()."""
+        return [claim for claim in self.of(server_uuid, model.Role.OLD)
+                if claim.consumer_uuid == migration_uuid]
+
     def of(self, server_uuid: str, role: model.Role = model.Role.CURRENT,
            ) -> list[model.Claim]:
         """What a server holds, in a stable order, without what it lost."""
@@ -256,22 +262,25 @@ class Holdings:
     # Servers that move
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
-        """The server moves away; its devices here are its old ones, which the
-        migration holds in Placement."""
-        self._store.update(self.of(server_uuid), role=model.Role.OLD,
-                           consumer_uuid=migration_uuid)
+        """The server moves away; what it has here is the migration's now."""
+        self._store.update(self.of(server_uuid), consumer_uuid=migration_uuid)
 
-    def restore_after_revert(
-            self, server_uuid: str,
-            claims: Iterable[model.Claim] | None = None) -> None:
-        """The server is back; its old devices are its own again.
+    def revert(self, server_uuid: str, claims: Iterable[model.Claim],
+               ) -> list[model.Claim]:
+        """The move is reverted, in one transaction: what the server has
+        goes, and what the migration had is the server's again.
 
-        :param claims: those that are; None for all.
+        :param claims: the latter.
+        :returns: those that the server has lost; they are not free yet.
         """
-        if claims is None:
-            claims = self.of(server_uuid, model.Role.OLD)
-        self._store.update(claims, role=model.Role.CURRENT,
-                           consumer_uuid=server_uuid)
+        with self._lock:
+            lost = self.of(server_uuid)
+            changed = self._store.change([
+                (lost, {'state': _State.DELETING, 'error': ''}),
+                (self.now(claims), {'consumer_uuid': server_uuid})])
+        for claim in lost:
+            LOG.info('Server %s releases %s', claim.holder, _device(claim))
+        return changed[:len(lost)]
 
     def _go(self, name: str, claims: Iterable[model.Claim],
             gone_is_fine: bool = False, **changes: Any) -> list[model.Claim]:

@@ -130,6 +130,44 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
     return Plan(keep, _taken(requests, keep, left))
 
 
+def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
+                 current: Sequence[model.Claim]) -> list[model.Claim]:
+    """For a server that starts again, of which Placement has allocated nothing
+    to a move any more: what it had before the move and gets back.
+
+    ================ ==================== ================================
+    It has now       Is allocated to it   What comes back
+    ================ ==================== ================================
+    nothing          what it had, or less as much as that: the move failed
+    something        all of that          nothing: it was confirmed
+    something        not all, and all     all: it was reverted
+                     that it had
+    something        neither              nothing
+    ================ ==================== ================================
+
+    :param old: as if allocated from the present providers.
+    """
+    if current and len(_allocated(allocations, current)) == len(current):
+        return []
+    back = _allocated(allocations, old)
+    return back if not current or len(back) == len(old) else []
+
+
+def _allocated(allocations, claims) -> list[model.Claim]:
+    """Those of some claims that find a unit of theirs."""
+    left = collections.Counter({
+        (provider_uuid, name): amount
+        for provider_uuid, allocation in allocations.items()
+        for name, amount in allocation['resources'].items()})
+    found = []
+    for claim in claims:
+        key = claim.provider_uuid, claim.resource_class
+        if left[key]:
+            left[key] -= 1
+            found.append(claim)
+    return found
+
+
 def _as_allocated(ours, held):
     """Requests for what is allocated: those that held devices answer, and one
     for what is left of each class of a provider."""

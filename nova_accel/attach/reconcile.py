@@ -207,7 +207,9 @@ class Reconciler:
                                           ) if claims else ():
             mine = [c for c in claims if c.instance_uuid == server.uuid
                     and c.role is model.Role.CURRENT]
-            if not mine or server.task_state:
+            if not mine or server.task_state or self._holdings.of(
+                    server.uuid, model.Role.OLD):
+                # of a move that has not ended it is not known what is its own
                 continue
             with self._accelerators.exclusive(server.uuid):
                 mine = [c for c in self._holdings.now(mine)

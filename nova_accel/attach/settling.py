@@ -64,7 +64,6 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 _State = model.ClaimState
-_Role = model.Role
 _Policy = handover.Policy
 
 
@@ -365,7 +364,6 @@ class Settling:
         yield self._claim(
             part, handle, instance_uuid=server, consumer_uuid=consumer,
             state=_State.BOUND,
-            role=_Role.OLD if server != consumer else _Role.CURRENT,
             group=wanted.group if wanted else '',
             project_id=record.project_id if record else None,
             created_type=created_type)
@@ -510,7 +508,7 @@ def claim_of_none(inventory: host_inventory.Inventory, device: model.Device,
     """
     return model.Claim(**{
         'uuid': uuidutils.generate_uuid(), 'instance_uuid': '',
-        'consumer_uuid': '', 'role': _Role.CURRENT, 'group': '',
+        'consumer_uuid': '', 'group': '',
         'provider_uuid': provider_uuid,
         'resource_class': naming.resource_class(device.type),
         'device_address': device.address, 'region_index': index,

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The table of claims: which server has which handle."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 import dataclasses
 import datetime
 import json
@@ -19,7 +19,8 @@ LOG = logging.getLogger(__name__)
 _RENAMED = {'group': 'request_group'}
 _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
                 if f.name != 'handle')
-_HANDLE_COLUMNS = ('handle_type', 'handle_address', 'handle')
+#: and what an earlier release reads
+_HANDLE_COLUMNS = ('role', 'handle_type', 'handle_address', 'handle')
 _CLAIM_COLUMNS = tuple(_RENAMED.get(f, f) for f in _FIELDS) + _HANDLE_COLUMNS
 _SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims'
 _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
@@ -77,26 +78,35 @@ class Claims(file.File):
             those that were removed meanwhile.
         :raises TypeError: for another field.
         """
-        unknown = set(changes) - set(_FIELDS) | {'uuid'} & set(changes)
-        if unknown:
-            raise TypeError(f'Claims have no {", ".join(sorted(unknown))} '
-                            f'that can be changed')
-        columns = ', '.join(f'{_RENAMED.get(name, name)} = :{name}'
-                            for name in changes)
-        values = {name: getattr(value, 'value', value)
-                  for name, value in changes.items()}
-        uuids = [claim.uuid for claim in claims]
+        return self.change([(claims, changes)])
+
+    def change(self, steps: Iterable[tuple[
+            Iterable[model.Claim], Mapping[str, Any]]]) -> list[model.Claim]:
+        """update() of several groups of claims, all or none."""
+        todo = [([claim.uuid for claim in claims], changes)
+                for claims, changes in steps]
+        for _, changes in todo:
+            unknown = set(changes) - set(_FIELDS) | {'uuid'} & set(changes)
+            if unknown:
+                raise TypeError(f'Claims have no {", ".join(sorted(unknown))} '
+                                f'that can be changed')
+        uuids = [uuid for some, _ in todo for uuid in some]
         if not uuids:
             # a server that holds nothing does not depend on this file
             return []
         with self._transaction() as db:
-            if changes:
-                db.executemany(
-                    f'UPDATE claims SET {columns} WHERE uuid = :uuid',
-                    [{**values, 'uuid': uuid} for uuid in uuids])
             now = {claim.uuid: claim for claim in self._known.claims}
-            for uuid in now.keys() & set(uuids):
-                now[uuid] = dataclasses.replace(now[uuid], **changes)
+            for some, changes in todo:
+                for uuid in now.keys() & set(some) if changes else ():
+                    now[uuid] = dataclasses.replace(now[uuid], **changes)
+                    row = _row(now[uuid])
+                    names = {_RENAMED.get(name, name) for name in changes}
+                    if 'consumer_uuid' in changes:
+                        names.add('role')
+                    db.execute(
+                        f'UPDATE claims SET '
+                        f'{", ".join(f"{name} = :{name}" for name in names)} '
+                        f'WHERE uuid = :uuid', row)
             self._change(claims=_in_order(now.values()))
         return [now[uuid] for uuid in uuids if uuid in now]
 
@@ -143,10 +153,5 @@ def _claim(row: sqlite3.Row) -> model.Claim:
         state = model.ClaimState.UNKNOWN
         fields['error'] = fields['error'] or (
             f'state {row["state"]} is of another release')
-    try:
-        role = model.Role(row['role'])
-    except ValueError:
-        # nothing but its server's end releases it
-        role = model.Role.CURRENT
     return model.Claim(**{**fields, 'handle': handle, 'state': state,
-                          'role': role, 'prepared': bool(row['prepared'])})
+                          'prepared': bool(row['prepared'])})

@@ -368,28 +368,34 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         with errors.nothing_changed():
             self.accelerators.wait_until_idle(instance.uuid)
             # before Nova moves the disks: it would not move them back
-            self._set_aside(context, instance)
+            migration = self._set_aside(context, instance)
         try:
             return super().migrate_disk_and_power_off(
                 context, instance, *args, **kwargs)
         except Exception:
             with excutils.save_and_reraise_exception():
-                self.accelerators.restore_after_revert(instance.uuid)
+                if migration:
+                    self.accelerators.revert(context, instance.uuid, migration)
 
     def _set_aside(self, context, instance):
-        if self.accelerators.handles(instance.uuid):
-            self.accelerators.set_aside(
-                instance.uuid, cloud.migration_of(context, instance).uuid)
+        """:returns: the uuid of the migration; None where nothing moves."""
+        if not self.accelerators.handles(instance.uuid):
+            return None
+        migration = cloud.migration_of(context, instance).uuid
+        self.accelerators.set_aside(instance.uuid, migration)
+        return migration
 
     def confirm_migration(self, context, migration, instance, network_info):
         """At confirm, on the source."""
         super().confirm_migration(context, migration, instance, network_info)
-        self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
+        self.accelerators.confirm(context, instance.uuid, migration.uuid)
 
-    def finish_revert_migration(self, context, instance, *args, **kwargs):
+    def finish_revert_migration(self, context, instance, network_info,
+                                migration, *args, **kwargs):
         """At revert, on the source, after destroy() on the destination."""
-        self.accelerators.restore_after_revert(instance.uuid)
-        super().finish_revert_migration(context, instance, *args, **kwargs)
+        self.accelerators.revert(context, instance.uuid, migration.uuid)
+        super().finish_revert_migration(
+            context, instance, network_info, migration, *args, **kwargs)
 
     # A guest goes
 
@@ -401,7 +407,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         called."""
         if not self.accelerators.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
-        leaves = instance.task_state == task_states.RESIZE_MIGRATING
+        # not of a server that was evacuated from here, whatever it does there
+        is_here = instance.host == self._host_name
+        leaves = (is_here
+                  and instance.task_state == task_states.RESIZE_MIGRATING)
         if leaves:
             # before the guest is gone, which would look as if deleted
             self.accelerators.wait_until_idle(instance.uuid)
@@ -411,7 +420,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         # and have no user (nova.context.get_admin_context)
         wait = context.user_id is not None
         if not (leaves or instance.uuid in self._hard_reboots()
-                or instance.task_state == task_states.REBUILDING):
+                or is_here and instance.task_state == task_states.REBUILDING):
             self.accelerators.unplug(context, instance.uuid, wait=wait)
         if instance.task_state == task_states.DELETING:
             # of a move that failed

@@ -144,8 +144,8 @@ class Bench(fixtures.Fixture):
         for number in range(0, DEVICES, 2):
             server = str(uuid.uuid4())
             store.add([model.Claim(
-                str(uuid.uuid4()), server, model.Role.CURRENT,
-                str(uuid.uuid4()), FPGA, '1', address(number), 0,
+                str(uuid.uuid4()), server, str(uuid.uuid4()),
+                FPGA, '1', address(number), 0,
                 model.AttachHandle(model.HandleType.PCI,
                                    host.vf(address(number))),
                 server, state=model.ClaimState.BOUND)])

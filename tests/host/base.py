@@ -163,14 +163,14 @@ class Host:
         """:param here: the server was resized on this host, and runs."""
         if not here:
             self.cloud.stop_guest(uuid_, undefine=True)
-        self.accelerators.unplug(self.cloud.admin_context(), uuid_,
-                                 model.Role.OLD)
+        self.accelerators.confirm(
+            self.cloud.admin_context(), uuid_, migration)
         self.settle()
         self.cloud.allocate(migration, None)
 
     def revert(self, uuid_, migration):
         self.cloud.move_allocation(migration, uuid_)
-        self.accelerators.restore_after_revert(uuid_)
+        self.accelerators.revert(self.cloud.admin_context(), uuid_, migration)
         self.start_guest(uuid_)
 
     # What a test of killed processes does, in a process of its own
@@ -230,7 +230,10 @@ class Host:
         """The operator takes a move back, wherever it stands."""
         for consumer in set(self.cloud.read()['allocations']) - {uuid_}:
             self.cloud.move_allocation(consumer, uuid_)
-        self.accelerators.restore_after_revert(uuid_)
+        for consumer in {claim.consumer_uuid for claim
+                         in self.holdings.of(uuid_, model.Role.OLD)}:
+            self.accelerators.revert(
+                self.cloud.admin_context(), uuid_, consumer)
         self.start_again(uuid_)
 
     def ask(self, uuid_, image):

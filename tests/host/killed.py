@@ -37,7 +37,7 @@ from tests.host import cloud as clouds
 #: what changes something outside of the process
 CALLS = {
     claim_store.ClaimStore: (
-        'add', 'update', 'remove', 'set_loaded', 'drop_loaded', 'place',
+        'add', 'change', 'remove', 'set_loaded', 'drop_loaded', 'place',
         'set_reserved', 'await_operator', 'add_handover',
         'settle', 'disable', 'enable'),
     sim.SimulatedKernel: (

@@ -111,7 +111,8 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.move_allocation(migration, self.server)
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.add_server(base.ONE, uuid_=self.server)
-        self.host.accelerators.restore_after_revert(self.server)
+        self.host.accelerators.revert(
+            self.host.cloud.admin_context(), self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
 

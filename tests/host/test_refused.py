@@ -94,7 +94,7 @@ class RefusedTest(base.HostTestCase):
         provider_uuid, = self.host.allocation(A)
         self.host.accelerators.store.add([model.Claim(
             uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
-            consumer_uuid=str(uuid.uuid4()), role=model.Role.CURRENT,
+            consumer_uuid=str(uuid.uuid4()),
             provider_uuid=provider_uuid, resource_class=base.FPGA, group='1',
             device_address=A, region_index=0,
             handle=model.AttachHandle(model.HandleType.PCI, vf(A)))])

@@ -174,7 +174,7 @@ class InventoryTestBase(testtools.TestCase):
         claim = model.Claim(
             uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
             consumer_uuid=str(uuid.uuid4()),
-            role=model.Role.CURRENT, provider_uuid=str(uuid.uuid4()),
+            provider_uuid=str(uuid.uuid4()),
             resource_class=CLASS, group='1', device_address=address,
             region_index=region, handle=handle(
                 f'{address[:-1]}{(region or 0) + 1}'), **more)

@@ -60,7 +60,7 @@ def claim(instance=None, handle=HANDLE, **more):
     return model.Claim(**{
         'uuid': str(uuid.uuid4()), 'instance_uuid': instance,
         'consumer_uuid': instance,
-        'role': model.Role.CURRENT, 'provider_uuid': str(uuid.uuid4()),
+        'provider_uuid': str(uuid.uuid4()),
         'resource_class': 'CUSTOM_ACCELERATOR_FPGA', 'group': '1',
         'device_address': '0000:5e:00.0', 'region_index': 0,
         'handle': handle, **more})
@@ -335,7 +335,7 @@ class ClaimStoreTest(StoreTestCase):
     def test_roles(self):
         one = claim()
         self.store.add([one])
-        self.store.update([one], role=model.Role.OLD)
+        self.store.update([one], consumer_uuid='migration')
         self.assertEqual([], self.store.claims(
             one.instance_uuid, model.Role.CURRENT))
         self.assertEqual(1, len(self.store.claims(
@@ -685,7 +685,7 @@ class OtherReleasesTest(StoreTestCase):
             found[self.uuid(n)] for n in range(1, 8))
         self.assertEqual(model.Claim(
             uuid=self.uuid(1), instance_uuid=self.uuid(101),
-            role=model.Role.CURRENT, provider_uuid=self.uuid(201),
+            provider_uuid=self.uuid(201),
             resource_class='CUSTOM_ACCELERATOR_FPGA', group='1',
             device_address='0000:5e:00.0', region_index=0, handle=HANDLE,
             consumer_uuid=self.uuid(101), state=BOUND,

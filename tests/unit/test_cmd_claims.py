@@ -75,7 +75,7 @@ class ClaimsTest(commands.StoreCommandTestCase):
 
     def test_devices_without_regions(self):
         self.open_store().add([
-            claim('s1', handle(1), region_index=None, role=model.Role.OLD,
+            claim('s1', handle(1), region_index=None, consumer_uuid='migration',
                   state=model.ClaimState.BOUND),
             claim(None, handle(2), instance_uuid='', region_index=None,
                   error='It is dirty.', state=model.ClaimState.DELETING)])

@@ -192,7 +192,7 @@ class DrainTest(DisableTestCase):
         store = self.nova_compute()
         there = [
             claim('s1', serial='S1'),
-            claim('s2', handle(2), role=model.Role.OLD,
+            claim('s2', handle(2), consumer_uuid='migration',
                   state=model.ClaimState.BOUND),
             claim('s3', handle(3), state=model.ClaimState.DELETING,
                   error='It is dirty.'),

@@ -60,7 +60,7 @@ class Discover(commands.StoreCommandTestCase):
             claim('s1', handle(1), device_address=B, region_index=0,
                   state=model.ClaimState.BOUND),
             claim('s2', handle(2), device_address=B, region_index=1,
-                  state=model.ClaimState.DELETING, role=model.Role.OLD,
+                  state=model.ClaimState.DELETING, consumer_uuid='migration',
                   error='It is dirty.')])
         # an option in place of the configuration does not lose the store
         for arguments in ((), ('--driver', 'dfl')):

@@ -125,8 +125,16 @@ class HoldingsTest(testtools.TestCase):
         self.assertEqual([], self.holdings.of(server))
         old, = self.holdings.of(server, model.Role.OLD)
         self.assertEqual('migration', old.consumer_uuid)
-        self.holdings.restore_after_revert(server)
+        self.assertEqual([], self.holdings.of_migration(server, 'other'))
+        # in one step with the end of what it has got meanwhile
+        two = claim(server, state=State.BOUND, handle=model.AttachHandle(
+            model.HandleType.PCI, '0000:af:00.0'))
+        self.store.add([two])
+        lost = self.holdings.revert(
+            server, self.holdings.of_migration(server, 'migration'))
         self.assertEqual([one], self.holdings.of(server))
+        self.assertEqual([(two.uuid, State.DELETING)],
+                         [(c.uuid, c.state) for c in lost])
 
     def test_kept_on_error(self):
         """What was bound stays so; what never was is in doubt."""

@@ -29,7 +29,7 @@ def device(address, serial, ids='1234:5678', **more):
 def claim(serial, address=A, ids=''):
     return model.Claim(
         uuid=str(uuid.uuid4()), instance_uuid='', consumer_uuid='',
-        role=model.Role.CURRENT, provider_uuid='', resource_class='',
+        provider_uuid='', resource_class='',
         group='', device_address=address, region_index=None,
         handle=model.AttachHandle(model.HandleType.PCI, address),
         serial=serial, ids=ids)

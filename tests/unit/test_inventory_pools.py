@@ -33,7 +33,7 @@ def gpu(address, health=OK, **more):
 def claim(address, provider_uuid, state=BOUND, **more):
     return model.Claim(**{
         'uuid': str(uuid.uuid4()), 'instance_uuid': 'i', 'consumer_uuid': 'i',
-        'role': model.Role.CURRENT, 'provider_uuid': provider_uuid,
+        'provider_uuid': provider_uuid,
         'resource_class': CLASS, 'group': '1', 'device_address': address,
         'region_index': None, 'state': state, 'handle': handle(address),
         **more})

@@ -32,7 +32,7 @@ TYPES = (model.CreatableType('a', 'CUSTOM_A', 2),)
 def claim(number=1, index=None, state=BOUND, created=None, error=''):
     return model.Claim(
         uuid=str(uuid.uuid4()), instance_uuid='i', consumer_uuid='i',
-        role=model.Role.CURRENT, provider_uuid='p', resource_class=CLASS,
+        provider_uuid='p', resource_class=CLASS,
         group='1', device_address=A, region_index=index, state=state,
         handle=handle(f'{A[:-1]}{number}'), created_type=created,
         error=error)

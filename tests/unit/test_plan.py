@@ -34,7 +34,7 @@ def holds(provider=P1, group='1', name=FPGA, state=model.ClaimState.BOUND,
           at='0000:5e:00.0'):
     return model.Claim(
         uuid=str(uuid.uuid4()), instance_uuid=SERVER, consumer_uuid=SERVER,
-        role=model.Role.CURRENT, provider_uuid=provider, resource_class=name,
+        provider_uuid=provider, resource_class=name,
         group=group, device_address=at, region_index=0, state=state,
         handle=model.AttachHandle(model.HandleType.PCI, at))
 
@@ -156,3 +156,25 @@ class PlanTest(testtools.TestCase):
                   for state in model.ClaimState
                   if state is not model.ClaimState.BOUND)):
             self.assertIs(complete, plan.is_complete(asked, held))
+
+    def test_after_a_move(self):
+        """Once the migration has nothing allocated any more."""
+        for allocated, old, current, back in (
+                # the move failed, and not more is allocated than before
+                ({P1: 1}, [P1], [], [P1]), ({P1: 1}, [P1, P1], [], [P1]),
+                ({P2: 1}, [P1], [], []),
+                # confirmed
+                ({P2: 1}, [P1], [P2], []), ({P1: 2}, [P1], [P1, P1], []),
+                # reverted
+                ({P1: 1}, [P1], [P2], [P1]),
+                ({P1: 1}, [P1], [P1, P1], [P1]),
+                # of the same pool, as many: one of both
+                ({P1: 1}, [P1], [P1], []),
+                # neither: what its guest may have stays
+                ({}, [P1], [P2], []), ({P1: 1}, [P1, P1], [P2], [])):
+            allocations = {uuid: {'resources': {FPGA: amount}}
+                           for uuid, amount in allocated.items()}
+            self.assertEqual(back, [
+                claim.provider_uuid for claim in plan.to_come_back(
+                    allocations, [holds(uuid) for uuid in old],
+                    [holds(uuid) for uuid in current])])

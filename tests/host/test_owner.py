@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A claim is the server's or one migration's, whatever cannot be written."""
+
+import itertools
+import sqlite3
+
+import ddt
+
+from nova_accel import exception
+from nova_accel import model
+from tests.host import base
+from tests.unit.host import A, B, vf
+
+
+@ddt.ddt
+class MoveTest(base.HostTestCase):
+    """A resize on the same host, of which one write after another fails."""
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        self.server = self.host.boot(base.ONE, self.host.allocation(A))
+        self.migration = self.host.resize_here(
+            self.server, self.host.allocation(B))
+        self.context = self.host.cloud.admin_context()
+
+    def fail_at(self, number):
+        """The n-th transaction that writes from now on fails."""
+        store = self.host.accelerators.store
+        begin, counter = store._begin, itertools.count()
+
+        def fails():
+            if next(counter) == number:
+                raise sqlite3.OperationalError('disk I/O error')
+            begin()
+        self.addCleanup(setattr, store, '_begin', begin)
+        store._begin = fails
+
+    def revert(self):
+        """As Nova: destroy() of the new guest, the allocation, then
+        finish_revert_migration()."""
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.accelerators.unplug(self.context, self.server)
+        self.host.cloud.move_allocation(self.migration, self.server)
+        self.host.accelerators.revert(
+            self.context, self.server, self.migration)
+
+    def confirm(self):
+        self.host.accelerators.confirm(
+            self.context, self.server, self.migration)
+        self.host.cloud.allocate(self.migration, None)
+
+    def compare(self):
+        for _ in range(2):
+            self.host.reconciler.run()
+            self.host.settle()
+
+    def assertHasOnly(self, address):
+        self.assertEqual({self.server: frozenset([vf(address)])},
+                         self.host.cloud.running())
+        claim, = self.host.holdings.all()
+        self.assertEqual((self.server, self.server, vf(address)), (
+            claim.instance_uuid, claim.consumer_uuid, claim.handle.address))
+        self.assertEqual({self.server: self.host.allocation(address)},
+                         self.host.cloud.read()['allocations'])
+
+    @ddt.data(*itertools.product(range(6), (False, True), (False, True)))
+    @ddt.unpack
+    def test_revert(self, number, restarts, compares):
+        self.fail_at(number)
+        try:
+            self.revert()
+        except exception.AcceleratorsUnavailable:
+            # the server is in ERROR, and its owner reboots it hard
+            pass
+        if restarts:
+            self.restart()
+        if compares:
+            self.compare()
+        self.host.start_guest(self.server)
+        self.compare()
+        self.assertHasOnly(A)
+
+    @ddt.data(*itertools.product(range(4), (False, True)))
+    @ddt.unpack
+    def test_confirm_and_move_again(self, number, restarts):
+        """What the first move left is not the second one's."""
+        self.fail_at(number)
+        self.confirm()
+        if restarts:
+            self.restart()
+            self.compare()
+        self.migration = self.host.migrate_away(self.server)
+        self.host.revert(self.server, self.migration)
+        self.compare()
+        self.assertHasOnly(B)
+
+    def test_store_that_stays_away(self):
+        """The server does not start with what it has lost."""
+        store = self.host.accelerators.store
+        begin = store._begin
+
+        def fails():
+            raise sqlite3.OperationalError('disk I/O error')
+        store._begin = fails
+        self.assertRaises(exception.AcceleratorsUnavailable, self.revert)
+        self.assertRaises(exception.AcceleratorsUnavailable,
+                          self.host.start_guest, self.server)
+        store._begin = begin
+        self.host.start_guest(self.server)
+        self.compare()
+        self.assertHasOnly(A)
+        self.assertEqual([], self.host.holdings.of(
+            self.server, model.Role.OLD))
