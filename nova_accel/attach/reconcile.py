@@ -49,6 +49,9 @@ class Reconciler:
         #: servers that nova-compute may have left half done when it ended,
         #: and that could not be looked at since
         self._unseen: set[str] = set()
+        #: whether a run has noted which those are; once, although a run that
+        #: does not come to its end is the first one again
+        self._has_seen = False
         #: device without a claim -> guest that has it, as the log has told
         self._strange: dict[str, str] = {}
         #: servers of which an operation failed, as of the last run
@@ -85,10 +88,12 @@ class Reconciler:
         self._accelerators.settling.clean()
         released = self._accelerators.retry_releases(
             self._cloud.admin_context())
-        claims = self._holdings.all()
-        if first:
-            self._unseen = {c.instance_uuid for c in claims}
         running = self._cloud.running()
+        # after the guests: a guest that runs had its claim before
+        claims = self._holdings.all()
+        if first and not self._has_seen:
+            self._has_seen = True
+            self._unseen = {c.instance_uuid for c in claims}
         self._fence_what_has_no_claim(claims, running)
         self._remember_cards(claims, running)
         if claims:
@@ -181,6 +186,9 @@ class Reconciler:
         # one that moved between the questions for its two providers was seen
         # in neither
         found = list(self._without_an_allocation(found))
+        # without those of servers that were deleted meanwhile
+        found = [c for c in self._holdings.now(found)
+                 if c.state is not model.ClaimState.DELETING]
         self._looked_at(failed)
         found = self._put_back(found)
         inventory.hold_back(c.handle for c in found)
@@ -330,8 +338,9 @@ class Reconciler:
             refuse('the server is being built', 'wait for that')
         if not list(self._without_an_allocation([claim])):
             refuse('Placement has it allocated',
-                   'delete or shelve the server; where it does not exist, see '
-                   'nova-manage placement audit')
+                   f'delete or shelve the server; where it does not exist, '
+                   f'openstack resource provider allocation delete '
+                   f'{claim.consumer_uuid}')
         if claim.role is model.Role.CURRENT and self._cloud.servers(
                 [claim.instance_uuid]):
             refuse('Nova has the server on this host', 'delete or shelve it')
@@ -398,10 +407,12 @@ class Reconciler:
         """A device of ours that a guest has without a claim is offered to no
         other server until the guest is gone."""
         claimed = {c.handle.address for c in claims}
-        strange = {}
-        for server_uuid, addresses in running.items():
-            for address in addresses - claimed:
-                strange[address] = server_uuid
+        strange = _without(running, claimed)
+        if strange.keys() - self._strange.keys():
+            # the server may have been deleted since its guest was seen
+            now = _without(self._cloud.running(), claimed)
+            strange = {address: server_uuid for address, server_uuid
+                       in strange.items() if address in now}
         found = self._accelerators.inventory.fence_in_guests(strange)
         for address, server_uuid in found.items():
             if self._strange.get(address) != server_uuid:
@@ -411,6 +422,12 @@ class Reconciler:
                     'dumpxml %s, and stop or delete the server.',
                     server_uuid, address, server_uuid)
         self._strange = found
+
+
+def _without(running, claimed):
+    """Address of a device in a guest, that no claim has -> the guest."""
+    return {address: server_uuid for server_uuid, addresses
+            in running.items() for address in addresses - claimed}
 
 
 def _by_server(claims):

@@ -65,6 +65,9 @@ class Relocation:
         self._asked: list[_Move] | None = []
         #: those that Placement was seen to have with the other provider
         self._left: list[_Move] = []
+        #: what of them the log has told; None: nova-compute is starting, and
+        #: they may move
+        self._told: list[_Move] | None = None
 
     def is_needed(self, node: str, root_uuid: str) -> bool:
         """Whether Placement has allocations that are to move.
@@ -83,20 +86,26 @@ class Relocation:
             self._asked = None
             LOG.warning('From which providers the accelerators of servers are '
                         'allocated is not known: %s', error)
-        return bool(self._left)
-
-    def look_again(self) -> None:
-        """Nova has moved allocations, or that has failed."""
-        if self._left:
-            self._asked = None
-            node = self._inventory.root
-            if node and self.is_needed(*node):
+        if self._told is not None:
+            new = [move for move in self._left if move not in self._told]
+            self._told = self._left
+            if new:
                 LOG.warning(
                     '%s: allocated from a provider that does not show it any '
                     'more. Servers keep what they have, and the allocations '
                     'move when nova-compute is started again', ', '.join(
                         f'{move.claim.handle.address} of server '
-                        f'{move.claim.holder}' for move in self._left))
+                        f'{move.claim.holder}' for move in new))
+        return bool(self._left)
+
+    def look_again(self) -> None:
+        """Nova has moved allocations, or that has failed; from now on what is
+        left waits for the next start."""
+        self._told = []
+        node = self._inventory.root
+        if self._left and node:
+            self._asked = None
+            self.is_needed(*node)
 
     def move(self, allocations: dict, shown: Providers) -> list[model.Claim]:
         """Move what is to move, in what Placement will be given.

@@ -159,5 +159,5 @@ def _refuse_in_use(host, found):
         raise exception.DeviceUnavailable(
             f'The providers of {host} cannot be removed while servers have '
             f'accelerators there ({"; ".join(held)}): delete, shelve or '
-            f'resize these servers, or see "nova-manage placement audit" for '
-            f'allocations of servers that do not exist.')
+            f'resize these servers, or, of those that do not exist, "openstack '
+            f'resource provider allocation delete" the allocations.')

@@ -297,8 +297,8 @@ class Answer:
         if kind == 'MIGRATION':
             return f'migration {consumer}, until it is confirmed or reverted'
         return (f'{consumer}, which is no server of Nova: see openstack '
-                f'resource provider allocation show, and nova-manage '
-                f'placement audit')
+                f'resource provider allocation show {consumer}, and delete it '
+                f'with allocation delete')
 
     # Hosts
 

@@ -2,7 +2,9 @@
 """A host leaves nova_accel: its providers, with Placement and Nova."""
 
 import fixtures
+from nova.cmd import manage
 from nova.virt.libvirt import driver as libvirt_driver
+from oslo_utils import uuidutils
 
 from nova_accel.cmd import cloud as commands_cloud
 from nova_accel.cmd import providers
@@ -127,3 +129,29 @@ class PurgeTest(base.AcceleratorTestBase):
             self.assertIn(f'compute node {host!r}, and has none with this '
                           f'name', str(error))
         self.assertFalse(providers.is_running(self.compute, 'compute9'))
+
+
+class OrphanTest(base.AcceleratorTestBase):
+    """The allocation of a consumer that is not a server of Nova."""
+
+    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')]}}
+    CLASS = 'CUSTOM_ACCELERATOR_FPGA'
+
+    def test_delete(self):
+        """nova-manage placement audit --delete deletes Nova's own classes
+        only; the command that our messages name deletes all."""
+        region = self.provider('compute1_accel_0000:5e:00.0_region0')['uuid']
+        node = self.compute_rp_uuids['compute1']
+        orphan = uuidutils.generate_uuid()
+        url = f'/allocations/{orphan}'
+        self.placement.put(url, {
+            'allocations': {node: {'resources': {'MEMORY_MB': 1}},
+                            region: {'resources': {self.CLASS: 1}}},
+            'project_id': 'demo', 'user_id': 'demo',
+            'consumer_generation': None}, version='1.28')
+        self.assertEqual(4, manage.PlacementCommands().audit(delete=True))
+        self.assertEqual(
+            {region}, set(self.placement.get(url).body['allocations']))
+        # openstack resource provider allocation delete
+        self.placement.delete(url)
+        self.assertEqual({}, self.placement.get(url).body['allocations'])

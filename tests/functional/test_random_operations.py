@@ -827,7 +827,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def take_leaked(self, message):
         """Whether a message is LEAKED. Its allocation is deleted, as by
-        nova-manage placement audit --delete."""
+        openstack resource provider allocation delete."""
         leaked = LEAKED.search(message)
         if leaked:
             self.computes[HOSTS[0]].driver.virtapi.reportclient \

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What is released is what was judged, twice."""
 
+import itertools
 import threading
 from unittest import mock
 import uuid
@@ -19,6 +20,35 @@ class ReconcileTest(base.HostTestCase):
         super().setUp()
         self.start_host({'address': A}, {'address': B})
         self.server = self.host.boot(base.ONE, self.host.allocation(A))
+
+    def meanwhile(self, name, function, after=True):
+        """Once, before or after the cloud answers a question."""
+        answer = getattr(self.host.cloud, name)
+
+        def then(*args):
+            setattr(self.host.cloud, name, answer)
+            found = answer(*args) if after else None
+            function()
+            return found if after else answer(*args)
+        setattr(self.host.cloud, name, then)
+
+    def test_built_or_deleted_meanwhile(self):
+        """A server that comes or goes while this compares raises no alarm."""
+        gone = self.host.boot(base.ONE, self.host.allocation(B))
+        for name, after in itertools.product(
+                ('running', 'guests', 'consumers'), (False, True)):
+            self.meanwhile(name, lambda: self.host.delete(gone), after)
+            self.host.reconciler.run(first=True)
+            built = []
+            self.meanwhile(name, lambda: built.append(self.host.boot(
+                base.ONE, self.host.allocation(B))), after)
+            self.host.reconciler.run(first=True)
+            gone, = built
+            self.assertHas(gone, vf(B))
+            self.host.report()
+        self.assertNotIn('no claim', self.log.output)
+        self.assertNotIn('none allocated', self.log.output)
+        self.assertNotIn('not on this host', self.log.output)
 
     def leave(self):
         """The server is gone, and this host was not told."""

@@ -220,6 +220,8 @@ class RelocationTest(RelocationTestCase):
         self.host.cloud.placement_error = None
         for _ in range(3):
             self.host.report()
+        self.assertEqual(1, self.log.output.count(
+            'the allocations move when nova-compute is started again'))
         self.assertEqual([(1, 1, 1), (4, 1, 0)], self.amounts())
         self.assertHas(server, GPUS[0])
         self.host.reconcile_first()
