@@ -5,6 +5,7 @@
 * SQLite connections stay open. Nova's harness opens one for each transaction.
   They are not tested each time, their transactions begin without SQLAlchemy's
   compiler, and no thread sleeps after one, which is for green threads.
+* All clouds share the statements that SQLAlchemy has compiled.
 * nova-api's application is built once. It has some 400 controllers.
 * Nova does not check the schema of each answer of nova-api, and does not
   format its messages of level DEBUG, which no test shows. Those of nova_accel
@@ -161,7 +162,11 @@ def _cheap(create):
         engine = create(*args, **{
             **kwargs, 'thread_checkin': bool(limits.green_thread())})
         event.listen(engine, 'begin', _begin, insert=True)
+        # a statement that is compiled is known by its dialect
+        engine.dialect = first.setdefault(type(engine.dialect), engine.dialect)
+        engine.update_execution_options(compiled_cache=compiled)
         return engine
+    first, compiled = {}, {}
     return created
 
 

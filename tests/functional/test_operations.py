@@ -54,6 +54,10 @@ class KeepMixin:
         self._resume_server(server)
         self.assertKept()
 
+
+class KeepTest(KeepMixin, operations.OperationsTestBase):
+    """Operations through which a server keeps its devices."""
+
     def test_delete(self):
         """Delete, in whatever state: released."""
         self.flags(shelved_offload_time=-1)
@@ -67,10 +71,6 @@ class KeepMixin:
             self._wait_for_state_change(server, state)
             self.assertEqual(1, len(self.held(server)), state)
             self.delete_all()
-
-
-class KeepTest(KeepMixin, operations.OperationsTestBase):
-    """Operations through which a server keeps its devices."""
 
     def test_reboot(self):
         """Soft and hard reboot: the same devices."""
