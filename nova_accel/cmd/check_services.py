@@ -123,7 +123,8 @@ def _wide(host) -> Iterator[Line]:
     found = (f'{count} providers of this host offer {name}: a server that '
              f'asks for {_MANY_PROVIDERS} of them has too many allocation '
              f'candidates')
-    remedy = ('set [placement] max_allocation_candidates = 1000 and '
+    remedy = ('set [workarounds] optimize_for_wide_provider_trees = true, '
+              '[placement] max_allocation_candidates = 1000 and '
               'allocation_candidates_generation_strategy = breadth-first in '
               'placement.conf, or share providers ([accel] pools)')
     values: dict = {}
@@ -137,7 +138,10 @@ def _wide(host) -> Iterator[Line]:
     limit = section.get('max_allocation_candidates', ['-1'])[-1]
     strategy = section.get(
         'allocation_candidates_generation_strategy', [''])[-1]
-    if limit == '-1' or strategy != 'breadth-first':
+    optimized = values.get('workarounds', {}).get(
+        'optimize_for_wide_provider_trees', [''])[-1]
+    if (limit == '-1' or strategy != 'breadth-first'
+            or optimized.lower() not in ('true', '1', 'yes', 'on')):
         yield Line(WARNING, found, remedy)
 
 
