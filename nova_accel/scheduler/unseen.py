@@ -18,6 +18,7 @@ import nova.conf
 from nova.scheduler import utils
 
 from nova_accel import log as logging
+from nova_accel.scheduler import candidates as placement
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 
@@ -52,17 +53,22 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
             id(one) for listed in candidates.values() for one in listed
             }) < CONF.scheduler.max_placement_results:
         return
-    query = [(key, value) for key, value in parse.parse_qsl(
-        utils.resources_from_request_spec(
-            context, spec, manager.host_manager).to_querystring())
-        if key != 'limit']
-    if any(key.startswith('in_tree') for key, _ in query):
-        # of one host, which the operator named
+    question = utils.resources_from_request_spec(
+        context, spec, manager.host_manager).to_querystring()
+    if placement.names_host(question):
         return
+    query = [(key, value) for key, value in parse.parse_qsl(question)
+             if key != 'limit']
     carrying: dict[str, list[scheduling.Wish]] = {}
     for wish in missing:
         for root in _carrying(get, wish, found):
             carrying.setdefault(root, []).append(wish)
+    if len(carrying) > _ASKED and any(key == 'member_of' for key, _ in query):
+        # those outside of the zone would be asked in vain
+        there = {host['uuid'] for host in _ask(
+            get, placement.url_of_hosts(question))['resource_providers']}
+        carrying = {root: wishes for root, wishes in carrying.items()
+                    if root in there}
     # by chance, as other requests look for the same; those that carry most
     roots = sorted(_sample(sorted(carrying), len(carrying)),
                    key=lambda root: -len(carrying[root]))

@@ -55,6 +55,9 @@ class UnseenTest(unittest.TestCase):
         path, _, query = url.partition('?')
         asked = parse.parse_qs(query)
         self.asked.append((path, asked))
+        if 'member_of' in asked and path == '/resource_providers':
+            return response(resource_providers=[
+                {'uuid': host} for host in self.zone])
         if path == '/resource_providers':
             return response(resource_providers=[
                 {'uuid': region, 'root_provider_uuid': root}
@@ -121,6 +124,24 @@ class UnseenTest(unittest.TestCase):
         self.carrying = {f'r{n}': f'h{n}' for n in range(10, 40)}
         self.assertEqual(2 + 3, len(self.add(OTHER, None)))
         self.assertEqual(1 + 3, len(self.asked))
+
+    def test_zone(self):
+        """Of many hosts only those of the server's zone are asked."""
+        self.carrying = {f'r{n}': f'h{n}' for n in range(10, 40)}
+        question = f'{QUESTION}&member_of=zone'
+        self.zone = ['h20', 'h30', 'host-without']
+        self.assertEqual(['r0', 'r1', 'r20', 'r30'],
+                         self.add(OTHER, None, question=question))
+        _, (path, asked), *hosts = self.asked
+        self.assertEqual(
+            ('/resource_providers', {'resources': ['MEMORY_MB:1'],
+                                     'member_of': ['zone']}), (path, asked))
+        self.assertEqual(2, len(hosts))
+        # few are asked at once
+        self.asked.clear()
+        self.carrying = {'r20': 'h20'}
+        self.add(OTHER, None, question=question)
+        self.assertEqual(2, len(self.asked))
 
     def test_shared_storage(self):
         self.without = {'h9'}
