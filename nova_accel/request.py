@@ -355,8 +355,8 @@ def with_image_overrides(extra_specs: Mapping[str, str],
         if group == '' and '' not in free and free:
             if len(free) > 1:
                 raise exception.InvalidRequest(
-                    f'accel:bitstream_id={image} could be for any of the '
-                    f'groups {", ".join(free)} of the flavor: write '
+                    f'accel:bitstream_id={str(image)[:60]} could be for any '
+                    f'of the groups {", ".join(free)} of the flavor: write '
                     f'accel{free[0]}:bitstream_id for the first.')
             group = free[0]
         if group in free:
@@ -543,8 +543,9 @@ def _wanted(group, key, value) -> str:
     except ValueError:
         what = 'function' if key == 'function_id' else 'image'
         raise exception.InvalidRequest(
-            f'accel{group}:{key}={value} is not a UUID: give the UUID of the '
-            f'{what}.') from None
+            # of an image it has any length
+            f'accel{group}:{key}={value[:60]} is not a UUID: give the UUID of '
+            f'the {what}.') from None
     if key == 'function_id':
         return value_hex
     return '-'.join((value_hex[:8], value_hex[8:12], value_hex[12:16],

@@ -33,6 +33,8 @@ _KEY = re.compile(f'accel({request.GROUP}):([^:]+)')
 _ASKS = 'bitstream_id'
 #: names that are ours in the metadata of a server
 _KNOWN = (_ASKS, 'status', 'function')
+#: characters that Nova keeps of a key of metadata
+_KEY_ROOM = 255
 #: how the reason begins where two keys mean the same group
 _TWICE = 'Two keys are for one group'
 
@@ -148,9 +150,11 @@ class RuntimeProgramming:
         wishes = _wishes(server)
         for key, value in server.metadata.items():
             found = _KEY.fullmatch(key)
-            if not found or found[1] in wishes:
+            status = found and f'accel{found[1]}:status'
+            # Nova's table has no room for a longer key; that of a group of
+            # any flavor is shorter
+            if not status or found[1] in wishes or len(status) > _KEY_ROOM:
                 continue
-            status = f'accel{found[1]}:status'
             if key == status and value.startswith('failed '):
                 changes.setdefault(status, None)
             elif found[2] not in _KNOWN and may_program:

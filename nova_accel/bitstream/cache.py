@@ -35,6 +35,9 @@ LOG = logging.getLogger(__name__)
 
 _PART = '.part'
 _LINK = 'image-'
+#: files that are kept: each use looks at all of them, and a project can make
+#: any number of small ones
+_MOST = 1000
 #: of much data takes long
 _fsync = limited.blocking(os.fsync)
 
@@ -76,9 +79,7 @@ class BitstreamCache:
             lambda: glance.download_seconds())
         with self._writing():
             for name in self._names():
-                if name.endswith(_PART) or (
-                        name.startswith(_LINK)
-                        and not os.path.exists(self._path(name))):
+                if name.endswith(_PART):
                     self._unlink(name)
             self._trim()
 
@@ -248,9 +249,9 @@ class BitstreamCache:
 
     def _trim(self) -> None:
         """Remove the least recently used files down to the size limit, with
-        the downloads under way.
+        the downloads under way, and to _MOST; and links that lead nowhere.
 
-        Leased files, and those that servers need, stay, even above the limit.
+        Leased files, and those that servers need, stay, even above the limits.
         """
         limit = CONF.accel.bitstream_cache_size << 20
         kept = set()
@@ -258,20 +259,26 @@ class BitstreamCache:
             with contextlib.suppress(OSError, exception.BitstreamError):
                 kept.add(os.readlink(self._path(_LINK + _checked(image_id))))
         with self._lock:
-            files = []
+            files, links = [], []
             for name in self._names():
-                if name.startswith(_LINK) or name.endswith(_PART):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    stat = os.stat(self._path(name))
-                    files.append((stat.st_mtime_ns, stat.st_size, name))
+                if name.startswith(_LINK):
+                    links.append(name)
+                elif not name.endswith(_PART):
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = os.stat(self._path(name))
+                        files.append((stat.st_mtime_ns, stat.st_size, name))
             excess = sum(size for _, size, _ in files) + sum(
                 {**self._under_way}.values()) - limit
+            surplus = len(files) - _MOST
             for _, size, name in sorted(files):
-                if (excess > 0 and name not in self._leases
+                if ((excess > 0 or surplus > 0) and name not in self._leases
                         and name not in kept):
                     self._unlink(name)
                     excess -= size
+                    surplus -= 1
+            for name in links:
+                if not os.path.exists(self._path(name)):
+                    self._unlink(name)
 
 
 @limited.blocking

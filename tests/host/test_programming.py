@@ -242,6 +242,14 @@ class RuntimeTest(Base):
         self.host.runtime.run()
         self.assertEqual({}, self.metadata())
 
+    def test_unknown_key_without_room_for_a_status(self):
+        """Nova's database refuses the longer key, each time."""
+        key = f'accel{"7" * 248}:x'
+        with self.host.cloud.state() as state:
+            state['servers'][self.server]['metadata'][key] = 'y'
+        self.host.runtime.run()
+        self.assertEqual([key], [*self.metadata()])
+
     def test_one_does_not_delay_another(self):
         slow, self.server = self.server, self.boot(
             base.asks(FUNCTION, runtime_programming='true'), B)

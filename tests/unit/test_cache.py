@@ -76,6 +76,22 @@ class NeededTest(testtools.TestCase):
         self.assertEqual([False, False, False, True],
                          [self.is_there(o) for o in others])
 
+    def test_many_small_ones(self):
+        """They fit into the size, and each use of the cache would look at all
+        of them, for every server of the host."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.bitstream.cache._MOST', 3))
+        mine = self.image(b'mine')
+        self.needed.append(mine.id)
+        for image in (mine, *(self.image(b'%d' % n) for n in range(9))):
+            with self.cache.fetch(self.client, image):
+                pass
+        names = os.listdir(self.cache.directory)
+        self.assertEqual(6, len(names), names)
+        self.assertIn(mine.content, names)
+        with self.cache.by_image(mine.id):
+            pass
+
     def test_downloads_under_way_count(self):
         self.server.go_on.clear()
         images = [self.image(bytes([n]) * MIB) for n in range(3)]
