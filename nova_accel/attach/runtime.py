@@ -150,10 +150,12 @@ class RuntimeProgramming:
         wishes = _wishes(server)
         for key, value in server.metadata.items():
             found = _KEY.fullmatch(key)
-            status = found and f'accel{found[1]}:status'
-            # Nova's table has no room for a longer key; that of a group of
-            # any flavor is shorter
-            if not status or found[1] in wishes or len(status) > _KEY_ROOM:
+            if not found or found[1] in wishes:
+                continue
+            status = f'accel{found[1]}:status'
+            if len(status) > _KEY_ROOM:
+                # Nova's table has no room for it; the groups of flavors are
+                # shorter
                 continue
             if key == status and value.startswith('failed '):
                 changes.setdefault(status, None)
