@@ -318,9 +318,9 @@ accel:same: pcie_root
 
     def test_malformed_group(self):
         for key, value, *words in (
-                (f'resources:{FPGA}', '0', 'no amount'),
-                (f'resources:{FPGA}', '-1', 'no amount'),
-                (f'resources:{FPGA}', 'one', 'no amount'),
+                (f'resources:{FPGA}', '0', 'not an amount'),
+                (f'resources:{FPGA}', '-1', 'not an amount'),
+                (f'resources:{FPGA}', 'one', 'not an amount'),
                 ('resources:CUSTOM_ACCELERATOR_a', '1', 'Placement'),
                 ('resources:', '1', 'correct the key'),
                 ('resources1:CUSTOM_A', '1', 'correct the key'),
@@ -330,9 +330,9 @@ accel:same: pcie_root
                 (f'trait:{"T" * 256}', 'required', '255'),
                 ('accel:function_uuid', FUNCTION, 'unknown'),
                 ('accel:same', 'numa', 'write it beside groups'),
-                ('accel:function_id', 'nlb', 'no UUID'),
+                ('accel:function_id', 'nlb', 'not a UUID'),
                 ('accel:function_name', 'a/b', 'function name'),
-                ('accel:bitstream_id', 'latest', 'no UUID')):
+                ('accel:bitstream_id', 'latest', 'not a UUID')):
             with self.subTest(key=key, value=value):
                 self.malformed(f"""\
                     name: nlb
@@ -351,7 +351,7 @@ accel:same: pcie_root
             """, 'line 3', 'keep one of them')
 
     def test_flavor_of_the_operator_is_checked(self):
-        with self.assertRaisesRegex(exception.InvalidRequest, 'no UUID'):
+        with self.assertRaisesRegex(exception.InvalidRequest, 'not a UUID'):
             self.expand(**{f'resources1__{FPGA}': '1',
                            'accel1__function_id': 'nlb'})
 
