@@ -21,6 +21,7 @@ from nova.conf import opts as nova_options
 from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 from oslo_privsep import priv_context
+from placement import conf as placement_options
 import testtools
 import yaml
 
@@ -47,6 +48,8 @@ from tests.unit.test_claims import claim, DEVICE, handle
 NOT_RUN = {
     ('check',): 'privileged processes',
     ('clean',): 'nova-compute',
+    ('defrag',): 'a cloud',
+    ('fits',): 'a cloud',
     ('page',): 'a cloud',
     ('program',): 'nova-compute',
     ('prove',): 'privileged processes',
@@ -245,6 +248,11 @@ class OptionsTest(testtools.TestCase):
         nova.set_override('enabled_mdev_types', ['nvidia-558'], 'devices')
         devices.register_dynamic_opts(nova)
         known |= {('mdev_nvidia-558', name) for name in nova['mdev_nvidia-558']}
+        # those of Placement need a configuration of their own
+        placement = cfg.ConfigOpts()
+        placement_options.register_opts(placement)
+        known |= {(group, name) for group, found in placement._groups.items()
+                  for name in found._opts}
         known |= {(context.cfg_section, option.dest)
                   for context in (privsep.ctx, privsep.disks)
                   for option in priv_context.OPTS}
