@@ -277,7 +277,8 @@ class RuntimeTest(operations.OperationsTestBase):
             self.crash(where)
             compute = self.restart_compute_service(self.host)
             compute.driver.reconciler.run(first=True)
-            self.assertProgrammed(base.CRYPTO)
+            # or the comparison that nova-compute began at its start does it
+            process.until(lambda: self.assertProgrammed(base.CRYPTO))
             claim, = self.claims(self.host)
             self.assertEqual(model.ClaimState.BOUND, claim.state)
             self.forget('accel:status')
