@@ -27,7 +27,8 @@ class MoveTest(base.HostTestCase):
         self.context = self.host.cloud.admin_context()
 
     def fail_at(self, number):
-        """The n-th transaction that writes from now on fails."""
+        """The n-th transaction that writes from now on fails, until mend():
+        some are written by threads, which may come later."""
         store = self.host.accelerators.store
         begin, counter = store._begin, itertools.count()
 
@@ -35,8 +36,9 @@ class MoveTest(base.HostTestCase):
             if next(counter) == number:
                 raise sqlite3.OperationalError('disk I/O error')
             begin()
-        self.addCleanup(setattr, store, '_begin', begin)
         store._begin = fails
+        self.mend = lambda: setattr(store, '_begin', begin)
+        self.addCleanup(self.mend)
 
     def revert(self):
         """As Nova: destroy() of the new guest, the allocation, then
@@ -79,6 +81,7 @@ class MoveTest(base.HostTestCase):
             self.restart()
         if compares:
             self.compare()
+        self.mend()
         self.host.start_guest(self.server)
         self.compare()
         self.assertHasOnly(A)
@@ -92,6 +95,7 @@ class MoveTest(base.HostTestCase):
         if restarts:
             self.restart()
             self.compare()
+        self.mend()
         self.migration = self.host.migrate_away(self.server)
         self.host.revert(self.server, self.migration)
         self.compare()
