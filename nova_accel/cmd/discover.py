@@ -206,14 +206,18 @@ class Discover(output.Lister):
         memory = claim_store.ClaimStore(claim_store.MEMORY)
         if known:
             memory.set_devices(store.given_whole(known, kernel))
-        for (address, index), content in (
-                known.loaded() if known else {}).items():
-            memory.set_loaded(address, index, content)
         self._reasons = _disable(memory, known) if known else {}
         found = inventory.Inventory(loaded, memory, reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
             found.scan()
+            # after it: until then no card is at the address
+            there = {(address, region.index) for address, device
+                     in found.devices.items() for region in device.regions}
+            for (address, index), content in (
+                    known.loaded() if known else {}).items():
+                if (address, index) in there:
+                    found.set_loaded(address, index, content)
         failed.update(found.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')

@@ -7,6 +7,7 @@ import sqlite3
 import time
 
 import fixtures
+import os_traits
 
 from nova_accel import exception
 from nova_accel.host import pci
@@ -427,6 +428,11 @@ class OperatorTest(HandoverTestCase):
         self.config.config(handover=['operator'], group='accel')
         self.start_host(*cards, **kinds)
 
+    def assertOneTimeUse(self, provider):
+        """The os-traits of Nova 31 do not know the trait yet."""
+        self.assertEqual(hasattr(os_traits, ONE_TIME_USE),
+                         ONE_TIME_USE in provider['traits'])
+
     def lower(self, reserved, address=A):
         """openstack resource provider inventory set --amend"""
         with self.host.cloud.state() as state:
@@ -435,7 +441,7 @@ class OperatorTest(HandoverTestCase):
 
     def test_whole_device(self):
         self.start(gpus=[{'address': A}], drivers=('gpu',))
-        self.assertIn(ONE_TIME_USE, self.provider()['traits'])
+        self.assertOneTimeUse(self.provider())
         server = self.boot()
         self.assertEqual((0, 1), self.reserved())
         self.host.delete(server)
@@ -534,7 +540,7 @@ class OperatorTest(HandoverTestCase):
     def test_regions(self):
         self.CLASS = base.FPGA
         self.start({'address': A})
-        self.assertIn(ONE_TIME_USE, self.provider('_region0')['traits'])
+        self.assertOneTimeUse(self.provider('_region0'))
         self.host.delete(self.host.boot(base.ONE, self.host.allocation(A)))
         self.report()
         self.assertEqual((1, 1), self.reserved('_region0'))

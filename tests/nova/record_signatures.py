@@ -30,7 +30,7 @@ RECORDED = {
     'nova.virt.libvirt.guest': ['Guest'],
     'nova.virt.libvirt.config': [
         'LibvirtConfigGuestHostdevPCI', 'LibvirtConfigGuestHostdevMDEV',
-        'LibvirtConfigGuestController',
+        'LibvirtConfigGuestController', 'LibvirtConfigGuestCPUMaxPhysAddr',
         'LibvirtConfigGuestPCIeRootPortController',
         'LibvirtConfigGuestDeviceAddressPCI',
         'LibvirtConfigGuest: add_device'],
@@ -41,7 +41,7 @@ RECORDED = {
         'API: create resize live_migrate rebuild snapshot_volume_backed '
         'unshelve _checks_for_create_and_rebuild '
         '_validate_and_build_base_options'],
-    'nova.compute.vm_states': ['SHELVED_OFFLOADED'],
+    'nova.compute.vm_states': ['BUILDING', 'SHELVED_OFFLOADED'],
     'nova.limit.placement': ['_get_usage'],
     'nova.limit.utils': ['should_enforce', 'use_unified_limits'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],

@@ -6,6 +6,7 @@ import os
 
 import ddt
 import fixtures
+from oslo_privsep import priv_context
 import yaml
 
 from nova_accel.cmd import main
@@ -36,6 +37,7 @@ class ProveTest(commands.StoreCommandTestCase):
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.main.NovaAccel', App))
+        self.addCleanup(priv_context.init, ['sudo'])
         self.report = os.path.join(self.directory, 'report')
 
     def host(self, driver, disabled=True, **kinds):
