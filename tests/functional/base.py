@@ -22,6 +22,7 @@ from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.libvirt import base
 from oslo_context import context
+from wsgi_intercept import interceptor
 import yaml
 
 from nova_accel import conf
@@ -477,6 +478,33 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         self.flags(auth_type='admin_token', group='service_user',
                    token='nova:service:admin,service,member,reader',
                    endpoint=self.glance.service.url)
+
+    def become_operator(self, token='admin:openstack:admin,member,reader'):
+        """Have the environment variables of the command openstack, with an
+        administrator's credentials.
+
+        :param token: for Nova and Placement a user, for Glance roles, too.
+        """
+        def nova(environ, start_response):
+            # in the way of Nova's own fixture
+            return self.api_fixture.app()({
+                **environ, 'HTTP_X_AUTH_USER': 'admin',
+                'HTTP_X_AUTH_PROJECT_ID': self.api_fixture.project_id,
+                'HTTP_X_ROLES': 'reader,member,admin'}, start_response)
+        intercept = interceptor.RequestsInterceptor(
+            lambda: nova, host='nova-of-the-operator', port=80)
+        intercept.install_intercept()
+        self.addCleanup(intercept.uninstall_intercept)
+        for name, value in (
+                ('AUTH_TYPE', 'admin_token'), ('TOKEN', token),
+                ('ENDPOINT', self.placement.fixture.endpoint),
+                ('PLACEMENT_ENDPOINT_OVERRIDE',
+                 self.placement.fixture.endpoint),
+                ('COMPUTE_ENDPOINT_OVERRIDE',
+                 'http://nova-of-the-operator/v2.1'),
+                ('IMAGE_ENDPOINT_OVERRIDE',
+                 f'{self.glance.service.url}/v2')):
+            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
 
     def boot(self, extra_specs, expected_state='ACTIVE', **kwargs):
         flavor = self._create_flavor(extra_spec=extra_specs)

@@ -5,7 +5,6 @@ fits promised is there."""
 import json
 
 import fixtures
-from wsgi_intercept import interceptor
 
 from nova_accel.cmd import defrag
 from nova_accel.cmd import fits
@@ -26,32 +25,12 @@ class DefragTest(test_pools.PoolsTestBase):
             'nova_accel.cmd.configuration.read', lambda *arguments: None))
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.defrag._PAUSE', 0.1))
-        for name, value in (
-                ('AUTH_TYPE', 'admin_token'),
-                ('TOKEN', 'admin:openstack:admin,member,reader'),
-                ('ENDPOINT', self.placement.fixture.endpoint),
-                ('PLACEMENT_ENDPOINT_OVERRIDE',
-                 self.placement.fixture.endpoint),
-                ('COMPUTE_ENDPOINT_OVERRIDE', self.nova())):
-            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+        self.become_operator()
         self.servers = {host: self.boot(test_pools.groups(1), host=host)
                         for host in self.HOSTS}
         self.flavor = self._create_flavor(
             name='four', extra_spec=test_pools.groups(4))
         self.addCleanup(self.api.delete_flavor, self.flavor)
-
-    def nova(self):
-        """Nova's API for an administrator, in the way of its fixture."""
-        def app(environ, start_response):
-            return self.api_fixture.app()({
-                **environ, 'HTTP_X_AUTH_USER': 'admin',
-                'HTTP_X_AUTH_PROJECT_ID': self.api_fixture.project_id,
-                'HTTP_X_ROLES': 'reader,member,admin'}, start_response)
-        intercept = interceptor.RequestsInterceptor(
-            lambda: app, host='nova-of-defrag', port=80)
-        intercept.install_intercept()
-        self.addCleanup(intercept.uninstall_intercept)
-        return 'http://nova-of-defrag/v2.1'
 
     def run_command(self, *arguments):
         done = commands.run(

@@ -13,7 +13,6 @@ import traceback
 
 import fixtures
 from keystoneauth1 import loading
-from wsgi_intercept import interceptor
 
 from nova_accel.cmd import check
 from nova_accel.cmd import why
@@ -44,27 +43,7 @@ class Broken(base.AcceleratorTestBase):
         for section in 'placement', 'service_user':
             conf.CONF.register_opts(loading.get_auth_plugin_conf_options(
                 'admin_token'), group=section)
-        for name, value in (
-                ('AUTH_TYPE', 'admin_token'), ('TOKEN', TOKEN),
-                ('ENDPOINT', self.placement.fixture.endpoint),
-                ('PLACEMENT_ENDPOINT_OVERRIDE',
-                 self.placement.fixture.endpoint),
-                ('COMPUTE_ENDPOINT_OVERRIDE', self.nova()),
-                ('IMAGE_ENDPOINT_OVERRIDE', self.glance.service.url)):
-            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
-
-    def nova(self):
-        """Nova's API for an administrator."""
-        def app(environ, start_response):
-            return self.api_fixture.app()({
-                **environ, 'HTTP_X_AUTH_USER': 'admin',
-                'HTTP_X_AUTH_PROJECT_ID': self.api_fixture.project_id,
-                'HTTP_X_ROLES': 'reader,member,admin'}, start_response)
-        intercept = interceptor.RequestsInterceptor(
-            lambda: app, host='nova-of-told-why', port=80)
-        intercept.install_intercept()
-        self.addCleanup(intercept.uninstall_intercept)
-        return 'http://nova-of-told-why/v2.1'
+        self.become_operator(TOKEN)
 
     def profile(self, function=NLB0, **more):
         self.write_profiles({'name': 'nlb', 'groups': [{

@@ -4,9 +4,6 @@
 import json
 import os
 
-import fixtures
-from wsgi_intercept import interceptor
-
 from nova_accel.cmd import page
 from nova_accel.cmd import tree
 from tests.functional import base
@@ -21,34 +18,11 @@ class TreeTest(base.AcceleratorTestBase):
     HOSTS = {'compute1': {'cards': [card(A), card(B, [CRYPTO])]},
              'compute2': {}}
 
-    def nova(self):
-        """Nova's API for an administrator, in the way of its fixture."""
-        def app(environ, start_response):
-            return self.api_fixture.app()({
-                **environ, 'HTTP_X_AUTH_USER': 'admin',
-                'HTTP_X_AUTH_PROJECT_ID': self.api_fixture.project_id,
-                'HTTP_X_ROLES': 'reader,member,admin'}, start_response)
-        intercept = interceptor.RequestsInterceptor(
-            lambda: app, host='nova-of-test-tree', port=80)
-        intercept.install_intercept()
-        self.addCleanup(intercept.uninstall_intercept)
-        return 'http://nova-of-test-tree/v2.1'
-
     def test_tree(self):
         self.upload_bitstream(NLB0, properties={
             'accel:function_id': NLB0, 'accel:function_name': 'nlb0'})
         server = self.boot(fpga_flavor(function_id=NLB0))
-        for name, value in (
-                ('AUTH_TYPE', 'admin_token'),
-                # for Nova and Placement a user, for Glance roles, too
-                ('TOKEN', 'admin:openstack:admin,member,reader'),
-                ('ENDPOINT', self.placement.fixture.endpoint),
-                ('PLACEMENT_ENDPOINT_OVERRIDE',
-                 self.placement.fixture.endpoint),
-                ('COMPUTE_ENDPOINT_OVERRIDE', self.nova()),
-                ('IMAGE_ENDPOINT_OVERRIDE',
-                 f'{self.glance.service.url}/v2')):
-            self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
+        self.become_operator()
         done = commands.run('tree', '-f', 'json', tree=tree.Tree)
         self.assertEqual(0, done.returncode, done.stderr)
         rows = {row.pop('Provider'): row for row in json.loads(done.stdout)}
