@@ -388,12 +388,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def confirm_migration(self, context, migration, instance, network_info):
         """At confirm, on the source."""
         super().confirm_migration(context, migration, instance, network_info)
-        self.accelerators.confirm(context, instance.uuid, migration.uuid)
+        if self.accelerators.holds(instance.uuid):
+            self.accelerators.confirm(context, instance.uuid, migration.uuid)
 
     def finish_revert_migration(self, context, instance, network_info,
                                 migration, *args, **kwargs):
         """At revert, on the source, after destroy() on the destination."""
-        self.accelerators.revert(context, instance.uuid, migration.uuid)
+        if self.accelerators.holds(instance.uuid):
+            self.accelerators.revert(context, instance.uuid, migration.uuid)
         super().finish_revert_migration(
             context, instance, network_info, migration, *args, **kwargs)
 
