@@ -26,10 +26,7 @@ class _Word(command.Command):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
-        parser.add_argument(
-            'device', metavar='DEVICE',
-            help='address, serial number, or the name of its resource '
-                 'provider')
+        store.add_device_argument(parser)
         return parser
 
 

@@ -47,10 +47,7 @@ class Prove(output.Table):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
-        parser.add_argument(
-            'device', metavar='DEVICE',
-            help='address, serial number, or the name of its resource '
-                 'provider')
+        store.add_device_argument(parser)
         parser.add_argument(
             '--erase', action='store_true',
             help='also what destroys the content of the device')

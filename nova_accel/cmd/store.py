@@ -21,6 +21,13 @@ def add_arguments(parser) -> None:
              '[DEFAULT] state_path')
 
 
+def add_device_argument(parser) -> None:
+    """Give a command the argument DEVICE, as the store knows devices."""
+    parser.add_argument(
+        'device', metavar='DEVICE',
+        help='address, serial number, or the name of its resource provider')
+
+
 def read(parsed_args) -> claim_store.ClaimStore:
     """A copy of the store that the arguments mean.
 
