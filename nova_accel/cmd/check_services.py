@@ -279,21 +279,9 @@ def profiles_load(host) -> Iterator[Line]:
     for error in files.bad.values():
         yield Line(FAILURE, *check_line.split(error))
     found = [p for here in files.good.values() for p in here]
-    try:
-        yield from _dead_ends(found)
-    except Refused:
-        # the line on Placement tells why
-        yield Line(WARNING, 'where the profiles lead to was not looked '
-                            'at, as Placement does not answer',
-                   'see the line on Placement')
-    except exception.NoCredentials:
-        yield Line(OK, '[service_user] has no credentials, so that '
-                       'Glance was not asked for images of the profiles')
-    except (exception.GlanceUnavailable, ks_exc.ClientException) as error:
-        yield Line(WARNING, f'where the profiles lead to was not looked '
-                            f'at, as Glance does not answer '
-                            f'({check_line.short(error)})',
-                   'see that it runs')
+    yield from _as_far_as_answered(
+        _dead_ends(found), 'where the profiles lead to',
+        'Glance was not asked for images of the profiles')
     if not files.bad:
         yield Line(OK, f'{len(found)} profile{"s" * (len(found) != 1)}')
 
@@ -379,28 +367,44 @@ def _leads_to(traits: Iterable[str]) -> bool:
         {'required': query}))['resource_providers'])
 
 
+def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
+                        ) -> Iterator[Line]:
+    """Give these lines, and say what was left out where a service does
+    not answer.
+
+    :param what: the lines are about.
+    :param unasked: what was left out without credentials.
+    """
+    try:
+        yield from lines
+    except Refused:
+        # the line on Placement tells why
+        yield Line(WARNING, f'{what} was not looked at, as Placement does not '
+                            f'answer', 'see the line on Placement')
+    except exception.NoCredentials:
+        yield Line(OK, f'[service_user] has no credentials, so that {unasked}')
+    except (exception.GlanceUnavailable, ks_exc.ClientException) as error:
+        yield Line(WARNING, f'{what} was not looked at, as Glance does not '
+                            f'answer ({check_line.short(error)})',
+                   'see that it runs')
+
+
 # Clearing images
 
 def clearing_images(host) -> Iterator[Line]:
     """Check that regions which users may program can be cleared after them."""
-    try:
-        users, unread = _users_program()
-        if unread:
-            yield unread
-        if users:
-            yield from _not_cleared(users)
-    except Refused:
-        yield Line(WARNING, 'whether images clear what users program was not '
-                            'looked at, as Placement does not answer',
-                   'see the line on Placement')
-    except exception.NoCredentials:
-        yield Line(OK, '[service_user] has no credentials, so that Nova and '
-                       'Glance were not asked for flavors with which users '
-                       'program, and for images that clear regions')
-    except (exception.GlanceUnavailable, ks_exc.ClientException) as error:
-        yield Line(WARNING, f'whether images clear what users program was not '
-                            f'looked at, as Glance does not answer '
-                            f'({check_line.short(error)})', 'see that it runs')
+    yield from _as_far_as_answered(
+        _clearing_images(), 'whether images clear what users program',
+        'Nova and Glance were not asked for flavors with which users program, '
+        'and for images that clear regions')
+
+
+def _clearing_images():
+    users, unread = _users_program()
+    if unread:
+        yield unread
+    if users:
+        yield from _not_cleared(users)
 
 
 def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
