@@ -33,7 +33,7 @@ OTHER, LAB, TRIALS, END = 35, 38, 52, 80
 UNFIT = 69
 _PASSED = re.compile(r'^ - Passed: (\d+)|: (\d+) passed, \d+ failed', re.M)
 _FAILED = re.compile(r'^ - Failed: (\d+)|: \d+ passed, (\d+) failed', re.M)
-_TRIAL = re.compile(r'^(passed|FAILED|skipped|not run) +\d+  ', re.M)
+_TRIAL = re.compile(r'^(proven|FAILED|skipped|not run) +\d+  ', re.M)
 _DIED = re.compile('without returning a status|process-returncode|'
                    r'subunit\.parser')
 
@@ -56,7 +56,7 @@ class Step:
     def passed(self) -> int:
         """Tests; of a step without tests the step itself."""
         trials = _TRIAL.findall(self.output)
-        return (trials.count('passed') or self._count(_PASSED)
+        return (trials.count('proven') or self._count(_PASSED)
                 or int(self.status == 0))
 
     @property

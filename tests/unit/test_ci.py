@@ -111,8 +111,8 @@ class RunTest(testtools.TestCase):
 
     def test_trials(self):
         step = ci.Step('lab', 0, 1, (
-            'base.Boot\n    passed in 2 s\n\noutcome  seconds  what\n'
-            'passed         2  A server boots.\n'
+            'base.Boot\n    proven in 2 s\n\noutcome  seconds  what\n'
+            'proven         2  A server boots.\n'
             'skipped        0  B.\nnot run        0  C.\n'))
         self.assertEqual((1, 0), (step.passed, step.failed))
         self.assertIn('1 trials not begun, 1 skipped', str(step))
