@@ -141,6 +141,9 @@ class NovaCloud:
                 refused)
             refused = False
             if inventory is not None:
+                # of an operator's own type Placement may have no class yet
+                client._ensure_resource_classes(
+                    context, inventory.keys() - found['inventories'].keys())
                 generation = self._put(
                     f'{url}/inventories', '1.26', generation, 'inventories',
                     inventory, client._provider_tree.update_inventory,

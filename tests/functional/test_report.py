@@ -204,6 +204,17 @@ class ReportTest(base.AcceleratorTestBase):
             line for line in self.stdlog.logger.output.splitlines()
             if 'is not shown' in line])
 
+    def test_type_that_placement_has_not_yet(self):
+        """The first device of an operator's own type was not offered at
+        first: its provider is there, and the class of what it offers is not.
+        """
+        nova = self.computes['compute1'].driver.cloud
+        name = 'CUSTOM_ACCELERATOR_SOMETHING'
+        nova.show(nova.admin_context(), self.provider(self.device)['uuid'],
+                  lambda inventory, traits, generation, refused: (
+                      {name: {'total': 1}}, traits))
+        self.assertEqual({name: (1, 0)}, self.provider_tree()[self.device][0])
+
     def test_vanished_device(self):
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
         inventory = self.accelerators('compute1').inventory
