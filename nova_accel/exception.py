@@ -104,6 +104,10 @@ class ImageNotFound(BitstreamError):
     """An image that does not exist or that its reader may not see."""
 
 
+class ImageRefused(BitstreamError):
+    """Glance refused a request because of its user (401, 403)."""
+
+
 class GlanceUnavailable(AcceleratorError):
     """Glance did not answer; the state of the image is unknown."""
 

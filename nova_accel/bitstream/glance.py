@@ -804,12 +804,12 @@ def _get(client, path, what):
 
 def _refusal(client, what, code, reason) -> exception.AcceleratorError:
     if code == 401:
-        return exception.BitstreamError(
+        return exception.ImageRefused(
             f'Glance was asked for {what} and rejects the token of the user '
             f'(401), which has expired or been revoked: log in again and '
             f'repeat the operation.')
     if code == 403:
-        return exception.BitstreamError(
+        return exception.ImageRefused(
             f'Glance was asked for {what} and does not permit it to the user '
             f'(403): ask the owner of the image or the operator.')
     if code == 404:

@@ -43,6 +43,8 @@ _TIMEOUT = 30
 _FLAVORS_MICROVERSION = '2.61'
 #: of flavors and profiles, how many a line names
 _NAMED = 3
+#: status of an answer to a token that the service does not accept
+_UNAUTHORIZED = 401
 #: sections whose credentials are used here
 _CREDENTIALS = ('placement', 'service_user')
 
@@ -62,8 +64,8 @@ def _placement(path: str) -> typing.Any:
         auth = ks_loading.load_auth_from_conf_options(CONF, 'placement')
         if auth is None:
             raise Refused(Line(
-                FAILURE, '[placement] has no credentials, so that '
-                'Placement was not asked',
+                FAILURE, 'Placement was not asked, because [placement] has no '
+                'credentials',
                 'set auth_type, auth_url, username, password and '
                 'project_name there'))
         session = ks_loading.load_session_from_conf_options(CONF, 'placement')
@@ -93,6 +95,13 @@ def _unanswered(error, service, section, where) -> Line:
         return Line(FAILURE, f'Keystone rejects the credentials of '
                              f'[{section}] ({check_line.short(error)})',
                     'correct username and password there')
+    if _UNAUTHORIZED in (getattr(error, 'http_status', 0),
+                         getattr(error, 'code', 0)):
+        # keystoneauth's and glanceclient's names of the status
+        return Line(FAILURE, f'{service} rejects the token of the user of '
+                             f'[{section}] ({check_line.short(error)})',
+                    f'compare [{section}] auth_url with [keystone_authtoken] '
+                    f'of {service}')
     if isinstance(error, ks_exc.Forbidden):
         return Line(FAILURE, f'{service} refuses the user of [{section}] '
                              f'({check_line.short(error)})',
@@ -168,8 +177,8 @@ def glance_answers(host) -> Iterator[Line]:
         needed = CONF.accel.bitstream_owners
         yield Line(
             FAILURE if needed else WARNING,
-            '[service_user] has no credentials, with which nova-compute reads '
-            'bitstreams at run time, so that Glance was not asked' + (
+            'Glance was not asked, because [service_user] has no credentials, '
+            'with which nova-compute reads bitstreams at run time' + (
                 '; [accel] bitstream_owners needs them' if needed else ''),
             'set auth_type, auth_url, username, password and project_name '
             'there')
@@ -187,8 +196,8 @@ def database_answers(host) -> Iterator[Line]:
     """Check that the database of flavors answers."""
     url = CONF.api_database.connection
     if not url:
-        yield Line(FAILURE, '[api_database] connection is not set, so '
-                            'that the database was not asked',
+        yield Line(FAILURE, 'the database was not asked, because '
+                            '[api_database] connection is not set',
                    'set it, or give check the nova.conf of the service')
         return
     import sqlalchemy
@@ -214,23 +223,23 @@ def filters(host) -> Iterator[Line]:
     enabled = section.enabled_filters
     if name not in enabled:
         yield Line(FAILURE, '[filter_scheduler] enabled_filters does not '
-                            'have AcceleratorFilter, so that servers get '
-                            'devices that do not fit',
+                            'have AcceleratorFilter: servers may get devices '
+                            'that do not fit',
                    'add it as the last one')
     elif _FILTER not in section.available_filters:
         yield Line(FAILURE, '[filter_scheduler] available_filters does '
-                            'not have AcceleratorFilter, so that '
-                            'nova-scheduler does not start',
+                            'not have AcceleratorFilter, and nova-scheduler '
+                            'does not start',
                    f'add a line available_filters = {_FILTER}')
     elif enabled.count(name) > 1:
         yield Line(WARNING, f'[filter_scheduler] enabled_filters has '
                             f'AcceleratorFilter {enabled.count(name)} '
-                            f'times, so that each host is filtered as '
-                            f'often', 'leave only the last one')
+                            f'times, and filters each host as often',
+                   'leave only the last one')
     elif enabled[-1] != name:
         yield Line(WARNING, '[filter_scheduler] enabled_filters has '
-                            'filters behind AcceleratorFilter, so that '
-                            'it ranks hosts which they then drop',
+                            'filters behind AcceleratorFilter, which ranks '
+                            'hosts that they then drop',
                    'move it to the end')
 
 
@@ -239,17 +248,17 @@ def weigher(host) -> Iterator[Line]:
     classes = CONF.filter_scheduler.weight_classes
     if _WEIGHER not in classes:
         yield Line(FAILURE, '[filter_scheduler] weight_classes does not '
-                            'have AcceleratorWeigher, so that hosts '
-                            'whose regions carry the function are not '
-                            'preferred', f'add {_WEIGHER}')
+                            'have AcceleratorWeigher: hosts whose regions '
+                            'carry the function are not preferred',
+                   f'add {_WEIGHER}')
     elif classes.count(_WEIGHER) > 1:
         yield Line(WARNING, f'[filter_scheduler] weight_classes has '
                             f'AcceleratorWeigher '
-                            f'{classes.count(_WEIGHER)} times, so that '
-                            f'its weight counts as often',
+                            f'{classes.count(_WEIGHER)} times, and its '
+                            f'weight counts as often',
                    'leave only one')
     elif not CONF.accel.weight_multiplier:
-        yield Line(WARNING, '[accel] weight_multiplier is 0, so that the '
+        yield Line(WARNING, '[accel] weight_multiplier is 0, and the '
                             'weigher has no effect',
                    'remove it, unless aggregates have another one')
 
@@ -261,9 +270,9 @@ def entry_point(host) -> Iterator[Line]:
     group = 'nova.api.extra_spec_validators'
     if not any(point.value.startswith('nova_accel.') for point
                in importlib.metadata.entry_points(group=group)):
-        yield Line(FAILURE, f'nova_accel has no entry point in {group}, '
-                            f'so that nova-api takes '
-                            f'accel:device_profile for one of Cyborg',
+        yield Line(FAILURE, f'nova_accel has no entry point in {group}: '
+                            f'nova-api takes accel:device_profile for one of '
+                            f'Cyborg',
                    'install nova_accel into the Python of nova-api, with pip')
 
 
@@ -273,7 +282,7 @@ def profiles_load(host) -> Iterator[Line]:
     if not os.path.exists(path):
         yield Line(WARNING,
                    f'[accel] device_profiles {path} does not exist',
-                   'create it if flavors are to have accel:device_profile')
+                   'create it if flavors use accel:device_profile')
         return
     files = profiles.load(path)
     for error in files.bad.values():
@@ -291,6 +300,7 @@ def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
     exists.
 
     :raises Refused: Placement cannot be asked.
+    :raises ImageRefused: Glance does not show images to [service_user].
     """
     known: set[str] = set()
     client: typing.Any = None
@@ -326,6 +336,8 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
             glance.find_first(wanted, lambda one: glance.find(
                 client, one, region_type, ''))
             fits = True
+        except exception.ImageRefused:
+            raise
         except (exception.BitstreamError,
                 exception.IncompatibleBitstream) as error:
             unfit[str(uuid.UUID(region_type))] = error
@@ -335,7 +347,7 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
     if fits:
         yield Line(WARNING, f'the profile {profile.name} also sends '
                             f'servers to regions of type {shells}, for '
-                            f'which there is no image with its function',
+                            f'which no image has its function',
                    'require the trait of the right type in its group, '
                    'trait:CUSTOM_FPGA_..._REGION_<TYPE>: required, or upload '
                    'an image for each type')
@@ -379,14 +391,18 @@ def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
         yield from lines
     except Refused:
         # the line on Placement tells why
-        yield Line(WARNING, f'{what} was not looked at, as Placement does not '
+        yield Line(WARNING, f'{what} was not checked, as Placement does not '
                             f'answer', 'see the line on Placement')
     except exception.NoCredentials:
-        yield Line(OK, f'[service_user] has no credentials, so that {unasked}')
+        yield Line(OK, f'{unasked}, because [service_user] has no credentials')
     except (exception.GlanceUnavailable, ks_exc.ClientException) as error:
-        yield Line(WARNING, f'{what} was not looked at, as Glance does not '
+        yield Line(WARNING, f'{what} was not checked, as Glance does not '
                             f'answer ({check_line.short(error)})',
                    'see that it runs')
+    except exception.ImageRefused as error:
+        yield Line(WARNING, f'{what} was not checked: '
+                            f'{check_line.split(str(error))[0]}',
+                   'correct [service_user], or its roles in its project')
 
 
 # Clearing images
@@ -425,12 +441,12 @@ def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
     except (ks_exc.ClientException, OSError, ValueError) as error:
         line = _unanswered(error, 'Nova', 'service_user',
                            '[placement] region_name and valid_interfaces')
-        unread = Line(WARNING, f'flavors were not looked at: {line.found}',
+        unread = Line(WARNING, f'flavors were not checked: {line.found}',
                       line.remedy)
     except KeyError:
         unread = Line(
-            WARNING, 'Nova does not show extra specs of flavors to the '
-                     'user of [service_user], so that they were not looked at',
+            WARNING, 'flavors were not checked, because Nova does not show '
+                     'their extra specs to the user of [service_user]',
             'give it the role reader or admin in its project')
     users = {}
     for name, extra in specs.items():
@@ -507,6 +523,8 @@ def _why_not_cleared(client, region_type: str) -> str:
         glance.find_clearing(client, region_type)
     except exception.ImageNotFound:
         return 'no image of yours clears them'
+    except exception.ImageRefused:
+        raise
     except exception.BitstreamError as error:
         return check_line.split(str(error))[0]
     return ''

@@ -424,12 +424,6 @@ class RegionTest(WhyTestCase):
         self.assertIn('No image of the operator', self.reason(
             fpga(FUNCTION), name, '--project', 'beta'))
 
-    def test_hidden_image(self):
-        name = self.region('compute1', region_traits(SHELL_1))
-        image = self.upload(accel__function_id=FUNCTION, os_hidden=True)
-        self.assertIn(f'openstack image set --unhide {image}',
-                      self.reason(fpga(FUNCTION), name))
-
     def test_file_for_another_shell(self):
         """Its record does not say so, as that of an image that was uploaded
         without the property."""

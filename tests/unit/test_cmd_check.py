@@ -1004,5 +1004,5 @@ class ApiTest(CheckTestCase):
         for answer in ({'status_code': 503}, {'json': {'flavors': [
                 {'id': 'f', 'name': 'f'}]}}):
             self.http.get(f'{NOVA}/flavors/detail', **answer)
-            self.assertFails('clearing images', 'flavors', 'not looked at',
+            self.assertFails('clearing images', 'flavors', 'not checked',
                              result='warning')
