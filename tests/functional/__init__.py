@@ -48,8 +48,10 @@ if NOVA == 33:
             one_at_a_time)
 
 # after the choice of threads
+from tests.functional import cheap  # noqa: E402
 from tests.functional import process  # noqa: E402
 from tests import limits  # noqa: E402
 
+cheap.prepare()
 process.prepare()
 limits.apply()

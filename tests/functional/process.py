@@ -161,7 +161,10 @@ def _cheap(create):
     def created(*args, **kwargs):
         engine = create(*args, **{
             **kwargs, 'thread_checkin': bool(limits.green_thread())})
-        event.listen(engine, 'begin', _begin, insert=True)
+        # oslo.db's own
+        for listener in list(engine.dispatch.begin):
+            event.remove(engine, 'begin', listener)
+        event.listen(engine, 'begin', _begin)
         # a statement that is compiled is known by its dialect
         engine.dialect = first.setdefault(type(engine.dialect), engine.dialect)
         engine.update_execution_options(compiled_cache=compiled)
@@ -239,7 +242,7 @@ def _wake_and_stop(worker):
 
 def prepare():
     """Apply all of this to the process. Call it once."""
-    gc.set_threshold(20000, 20, 100)
+    gc.set_threshold(100000, 20, 100)
     # what is imported stays
     gc.freeze()
     engines.pool = types.SimpleNamespace(
