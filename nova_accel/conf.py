@@ -107,6 +107,14 @@ Seconds after which nova-compute checks for added and removed devices."""),
 Seconds that looking at the devices may take, all of them side by side. A device
 that takes longer is fenced by itself; the start of nova-compute waits for it
 once."""),
+    cfg.ListOpt('health', default=['observe'], help="""
+What nova-compute does about what devices tell of their health: ``<mode>`` for
+all signals, ``<signal>=<mode>`` for one. With ``observe`` it logs findings and
+shows them to the operator; nothing else changes. With ``act`` a device that is
+suspect has the trait CUSTOM_ACCELERATOR_SUSPECT and is given to servers last,
+one that is not fit is given to no server, and owners are told; signals that
+the documentation calls new stay with ``observe`` unless they are named. With
+``off`` nothing is read. Example: ``act,link_speed=off``."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
 Seconds that creating or removing one vGPU may take. One that takes longer is
 not given to a server until it has ended."""),

@@ -267,6 +267,8 @@ class Device:
     serial: str = ''
     health: Health = Health.OK
     reason: str = ''
+    #: why servers get it last, '' where they do not. Drivers leave it out
+    suspect: str = ''
     #: (name, value) of what a driver compares or restores after a server:
     #: the serial number, versions of firmware, settings, namespaces. While a
     #: server has a claim on the device it stays as it was before
@@ -614,9 +616,15 @@ class Unclean:
 EVERYTHING = Unsettled()
 
 
+#: how the reason of a word begins that nova-compute has written, because of
+#: the health of the device
+OF_HEALTH = 'nova-compute: '
+
+
 @dataclasses.dataclass(frozen=True)
 class Disabled:
-    """The operator's word that no other server gets a device.
+    """The word that no other server gets a device: the operator's, or that of
+    nova-compute until the operator enables the device.
 
     Its serial number counts where it has one that no other device of the host
     had: inventory.identity.disabled().
@@ -626,7 +634,8 @@ class Disabled:
     device_address: str
     #: '' where it was not known, or not the only one
     serial: str
-    #: why, as the operator wrote it; '' where he did not
+    #: why, as the operator wrote it, and nova-compute after OF_HEALTH; '' where
+    #: neither did
     reason: str
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str

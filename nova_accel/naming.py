@@ -29,6 +29,9 @@ PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 #: on a region that is being cleaned after a server; a build waits for it
 CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
+#: on a device that is not well and can be given to servers: they get it last.
+#: On a pool of which nothing better is free
+SUSPECT = 'CUSTOM_ACCELERATOR_SUSPECT'
 #: in the statistics of a compute node's record, which nova-compute writes at
 #: its start and periodically: only our driver adds it, and Nova drops what its
 #: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
@@ -64,7 +67,7 @@ _CONTENT = re.compile(
 #: other traits stay, because an operator may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
-    f'|{CLEANING}|{ONE_TIME_USE}'
+    f'|{CLEANING}|{SUSPECT}|{ONE_TIME_USE}'
     f'|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 

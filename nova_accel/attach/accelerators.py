@@ -545,7 +545,9 @@ class Accelerators:
         free = {}
         for uuid, amount in amounts.items():
             provider = self.inventory.providers()[uuid]
-            free[uuid] = self._free(provider, held)
+            free[uuid] = _not_refused(
+                self._free(provider, held),
+                [t.wanted for t in takes if t.provider_uuid == uuid])
             if len(free[uuid]) < amount:
                 # one of these may have lost its allocation
                 self._failed.update(
@@ -558,31 +560,35 @@ class Accelerators:
                     found=f'Server {server.uuid} was allocated {amount} '
                           f'accelerators of a provider, and '
                           f'{len(free[uuid])} of it are free')
-        wants = [
-            closeness.Want([device.place for device, _ in free[uuid]], amount)
-            for uuid, amount in amounts.items()]
         devices = self.inventory.devices
-        wants += [closeness.Want([devices[claim.device_address].place], 1)
-                  for claim in kept if claim.device_address in devices]
+        there = [closeness.Want([devices[claim.device_address].place], 1)
+                 for claim in kept if claim.device_address in devices]
         if server.affinity.close:
-            wants += [closeness.Want(
+            there += [closeness.Want(
                 [self._place(address)], 1, anywhere=True)
                 for address in server.pci_devices]
-        for limit in _limits(server):
-            chosen = closeness.choose(wants, limit, server.affinity.close)
-            if chosen is not None:
-                break
-        else:
-            there = textwrap.shorten(_where(
-                (device for found in free.values() for device, _ in found),
-                server.affinity.one_root), 70, placeholder=' ...')
-            raise exception.DeviceUnavailable(
-                f'Server {server.uuid} wants all accelerators '
-                f'{server.affinity}{_of_guest(server)}, and of what it was '
-                f'allocated this host '
-                f'has free {there}: the build is retried on another host.')
-        return {uuid: [free[uuid][number] for number in numbers]
-                for uuid, numbers in zip(amounts, chosen)}
+        # those that are suspect last, also before what is merely close
+        well = {uuid: _well(found, amounts[uuid])
+                for uuid, found in free.items()}
+        for offered in [well, *[free] * (well != free)]:
+            wants = [closeness.Want(
+                [device.place for device, _ in offered[uuid]], amount)
+                for uuid, amount in amounts.items()]
+            for limit in _limits(server):
+                chosen = closeness.choose(
+                    [*wants, *there], limit, server.affinity.close)
+                if chosen is not None:
+                    return {uuid: [offered[uuid][number]
+                                   for number in numbers]
+                            for uuid, numbers in zip(amounts, chosen)}
+        where = textwrap.shorten(_where(
+            (device for found in free.values() for device, _ in found),
+            server.affinity.one_root), 70, placeholder=' ...')
+        raise exception.DeviceUnavailable(
+            f'Server {server.uuid} wants all accelerators '
+            f'{server.affinity}{_of_guest(server)}, and of what it was '
+            f'allocated this host '
+            f'has free {where}: the build is retried on another host.')
 
     def _free(self, provider, held):
         """(device, handle) of a provider that no server has.
@@ -1016,6 +1022,23 @@ class Accelerators:
             lost = self._let_go(server_uuid, self.holdings.of_migration(
                 server_uuid, migration_uuid))
         self._clean(context, lost)
+
+
+def _not_refused(free, wanted):
+    """Those of the (device, handle) of a provider that its groups take: of a
+    pool with devices that are suspect and others Placement shows no trait."""
+    if any(naming.SUSPECT in one.forbidden for one in wanted):
+        return [found for found in free if not found[0].suspect]
+    if any(naming.SUSPECT in one.required for one in wanted):
+        return [found for found in free if found[0].suspect]
+    return free
+
+
+def _well(free, amount):
+    """(device, handle) of a provider without those that are suspect, where
+    enough are left."""
+    well = [found for found in free if not found[0].suspect]
+    return well if len(well) >= amount else free
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:

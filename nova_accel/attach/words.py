@@ -138,11 +138,10 @@ class Words:
         before, self._told = self._told, now
         for address in sorted(now):
             if now[address] != before.get(address):
-                LOG.info('Device %s is disabled by the operator since %s (%s); '
-                         'it is given to no other server', address,
+                LOG.info('Device %s is disabled since %s (%s); it is given to '
+                         'no other server', address,
                          now[address].since,
                          text.printable(now[address].reason, 200))
         for address in sorted(before.keys() - now.keys()):
-            LOG.info('Device %s is not disabled by the operator any more',
-                     address)
+            LOG.info('Device %s is not disabled any more', address)
         return before.keys() ^ now.keys()

@@ -70,10 +70,8 @@ class Discover(output.Lister):
         known = self._known(parsed_args)
         found = self._discover(known, _configure(parsed_args))
         self._devices = {
-            address: dataclasses.replace(device, reason=device.reason.replace(
-                device_table.DISABLED,
-                f'{device_table.DISABLED} ({self._reasons[address]})'))
-            if self._reasons.get(address) else device
+            address: dataclasses.replace(device, reason=_with_why(
+                device.reason, self._reasons.get(address)))
             for address, device in found.devices.items()}
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
@@ -332,6 +330,14 @@ def _healths(devices, parts):
                 else f'{device.address} {found.health.value}',
                 found.reason))))
     return lines or [model.Health.OK.value]
+
+
+def _with_why(reason, why):
+    """A reason, with what the store says beside the word that disables a
+    device, which owners of servers do not read."""
+    for word in device_table.WORDS if why else ():
+        reason = reason.replace(word, f'{word} ({why})')
+    return reason
 
 
 def _unreported(device):

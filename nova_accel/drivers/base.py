@@ -21,6 +21,8 @@ from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel.host import bus
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import usage
@@ -220,6 +222,20 @@ class AcceleratorDriver(abc.ABC):
         that costs this device only.
         """
         return None
+
+    def health(self, device: model.Device) -> Iterable[signals.Reading]:
+        """Read what the device tells of its health, by the signals of
+        nova_accel.health.signals.
+
+        Called every [accel] discovery_interval, unless [accel] health is off,
+        also while servers have the device or parts of it. May block: that
+        costs this device only. Of a counter it returns the value, nothing for
+        0; what it was before is known.
+
+        :param device: as examine() returned it last.
+        :raises OSError: it cannot be read now.
+        """
+        return ()
 
     def serial(self, address: str) -> str | None:
         """Return the serial number of a device, before examine().
@@ -524,6 +540,12 @@ class PciDriver(AcceleratorDriver):
                     pci.reads_as_ones(self.kernel, address))
         except OSError as error:
             return interval, error.errno
+
+    def health(self, device):
+        """See the base class; what the bus tells of the function."""
+        if pci.ADDRESS.fullmatch(device.address):
+            yield from bus.readings(
+                self.kernel, device.address, device.bridges)
 
     def answers(self, device):
         """See the base class."""

@@ -10,8 +10,11 @@ import types
 import typing
 
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel import model
 
+#: readings of one device
+_MOST_READINGS = 256
 #: devices that one driver may find; more is a driver that does not end
 _MOST = 4096
 
@@ -65,6 +68,25 @@ def device(driver: str, address: str, found: typing.Any,
             f'The driver {driver} was asked for {address}, and reports '
             f'{wrong}: correct the driver.')
     return found
+
+
+def readings(driver: str, found: Iterable[typing.Any],
+             ) -> tuple[signals.Reading, ...]:
+    """Return what AcceleratorDriver.health() gave.
+
+    :raises DeviceError: it is not readings of known signals.
+    """
+    result = tuple(itertools.islice(found, _MOST_READINGS + 1))
+    wrong = [item for item in result if not (
+        isinstance(item, signals.Reading) and item.signal in signals.SIGNALS
+        and type(item.value) is int and _is_text(item.about))]
+    if wrong or len(result) > _MOST_READINGS:
+        raise exception.DeviceError(
+            f'The driver {driver} reads '
+            + (f'{wrong[0]!r}, which is not a signal with a number and a text'
+               if wrong else f'more than {_MOST_READINGS} signals')
+            + ' as the health of a device: correct the driver.')
+    return result
 
 
 def usual(error: BaseException, what: str) -> Exception:

@@ -22,6 +22,7 @@ from nova_accel.bitstream import gbs
 from nova_accel.drivers import base
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import pci
 from nova_accel import log as logging
 from nova_accel import model
@@ -36,6 +37,9 @@ BUSY_SECONDS = 10
 
 VFIO = base.VFIO
 _Defect = base.Defect
+_FME_ERRORS = ('fme_errors', 'pcie0_errors', 'pcie1_errors', 'nonfatal_errors',
+               'catfatal_errors')
+_FME_ALARMS = ('temp1_max_alarm', 'temp1_crit_alarm')
 _ALL_ONES = 'f' * 32
 _ALL_ZEROS = '0' * 32
 #: errno of an ioctl that was refused before the hardware was touched
@@ -226,6 +230,40 @@ class DflDriver(base.PciDriver):
             return (f'{base.WHOLE_CARDS} has it, and it has several ports: '
                     f'name it in {sriov.OPTION} instead')
         return ''
+
+    def health(self, device):
+        """See the base class; with the errors and the alarms of the FME,
+        which the physical function shows while servers have its VFs.
+
+        Source: Documentation/ABI/testing/sysfs-platform-dfl-fme of Linux:
+        errors (5.4) and hwmon (5.5). A bitstream of a server can heat the
+        card.
+        """
+        yield from super().health(device)
+        for fme in self._children(device.address, 'dfl-fme')[:1]:
+            try:
+                found = self.kernel.read_some(f'{fme}/errors', _FME_ERRORS)
+            except FileNotFoundError:
+                found = {}
+            for name, text in found.items():
+                value = int(text, 0)
+                if name == 'catfatal_errors':
+                    if value:
+                        yield signals.Reading('card_failed', about=(
+                            f'its FME has catastrophic or fatal errors '
+                            f'({text})'))
+                else:
+                    # each bit is a kind of error, and stays until it is
+                    # cleared
+                    yield signals.Reading(
+                        'card_errors', value.bit_count(), f'FME {name}')
+            for sensor in self.names(f'{fme}/hwmon'):
+                alarms = self.kernel.read_some(
+                    f'{fme}/hwmon/{sensor}', _FME_ALARMS)
+                for name, text in alarms.items():
+                    if text != '0':
+                        yield signals.Reading(
+                            'temperature', about=f'FME {name}')
 
     def _fme(self, address) -> str:
         """The directory of the card's FME."""

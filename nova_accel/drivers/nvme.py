@@ -32,6 +32,7 @@ from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import usage
@@ -73,6 +74,13 @@ _VENDORS = {
 }
 
 Policy = handover.Policy
+
+
+#: bits of Critical Warning in the log page about health
+_SPARE, _TEMPERATURE = 1 << 0, 1 << 1
+_FAILED = {1 << 2: 'its media is not reliable any more',
+           1 << 3: 'it is read-only', 1 << 4: 'its volatile memory is not '
+           'backed up'}
 
 
 class NvmeDriver(base.PciDriver):
@@ -483,6 +491,27 @@ class NvmeDriver(base.PciDriver):
                 f'{handle.address} was to be erased after its server, and '
                 f'that failed ({error.strerror}): erase it with nvme format, '
                 f'or free it, and it is tried again.') from error
+
+    def health(self, device):
+        """See the base class; with the log page about its health, while the
+        host's driver has the disk: always where servers have its VFs.
+
+        Source: NVM Express Base Specification 2.0, SMART / Health Information.
+        A server wears a disk out and heats it; it cannot undo either.
+        """
+        yield from super().health(device)
+        if pci.driver(self.kernel, device.address) != _DRIVER:
+            return
+        log = self.kernel.read_nvme_health(device.address)
+        failed = [said for bit, said in _FAILED.items() if log.warning & bit]
+        if failed:
+            yield signals.Reading('card_failed', about=', '.join(failed))
+        if log.warning & _SPARE or log.used >= 100:
+            yield signals.Reading('wear', about=(
+                f'it has {log.spare} percent of its spare blocks and has had '
+                f'{log.used} percent of its life'))
+        if log.warning & _TEMPERATURE:
+            yield signals.Reading('temperature', about='NVMe critical warning')
 
     @contextlib.contextmanager
     def _bound(self, address):

@@ -17,6 +17,7 @@ from nova_accel.drivers import sriov
 from nova_accel.drivers import timecard
 from nova_accel.drivers import vgpu
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel import naming
 
 CONF = conf.CONF
@@ -34,7 +35,7 @@ def _handover():
 _READERS: tuple[Callable[[], object], ...] = (
     rules.DeviceRules, base.fixed_devices, base.whole_cards, sriov.wanted,
     sets.wanted, _handover, naming.class_traits, pci_rule.wanted,
-    qat.wanted_services, timecard.named, vgpu.wanted_types)
+    qat.wanted_services, timecard.named, vgpu.wanted_types, signals.modes)
 
 
 def malformed() -> list[str]:

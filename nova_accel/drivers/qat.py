@@ -16,6 +16,7 @@ from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
@@ -263,6 +264,18 @@ class QatDriver(base.PciDriver):
             return ('its heartbeat is lost: reset it when no server has a VF, '
                     'or write on to its qat/auto_reset')
         return ''
+
+    def health(self, device):
+        """See the base class; with the errors that the card counts.
+
+        Source: Documentation/ABI/testing/sysfs-driver-qat_ras of Linux. Fatal
+        ones and a lost heartbeat are defects, see look().
+        """
+        yield from super().health(device)
+        text = self._attribute(device.address, 'qat_ras/errors_nonfatal')
+        if text is not None:
+            yield signals.Reading(
+                'card_errors', int(text), 'qat_ras/errors_nonfatal')
 
     def _is_silent(self, address) -> bool:
         """Whether the card says that it does not respond; not whether it

@@ -38,6 +38,7 @@ import time
 from nova_accel.bitstream import xclbin
 from nova_accel.drivers import base
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import firmware
 from nova_accel.host import pci
 from nova_accel import model
@@ -217,6 +218,22 @@ class XrtDriver(base.PciDriver):
             return device
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED, reason=problem)
+
+    def health(self, device):
+        """See the base class; with the firewalls, which the management
+        function shows while a server has the user function.
+
+        A kernel of the server trips them; programming clears them. Source:
+        firewall.c of XRT's xclmgmt.
+        """
+        yield from super().health(device)
+        for name in self.names(pci.path(device.address)):
+            if name.startswith('firewall.m.'):
+                level = self._number(device.address, f'{name}/detected_level')
+                if level:
+                    yield signals.Reading(
+                        'card_warns', about=f'its AXI firewall of level '
+                                            f'{level} has tripped')
 
     def _check_management(self, address, product=None):
         """:raises Defect: the management function is not in order."""

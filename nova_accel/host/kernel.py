@@ -6,24 +6,44 @@ host (nova_accel.sim) replace it. Reads run in this process, operations in the
 privileged one. Both raise OSError as the kernel does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import errno
 import os
 import re
 import socket
 import stat
+import typing
 
 from nova_accel.host import devlink
 from nova_accel.host import firmware
 from nova_accel.host import limited
 from nova_accel.host import nvme_admin
+from nova_accel.host import pci
 from nova_accel.host import privileged
 
 #: include/uapi/linux/netlink.h
 _NETLINK_KOBJECT_UEVENT = 15
 #: multicast group of the kernel's messages; udev repeats them in another one
 _KERNEL_GROUP = 1
+#: what a message says of the health of a device, by subsystem. Sources, of
+#: Linux: pci_uevent_ers() in pci/pci-driver.c (4.15), "Device Wedging" in
+#: drm-uapi.rst (6.15), nvme_aen_uevent() in nvme/host/core.c (4.16)
+_ON_HEALTH = {'pci': 'ERROR_EVENT', 'drm': 'WEDGED', 'nvme': 'NVME_AEN'}
+#: bytes of an attribute of sysfs
+_PAGE = 4096
+
+
+class Change(typing.NamedTuple):
+    """A message of the kernel about a device."""
+
+    #: '' when messages were lost
+    subsystem: str
+    #: PCI address of the device, or of the one that it is a part of
+    function: str = ''
+    #: what it says of the health of the device, 'ERROR_EVENT=FAILED_RECOVERY';
+    #: '' of a device that is added or removed
+    said: str = ''
 
 
 class Kernel:
@@ -53,6 +73,33 @@ class Kernel:
             return file.read(size)
 
     @limited.blocking
+    def read_some(self, path: str, names: Iterable[str]) -> dict[str, str]:
+        """Return those attributes of a directory that can be read, by name.
+
+        Faster than read() for each, above all under eventlet.
+
+        :raises OSError: the directory does not exist.
+        """
+        found = {}
+        directory = os.open(self._at(path), os.O_PATH | os.O_DIRECTORY)
+        try:
+            for name in names:
+                try:
+                    file = os.open(name, os.O_RDONLY, dir_fd=directory)
+                except OSError:
+                    continue
+                try:
+                    found[name] = os.read(file, _PAGE)
+                except OSError:
+                    continue
+                finally:
+                    os.close(file)
+        finally:
+            os.close(directory)
+        return {name: value.decode(errors='replace').removesuffix('\n')
+                for name, value in found.items()}
+
+    @limited.blocking
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(self._at(path)))
 
@@ -65,12 +112,12 @@ class Kernel:
         """Return the target of a link as written, relative or absolute."""
         return os.readlink(self._at(path))
 
-    def changes(self) -> Iterator[str | None]:
-        """Yield the subsystem of each device that is added or removed.
+    def changes(self) -> Iterator[Change | None]:
+        """Yield what the kernel says of devices that are added or removed, or
+        that are not well.
 
-        Never ends. Yields None after a second without an event, and '' when
-        events were lost. Source: kobject_uevent of Linux, which needs no
-        privileges.
+        Never ends. Yields None after a second without a message. Source:
+        kobject_uevent of Linux, which needs no privileges.
 
         :raises OSError: the kernel sends no events, as inside a container.
         """
@@ -87,13 +134,11 @@ class Kernel:
                 except OSError as error:
                     if error.errno != errno.ENOBUFS:
                         raise
-                    yield ''
+                    yield Change('')
                     continue
-                fields = dict(
-                    line.split('=', 1) for line in message.decode(
-                        errors='replace').split('\0') if '=' in line)
-                if fields.get('ACTION') in ('add', 'remove'):
-                    yield fields.get('SUBSYSTEM', '')
+                change = change_of(message)
+                if change:
+                    yield change
 
     @limited.blocking
     def mounted_devices(self) -> dict[str, str]:
@@ -396,6 +441,13 @@ class Kernel:
         """
         return nvme_admin.Controller.from_tuple(privileged.read_nvme(function))
 
+    def read_nvme_health(self, function: str) -> nvme_admin.HealthLog:
+        """Return what an NVMe controller reports of its health.
+
+        :raises OSError: see read_nvme().
+        """
+        return nvme_admin.HealthLog(*privileged.read_nvme_health(function))
+
     def read_nvme_sanitize(self, function: str) -> nvme_admin.SanitizeStatus:
         """Return how far the last sanitize operation is.
 
@@ -502,6 +554,23 @@ class Kernel:
         :raises OSError: ENOENT when it does not exist.
         """
         privileged.remove_mdev(uuid)
+
+
+def change_of(message: bytes) -> Change | None:
+    """Return what a message of the kernel (kobject_uevent) says; None where
+    it is of no interest."""
+    fields = dict(
+        line.split('=', 1) for line in message.decode(
+            errors='replace').split('\0') if '=' in line)
+    subsystem, action = fields.get('SUBSYSTEM', ''), fields.get('ACTION')
+    functions = pci.ADDRESS.findall(fields.get('DEVPATH', ''))
+    function = functions[-1] if functions else ''
+    if action in ('add', 'remove'):
+        return Change(subsystem, function)
+    key = _ON_HEALTH.get(subsystem, '')
+    if action == 'change' and function and fields.get(key):
+        return Change(subsystem, function, f'{key}={fields[key]}')
+    return None
 
 
 def _number(path):

@@ -36,7 +36,7 @@ _OACS_FORMAT, _OACS_NAMESPACES, _OACS_VIRTUALIZATION = 1 << 1, 1 << 3, 1 << 7
 _FNA_ALL, _FNA_CRYPTOGRAPHIC = 1 << 0 | 1 << 1, 1 << 2
 #: Secure Erase Settings of Format NVM
 _USER_DATA_ERASE, _CRYPTOGRAPHIC_ERASE = 1, 2
-_SANITIZE_LOG = 0x81
+_HEALTH_LOG, _SANITIZE_LOG = 0x02, 0x81
 #: Sanitize Action -> bit of SANICAP, the best method first
 _METHODS = {'crypto': (4, 1 << 0), 'block': (2, 1 << 1),
             'overwrite': (3, 1 << 2)}
@@ -127,6 +127,23 @@ class Controller:
 
 
 @dataclasses.dataclass(frozen=True)
+class HealthLog:
+    """The SMART / Health Information log page."""
+
+    #: bits of Critical Warning: 0 spare blocks below their threshold, 1
+    #: temperature, 2 reliability degraded, 3 read-only, 4 the backup of
+    #: volatile memory failed
+    warning: int
+    #: percent of the spare blocks that are left, and the least that there
+    #: should be
+    spare: int
+    least_spare: int
+    #: percent of its life that it has had, by its vendor's estimate; may be
+    #: more than 100
+    used: int
+
+
+@dataclasses.dataclass(frozen=True)
 class SanitizeStatus:
     """The Sanitize Status log page."""
 
@@ -190,6 +207,15 @@ def read_controller(fd: int) -> Controller:
         if managed else 0,
         int.from_bytes(about[296:312], 'little') if managed else 0,
         bool(about[524] & _FNA_ALL))
+
+
+def read_health(fd: int) -> HealthLog:
+    """Read the SMART / Health Information log page of a controller."""
+    page = ctypes.create_string_buffer(512)
+    _command(fd, _GET_LOG_PAGE, _ALL, _HEALTH_LOG | (512 // 4 - 1) << 16,
+             page=page)
+    warning, _, spare, least, used = struct.unpack_from('<BHBBB', page.raw)
+    return HealthLog(warning, spare, least, used)
 
 
 def read_sanitize_status(fd: int) -> SanitizeStatus:

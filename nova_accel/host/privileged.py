@@ -369,6 +369,12 @@ def read_nvme(function: str) -> tuple:
 
 
 @privsep.disks.entrypoint
+def read_nvme_health(function: str) -> tuple:
+    with _controller(function) as fd:
+        return dataclasses.astuple(nvme_admin.read_health(fd))
+
+
+@privsep.disks.entrypoint
 def read_nvme_sanitize(function: str) -> tuple:
     with _controller(function) as fd:
         return dataclasses.astuple(nvme_admin.read_sanitize_status(fd))

@@ -6,6 +6,7 @@ devices       the only owner of the state of devices: one lock, one table of
               transitions
 cards         one card, one worker, one time limit
 scanner       asks the drivers, card by card; hears of changes
+conditions    what follows from the health of devices
 recovery      brings back cards that no server has
 identity      pure: which card is the one that a server got
 providers     pure: devices and claims -> resource providers
@@ -25,6 +26,7 @@ from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.inventory import cards
+from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
@@ -74,8 +76,10 @@ class Inventory:
         self._table = devices.DeviceTable(store, drivers)
         #: runs every call of a driver about one card
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
-        self._scanner = scanner.Scanner(drivers, self._table, self.cards,
-                                        taken_elsewhere, reads_serials)
+        self._conditions = conditions.Conditions(self._table, store)
+        self._scanner = scanner.Scanner(
+            drivers, self._table, self.cards, taken_elsewhere,
+            self._conditions, reads_serials)
         self._recovery = recovery.Recovery(self._table, self.cards, store,
                                            self.claiming, drivers)
         self._tree = provider_tree.Tree(store)
@@ -166,7 +170,7 @@ class Inventory:
         device, region = identity.part(name, self.devices)
         for one in (device, region or device):
             if (one.health is not model.Health.OK
-                    and one.reason != devices.DISABLED):
+                    and one.reason not in devices.WORDS):
                 raise exception.DeviceUnavailable(
                     f'{name} was to be worked on, and it is '
                     f'{one.health.value} ({one.reason}): see to that first.')
@@ -237,6 +241,10 @@ class Inventory:
                 f'server.',
                 found=f'{name} is held by the server, and does not answer')
         return device, region
+
+    def conditions(self) -> dict[str, conditions.Condition]:
+        """Return what is known of the health of the devices, by address."""
+        return self._conditions.conditions()
 
     def disabled(self) -> dict[str, model.Disabled]:
         """See identity.disabled()."""

@@ -18,9 +18,10 @@ GONE is computed as such; any fence makes a device that is told OK
 QUARANTINED. A device may have fences of several causes.
 
 A device that is not the card that a claim is about (inventory.identity), that
-is unsettled in the store (attach.settling), or that the operator has disabled
-(nova-accel disable, in the store as well) counts as fenced, too, as long as
-that is so.
+is unsettled in the store (attach.settling), or that is disabled (nova-accel
+disable, or inventory.conditions until nova-accel enable; in the store as well)
+counts as fenced, too, as long as that is so. A device that is suspect
+(inventory.conditions) has no fence, and servers get it last.
 
 ===================  ============================  ===========================
 content of a region  comes by                      goes by
@@ -90,6 +91,9 @@ _UNSETTLED = ('it may have data of a server, and it is being found out whose, '
               'see the log of nova-compute')
 # not why: owners of servers read it
 DISABLED = 'the operator has disabled it'
+_OF_HEALTH = 'nova-compute has disabled it'
+#: of a device that is disabled and has no fence
+WORDS = frozenset((DISABLED, _OF_HEALTH))
 
 
 class Fence(enum.Enum):
@@ -107,6 +111,8 @@ class Fence(enum.Enum):
     SHARED = 'shared'
     #: a guest has a part of it for which there is no claim
     GUEST = 'guest'
+    #: what it tells of its health (nova_accel.health)
+    HEALTH = 'health'
 
 
 class DeviceTable:
@@ -130,6 +136,8 @@ class DeviceTable:
         self._saved = dict(self._told)
         self._unsaved_since_error = False
         self._fences: dict[str, dict[Fence, str]] = {}
+        #: address -> why servers get it last
+        self._suspects: dict[str, str] = {}
         self._programming: set[Key] = set()
         #: regions that are being cleaned, as they were before
         self._returning: dict[Key, model.Region] = {}
@@ -175,8 +183,11 @@ class DeviceTable:
             **{address: _UNSETTLED for address, device in self._told.items()
                if any(row.means(device) for row in unsettled)},
             **identity.misplaced(self._told, self._store.claims())}.items()}
-        for address in identity.disabled(self._told, self._store.disabled()):
-            found.setdefault(address, []).append(DISABLED)
+        for address, word in identity.disabled(
+                self._told, self._store.disabled()).items():
+            found.setdefault(address, []).append(
+                _OF_HEALTH if word.reason.startswith(model.OF_HEALTH)
+                else DISABLED)
         return found
 
     def told(self, address: str) -> model.Device | None:
@@ -220,6 +231,9 @@ class DeviceTable:
                         for region in device.regions)
         if regions != device.regions:
             device = dataclasses.replace(device, regions=regions)
+        suspect = self._suspects.get(device.address, '')
+        if suspect != device.suspect:
+            device = dataclasses.replace(device, suspect=suspect)
         fences = [*self._fences.get(device.address, {}).values()]
         fences += self._not_given.get(device.address, ())
         if fences and device.health is not model.Health.GONE:
@@ -563,6 +577,16 @@ class DeviceTable:
             self._generation += 1
         if not fences:
             self._fences.pop(address, None)
+
+    def set_suspects(self, suspects: dict[str, str]) -> None:
+        """Servers get these devices last, and no others.
+
+        :param suspects: address -> why, one clause.
+        """
+        with self._lock:
+            if suspects != self._suspects:
+                self._suspects = dict(suspects)
+                self._generation += 1
 
     # What regions carry
 

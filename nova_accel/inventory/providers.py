@@ -401,6 +401,10 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
         traits = {naming.SET}.union(set.intersection(
             *(naming.device_traits(d) | naming.place_traits(d)
               for d in members)))
+    # the host gives the others first
+    suspects = [bool(owners[handle].suspect) for handle in free]
+    if suspects and (any(suspects) if of_set else all(suspects)):
+        traits.add(naming.SUSPECT)
     return Provider(
         uuid=uuid, name=name, parent=node,
         addresses=tuple(sorted(d.address for d in members)),
@@ -432,6 +436,8 @@ def _providers_of(device, node, root_uuid, use):
     if handles:
         inventory[resource_class] = len(left or handles)
     place = naming.place_traits(device)
+    if device.suspect:
+        place.add(naming.SUSPECT)
     traits = naming.device_traits(device) | place
     # of one that is not well, it may be unknown what it is
     earlier = frozenset(device.earlier_traits if device_ok else ())

@@ -8,10 +8,11 @@ cheaply which drivers and cards have to be scanned. What fails or hangs is
 fenced, and the others go on.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import time
+from typing import Any
 
 import os_traits
 
@@ -23,8 +24,10 @@ from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
+from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
 from nova_accel import locks
 from nova_accel import log as logging
@@ -47,7 +50,7 @@ class Scanner:
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, cards: card_calls.Cards,
                  taken_elsewhere: Callable[[model.Device], str],
-                 reads_serials: bool = True):
+                 health: conditions.Conditions, reads_serials: bool = True):
         """:raises ConfigurationError: a rule of the operator cannot be
         read."""
         self._reads_serials = reads_serials
@@ -55,6 +58,7 @@ class Scanner:
         self._table = table
         self._cards = cards
         self._taken_elsewhere = taken_elsewhere
+        self._health = health
         self.rules = rules.DeviceRules()
         # guards the fields below
         self._lock = locks.Lock('scan')
@@ -73,6 +77,8 @@ class Scanner:
         self._start_ends: float | None = None
         #: devices of which the log says that they are here
         self._told: set[str] = set()
+        #: address -> why its health could not be read at the last look
+        self._unread: dict[str, str] = {}
         self._looked_at: float | None = None
         #: whether a look runs, and whether another one was asked for
         self._looking = self._look_again = False
@@ -505,6 +511,8 @@ class Scanner:
         """Scan those drivers and cards of which another answer is to be
         expected."""
         batch = self._cards.batch(CONF.accel.discovery_timeout)
+        reads_health = not signals.is_off()
+        readings: dict[str, Any] = {}
         with self._lock:
             names, addresses = set(self._failed), set(self._due)
         for name, driver in self._drivers.items():
@@ -520,7 +528,7 @@ class Scanner:
                     and not self._table.is_programming(address)
                     and not self._cards.is_busy(address)):
                 batch.add(address, f'Looking whether {address} has changed',
-                          self._drivers[device.driver].state, address,
+                          self._look_at, device, reads_health,
                           about=(_EXAMINE, address))
         for call in batch:
             kind, key = call.about
@@ -528,7 +536,10 @@ class Scanner:
             try:
                 with self._lock:
                     before = known.get(key, call)
-                if call.outcome() == before:
+                now = call.outcome()
+                if kind is _EXAMINE:
+                    now, readings[key] = now
+                if now == before:
                     continue
             except exception.DeviceBusy:
                 continue
@@ -542,21 +553,49 @@ class Scanner:
         addresses = {a for a in addresses if not self._cards.hanging(a)}
         if names or addresses:
             self.scan(names, addresses)
+        if reads_health:
+            self._health.round(readings)
+
+    def _look_at(self, device: model.Device, reads_health: bool,
+                 ) -> tuple[Hashable, tuple[signals.Reading, ...] | None]:
+        """In the worker of the card: its state, and what it tells of its
+        health, None where that cannot be read."""
+        name, address = device.driver, device.address
+        driver = self._drivers[name]
+        state = driver.state(address)
+        if not reads_health:
+            return state, None
+        try:
+            found = contract.readings(name, driver.health(device))
+        except Exception as error:
+            reason = devices.clause(error)
+            with self._lock:
+                is_new = self._unread.get(address) != reason
+                self._unread[address] = reason
+            if is_new:
+                LOG.warning('Of the health of %s nothing is known now: %s',
+                            address, reason)
+            return state, None
+        with self._lock:
+            self._unread.pop(address, None)
+        return state, found
 
     def watch(self, kernel) -> None:
         """See Inventory.watch()."""
         def listen():
             changed = False
             try:
-                for subsystem in kernel.changes():
+                for change in kernel.changes():
                     if self._closed:
                         return
-                    if subsystem in _WATCHED:
+                    if change is None:
+                        if changed:
+                            changed = False
+                            self._start_look()
+                    elif (self._health.note(change) if change.said
+                          else change.subsystem in _WATCHED):
                         # as for VFs, many come at a time
                         changed = True
-                    elif subsystem is None and changed:
-                        changed = False
-                        self._start_look()
             except Exception as error:
                 if self._closed:
                     return

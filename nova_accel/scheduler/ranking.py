@@ -54,13 +54,14 @@ def _rank_of_one(group, ranks, candidate):
 
 def _rank_of_several(scheduling, candidate):
     # one pass, for the same reason
-    stuck = programmings = choice = liking = cleanings = 0
+    stuck = suspects = programmings = choice = liking = cleanings = 0
     over = host_over = 0
     loss = asked = 0.0
     for wish, ranks in zip(scheduling.wishes, scheduling.ranks):
         for provider in providers(wish, candidate):
             one = ranks.get(provider, schedulings.UNKNOWN_REGION)
             stuck += one.stuck
+            suspects += one.suspects
             programmings += one.programmings
             choice += one.choice
             liking += one.liking
@@ -70,6 +71,7 @@ def _rank_of_several(scheduling, candidate):
         for provider in providers(wanted, candidate):
             if provider in ranks:
                 one = ranks[provider]
+                suspects += one.suspects
                 liking += one.liking
                 cleanings += one.cleanings
                 loss += one.loss
@@ -78,8 +80,8 @@ def _rank_of_several(scheduling, candidate):
                 host_over += one.host_over
     nodes, roots = places(scheduling, candidate)
     return schedulings.Rank(
-        scheduling.is_taken(candidate), stuck, programmings, choice, liking,
-        cleanings, len(nodes), len(roots), loss, asked, over, host_over)
+        scheduling.is_taken(candidate), stuck, suspects, programmings, choice,
+        liking, cleanings, len(nodes), len(roots), loss, asked, over, host_over)
 
 
 def places(scheduling: schedulings.Scheduling,
@@ -154,6 +156,9 @@ _APART = 0.3
 #: what is taken off, for each accelerator group, because its region is being
 #: cleaned, for which a build waits
 _CLEANING = 0.05
+#: the part of its score that a host keeps whose devices are not well: less than
+#: the least of the others
+_OF_SUSPECTS = 0.25
 #: scores of servers without a function go from 1 to this one: they say which
 #: of many hosts is the fullest, against Nova's weights, which spread
 MOST = 1000.0
@@ -189,15 +194,17 @@ def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
     # of pools that show no node the host chooses, and may find one
     apart = 1 - 1 / (max(1, best.nodes) + max(0, best.roots - 1) / 10)
     if not groups:
-        return _score_without_function(scheduling, best, apart)
+        found = _score_without_function(scheduling, best, apart)
+        return found / MOST if best.suspects else found
     carried: float = groups - best.programmings
     if best.programmings:
         carried += _KEEPING * (1 - min(1.0, best.loss / best.programmings))
     carried -= _LATER * (1 - 1 / (1 + best.choice + best.liking))
     part = carried / groups
-    return _USABLE + (1 - _USABLE) * (
+    found = _USABLE + (1 - _USABLE) * (
         part - (_APART * apart + _CLEANING * best.cleanings)
         / len(scheduling.requests))
+    return _OF_SUSPECTS * found if best.suspects else found
 
 
 def _score_without_function(scheduling, best, apart):

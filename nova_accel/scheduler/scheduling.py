@@ -91,6 +91,8 @@ class Rank(typing.NamedTuple):
     taken: bool
     #: groups whose region carries another function and must not be programmed
     stuck: int
+    #: groups whose device is not well
+    suspects: int
     #: groups whose region has to be programmed
     programmings: int
     #: how many functions the flavor names before those that the regions carry
@@ -117,7 +119,7 @@ class Rank(typing.NamedTuple):
 
 
 #: of a region of which nothing is known: it is programmed and loses nothing
-UNKNOWN_REGION = Rank(False, 0, 1)
+UNKNOWN_REGION = Rank(False, 0, 0, 1)
 
 
 class Scheduling:
@@ -343,7 +345,8 @@ class Scheduling:
                 of_hosts[self._root(provider)] += over[kind]
         return {
             provider: Rank(
-                False, 0, 0, liking=_liking(wanted, kind[0].split(',')),
+                False, 0, int(naming.SUSPECT in kind[0]), 0,
+                liking=_liking(wanted, kind[0].split(',')),
                 cleanings=int(naming.CLEANING in kind[0]),
                 loss=losses[kind], asked=asked[kind], over=over[kind],
                 host_over=of_hosts[self._root(provider)])
@@ -391,13 +394,14 @@ class Scheduling:
         joined, _, used = kind
         traits = joined.split(',')
         cleanings = int(naming.CLEANING in traits)
+        suspects = int(naming.SUSPECT in traits)
         liking = _liking(wish, traits)
         for choice, trait in enumerate(wish.traits):
             if trait in traits:
-                return Rank(False, 0, 0, choice, liking, cleanings)
+                return Rank(False, 0, suspects, 0, choice, liking, cleanings)
         # a server uses it, or is about to
         stuck = used or naming.PROGRAMMABLE not in traits
-        return Rank(False, int(bool(stuck)), 1, liking=liking,
+        return Rank(False, int(bool(stuck)), suspects, 1, liking=liking,
                     cleanings=cleanings, loss=loss)
 
     def _losses(self, kinds):

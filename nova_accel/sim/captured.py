@@ -30,6 +30,7 @@ _LOOK = 1
 #: operation -> function that makes its answer of what YAML has
 _FROM_PLAIN: dict[str, typing.Any] = {
     'read_nvme': nvme_admin.Controller.from_tuple,
+    'read_nvme_health': lambda fields: nvme_admin.HealthLog(*fields),
     'read_nvme_sanitize': lambda fields: nvme_admin.SanitizeStatus(*fields),
     'read_nvme_vfs': lambda found: [
         nvme_admin.Secondary.from_tuple(fields) for fields in found],

@@ -55,6 +55,8 @@ class Card:
         #: errno of binding another driver
         'bind': reader.one_of('EBUSY', 'EINVAL', 'ENODEV'),
         'dead': reader.boolean,
+        #: of the port above, as 'attributes' of the card
+        'port': reader.attributes,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
         'renumber': reader.boolean,
         #: errno of a reset, or that the device reads as all ones after it

@@ -218,6 +218,12 @@ class DflCard(card.Card):
             'bitstream_id': f'0x{"f" * 16}' if dead else self.shell,
             'bitstream_metadata': f'0x{"f" * 16}' if dead else '0x17091911',
             f'dfl-fme-mgr.{count}': {'fpga_manager': manager},
+            'errors': dict.fromkeys((
+                'fme_errors', 'pcie0_errors', 'pcie1_errors',
+                'nonfatal_errors', 'catfatal_errors'), '0x0'),
+            'hwmon': {f'hwmon{count}': {
+                'name': 'dfl_fme_thermal', 'temp1_input': '42000',
+                'temp1_max_alarm': '0', 'temp1_crit_alarm': '0'}},
         }
         base[f'dfl-fme.{count}'] = fme
         tree['class']['fpga_manager'][f'fpga{count}'] = sysfs.Link(

@@ -17,6 +17,7 @@ import time
 import typing
 
 from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
 from nova_accel.sim import card as cards
 from nova_accel.sim import description
 from nova_accel.sim import dfl
@@ -102,12 +103,16 @@ class SimulatedKernel(sysfs.Reads,
         return super().listdir(path)
 
     def changes(self):
-        before = self._functions()
+        before, said = self._functions(), len(self._look()[1].get('said', ()))
         while True:
             time.sleep(_LOOK)
-            now = self._functions()
-            yield 'pci' if now != before else None
-            before = now
+            now, messages = self._functions(), self._look()[1].get('said', ())
+            for function in sorted(now ^ before):
+                yield host_kernel.Change('pci', function)
+            for message in messages[said:]:
+                yield host_kernel.Change(*message)
+            yield None
+            before, said = now, len(messages)
 
     def _functions(self):
         return set(sysfs.find(self._tree(), _PCI)[0])
@@ -273,6 +278,11 @@ class SimulatedKernel(sysfs.Reads,
             mine['failed'] = 0
             if 'port_errors' in fault:
                 mine['errors'] = {}
+
+    def says(self, subsystem: str, function: str, said: str) -> None:
+        """Have the kernel send a message, see host.kernel.Change."""
+        with self._update() as (_, state):
+            state.setdefault('said', []).append([subsystem, function, said])
 
     def exchange_cards(self, one: str, other: str) -> None:
         """Exchange the cards in two slots, while the host has no power.
@@ -530,6 +540,16 @@ def _build(host, state):
     for address, card in host.cards.items():
         group += 100
         card.add(tree, state['cards'][address], group if host.iommu else None)
+        of_port = card.faulty(state['cards'][address]).get('port')
+        if of_port and card.bridges[1:]:
+            port, _ = sysfs.find(tree, f'{_PCI}/{card.bridges[-1]}')
+            own = {name: node for name, node in port.items()
+                   if not isinstance(node, dict)}
+            sysfs.spoil(own, of_port)
+            for name in of_port:
+                # the functions below it stay as they are
+                port.pop(name, None)
+            port.update(own)
     for name in state['guests']:
         # mediated devices are not there
         if name in tree['bus']['pci']['devices']:

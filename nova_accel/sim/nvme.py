@@ -48,6 +48,10 @@ def _methods(value):
     return value
 
 
+#: a disk with nothing to report (nvme_admin.HealthLog)
+_WELL = {'warning': 0, 'spare': 100, 'least_spare': 10, 'used': 3}
+
+
 @dataclasses.dataclass(frozen=True)
 class NvmeCard(card.Card):
     """A controller with namespaces of one partition each."""
@@ -86,6 +90,9 @@ class NvmeCard(card.Card):
         'format': reader.one_of('refused', 'unsupported'),
         'hang': reader.one_of('read', 'format', 'sanitize'),
         'controller': reader.one_of('dead', 'resetting'),
+        #: of the log page about its health: field -> number
+        'health': lambda value: {name: int(value[name]) for name in value
+                                 if name in _WELL},
         #: the controller refuses to tell what it can do
         'identify': reader.one_of('refused'),
         #: Namespace Management is refused, or has no effect
@@ -360,6 +367,11 @@ class NvmeOperations(operations.Operations):
         if faults.get('identify'):
             raise sysfs.error(errno.EIO, function)
         return found.report(mine)
+
+    def read_nvme_health(self, function):
+        _, _, faults = self._nvme(*self._look(), function)
+        return nvme_admin.HealthLog(**{
+            **_WELL, **(faults.get('health') or {})})
 
     def read_nvme_sanitize(self, function):
         found, mine, _ = self._nvme(*self._look(), function)

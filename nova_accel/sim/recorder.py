@@ -13,8 +13,9 @@ from nova_accel.sim import tree as sysfs
 #: operations that only ask. Others change the host, and are refused
 QUESTIONS = frozenset((
     'mounted_devices', 'offers_xclbin', 'physical_address_bits',
-    'read_device_serial', 'read_firmware', 'read_nvme', 'read_nvme_sanitize',
-    'read_nvme_vfs', 'read_qat_heartbeat', 'read_signatures', 'xclbin_layout'))
+    'read_device_serial', 'read_firmware', 'read_nvme', 'read_nvme_health',
+    'read_nvme_sanitize', 'read_nvme_vfs', 'read_qat_heartbeat',
+    'read_signatures', 'xclbin_layout'))
 #: an attribute that exists and was not read
 UNREAD = sysfs.Errno(errno.ENODATA)
 _TEXTS = (str, bytes)
@@ -72,6 +73,16 @@ class Recorder:
             raise
         self._note(place, value)
         return value
+
+    def read_some(self, path, names):
+        found = self._kernel.read_some(path, names)
+        place = self._place(path)
+        for name in names:
+            if name in found:
+                self._note(f'{place}/{name}', found[name])
+            elif self._kernel.exists(f'{path}/{name}'):
+                self._note(f'{place}/{name}', sysfs.Errno(errno.EIO))
+        return found
 
     def listdir(self, path):
         place = self._place(path)

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Sysfs as nested dictionaries: attributes are str, bytes or Errno."""
 
+import contextlib
 import errno
 import os
 import typing
@@ -72,6 +73,15 @@ class Reads:
         return (node if isinstance(node, bytes) else f'{node}\n'.encode()
                 )[:size]
 
+    def read_some(self, path, names):
+        # raises where the directory does not exist
+        self.listdir(path)
+        found = {}
+        for name in names:
+            with contextlib.suppress(OSError):
+                found[name] = self.read(f'{path}/{name}')
+        return found
+
     def listdir(self, path):
         node, _ = find(self._tree(), path)
         if not isinstance(node, dict):
@@ -101,6 +111,37 @@ class Reads:
         return node
 
 
+#: of Linux 6.12, drivers/pci/pcie/aer.c: attribute -> names, the last one that
+#: of the total
+_ERROR_NAMES = {
+    'aer_dev_correctable':
+        'RxErr BadTLP BadDLLP Rollover Timeout NonFatalErr CorrIntErr HeaderOF '
+        'TOTAL_ERR_COR',
+    'aer_dev_fatal':
+        'Undefined DLP SDES TLP FCP CmpltTO CmpltAbrt UnxCmplt RxOF MalfTLP '
+        'ECRC UnsupReq ACSViol UncorrIntErr BlockedTLP AtomicOpBlocked '
+        'TLPBlockedErr PoisonTLPBlocked TOTAL_ERR_FATAL',
+    'aer_dev_nonfatal':
+        'Undefined DLP SDES TLP FCP CmpltTO CmpltAbrt UnxCmplt RxOF MalfTLP '
+        'ECRC UnsupReq ACSViol UncorrIntErr BlockedTLP AtomicOpBlocked '
+        'TLPBlockedErr PoisonTLPBlocked TOTAL_ERR_NONFATAL',
+}
+
+
+def errors(attribute: str, **counts: int) -> str:
+    """Return the text of an attribute with the counters of PCIe errors.
+
+    :param attribute: aer_dev_correctable, aer_dev_fatal or aer_dev_nonfatal.
+    :param counts: of errors by name; others are 0.
+    """
+    *names, total = _ERROR_NAMES[attribute].split()
+    return '\n'.join([*(f'{name} {counts.get(name, 0)}' for name in names),
+                      f'{total} {sum(counts.values())}'])
+
+
+_ERRORS = {attribute: errors(attribute) for attribute in _ERROR_NAMES}
+
+
 def add_function(tree, place, ids, class_code, driver, group):
     """Add a PCI function with the attributes that all functions have.
 
@@ -120,7 +161,11 @@ def add_function(tree, place, ids, class_code, driver, group):
         'driver_override': 'vfio-pci' if driver == 'vfio-pci' else '(null)',
         # vfio-pci enables a function when a guest opens it
         'enable': '0' if driver in (None, 'vfio-pci') else '1',
-        'config': config.ljust(64, b'\0')}
+        'config': config.ljust(64, b'\0'),
+        **_ERRORS, 'power_state': 'D0',
+        'current_link_width': '16', 'max_link_width': '16',
+        'current_link_speed': '16.0 GT/s PCIe',
+        'max_link_speed': '16.0 GT/s PCIe'}
     *above, address = place.split('/')
     directory = tree
     for name in above:

@@ -208,6 +208,7 @@ class XrtCard(card.Card):
         if mine['device_serial']:
             made[f'xmc.m.{number}'] = {'serial_num': mine['device_serial']}
         if not self.versal:
+            made[f'firewall.m.{number}'] = {'detected_level': '0'}
             loaded = mine['loaded']
             made[f'icap.m.{number}'] = {
                 'sec_level': '0', 'idcode': '0x4b57093',

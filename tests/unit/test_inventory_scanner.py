@@ -12,6 +12,7 @@ import fixtures
 from nova_accel.drivers import dfl
 from nova_accel.drivers import nvme
 from nova_accel import exception
+from nova_accel.host import kernel
 from nova_accel import model
 from tests import limits
 from tests.unit import host as simulated
@@ -299,10 +300,11 @@ class LooksTest(ScannerTestBase):
             changes=lambda: iter(events.get, 'end')))
         self.addCleanup(events.put, 'end')
         self.driver.devices = (fpga(A),)
-        for event in ('net', None):
+        net, pci = kernel.Change('net'), kernel.Change('pci', A)
+        for event in (net, None):
             events.put(event)
         self.assertEqual({}, self.inventory.devices)
-        for event in ('pci', 'pci', None, None):
+        for event in (pci, pci, None, None):
             events.put(event)
         self.wait_for(lambda: A in self.inventory.devices)
         self.assertEqual(2, self.driver.count('find'))

@@ -473,7 +473,10 @@ class Life(TestCase):
         changes = self.kernel.changes()
         self.assertIsNone(next(changes))
         self.kernel.set_fault(A, vanish=True)
-        self.assertEqual('pci', next(changes))
+        self.assertEqual(('pci', A, ''), next(changes))
+        self.assertIsNone(next(changes))
+        self.kernel.says('drm', A, 'WEDGED=none')
+        self.assertEqual(('drm', A, 'WEDGED=none'), next(changes))
         self.assertIsNone(next(changes))
 
     def test_power_cycle(self):

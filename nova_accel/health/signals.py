@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The table of signals: what each means for its device. Pure.
+
+A guest can write the error masks and the error status of its device, and can
+provoke requests that the device refuses (vfio_pci_config.c of Linux 6.12: the
+AER capability is not virtualized). What a guest can cause is at most SUSPECT
+while a server has the device. What a guest cannot cause is the state of the
+link, and errors of the link that its two ends detect.
+"""
+
+from collections.abc import Mapping
+import enum
+import functools
+import typing
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import model
+
+CONF = conf.CONF
+OPTION = '[accel] health'
+
+
+class State(enum.Enum):
+    """From the best to the worst."""
+
+    OK = 'ok'
+    #: nothing can be read that would say more
+    UNKNOWN = 'unknown'
+    #: something is wrong; servers get it where they get nothing better
+    SUSPECT = 'suspect'
+    #: given to no server
+    QUARANTINED = 'quarantined'
+    #: its driver does not find it
+    GONE = 'gone'
+
+    @property
+    def rank(self) -> int:
+        """0 for the best."""
+        return _RANKS[self]
+
+
+_RANKS = {state: rank for rank, state in enumerate(State)}
+
+
+class Mode(enum.Enum):
+    """What is done about a signal."""
+
+    #: it is not judged
+    OFF = 'off'
+    #: it is logged and shown to the operator
+    OBSERVE = 'observe'
+    #: Placement and owners are told as well, and devices are quarantined
+    ACT = 'act'
+
+
+class Reading(typing.NamedTuple):
+    """One value of one signal of a device, as a driver reads it."""
+
+    #: one of SIGNALS
+    signal: str
+    #: of a counter its value, of any other signal what the text shows
+    value: int = 1
+    #: what the value is about, a part of the text: 'DLP', 'of port
+    #: 0000:3a:00.0'
+    about: str = ''
+
+
+class Signal(typing.NamedTuple):
+    """A row of the table."""
+
+    #: a clause with {value} and {about}
+    said: str
+    #: what it means while no server has the device
+    free: State
+    #: what it means while a server has it
+    held: State
+    #: whether the value is a counter: each growth counts, and the finding
+    #: lasts until the next hand-over
+    counts: bool = False
+    #: the least growth from one look to the next that counts
+    least: int = 1
+    #: whether a quarantine lasts until the operator enables the device
+    sticky: bool = False
+    #: whether it is only observed unless [accel] health names it
+    is_new: bool = False
+
+
+_OK, _SUSPECT, _BAD = State.OK, State.SUSPECT, State.QUARANTINED
+
+SIGNALS: Mapping[str, Signal] = {
+    # Of the bus: host.bus
+    'link_errors': Signal(
+        'its PCIe link had {value} uncorrectable errors ({about})',
+        _BAD, _BAD, counts=True, sticky=True),
+    'fatal_errors': Signal(
+        'it had {value} fatal PCIe errors ({about})',
+        _BAD, _SUSPECT, counts=True, sticky=True),
+    'nonfatal_errors': Signal(
+        'it had {value} uncorrectable PCIe errors ({about})',
+        _SUSPECT, _SUSPECT, counts=True),
+    'corrected_errors': Signal(
+        'its PCIe link corrected {value} errors ({about})',
+        _SUSPECT, _SUSPECT, counts=True, least=100, is_new=True),
+    'link_width': Signal(
+        'its PCIe link has {value} lanes {about}', _SUSPECT, _SUSPECT),
+    'link_width_half': Signal(
+        'its PCIe link has {value} lanes {about}', _BAD, _BAD),
+    'link_speed': Signal(
+        # drivers in guests lower it while a device has nothing to do
+        'its PCIe link has {value} MT/s {about}', _SUSPECT, _OK, is_new=True),
+    'power': Signal('its power_state is error', _BAD, _BAD),
+    # Events of the kernel: host.kernel.Kernel.changes
+    'recovery_failed': Signal(
+        'the kernel could not recover it from a PCIe error',
+        _BAD, _SUSPECT, counts=True, sticky=True),
+    'wedged': Signal(
+        'its driver has given it up (WEDGED)',
+        _BAD, _SUSPECT, counts=True, sticky=True),
+    # What a card reports while its physical function stays with the host:
+    # drivers.*.health
+    'card_failed': Signal('{about}', _BAD, _SUSPECT),
+    'card_errors': Signal(
+        'it counted {value} errors ({about})',
+        _SUSPECT, _SUSPECT, counts=True),
+    'card_warns': Signal('{about}', _SUSPECT, _SUSPECT),
+    'wear': Signal('{about}', _SUSPECT, _SUSPECT),
+    'temperature': Signal('it is too hot ({about})', _SUSPECT, _SUSPECT,
+                          is_new=True),
+}
+
+
+@functools.lru_cache(maxsize=8)
+def _modes(items: tuple[str, ...]) -> Mapping[str, Mode]:
+    every = Mode.OBSERVE
+    named: dict[str, Mode] = {}
+    for item in items:
+        signal, equals, text = (part.strip() for part in item.rpartition('='))
+        try:
+            mode = Mode(text)
+        except ValueError:
+            raise exception.ConfigurationError(
+                f'{OPTION} has {item!r}, and {text!r} is neither off nor '
+                f'observe nor act: correct it.') from None
+        if not equals:
+            every = mode
+        elif signal in SIGNALS:
+            named[signal] = mode
+        else:
+            raise exception.ConfigurationError(
+                f'{OPTION} has {item!r}, and {signal!r} is not a signal: the '
+                f'signals are {", ".join(SIGNALS)}.')
+    usual = {name: Mode.OBSERVE if row.is_new and every is Mode.ACT else every
+             for name, row in SIGNALS.items()}
+    return {**usual, **named}
+
+
+def modes() -> Mapping[str, Mode]:
+    """Return what is done about each signal.
+
+    :raises ConfigurationError: [accel] health cannot be read.
+    """
+    return _modes(tuple(CONF.accel.health))
+
+
+def is_off() -> bool:
+    """Whether nothing has to be read."""
+    return all(mode is Mode.OFF for mode in modes().values())
+
+
+def state_of(device: model.Device, suspect: bool, is_read: bool,
+             is_given_whole: bool) -> State:
+    """Return the state of a device from all that is known of it.
+
+    :param device: with its computed health, of which fences and what the
+        operator has disabled are a part.
+    :param suspect: whether a finding says so.
+    :param is_read: whether its signals could be read at the last look.
+    :param is_given_whole: whether a server has the device itself, and not a
+        VF, a region or a vGPU of it: then the bus can be seen, and nothing of
+        what the device would report.
+    """
+    if device.health is model.Health.GONE:
+        return State.GONE
+    if device.health is model.Health.QUARANTINED:
+        return State.QUARANTINED
+    if suspect:
+        return State.SUSPECT
+    return State.OK if is_read and not is_given_whole else State.UNKNOWN

@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Readings of all devices, round by round -> findings. No I/O.
+
+=====================  ================================  ===================
+A finding              comes by                          goes by
+=====================  ================================  ===================
+of a level             a reading of it                   a round without
+of a counter           growth since the last round       the end of a claim
+                                                         on the device, or
+                                                         acknowledge()
+of an event            note()                            the same
+=====================  ================================  ===================
+
+Of the first round after the start nothing is known to compare with. What a
+counter grows by while a device is cleaned after its server is dropped with the
+end of the claim: resets cause errors.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import typing
+
+from nova_accel.health import signals
+
+_Mode, _State = signals.Mode, signals.State
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Why a device is not OK."""
+
+    signal: str
+    about: str
+    value: int
+    state: signals.State
+    #: whether more is done about it than showing it to the operator
+    acts: bool
+
+    @property
+    def reason(self) -> str:
+        """One clause."""
+        return signals.SIGNALS[self.signal].said.format(
+            value=self.value, about=self.about)
+
+    @property
+    def is_sticky(self) -> bool:
+        return (signals.SIGNALS[self.signal].sticky and self.acts
+                and self.state is _State.QUARANTINED)
+
+
+class Card(typing.NamedTuple):
+    """What of a device the findings depend on."""
+
+    #: driver, and which product it is: devices with the same are alike
+    kind: tuple[str, str]
+    #: uuids of the claims on it, also of those that are being released
+    claims: frozenset[str]
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is remembered of a device."""
+
+    claims: frozenset[str] = frozenset()
+    #: counter, by signal and what it is about -> its last value
+    counters: dict[tuple[str, str], int] = dataclasses.field(
+        default_factory=dict)
+    #: findings of counters and events
+    kept: dict[tuple[str, str], Finding] = dataclasses.field(
+        default_factory=dict)
+    #: findings of levels
+    levels: dict[tuple[str, str], Finding] = dataclasses.field(
+        default_factory=dict)
+    #: findings that the breaker has let pass
+    spared: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    is_read: bool = False
+    #: whether it could be read before: then a counter without a value was 0
+    was_read: bool = False
+
+    def findings(self) -> dict[tuple[str, str], Finding]:
+        return {**self.levels, **self.kept}
+
+    def is_bad(self) -> bool:
+        return any(f.state is _State.QUARANTINED for found in (
+            self.levels, self.kept) for f in found.values())
+
+
+class Watch:
+    """What is known of the health of the devices of a host.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        #: address -> signals of events since the last round
+        self._events: dict[str, list[str]] = {}
+
+    def note(self, address: str, signal: str) -> None:
+        """Have the next round count an event of a device."""
+        self._events.setdefault(address, []).append(signal)
+
+    def acknowledge(self, address: str,
+                    findings: Iterable[Finding]) -> None:
+        """Drop findings of counters and events: they are written down."""
+        known = self._known.get(address, _Known())
+        for finding in findings:
+            known.kept.pop((finding.signal, finding.about), None)
+
+    def findings(self, address: str) -> list[Finding]:
+        """The worst first."""
+        known = self._known.get(address)
+        if known is None or not (known.levels or known.kept):
+            return []
+        return sorted(known.findings().values(),
+                      key=lambda f: (-f.state.rank, f.signal, f.about))
+
+    def is_read(self, address: str) -> bool:
+        """Whether a device could be read at the last look."""
+        return address in self._known and self._known[address].is_read
+
+    def round(self, cards: Mapping[str, Card],
+              readings: Mapping[str, Iterable[signals.Reading] | None],
+              ) -> dict[tuple[str, str], list[str]]:
+        """Take over what was read of all devices at one time.
+
+        :param cards: all devices that are there, by address.
+        :param readings: of those that were asked; None of one that could not
+            be read, of which everything stays as it was.
+        :returns: kinds of which so many cards turned at once that it must be
+            the host, or nova_accel: they are SUSPECT, and not QUARANTINED ->
+            the addresses.
+        """
+        modes = signals.modes()
+        events, self._events = self._events, {}
+        self._known = {address: self._known.get(address, _Known())
+                       for address in cards}
+        turned: dict[tuple[str, str], list[str]] = {}
+        for address, card in cards.items():
+            known = self._known[address]
+            was_bad = known.is_bad()
+            if known.claims - card.claims:
+                known.kept = {key: finding for key, finding
+                              in known.kept.items() if finding.is_sticky}
+            for signal in events.get(address, ()):
+                self._found(known, card, modes, signals.Reading(signal))
+            if address in readings:
+                found = readings[address]
+                known.is_read = found is not None
+                if found is not None:
+                    self._read(known, card, modes, found)
+                    known.was_read = True
+            known.claims = card.claims
+            if not (known.levels or known.kept):
+                known.spared.clear()
+                continue
+            known.spared &= known.findings().keys()
+            if known.is_bad() and not was_bad:
+                turned.setdefault(card.kind, []).append(address)
+        return {kind: addresses for kind, addresses in turned.items()
+                if self._breaks(cards, kind, addresses)}
+
+    def _read(self, known, card, modes, found) -> None:
+        ends = bool(known.claims - card.claims)
+        known.levels.clear()
+        for reading in found:
+            key = reading.signal, reading.about
+            if not signals.SIGNALS[reading.signal].counts:
+                self._found(known, card, modes, reading)
+                continue
+            before = known.counters.get(key, 0 if known.was_read else None)
+            known.counters[key] = reading.value
+            if before is None or ends:
+                continue
+            # they begin again at 0 when the kernel finds the device again
+            growth = reading.value - (before if before <= reading.value else 0)
+            if growth >= signals.SIGNALS[reading.signal].least:
+                self._found(known, card, modes, reading._replace(value=growth))
+
+    @staticmethod
+    def _found(known, card, modes, reading) -> None:
+        row, mode = signals.SIGNALS[reading.signal], modes[reading.signal]
+        state = row.held if card.claims else row.free
+        if mode is _Mode.OFF or state is _State.OK:
+            return
+        key = reading.signal, reading.about
+        if mode is _Mode.OBSERVE or key in known.spared:
+            state = min(state, _State.SUSPECT, key=lambda s: s.rank)
+        into = known.kept if row.counts else known.levels
+        before = into.get(key)
+        into[key] = Finding(
+            reading.signal, reading.about, reading.value + (
+                before.value if before else 0),
+            max(state, before.state, key=lambda s: s.rank)
+            if before else state, mode is _Mode.ACT)
+
+    def _breaks(self, cards, kind, addresses) -> bool:
+        """Spare devices where half of their kind, and more than one, has
+        turned in this round."""
+        alike = sum(card.kind == kind for card in cards.values())
+        if len(addresses) < 2 or 2 * len(addresses) < alike:
+            return False
+        for address in addresses:
+            known = self._known[address]
+            for into in (known.kept, known.levels):
+                for key, finding in into.items():
+                    if finding.state is _State.QUARANTINED:
+                        known.spared.add(key)
+                        into[key] = dataclasses.replace(
+                            finding, state=_State.SUSPECT)
+        return True

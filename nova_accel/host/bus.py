@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the PCI bus tells of the health of a function.
+
+It needs neither a driver nor privileges, and goes on while a guest has the
+function. Sources, all of Linux 6.12: Documentation/ABI/testing/
+sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
+(power_state, since 5.12), pci-sysfs.c (current_link_*, max_link_*, since
+4.13), drivers/pci/pcie/aer.c (the names of errors).
+"""
+
+from collections.abc import Iterator, Mapping
+import functools
+import re
+
+from nova_accel.health import signals
+from nova_accel.host import pci
+
+_NONFATAL, _FATAL = 'aer_dev_nonfatal', 'aer_dev_fatal'
+_CORRECTED = 'aer_dev_correctable'
+_WIDTH, _SPEED = 'current_link_width', 'current_link_speed'
+_MOST_WIDTH, _MOST_SPEED = 'max_link_width', 'max_link_speed'
+_POWER = 'power_state'
+_ERRORS = (_FATAL, _NONFATAL, _CORRECTED)
+_ALL = (*_ERRORS, _WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED, _POWER)
+_OF_PORT = (*_ERRORS, _MOST_WIDTH, _MOST_SPEED)
+#: errors that the two ends of a link detect, which no guest can provoke: data
+#: link protocol, surprise down, receiver overflow
+_OF_LINK = frozenset(('DLP', 'SDES', 'RxOF'))
+#: errors that any guest can provoke, and that harm nothing: unsupported
+#: request, completer abort, completion timeout
+_HARMLESS = frozenset(('UnsupReq', 'CmpltAbrt', 'CmpltTO'))
+#: corrected ones that say that a guest has provoked another one (advisory
+#: non-fatal)
+_ADVISORY = frozenset(('NonFatalErr',))
+#: a line of a counter that is not 0
+_COUNTER = re.compile('^(.+) ([1-9][0-9]*)$', re.MULTILINE)
+#: names of kernels before 5.3
+_LONG_NAMES = {
+    'Data Link Protocol': 'DLP', 'Surprise Down Error': 'SDES',
+    'Receiver Overflow': 'RxOF', 'Unsupported Request': 'UnsupReq',
+    'Completer Abort': 'CmpltAbrt', 'Completion Timeout': 'CmpltTO',
+    'Advisory Non-Fatal': 'NonFatalErr', 'Advisory Non-Fatal Error':
+    'NonFatalErr'}
+
+
+def readings(kernel, function: str, bridges: tuple[str, ...],
+             ) -> Iterator[signals.Reading]:
+    """Read what the bus tells of a physical function.
+
+    Blocks for up to a minute while the function is reset, and wakes one that
+    sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of its
+    card. Two directories are opened, and 13 attributes read.
+
+    :param bridges: as pci.bridges(): of the port above, the last one, errors
+        count as well.
+    :raises OSError: the function is not there.
+    """
+    own = kernel.read_some(pci.path(function), _ALL)
+    ports = bridges[1:]
+    port = kernel.read_some(pci.path(ports[-1]), _OF_PORT) if ports else {}
+    yield from _errors(own, '')
+    if ports:
+        yield from _errors(port, f' at port {ports[-1]}')
+    yield from _link(own, port)
+    if own.get(_POWER) == 'error':
+        yield signals.Reading('power')
+
+
+def _errors(found, where) -> Iterator[signals.Reading]:
+    fatal, nonfatal, corrected = (
+        _counters(found.get(name, '')) for name in _ERRORS)
+    if not (fatal or nonfatal or corrected):
+        return
+    for name in sorted(_OF_LINK & (fatal.keys() | nonfatal.keys())):
+        yield signals.Reading(
+            'link_errors', fatal.get(name, 0) + nonfatal.get(name, 0),
+            f'{name}{where}')
+    for signal, counters, others in (
+            ('fatal_errors', fatal, _OF_LINK),
+            ('nonfatal_errors', nonfatal, _OF_LINK | _HARMLESS)):
+        for name in sorted(counters.keys() - others):
+            yield signals.Reading(signal, counters[name], f'{name}{where}')
+    total = sum(value for name, value in corrected.items()
+                if name not in _ADVISORY)
+    if total:
+        # their number counts, whatever they are
+        yield signals.Reading(
+            'corrected_errors', total, f'of all kinds{where}')
+
+
+@functools.lru_cache(maxsize=64)
+def _counters(text: str) -> Mapping[str, int]:
+    """Return those of lines '<name> <count>' that are not 0, but for the
+    total. Most functions have the same text: no errors."""
+    return {_LONG_NAMES.get(name, name): int(value)
+            for name, value in _COUNTER.findall(text)
+            if not name.startswith('TOTAL_')}
+
+
+def _link(own, port) -> Iterator[signals.Reading]:
+    """What the link has less than both of its ends can."""
+    width, most = _number(own, _WIDTH), _least(own, port, _MOST_WIDTH)
+    # 0, or a width of another kind, while the link is not known
+    if width and most and width < most:
+        yield signals.Reading(
+            'link_width_half' if 2 * width < most else 'link_width', width,
+            f'of {most}')
+    speed, most = _number(own, _SPEED), _least(own, port, _MOST_SPEED)
+    if speed and most and speed < most:
+        yield signals.Reading('link_speed', speed, f'of {most}')
+
+
+def _least(own, port, name) -> int:
+    """What both ends can; 0 where one does not tell."""
+    return min(_number(end, name) for end in (own, port or own))
+
+
+def _number(found, name) -> int:
+    """Lanes, or MT/s of '16.0 GT/s PCIe'; 0 for what is not a number."""
+    return _parsed(found.get(name, ''))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> int:
+    number = re.match('([0-9]+)(?:[.]([0-9]))?( GT/s)?', text)
+    if not number:
+        return 0
+    if number[3]:
+        return int(number[1]) * 1000 + int(number[2] or 0) * 100
+    # 255 lanes of a function that does not answer
+    return int(number[1]) if int(number[1]) <= 32 else 0

@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What follows from the health of devices.
+
+========================  ====================================================
+A finding                 What follows
+========================  ====================================================
+observed                  a line of the log; shown to the operator
+SUSPECT                   the same, and Device.suspect: a trait in Placement
+QUARANTINED, of a level   the same, and a fence as long as it is so
+QUARANTINED, sticky       the same, and the device is disabled in the store,
+                          until nova-accel enable
+========================  ====================================================
+
+Nothing of that takes a device from a server, or keeps its server from starting
+again. A device that does not answer, or whose driver is given up, is told
+QUARANTINED by its driver, and one at which a call hangs is fenced by
+inventory.cards: these have no part here.
+"""
+
+from collections.abc import Mapping
+import datetime
+import typing
+
+from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel.health import watch
+from nova_accel.host import kernel as host_kernel
+from nova_accel.inventory import devices
+from nova_accel.inventory import identity
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel.store import claim_store
+
+LOG = logging.getLogger(__name__)
+_State = signals.State
+#: what the kernel says -> signal; what begins with the second of two lines of
+#: WEDGED names what may help (drm-uapi.rst of Linux 6.15)
+_EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', 'recovery_failed'),
+           ('WEDGED=', 'wedged'))
+#: characters of the reason of a word in the store, as for nova-accel disable
+_LONGEST_REASON = 200
+
+
+class Condition(typing.NamedTuple):
+    """What is known of the health of a device."""
+
+    state: signals.State
+    #: clauses, the worst first; '' for nothing
+    reason: str
+    #: whether it counts for others than the operator
+    acts: bool
+
+
+class Conditions:
+
+    def __init__(self, table: devices.DeviceTable,
+                 store: claim_store.ClaimStore):
+        self._table = table
+        self._store = store
+        # guards the fields below
+        self._lock = locks.Lock('health')
+        self._watch = watch.Watch()
+        #: address -> (signal, what it is about) of the findings that the log
+        #: has told
+        self._said: dict[str, frozenset[tuple[str, str]]] = {}
+
+    def note(self, change: host_kernel.Change) -> bool:
+        """Have the next round count what the kernel says of a device.
+
+        :returns: whether it is about one.
+        """
+        if not change.said:
+            return False
+        with self._lock:
+            for address, device in self._table.snapshot().items():
+                if change.function in device.functions():
+                    for text, signal in _EVENTS:
+                        if change.said.startswith(text):
+                            self._watch.note(address, signal)
+                    return True
+        return False
+
+    def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
+              ) -> None:
+        """Draw the conclusions from a look.
+
+        :param readings: see watch.Watch.round().
+        """
+        found = self._table.snapshot()
+        claims: dict[str, set[str]] = {}
+        for claim in self._store.claims():
+            claims.setdefault(claim.device_address, set()).add(claim.uuid)
+        none: frozenset[str] = frozenset()
+        cards = {
+            address: watch.Card(
+                (device.driver, device.ids),
+                frozenset(claims[address]) if address in claims else none)
+            for address, device in found.items()
+            if device.health is not model.Health.GONE}
+        with self._lock:
+            for kind, spared in self._watch.round(cards, readings).items():
+                LOG.error(
+                    '%d devices of the driver %s are not fit, all since the '
+                    'last look (%s): it may be the host, and they are suspect '
+                    'and stay offered. See the kernel log.', len(spared),
+                    kind[0], ', '.join(spared))
+            suspects = {}
+            for address in cards:
+                findings = self._watch.findings(address)
+                if findings or address in self._said:
+                    self._tell(address, findings)
+                acting = [f for f in findings if f.acts]
+                if not acting:
+                    continue
+                self._disable(address, found, [
+                    f for f in acting if f.is_sticky])
+                bad = [f.reason for f in acting if not f.is_sticky
+                       and f.state is _State.QUARANTINED]
+                if bad:
+                    self._table.fence(
+                        address, devices.Fence.HEALTH, '; '.join(bad))
+                suspects[address] = '; '.join(f.reason for f in acting), bad
+        for address in cards:
+            if not suspects.get(address, ('', []))[1]:
+                self._table.unfence(address, devices.Fence.HEALTH)
+        self._table.set_suspects({
+            address: why for address, (why, _) in suspects.items()})
+
+    def _tell(self, address, findings) -> None:
+        # of a counter the number changes, and the finding does not
+        now = {(f.signal, f.about): f for f in findings}
+        before: frozenset[tuple[str, str]] = self._said.pop(
+            address, frozenset())
+        for key in now.keys() - before:
+            finding = now[key]
+            LOG.warning(
+                'Device %s is %s: %s%s', address, finding.state.value,
+                finding.reason, '' if finding.acts else (
+                    f' ({signals.OPTION} has it observed only)'))
+        if before and not now:
+            LOG.info('Device %s is well again, as far as it tells', address)
+        if now:
+            self._said[address] = frozenset(now)
+
+    def _disable(self, address: str, found: Mapping[str, model.Device],
+                 findings: list[watch.Finding]) -> None:
+        """Write down what lasts until the operator says otherwise."""
+        if not findings:
+            return
+        try:
+            before = [word for word in self._store.disabled()
+                      if address in identity.disabled(found, [word])]
+            said = '; '.join(f.reason for f in findings)
+            reason = f'{model.OF_HEALTH}{said}'
+            if before and before[0].reason:
+                reason = f'{before[0].reason}; {reason}'
+            self._store.disable(model.Disabled(
+                address, identity.serial_for_claim(address, found),
+                reason[:_LONGEST_REASON],
+                before[0].since if before else datetime.datetime.now(
+                    datetime.UTC).isoformat(timespec='seconds')), before)
+        except exception.AcceleratorsUnavailable as error:
+            LOG.error('Device %s must not be given to another server (%s), '
+                      'and that is not written down yet: %s', address,
+                      '; '.join(f.reason for f in findings), error)
+            return
+        self._watch.acknowledge(address, findings)
+
+    def conditions(self) -> dict[str, Condition]:
+        """Return what is known of the devices, by address."""
+        whole = {claim.device_address for claim in self._store.claims()
+                 if claim.handle.address == claim.device_address}
+        result = {}
+        with self._lock:
+            for address, device in self._table.snapshot().items():
+                findings = self._watch.findings(address)
+                state = signals.state_of(
+                    device, bool(findings), self._watch.is_read(address),
+                    address in whole)
+                reasons = [f.reason for f in findings]
+                if device.health is not model.Health.OK:
+                    reasons.insert(0, device.reason)
+                result[address] = Condition(
+                    state, '; '.join(dict.fromkeys(reasons)),
+                    device.health is not model.Health.OK
+                    or any(f.acts for f in findings))
+        return result

@@ -1,0 +1,306 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What follows from the health of devices, on a host with servers."""
+
+import threading
+import time
+
+from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel import naming
+from nova_accel.sim import tree
+from tests.host import base
+from tests.unit.host import A, B, vf
+
+ONE, TWO, THREE, FOUR = (f'0000:{n:02x}:00.0' for n in (2, 3, 4, 5))
+CARD = 'CUSTOM_ACCELERATOR_CARD'
+HALF = {'current_link_width': '4'}
+WORN = {'current_link_width': '8'}
+FATAL = {'aer_dev_fatal': tree.errors('aer_dev_fatal', MalfTLP=1)}
+OF_LINK = {'aer_dev_fatal': tree.errors('aer_dev_fatal', DLP=1)}
+
+
+class HealthTestCase(base.HostTestCase):
+
+    MODE = 'act'
+
+    def start(self, *addresses, **more):
+        self.config.config(
+            group='accel', health=[self.MODE], discovery_interval=3600,
+            pci_devices=['vendor=8086 type=CARD'], **more)
+        self.start_host(drivers=('pci',), others=[
+            {'address': address, 'bridges': ['pci0000:00', f'0000:00:{n}.0']}
+            for n, address in enumerate(addresses, 10)])
+        self.look()
+
+    def look(self, **attributes):
+        """A look each interval, after attributes of a card have become so."""
+        for address, found in attributes.items():
+            self.host.kernel.set_fault(address, attributes=found)
+        self.host.inventory._scanner.look()
+
+    def turn(self, address=ONE, **attributes):
+        self.look(**{address: attributes})
+
+    def states(self):
+        return {address: condition.state.value for address, condition
+                in self.host.inventory.conditions().items()}
+
+    def shown(self, address=ONE, name=CARD):
+        """Traits and (reserved, total) of its provider in Placement."""
+        self.host.report()
+        uuid, = self.host.allocation(address, name)
+        provider = self.host.cloud.read()['providers'][uuid]
+        item = provider['inventory'][name]
+        return provider['traits'], (item['reserved'], item['total'])
+
+    def boot(self, amount=1, address=ONE, **more):
+        return self.host.boot(
+            {f'resources1:{CARD}': str(amount), **more},
+            self.host.allocation(address, CARD, amount))
+
+
+class SingleTest(HealthTestCase):
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start(ONE, TWO, THREE)
+
+    def test_suspect(self):
+        """It has a trait, and a server can get it all the same."""
+        self.turn(**WORN)
+        self.assertEqual({ONE: 'suspect', TWO: 'ok', THREE: 'ok'},
+                         self.states())
+        traits, amounts = self.shown()
+        self.assertIn(naming.SUSPECT, traits)
+        self.assertEqual((0, 1), amounts)
+        self.assertHas(self.boot(), ONE)
+        self.turn()
+        self.assertNotIn(naming.SUSPECT, self.shown()[0])
+        # of a whole device in a guest only the bus can be seen
+        self.assertEqual('unknown', self.states()[ONE])
+
+    def test_level(self):
+        """A fence as long as it is so."""
+        self.turn(**HALF)
+        self.assertEqual('quarantined', self.states()[ONE])
+        traits, amounts = self.shown()
+        self.assertIn(naming.FENCED, traits)
+        self.assertEqual((1, 1), amounts)
+        self.assertIn('its PCIe link has 4 lanes of 16', self.log.output)
+        self.turn()
+        self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((0, 1), self.shown()[1])
+
+    def test_sticky(self):
+        """Until the operator enables it, also after a restart."""
+        self.turn(**OF_LINK)
+        word, = self.host.accelerators.store.disabled()
+        self.assertEqual(
+            'nova-compute: its PCIe link had 1 uncorrectable errors (DLP)',
+            word.reason)
+        self.assertEqual((1, 1), self.shown()[1])
+        self.look()
+        self.restart()
+        self.look()
+        self.assertEqual('quarantined', self.states()[ONE])
+        self.assertEqual((1, 1), self.shown()[1])
+        self.host.enable()
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((0, 1), self.shown()[1])
+        # the next one counts again
+        self.turn(aer_dev_fatal=tree.errors('aer_dev_fatal', DLP=2))
+        self.assertEqual('quarantined', self.states()[ONE])
+
+    def test_beside_the_operators_word(self):
+        self.host.disable(ONE)
+        self.turn(**OF_LINK)
+        word, = self.host.accelerators.store.disabled()
+        self.assertEqual(
+            'it is hot; nova-compute: its PCIe link had 1 uncorrectable '
+            'errors (DLP)', word.reason)
+        self.assertEqual('2026-11-22T02:17:43+00:00', word.since)
+
+    def test_store_fails(self):
+        """What cannot be written down is tried again, and holds till then."""
+        self.read_only(True)
+        self.turn(**OF_LINK)
+        self.assertIn('that is not written down yet', self.log.output)
+        self.assertEqual('suspect', self.states()[ONE])
+        self.read_only(False)
+        self.look()
+        self.assertEqual('quarantined', self.states()[ONE])
+
+    def test_holder_keeps_it(self):
+        """No state stops its server, or its restart."""
+        server = self.boot()
+        self.turn(**HALF)
+        self.assertEqual('quarantined', self.states()[ONE])
+        self.assertHas(server, ONE)
+        self.host.reboot(server)
+        self.assertHas(server, ONE)
+        self.host.delete(server)
+        self.assertEqual((1, 1), self.shown()[1])
+
+    def test_what_a_server_provokes(self):
+        """It is suspect, and is not any more once the server is gone."""
+        server = self.boot()
+        self.look()
+        self.turn(**FATAL)
+        self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
+        self.assertEqual('suspect', self.states()[ONE])
+        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.host.delete(server)
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((0, 1), self.shown()[1])
+
+    def test_half_of_them(self):
+        """It may be the host: nothing is quarantined."""
+        self.look(**{ONE: HALF, TWO: HALF})
+        self.assertEqual({ONE: 'suspect', TWO: 'suspect', THREE: 'ok'},
+                         self.states())
+        self.assertIn('2 devices of the driver pci are not fit, all since '
+                      'the last look', self.log.output)
+        self.assertEqual((0, 1), self.shown()[1])
+
+    def test_kernel_says(self):
+        """Without waiting for the interval."""
+        self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
+        ends = time.monotonic() + base.PATIENCE
+        while self.states()[ONE] != 'quarantined':
+            self.assertLess(time.monotonic(), ends)
+            time.sleep(0.05)
+        self.assertEqual('ok', self.states()[TWO])
+
+    def test_hangs(self):
+        """A look that does not return is the finding, and delays no other."""
+        self.config.config(group='accel', discovery_timeout=1)
+        self.host.kernel.set_fault(ONE, hang='read')
+        self.addCleanup(self.host.kernel.set_fault, ONE, hang=None)
+        self.look(**{TWO: HALF})
+        self.assertEqual({ONE: 'quarantined', TWO: 'quarantined',
+                          THREE: 'ok'}, self.states())
+        self.assertEqual((1, 1), self.shown()[1])
+
+    def test_nonsense(self):
+        """A driver that reads nonsense costs what it reads, and no more."""
+        driver = self.host.inventory._drivers['pci']
+        sound = driver.health
+        driver.health = lambda device: (
+            [signals.Reading('heat')] if device.address == ONE
+            else sound(device))
+        self.look(**{TWO: HALF})
+        self.look()
+        self.assertEqual({ONE: 'unknown', TWO: 'quarantined', THREE: 'ok'},
+                         self.states())
+        self.assertEqual(1, self.log.output.count(
+            f'Of the health of {ONE} nothing is known now: The driver pci '
+            f'reads Reading'))
+        self.assertEqual((0, 1), self.shown()[1])
+
+    def test_flavor_forbids(self):
+        self.turn(**WORN)
+        self.host.report()
+        self.assertRaises(
+            exception.DeviceUnavailable, self.boot,
+            **{f'trait1:{naming.SUSPECT}': 'forbidden'})
+
+
+class ObserveTest(HealthTestCase):
+
+    MODE = 'observe'
+    POOLS = 'none'
+
+    def test_nothing_changes(self):
+        self.start(ONE, TWO, THREE)
+        before = self.shown()
+        self.look(**{ONE: {**OF_LINK, **HALF}})
+        self.assertEqual('suspect', self.states()[ONE])
+        self.assertEqual(before, self.shown())
+        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertIn('([accel] health has it observed only)',
+                      self.log.output)
+        # once, and not at each look
+        said = self.log.output
+        self.look()
+        self.assertEqual(said, self.log.output)
+
+
+class OffTest(HealthTestCase):
+
+    MODE = 'off'
+    POOLS = 'none'
+
+    def test_nothing_is_read(self):
+        self.start(ONE)
+        threads = threading.active_count()
+        self.host.inventory._drivers['pci'].health = None
+        self.turn(**HALF)
+        self.assertEqual({ONE: 'unknown'}, self.states())
+        self.assertEqual(threads, threading.active_count())
+        self.assertNotIn('nothing is known', self.log.output)
+
+
+class PoolTest(HealthTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.start(ONE, TWO, THREE, FOUR)
+
+    def test_given_last(self):
+        """As long as another one is free, the pool has no trait."""
+        self.turn(**WORN)
+        self.assertNotIn(naming.SUSPECT, self.shown()[0])
+        server = self.boot(3)
+        self.assertHas(server, TWO, THREE, FOUR)
+        self.assertIn(naming.SUSPECT, self.shown()[0])
+        self.assertHas(self.boot(1), ONE)
+
+    def test_flavor_forbids(self):
+        """Of a pool with others, too: on the host."""
+        self.turn(**WORN)
+        self.host.report()
+        forbids = {f'trait1:{naming.SUSPECT}': 'forbidden'}
+        self.assertRaises(exception.DeviceUnavailable, self.boot, 4,
+                          **forbids)
+        self.assertHas(self.boot(3, **forbids), TWO, THREE, FOUR)
+
+    def test_flavor_requires(self):
+        """For diagnosis."""
+        self.look(**{a: WORN for a in (ONE, TWO, THREE, FOUR)})
+        self.host.report()
+        self.assertHas(self.boot(
+            **{f'trait1:{naming.SUSPECT}': 'required'}), ONE)
+
+
+class RegionsTest(base.HostTestCase):
+    """FPGAs: the trait is on the card and on its regions."""
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(group='accel', health=['act'],
+                           discovery_interval=3600)
+        self.start_host({'address': A}, {'address': B})
+        self.host.inventory._scanner.look()
+
+    def traits(self, address):
+        self.host.report()
+        uuid, = self.host.allocation(address)
+        return self.host.cloud.read()['providers'][uuid]['traits']
+
+    def test_fme_fails_while_a_server_has_a_region(self):
+        """What its server may have done ends with the server; what is so
+        without one is given to none."""
+        server = self.host.boot(base.asks(), self.host.allocation(A))
+        self.host.kernel.set_fault(A, attributes={'catfatal_errors': '0x4'})
+        self.host.inventory._scanner.look()
+        self.assertIn(naming.SUSPECT, self.traits(A))
+        self.assertNotIn(naming.FENCED, self.traits(A))
+        self.assertNotIn(naming.SUSPECT, self.traits(B))
+        self.assertHas(server, vf(A))
+        self.host.delete(server)
+        self.host.inventory._scanner.look()
+        self.assertIn(naming.FENCED, self.traits(A))

@@ -1,0 +1,516 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Signals of the health of devices: what is read, and what it means."""
+
+import os
+
+import ddt
+import fixtures
+from oslo_config import fixture as config_fixture
+import testtools
+
+from nova_accel import conf
+from nova_accel.drivers import contract
+from nova_accel.drivers import dfl
+from nova_accel.drivers import nvme
+from nova_accel.drivers import qat
+from nova_accel.drivers import xrt
+from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel.health import watch
+from nova_accel.host import bus
+from nova_accel.host import kernel
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel.sim import tree
+from tests.unit.host import A, SimulatedHost
+from tests.unit.inventory_host import fpga
+
+OK, SUSPECT, BAD = (signals.State.OK, signals.State.SUSPECT,
+                    signals.State.QUARANTINED)
+PORT = '0000:5d:00.0'
+B, C, D = (f'0000:{n:02x}:00.0' for n in (2, 3, 4))
+#: what a server that has the device can cause: never more than SUSPECT
+PROVOKED = ('fatal_errors', 'nonfatal_errors', 'corrected_errors',
+            'link_speed', 'recovery_failed', 'wedged', 'card_failed',
+            'card_errors', 'card_warns', 'wear', 'temperature')
+
+
+class WatchTestCase(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+        self.set('act')
+        self.watch = watch.Watch()
+        self.claims = {}
+
+    def set(self, *items):
+        self.config.config(group='accel', health=list(items))
+
+    def round(self, *readings):
+        """A round in which the device reads that."""
+        return self.watch.round({A: watch.Card(('pci', '1:2'), frozenset(
+            self.claims.get(A, ())))}, {A: readings})
+
+    def states(self, address=A):
+        return [(f.signal, f.state) for f in self.watch.findings(address)]
+
+    def reasons(self, address=A):
+        return [f.reason for f in self.watch.findings(address)]
+
+
+def reading(signal, value=1, about='x'):
+    return signals.Reading(signal, value, about)
+
+
+@ddt.ddt
+class TableTest(WatchTestCase):
+    """Each row, free and held."""
+
+    @ddt.data(*signals.SIGNALS)
+    def test_row(self, signal):
+        row = signals.SIGNALS[signal]
+        self.set(f'{signal}=act')
+        for held, state in ((), row.free), (('claim',), row.held):
+            self.watch = watch.Watch()
+            self.claims[A] = held
+            if row.counts:
+                self.round(reading(signal, 7))
+                self.assertEqual([], self.states())
+                self.round(reading(signal, 7 + row.least - 1))
+                before = [] if row.least > 1 else self.states()
+                self.assertEqual([], before)
+                self.round(reading(signal, 7 + 2 * row.least))
+            else:
+                self.round(reading(signal, 7))
+            self.assertEqual([] if state is OK else [(signal, state)],
+                             self.states())
+
+    @ddt.data(*PROVOKED)
+    def test_server_cannot_quarantine(self, signal):
+        row = signals.SIGNALS[signal]
+        self.assertLess(row.held.rank, BAD.rank)
+        # the others no guest can cause
+        self.assertEqual({'link_errors', 'link_width', 'link_width_half',
+                          'power'}, signals.SIGNALS.keys() - {*PROVOKED})
+
+    @ddt.data(*signals.SIGNALS)
+    def test_new_and_sticky(self, signal):
+        row = signals.SIGNALS[signal]
+        self.assertTrue(row.counts or not row.sticky,
+                        'a level says itself when it is over')
+        self.assertFalse(row.is_new and BAD in (row.free, row.held))
+
+
+class RoundsTest(WatchTestCase):
+
+    def test_counts_since_the_hand_over(self):
+        self.claims[A] = ['one']
+        self.round(reading('nonfatal_errors', 5))
+        self.round(reading('nonfatal_errors', 7))
+        self.round(reading('nonfatal_errors', 7))
+        self.round(reading('nonfatal_errors', 8))
+        self.assertEqual(['it had 3 uncorrectable PCIe errors (x)'],
+                         self.reasons())
+        # what grows while the device is cleaned ends with the claim
+        self.claims[A] = []
+        self.round(reading('nonfatal_errors', 20))
+        self.assertEqual([], self.reasons())
+        self.round(reading('nonfatal_errors', 20))
+        self.assertEqual([], self.reasons())
+
+    def test_ends_with_a_claim_of_several(self):
+        """Of a card with two servers it is not known which one it was."""
+        self.claims[A] = ['one', 'two']
+        self.round(reading('fatal_errors', 0))
+        self.round(reading('fatal_errors', 1))
+        self.claims[A] = ['one', 'two', 'three']
+        self.round(reading('fatal_errors', 1))
+        self.assertEqual([('fatal_errors', SUSPECT)], self.states())
+        self.claims[A] = ['two', 'three']
+        self.round(reading('fatal_errors', 1))
+        self.assertEqual([], self.states())
+
+    def test_counter_without_a_value(self):
+        """It was 0, or cannot be read now."""
+        self.round()
+        self.round(reading('nonfatal_errors', 2))
+        self.assertEqual([('nonfatal_errors', SUSPECT)], self.states())
+        self.claims[A] = ['one']
+        self.round()
+        self.claims[A] = []
+        self.round()
+        self.round(reading('nonfatal_errors', 2))
+        self.assertEqual([], self.states())
+
+    def test_counter_begins_again(self):
+        self.round(reading('nonfatal_errors', 100))
+        self.round(reading('nonfatal_errors', 0))
+        self.assertEqual([], self.states())
+        self.round(reading('nonfatal_errors', 2))
+        self.assertEqual(['it had 2 uncorrectable PCIe errors (x)'],
+                         self.reasons())
+
+    def test_level_ends_by_itself(self):
+        self.round(reading('link_width', 8, 'of 16'))
+        self.assertEqual(['its PCIe link has 8 lanes of 16'], self.reasons())
+        self.round()
+        self.assertEqual([], self.reasons())
+
+    def test_cannot_be_read(self):
+        """What is known stays; what cannot be read is not OK."""
+        self.round(reading('power'))
+        self.assertTrue(self.watch.is_read(A))
+        self.watch.round({A: watch.Card(('pci', '1:2'), frozenset())},
+                         {A: None})
+        self.assertEqual([('power', BAD)], self.states())
+        self.assertFalse(self.watch.is_read(A))
+        # a card that is busy was not asked
+        self.watch.round({A: watch.Card(('pci', '1:2'), frozenset())}, {})
+        self.assertEqual([('power', BAD)], self.states())
+
+    def test_event(self):
+        for claims, state in ((), BAD), (('one',), SUSPECT):
+            self.watch = watch.Watch()
+            self.claims[A] = claims
+            self.watch.note(A, 'recovery_failed')
+            self.watch.note(B, 'recovery_failed')
+            self.round()
+            self.assertEqual([('recovery_failed', state)], self.states())
+            self.assertEqual([], self.states(B))
+
+    def test_acknowledged(self):
+        self.round(reading('link_errors', 0))
+        self.round(reading('link_errors', 1))
+        finding, = self.watch.findings(A)
+        self.assertTrue(finding.is_sticky)
+        # until it is written down it stays, also where a server had the device
+        self.claims[A] = ['one']
+        self.round(reading('link_errors', 1))
+        self.claims[A] = []
+        self.round(reading('link_errors', 1))
+        self.assertEqual([finding], self.watch.findings(A))
+        self.watch.acknowledge(A, [finding])
+        self.round(reading('link_errors', 1))
+        self.assertEqual([], self.states())
+        self.round(reading('link_errors', 2))
+        self.assertEqual([('link_errors', BAD)], self.states())
+
+    def test_observed(self):
+        """Nothing is done about it, and nothing is more than suspect."""
+        self.set('observe')
+        self.round(reading('power'))
+        finding, = self.watch.findings(A)
+        self.assertEqual((SUSPECT, False), (finding.state, finding.acts))
+
+    def test_new_signals_are_observed(self):
+        self.round(reading('temperature'), reading('card_warns'))
+        self.assertEqual({'temperature': False, 'card_warns': True},
+                         {f.signal: f.acts for f in self.watch.findings(A)})
+        self.set('act', 'temperature=act')
+        self.round(reading('temperature'))
+        self.assertTrue(self.watch.findings(A)[0].acts)
+
+    def test_off(self):
+        self.set('act', 'power=off')
+        self.round(reading('power'))
+        self.assertEqual([], self.states())
+        self.assertFalse(signals.is_off())
+        self.set('off')
+        self.assertTrue(signals.is_off())
+
+
+class BreakerTest(WatchTestCase):
+
+    def many(self, *bad, of=(A, B, C, D)):
+        none = frozenset()
+        return self.watch.round(
+            {address: watch.Card(('pci', '1:2'), none) for address in of},
+            {address: [reading('power')] if address in bad else []
+             for address in of})
+
+    def test_half_of_a_kind(self):
+        self.many()
+        self.assertEqual({('pci', '1:2'): [A, B]}, self.many(A, B))
+        self.assertEqual([('power', SUSPECT)], self.states())
+        # it stays so while nothing else comes
+        self.assertEqual({}, self.many(A, B))
+        self.assertEqual([('power', SUSPECT)], self.states())
+        # another one alone is not spared
+        self.assertEqual({}, self.many(A, B, C))
+        self.assertEqual([('power', BAD)], self.states(C))
+        # nor is one of them, once it was well
+        self.many(B, C)
+        self.many(A, B, C)
+        self.assertEqual([('power', BAD)], self.states())
+
+    def test_less_than_half(self):
+        self.many(of=(A, B, C, D, '5'))
+        self.assertEqual({}, self.many(A, B, of=(A, B, C, D, '5')))
+        self.assertEqual([('power', BAD)], self.states())
+
+    def test_the_only_one(self):
+        """One device of two may just be broken."""
+        self.assertEqual({}, self.many(A, of=(A,)))
+        self.assertEqual([('power', BAD)], self.states())
+
+
+class OptionTest(WatchTestCase):
+
+    def refused(self, *items):
+        self.set(*items)
+        return str(self.assertRaises(exception.ConfigurationError,
+                                     signals.modes))
+
+    def test_default_observes(self):
+        self.config.register_opts([], 'accel')
+        conf.CONF.clear_override('health', 'accel')
+        self.assertEqual({signals.Mode.OBSERVE}, {*signals.modes().values()})
+
+    def test_malformed(self):
+        self.assertIn("'on' is neither off nor observe nor act",
+                      self.refused('act', 'power=on'))
+        said = self.refused('heat=act')
+        self.assertIn("'heat' is not a signal: the signals are link_errors, "
+                      "fatal_errors", said)
+
+
+class StateTest(testtools.TestCase):
+
+    def test_states(self):
+        well = fpga(A)
+        bad = fpga(A, health=model.Health.QUARANTINED)
+        gone = fpga(A, health=model.Health.GONE)
+        for expected, *about in (
+                ('gone', gone, True, True, True),
+                ('quarantined', bad, True, True, True),
+                ('suspect', well, True, True, True),
+                ('suspect', well, True, False, False),
+                ('unknown', well, False, True, True),
+                ('unknown', well, False, False, False),
+                ('ok', well, False, True, False)):
+            self.assertEqual(expected, signals.state_of(*about).value, about)
+
+
+class ReadingsTestCase(testtools.TestCase):
+
+    def host(self, *cards, **kinds):
+        self.useFixture(config_fixture.Config(conf.CONF))
+        self.kernel = self.useFixture(SimulatedHost(*cards, **kinds)).kernel
+
+    def fault(self, **attributes):
+        self.kernel.set_fault(A, attributes=attributes)
+
+
+class BusTest(ReadingsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.bridges = ('pci0000:5d', PORT)
+        self.host(others=[{'address': A, 'bridges': [*self.bridges]}])
+        self.before = self.read()
+
+    def read(self):
+        return [*bus.readings(self.kernel, A, self.bridges)]
+
+    def new(self):
+        return [r for r in self.read() if r not in self.before]
+
+    def test_all_well(self):
+        self.assertEqual([], self.before)
+
+    def test_errors(self):
+        self.fault(
+            aer_dev_fatal=tree.errors('aer_dev_fatal', DLP=1, MalfTLP=2),
+            aer_dev_nonfatal=tree.errors(
+                'aer_dev_nonfatal', RxOF=3, UnsupReq=4, ECRC=5),
+            aer_dev_correctable=tree.errors(
+                'aer_dev_correctable', RxErr=6, BadTLP=7, NonFatalErr=8))
+        self.assertEqual([
+            ('corrected_errors', 13, 'of all kinds'),
+            ('fatal_errors', 2, 'MalfTLP'), ('link_errors', 1, 'DLP'),
+            ('link_errors', 3, 'RxOF'), ('nonfatal_errors', 5, 'ECRC')],
+            sorted(self.new()))
+
+    def test_old_names(self):
+        self.fault(aer_dev_fatal='Data Link Protocol 1\nMalformed TLP 2\n'
+                                 'TOTAL_ERR_FATAL 3')
+        self.assertEqual([('fatal_errors', 2, 'Malformed TLP'),
+                          ('link_errors', 1, 'DLP')], sorted(self.new()))
+
+    def test_port(self):
+        self.kernel.set_fault(A, port={'aer_dev_fatal': tree.errors(
+            'aer_dev_fatal', SDES=1)})
+        self.assertEqual([('link_errors', 1, f'SDES at port {PORT}')],
+                         self.new())
+
+    def test_width(self):
+        for now, most, found in (
+                ('8', '16', ('link_width', 8, 'of 16')),
+                ('4', '16', ('link_width_half', 4, 'of 16')),
+                ('16', '16', None), ('0', '16', None), ('255', '16', None),
+                # the slot has no more
+                ('8', '8', None)):
+            self.kernel.set_fault(
+                A, attributes={'current_link_width': now},
+                port={'max_link_width': most})
+            self.assertEqual([found] if found else [], self.new())
+
+    def test_speed(self):
+        for now, found in (
+                ('2.5 GT/s PCIe', ('link_speed', 2500, 'of 16000')),
+                ('16.0 GT/s PCIe', None), ('Unknown', None)):
+            self.fault(current_link_speed=now)
+            self.assertEqual([found] if found else [], self.new())
+
+    def test_power(self):
+        self.fault(power_state='error')
+        self.assertEqual([signals.Reading('power')], self.new())
+        self.fault(power_state='unknown')
+        self.assertEqual([], self.new())
+
+    def test_old_kernel(self):
+        """Attributes that it does not have, and others that cannot be read."""
+        names = (*tree._ERROR_NAMES, 'current_link_width', 'power_state',
+                 'max_link_speed')
+        self.kernel.set_fault(
+            A, attributes={**dict.fromkeys(names, 'missing'),
+                           'current_link_speed': 'EIO'},
+            port=dict.fromkeys(names, 'missing'))
+        self.assertEqual([], self.read())
+
+    def test_gone(self):
+        self.kernel.set_fault(A, vanish=True)
+        self.assertRaises(FileNotFoundError, self.read)
+
+    def test_from_files(self):
+        """As Linux has it, with a newline at the end of each."""
+        directory = self.useFixture(fixtures.TempDir()).path
+        found = os.path.join(directory, pci.path(A))
+        os.makedirs(found)
+        for name, text in (
+                ('aer_dev_fatal', tree.errors('aer_dev_fatal', SDES=2)),
+                ('current_link_width', '4'), ('max_link_width', '16')):
+            with open(os.path.join(found, name), 'w') as file:
+                file.write(f'{text}\n')
+        self.kernel = kernel.Kernel(directory)
+        self.bridges = ()
+        self.assertIn(('link_errors', 2, 'SDES'), self.read())
+        self.assertIn(('link_width_half', 4, 'of 16'), self.read())
+
+
+class DriversTest(ReadingsTestCase):
+
+    def read(self, driver, **attributes):
+        """What is new once attributes are so."""
+        self.driver = driver(self.kernel)
+        device = self.driver.discover()[A]
+        before = {*self.driver.health(device)}
+        self.fault(**attributes)
+        return [r for r in contract.readings('x', self.driver.health(device))
+                if r not in before]
+
+    def test_dfl(self):
+        self.host({'address': A, 'vfs': 1})
+        self.assertEqual([
+            ('card_errors', 2, 'FME fme_errors'),
+            ('card_failed', 1, 'its FME has catastrophic or fatal errors '
+                               '(0x4)'),
+            ('temperature', 1, 'FME temp1_crit_alarm')], sorted(self.read(
+                dfl.DflDriver, fme_errors='0x3', catfatal_errors='0x4',
+                temp1_crit_alarm='1')))
+
+    def test_xrt(self):
+        self.host(alveos=[{'address': A}])
+        self.assertEqual([
+            ('card_warns', 1, 'its AXI firewall of level 2 has tripped')],
+            self.read(xrt.XrtDriver, detected_level='2'))
+
+    def test_qat(self):
+        self.host(qats=[{'address': A, 'vfs': 16}])
+        self.assertEqual([
+            ('card_errors', 3, 'qat_ras/errors_nonfatal')],
+            self.read(qat.QatDriver, errors_nonfatal='3'))
+
+    def nvme(self, **more):
+        self.host(nvmes=[{'address': A, **more}])
+        conf.CONF.set_override('include_devices', ['address=*'], 'accel')
+        self.addCleanup(conf.CONF.clear_override, 'include_devices', 'accel')
+        self.driver = nvme.NvmeDriver(self.kernel)
+        self.device = self.driver.discover()[A]
+        self.well = {*self.driver.health(self.device)}
+
+    def of_log(self, **log):
+        self.kernel.set_fault(A, health=log)
+        return {r.signal: r.about for r in self.driver.health(self.device)
+                if r not in self.well}
+
+    def test_nvme(self):
+        self.nvme()
+        self.assertEqual({}, self.of_log(warning=0))
+        self.assertEqual(
+            {'card_failed': 'it is read-only',
+             'temperature': 'NVMe critical warning'},
+            self.of_log(warning=0b1010))
+        for log in ({'warning': 1, 'spare': 5}, {'used': 100}):
+            self.assertEqual({'wear'}, {*self.of_log(**log)})
+
+    def test_nvme_of_a_server(self):
+        """Of a whole disk in a guest nothing can be seen; of one whose VFs
+        guests have all."""
+        self.nvme()
+        self.kernel.guest_takes(A)
+        self.assertEqual({}, self.of_log(warning=8))
+
+    def test_nvme_with_vfs(self):
+        self.nvme(total_vfs=2, vfs=2)
+        self.kernel.guest_takes(f'{A[:-1]}1')
+        self.assertEqual({'card_failed'}, {*self.of_log(warning=8)})
+
+
+@ddt.ddt
+class ContractTest(testtools.TestCase):
+
+    @ddt.data([1], ['power'], [('power', 1, '')],
+              [signals.Reading('heat')], [signals.Reading('power', '1')],
+              [signals.Reading('power', 1, b'x')],
+              [signals.Reading('power', 1, '\ud800')],
+              [signals.Reading('power')] * 257)
+    def test_nonsense(self, found):
+        error = self.assertRaises(exception.DeviceError, contract.readings,
+                                  'acme', iter(found))
+        self.assertIn('driver acme reads', str(error))
+
+    def test_sound(self):
+        found = (signals.Reading('power'),)
+        self.assertEqual(found, contract.readings('acme', iter(found)))
+
+
+@ddt.ddt
+class MessagesTest(testtools.TestCase):
+    """What the kernel sends, as kobject_uevent writes it."""
+
+    @ddt.data(
+        ('add', 'pci', 'pci0000:5d/0000:5d:00.0/0000:5e:00.0', (),
+         ('pci', A, '')),
+        ('remove', 'net', 'virtual/net/tap0', (), ('net', '', '')),
+        ('change', 'pci', 'pci0000:5d/0000:5d:00.0/0000:5e:00.0',
+         ('ERROR_EVENT=FAILED_RECOVERY', 'DEVICE_ONLINE=0'),
+         ('pci', A, 'ERROR_EVENT=FAILED_RECOVERY')),
+        ('change', 'drm', 'pci0000:5d/0000:5d:00.0/0000:5e:00.0/drm/card0',
+         ('WEDGED=rebind,bus-reset',),
+         ('drm', A, 'WEDGED=rebind,bus-reset')),
+        ('change', 'nvme', 'pci0000:5d/0000:5e:00.0/nvme/nvme0',
+         ('NVME_AEN=0x010002',), ('nvme', A, 'NVME_AEN=0x010002')),
+        ('change', 'drm', 'pci0000:5d/0000:5e:00.0/drm/card0', ('HOTPLUG=1',),
+         None),
+        ('bind', 'pci', 'pci0000:5d/0000:5e:00.0', (), None))
+    @ddt.unpack
+    def test_message(self, action, subsystem, place, more, change):
+        message = '\0'.join((
+            f'{action}@/devices/{place}', f'ACTION={action}',
+            f'DEVPATH=/devices/{place}', f'SUBSYSTEM={subsystem}', *more, ''))
+        self.assertEqual(change, kernel.change_of(message.encode()))
+
+    def test_damaged(self):
+        self.assertIsNone(kernel.change_of(b'\xff\0=\0ACTION'))
