@@ -453,6 +453,24 @@ class RankingTest(Base):
             if specs is ONE:
                 self.assertGreater(soon, other)
 
+    def test_suspect_comes_after_all_others(self):
+        """On a host and between hosts, with a function and without."""
+        suspect = region(WANTED)
+        suspect['traits'].append(naming.SUSPECT)
+        cleaned = region()
+        cleaned['traits'].append(naming.CLEANING)
+        regions = {'s': suspect, 'carries': region(WANTED), 'o': region(OTHER),
+                   'cleaned': cleaned}
+        for specs in ONE, {f'resources_ACCEL0__{FPGA}': '1'}:
+            scheduling = self.look(regions, **specs)
+            others = [candidate(name) for name in regions if name != 's']
+            for other in others:
+                self.assertBestFirst(scheduling, other, candidate('s'))
+            *scores, last = self.scores(scheduling, *others, candidate('s'))
+            self.assertGreater(min(scores), last + 0.001)
+            # it can be had all the same
+            self.assertGreater(last, 0)
+
     def test_flavor_without_accelerators(self):
         plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
         del unloaded.flavor.extra_specs
