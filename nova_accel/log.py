@@ -6,7 +6,7 @@ libvirt and of other services. A newline in one of them would begin a line of
 its own, which reads as if nova-compute had written it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 import logging
 import typing
 
@@ -45,6 +45,42 @@ def _escape(record: logging.LogRecord) -> bool:
     elif record.args:
         record.args = tuple(map(_shown, record.args))
     return True
+
+
+class Once:
+    """What the log has said of things: each is said once, until it changes.
+
+    A thing is known by a tuple, of which the first item is its kind. Any
+    thread may call this.
+    """
+
+    def __init__(self):
+        self._said: dict[tuple, tuple] = {}
+
+    def say(self, about: tuple, write: Callable[..., None], message: str,
+            *values: object) -> None:
+        """Write a line, unless it is the last one about this thing.
+
+        :param write: a method of a logger.
+        """
+        line = message, *map(str, values)
+        if self._said.get(about) != line:
+            self._said[about] = line
+            write(message, *values)
+
+    def has(self, about: tuple) -> bool:
+        """Whether something was said about a thing."""
+        return about in self._said
+
+    def forget(self, *about: object) -> None:
+        """A thing is well again: what comes next is said."""
+        self._said.pop(about, None)
+
+    def only(self, kind: str, names: Collection[object]) -> None:
+        """Forget the things of a kind but those of these names, which are the
+        second items."""
+        self._said = {about: line for about, line in list(self._said.items())
+                      if about[0] != kind or about[1] in names}
 
 
 def getLogger(name: str) -> log.BaseLoggerAdapter:

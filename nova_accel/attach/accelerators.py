@@ -158,7 +158,6 @@ class Accelerators:
         self._servers = locks.Locks(
             'server', 'The accelerators of server {}',
             programming.seconds_at_most)
-        self._failed: set[str] = set()
         #: server -> claims that it has lost, which could not be written
         self._unwritten: dict[str, set[str]] = {}
 
@@ -342,7 +341,6 @@ class Accelerators:
         with contextlib.suppress(Exception):
             # its failure was told where it was joined
             plugging.wait(server_uuid)
-        self._failed.add(server_uuid)
         claimed = self.holdings.now(plugging.claimed)
         if not claimed:
             return
@@ -352,15 +350,6 @@ class Accelerators:
                       server_uuid, error)
             return
         self._clean(context, self._let_go(server_uuid, claimed))
-
-    def failed(self) -> frozenset[str]:
-        """Servers of which an operation failed. Nova takes their allocations
-        away, before or after this is asked."""
-        return frozenset(self._failed)
-
-    def forget_failed(self, server_uuids: Iterable[str]) -> None:
-        """Placement was asked about these often enough."""
-        self._failed.difference_update(server_uuids)
 
     def _runs_with(self, server_uuid, claims):
         try:
@@ -549,10 +538,6 @@ class Accelerators:
                 self._free(provider, held),
                 [t.wanted for t in takes if t.provider_uuid == uuid])
             if len(free[uuid]) < amount:
-                # one of these may have lost its allocation
-                self._failed.update(
-                    c.instance_uuid for c in held
-                    if c.device_address in provider.addresses)
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '

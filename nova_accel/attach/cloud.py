@@ -109,9 +109,6 @@ class Cloud(typing.Protocol):
 
     # Guests
 
-    def guests(self) -> set[str]:
-        """The servers whose guests libvirt knows, running or not."""
-
     def running(self) -> dict[str, frozenset[str]]:
         """The servers whose guests run, each with the addresses (as in
         model.AttachHandle) of the host devices that its guest has."""

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Compare claims with libvirt's guests and with Placement's allocations.
+"""Compare claims with Placement's allocations and with libvirt's guests.
+
+attach.judgement says what is true of each claim; here it is asked for, and
+made good. What has a consequence is judged twice, the second time while the
+server is locked (Accelerators.exclusive).
 
 A server can go without this host hearing of it: deleted while the host was
-down, or before it was built. Its claim is released when it is certain that
-the device is free: no guest of the server is on this host, Placement names no
-consumer that the server could be, and for Nova the server is not on this host.
-What is released is judged twice, the second time while no other operation of
-ours can begin on the server.
+down, or before it was built. Its claims are released.
 
 A server can have its devices without an allocation: Nova takes it away when a
 rebuild or an unshelve fails, and the server stays, or its guest runs; or the
@@ -20,11 +20,14 @@ device can be in a guest without a claim, where the store was lost and that is
 not settled yet (attach.settling).
 """
 
+from collections.abc import Collection
 import contextlib
+import dataclasses
 import time
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import judgement
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
@@ -34,6 +37,11 @@ from nova_accel import text
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+#: seconds after which a device that could not go back into its guest is tried
+#: again, at first and at most
+PAUSE, LONGEST_PAUSE = 120, 3600
+
+_Verdict = judgement.Verdict
 
 
 class Reconciler:
@@ -43,75 +51,129 @@ class Reconciler:
         self._accelerators = accelerators
         self._holdings = accelerators.holdings
         self._cloud = cloud
-        self._ran_at: float | None = None
-        #: whether a run has come to its end since nova-compute started
-        self._has_run = False
-        #: servers that nova-compute may have left half done when it ended,
-        #: and that could not be looked at since
-        self._unseen: set[str] = set()
-        #: whether a run has noted which those are; once, although a run that
-        #: does not come to its end is the first one again
-        self._has_seen = False
-        #: device without a claim -> guest that has it, as the log has told
-        self._strange: dict[str, str] = {}
-        #: servers of which an operation failed, as of the last run
-        self._failed: frozenset[str] = frozenset()
-        #: servers without an allocation, as the log has told
-        self._not_allocated: set[str] = set()
+        #: server -> (time.monotonic() from which its guest may get back what
+        #: it lacks, seconds until the next try), where that has failed, or
+        #: where nova-compute may have left it half done when it ended
+        self._pauses: dict[str, tuple[float, float]] = {
+            c.instance_uuid: (float('-inf'), PAUSE)
+            for c in self._holdings.all()}
+        self._once = logging.Once()
         self._background = limited.Background(self._logged_run)
         accelerators.words.learn('release', self.release)
 
     def run_if_due(self) -> None:
         """Compare in the background, at start and then periodically."""
-        now = time.monotonic()
-        if (self._ran_at is None or now - self._ran_at
-                >= CONF.accel.discovery_interval) and self._background.start():
-            self._ran_at = now
+        self._background.start_if_due(CONF.accel.discovery_interval)
 
     def _logged_run(self):
         try:
-            self.run(first=not self._has_run)
-            self._has_run = True
+            self.run()
         except Exception as error:
             LOG.warning('Claims could not be compared with libvirt and '
                         'Placement, and stay as they are: %s', error)
 
-    def run(self, first: bool = False) -> int:
-        """Compare now; asks Placement only for claims without a guest.
+    def run(self) -> int:
+        """Compare now.
 
-        :param first: nova-compute has just started; what it was doing when it
-            ended may be half done.
         :returns: how many accelerators were released.
+        :raises PlacementUnavailable: what needs no answer of Placement is
+            made good all the same.
         """
-        self._accelerators.inventory.recover()
-        settled = self._accelerators.settling.run()
-        self._accelerators.settling.clean()
-        released = self._accelerators.retry_releases(
-            self._cloud.admin_context())
-        running = self._cloud.running()
-        # after the guests: a guest that runs had its claim before
-        claims = self._holdings.all()
-        if first and not self._has_seen:
-            self._has_seen = True
-            self._unseen = {c.instance_uuid for c in claims}
-        self._fence_what_has_no_claim(claims, running)
-        self._remember_cards(claims, running)
-        if claims:
-            self._reattach_all(claims, running)
-            for server_uuid, judged in _by_server(
-                    self._without_a_server(claims)).items():
-                released += self._release(server_uuid, judged)
-        self._hold_back(first or settled)
+        accelerators = self._accelerators
+        accelerators.inventory.recover()
+        accelerators.settling.run()
+        accelerators.settling.clean()
+        released = accelerators.retry_releases(self._cloud.admin_context())
+        snapshot, failure = self._look(self._holdings.all())
+        self._fence_strangers(snapshot)
+        self._remember_cards(snapshot)
+        judged = judgement.judge(snapshot)
+        self._forget_pauses(snapshot, judged)
+        lost: list[model.Claim] = []
+        for server_uuid, claims in judgement.by_server(
+                judged.values()).items():
+            try:
+                released += self._make_good(server_uuid, claims, judged, lost)
+            except Exception as error:
+                # what was held back of this server stays so
+                lost += [c for c in claims
+                         if c.handle in accelerators.inventory.held_back]
+                failure = failure or error
+        if snapshot.consumers is not None:
+            self._hold_back(lost)
+        if failure:
+            raise failure
         return released
 
-    def _remember_cards(self, claims, running):
+    def _look(self, before: Collection[model.Claim],
+              ) -> tuple[judgement.Snapshot, Exception | None]:
+        """Ask about claims, in the order of attach.judgement.
+
+        :returns: what was found, and the error of a Placement that does not
+            answer.
+        """
+        cloud, inventory = self._cloud, self._accelerators.inventory
+        shown_by = {c.uuid: inventory.provider_of(c) for c in before}
+        consumers, failure = None, None
+        try:
+            consumers = {uuid: cloud.consumers(uuid) for uuid in sorted({
+                *(c.provider_uuid for c in before),
+                *filter(None, shown_by.values())})}
+        except exception.PlacementUnavailable as error:
+            failure = error
+        snapshot = judgement.Snapshot(
+            before, shown_by, consumers, guests=cloud.guest_devices(),
+            running=cloud.running(), after=self._holdings.all(),
+            plugging={c.instance_uuid for c in before
+                      if self._accelerators.is_plugging(c.instance_uuid)})
+        moves = snapshot.moves_to_ask()
+        if moves:
+            snapshot = dataclasses.replace(snapshot, moves=cloud.moves(moves))
+        servers = snapshot.servers_to_ask()
+        if servers:
+            snapshot = dataclasses.replace(snapshot, records={
+                server.uuid: _record(server)
+                for server in cloud.servers(servers)})
+        return snapshot, failure
+
+    def _make_good(self, server_uuid, claims, judged, lost):
+        """Act on what is still true of a server, while it is locked.
+
+        :param lost: receives claims that no allocation stands behind still.
+        :returns: how many accelerators were released.
+        """
+        with self._accelerators.exclusive(server_uuid):
+            snapshot, failure = self._look(self._holdings.now(claims))
+            found: dict[_Verdict, list[model.Claim]] = {
+                verdict: [] for verdict in _Verdict}
+            for (uuid, verdict), claim in judgement.judge(snapshot).items():
+                if (uuid, verdict) in judged:
+                    found[verdict].append(claim)
+            if found[_Verdict.OUT]:
+                self._give_back(server_uuid, found[_Verdict.OUT])
+            if failure:
+                raise failure
+            if found[_Verdict.LOST]:
+                lost += self._put_back(server_uuid, found[_Verdict.LOST])
+            gone = found[_Verdict.ABANDONED] + found[_Verdict.NOT_ASKED]
+            if not gone:
+                return 0
+            LOG.warning(
+                'Server %s %s: its accelerators are released', server_uuid,
+                'is not on this host and has no allocation'
+                if found[_Verdict.ABANDONED] else
+                'has a flavor without accelerators, and a guest without them')
+            return self._accelerators.release(
+                self._cloud.admin_context(), gone, patient=True)
+
+    def _remember_cards(self, snapshot):
         """Claims of an earlier release do not name the card. While a guest has
         it, the card in the slot is the one."""
         inventory = self._accelerators.inventory
-        for claim in claims:
+        for claim in snapshot.claims():
             device = inventory.devices.get(claim.device_address)
             if (device and device.health is not model.Health.GONE
-                    and claim.handle.address in running.get(
+                    and claim.handle.address in snapshot.running.get(
                         claim.instance_uuid, ())):
                 new = {name: value for name, value in
                        inventory.identity_for_claim(device.address).items()
@@ -119,122 +181,51 @@ class Reconciler:
                 if new:
                     self._holdings.remember_card(claim, **new)
 
-    # Claims without a server, and servers without an allocation
+    # Servers without an allocation
 
-    def _without_a_server(self, claims):
-        """Claims behind which nothing stands."""
-        in_guest = self._in_guest()
-        found = _by_server(self._without_an_allocation(
-            c for c in claims if not in_guest(c)))
-        here = {server.uuid for server in self._cloud.servers(found)
-                } if found else set()
-        return [claim for server_uuid, mine in found.items() for claim in mine
-                if claim.role is model.Role.OLD or server_uuid not in here]
-
-    def _in_guest(self):
-        """A function that says whether a guest stands behind a claim, as
-        libvirt answers now."""
-        guests, running = self._cloud.guests(), self._cloud.running()
-        return lambda claim: (
-            claim.instance_uuid in guests
-            if claim.role is model.Role.CURRENT
-            # the old self of a server that moved stays defined; a guest that
-            # runs may be the new self on the same host
-            else claim.handle.address in running.get(
-                claim.instance_uuid, ()))
-
-    def _without_an_allocation(self, claims):
-        """Claims of which Placement knows nothing; it is asked once for each
-        provider."""
-        current = {(c.instance_uuid, c.provider_uuid)
-                   for c in self._holdings.all()
-                   if c.role is model.Role.CURRENT}
-        consumers: dict[str, set[str]] = {}
-        for claim in claims:
-            if (claim.state is model.ClaimState.DELETING
-                    or self._accelerators.is_plugging(claim.instance_uuid)):
-                continue
-            # or the one to which its allocation may have moved
-            providers = {claim.provider_uuid, self._accelerators.inventory
-                         .provider_of(claim)} - {None}
-            for provider_uuid in providers - consumers.keys():
-                consumers[provider_uuid] = self._cloud.consumers(provider_uuid)
-            owners = {claim.consumer_uuid}
-            if (claim.instance_uuid, claim.provider_uuid) not in current:
-                # Placement hears first of a move that is reverted or failed
-                owners.add(claim.instance_uuid)
-            if not any(owners & consumers[uuid] for uuid in providers):
-                yield claim
-
-    def _hold_back(self, first):
-        """Offer to no other server what a server holds without an allocation.
-
-        Placement is asked for servers that may be so: at start for all, then
-        for those whose guest is gone or of which an operation failed, and
-        again for those that were so.
-        """
+    def _hold_back(self, claims):
+        """Offer to no other server what servers hold without an allocation."""
         inventory = self._accelerators.inventory
-        claims, before = self._holdings.all(), inventory.held_back
-        failed = self._accelerators.failed()
-        if not claims and not before:
-            self._looked_at(failed)
-            return
-        in_guest = self._in_guest()
-        found = list(self._without_an_allocation(
-            c for c in claims if first or c.handle in before
-            or c.instance_uuid in failed or not in_guest(c)))
-        # one that moved between the questions for its two providers was seen
-        # in neither
-        found = list(self._without_an_allocation(found))
-        # without those of servers that were deleted meanwhile
-        found = [c for c in self._holdings.now(found)
-                 if c.state is not model.ClaimState.DELETING]
-        self._looked_at(failed)
-        found = self._put_back(found)
-        inventory.hold_back(c.handle for c in found)
+        before = inventory.held_back
+        inventory.hold_back(c.handle for c in claims)
         changed = before ^ inventory.held_back
-        self._accelerators.publisher.show_devices(
-            self._cloud.admin_context(),
-            [c for c in claims if c.handle in changed])
-        servers = {c.instance_uuid for c in found}
-        for server_uuid in servers - self._not_allocated:
-            LOG.warning(
+        if changed:
+            self._accelerators.publisher.show_devices(
+                self._cloud.admin_context(),
+                [c for c in self._holdings.all() if c.handle in changed])
+        self._once.only('lost', {c.instance_uuid for c in claims})
+        for server_uuid in {c.instance_uuid for c in claims}:
+            self._once.say(
+                ('lost', server_uuid), LOG.warning,
                 'Server %s holds accelerators of which Placement has none '
                 'allocated to it, as after an unshelve that failed; they are '
                 'offered to no other server. Shelve and unshelve the server, '
                 'or delete it.', server_uuid)
-        self._not_allocated = servers
 
-    def _put_back(self, claims):
-        """Have Placement count what servers of this host hold.
+    def _put_back(self, server_uuid, claims):
+        """Have Placement count what a server of this host holds.
 
         :returns: the claims of which it does not.
         """
-        left = set(claims)
-        for server in self._cloud.servers({c.instance_uuid for c in claims}
-                                          ) if claims else ():
-            mine = [c for c in claims if c.instance_uuid == server.uuid
-                    and c.role is model.Role.CURRENT]
+        for server in self._cloud.servers([server_uuid]):
+            mine = [c for c in claims if c.role is model.Role.CURRENT]
             if not mine or server.task_state or self._holdings.of(
-                    server.uuid, model.Role.OLD):
+                    server_uuid, model.Role.OLD):
                 # of a move that has not ended it is not known what is its own
                 continue
-            with self._accelerators.exclusive(server.uuid):
-                mine = [c for c in self._holdings.now(mine)
-                        if c.state is not model.ClaimState.DELETING]
-                try:
-                    with self._offered(mine):
-                        self._cloud.put_back(server.uuid, self._resources(
-                            server.accelerators, mine))
-                except exception.PlacementUnavailable as error:
-                    if server.uuid not in self._not_allocated:
-                        LOG.warning('%s', error)
-                    continue
+            try:
+                with self._offered(mine):
+                    self._cloud.put_back(server_uuid, self._resources(
+                        server.accelerators, mine))
+            except exception.PlacementUnavailable as error:
+                self._once.say(('lost', server_uuid, 'why'), LOG.warning,
+                               '%s', error)
+                continue
             LOG.warning('Server %s holds accelerators of which Placement had '
                         'none allocated to it: they are allocated to it again',
-                        server.uuid)
-            left -= {c for c in claims if c.instance_uuid == server.uuid}
-        return [c for c in claims if c in left]
+                        server_uuid)
+            return []
+        return claims
 
     @contextlib.contextmanager
     def _offered(self, claims):
@@ -271,27 +262,10 @@ class Reconciler:
                 amounts[name] = amounts.get(name, 0) + mib
         return found
 
-    def _looked_at(self, failed):
-        """Servers that failed are looked at twice: the first time Nova may
-        not have taken the allocation away yet."""
-        self._accelerators.forget_failed(failed & self._failed)
-        self._failed = failed
-
-    def _release(self, server_uuid, judged):
-        """Release the claims of a server that still have nothing behind them,
-        now that no plug of the server can begin."""
-        with self._accelerators.exclusive(server_uuid):
-            stale = list(self._without_a_server(self._holdings.now(judged)))
-            if not stale:
-                return 0
-            LOG.warning('Server %s is not on this host and has no '
-                        'allocation: its accelerators are released',
-                        server_uuid)
-            return self._accelerators.release(
-                self._cloud.admin_context(), stale, patient=True)
+    # What an operator orders
 
     def release(self, name: str) -> str:
-        """Release one claim now, which run() would release by itself, or say
+        """Release one claim now, which run() would release later, or say
         why it is not: for nova-accel release.
 
         :param name: address of its handle, or uuid of the claim.
@@ -331,12 +305,15 @@ class Reconciler:
                     claim.instance_uuid, model.Role.OLD):
                 refuse(f'the guest of server {guest} has the device',
                        'delete or shelve the server')
-        if self._in_guest()(claim):
+        snapshot, failure = self._look([claim])
+        if failure:
+            raise failure
+        if snapshot.has_guest(claim):
             refuse('libvirt has the guest of the server',
                    'delete or shelve the server')
-        if self._accelerators.is_plugging(claim.instance_uuid):
+        if snapshot.plugging:
             refuse('the server is being built', 'wait for that')
-        if not list(self._without_an_allocation([claim])):
+        if snapshot.is_allocated(claim):
             refuse('Placement has it allocated',
                    f'delete or shelve the server; where it does not exist, '
                    f'openstack resource provider allocation delete '
@@ -352,86 +329,71 @@ class Reconciler:
 
     # Guests without their devices, and devices without their claims
 
-    def _reattach_all(self, claims, running):
-        found = {c.instance_uuid for c in claims} & set(running)
-        # a guest that is down gets its devices when it starts
-        self._unseen &= found
-        for server_uuid in found:
-            if not self._lacking(claims, server_uuid, running):
-                self._unseen.discard(server_uuid)
-                continue
-            try:
-                self._reattach(server_uuid)
-            except Exception as error:
-                LOG.error('Server %s runs and may be without its '
-                          'accelerators (virsh dumpxml %s): %s',
-                          server_uuid, server_uuid, error)
+    def _forget_pauses(self, snapshot, judged):
+        """A guest that is down gets its devices when it starts; of one that
+        cannot be judged yet nothing is known."""
+        out = {claim.instance_uuid for (_, verdict), claim in judged.items()
+               if verdict is _Verdict.OUT}
+        busy = {uuid for uuid in snapshot.running
+                if any(map(snapshot.lacks, snapshot.of(uuid)))}
+        self._pauses = {uuid: pause for uuid, pause in self._pauses.items()
+                        if uuid in out | busy}
 
-    def _reattach(self, server_uuid):
-        """Give a running guest back what it lost, and touch nothing else."""
-        with self._accelerators.exclusive(server_uuid):
-            lacking = self._lacking(self._holdings.of(server_uuid),
-                                    server_uuid, self._cloud.running())
-            for server in self._cloud.servers([server_uuid]):
-                if not lacking or server.task_state is not None:
-                    continue
-                self._unseen.discard(server_uuid)
-                LOG.warning('Server %s runs without its accelerators, which '
-                            'it gets back now', server_uuid)
-                try:
-                    self._accelerators.readiness.restore(
-                        self._cloud.admin_context(), server.accelerators,
-                        lacking)
-                    self._cloud.attach(
-                        server_uuid, [c.handle for c in lacking])
-                except Exception as error:
-                    # not each minute: the next start tries again
-                    self._holdings.doubt(lacking, str(error))
-                    raise
+    def _give_back(self, server_uuid, claims):
+        """Give a running guest back what it lost, and touch nothing else.
 
-    def _lacking(self, claims, server_uuid, running):
-        """Claims whose devices the running guest of their server has not got.
-
-        Of those that were left without their function, which are not bound,
-        the owner has been told; a crash may have left others so.
+        Of what was left out of it in doubt, its owner has been told, and a
+        hard reboot returns it; a crash may have left it so, too.
         """
-        return [c for c in claims
-                if c.instance_uuid == server_uuid
-                and c.role is model.Role.CURRENT
-                and c.state is not model.ClaimState.DELETING
-                and (c.state is model.ClaimState.BOUND
-                     or server_uuid in self._unseen)
-                and c.handle.address not in running.get(server_uuid, ())]
+        now = time.monotonic()
+        due, pause = self._pauses.get(server_uuid, (now, PAUSE))
+        if server_uuid not in self._pauses:
+            claims = [c for c in claims if c.state is model.ClaimState.BOUND]
+        if not claims or due > now:
+            return
+        LOG.warning('Server %s runs without its accelerators, which it gets '
+                    'back now', server_uuid)
+        # before: a call that does not end is not begun each minute
+        self._pauses[server_uuid] = (
+            now + pause, min(2 * pause, LONGEST_PAUSE))
+        try:
+            for server in self._cloud.servers([server_uuid]):
+                self._accelerators.readiness.restore(
+                    self._cloud.admin_context(), server.accelerators, claims)
+                self._cloud.attach(server_uuid, [c.handle for c in claims])
+                self._pauses.pop(server_uuid, None)
+        except Exception as error:
+            self._holdings.doubt(claims, str(error))
+            LOG.error('Server %s runs without its accelerators (virsh dumpxml '
+                      '%s), which could not go back into its guest; that is '
+                      'tried again in %d minutes: %s', server_uuid,
+                      server_uuid, pause // 60, error)
 
-    def _fence_what_has_no_claim(self, claims, running):
-        """A device of ours that a guest has without a claim is offered to no
+    def _fence_strangers(self, snapshot):
+        """An accelerator that a guest has without a claim is offered to no
         other server until the guest is gone."""
-        claimed = {c.handle.address for c in claims}
-        strange = _without(running, claimed)
-        if strange.keys() - self._strange.keys():
-            # the server may have been deleted since its guest was seen
-            now = _without(self._cloud.running(), claimed)
-            strange = {address: server_uuid for address, server_uuid
-                       in strange.items() if address in now}
-        found = self._accelerators.inventory.fence_in_guests(strange)
+        strangers = snapshot.strangers()
+        if any(not self._once.has(('stranger', address))
+               for address in strangers):
+            # a server that was deleted since its guest was seen has none now
+            again = self._look(self._holdings.all())[0].strangers()
+            strangers = {address: server for address, server
+                         in strangers.items() if address in again}
+        found = self._accelerators.inventory.fence_in_guests(strangers)
+        self._once.only('stranger', found)
         for address, server_uuid in found.items():
-            if self._strange.get(address) != server_uuid:
-                LOG.error(
-                    'The guest of server %s has %s, for which there is no '
-                    'claim; it is offered to no other server. See virsh '
-                    'dumpxml %s, and stop or delete the server.',
-                    server_uuid, address, server_uuid)
-        self._strange = found
+            self._once.say(
+                ('stranger', address), LOG.error,
+                'The guest of server %s has %s, for which there is no claim; '
+                'it is offered to no other server. See virsh dumpxml %s, and '
+                'stop or delete the server.', server_uuid, address,
+                server_uuid)
 
 
-def _without(running, claimed):
-    """Address of a device in a guest, that no claim has -> the guest."""
-    return {address: server_uuid for server_uuid, addresses
-            in running.items() for address in addresses - claimed}
-
-
-def _by_server(claims):
-    found: dict[str, list[model.Claim]] = {}
-    for claim in claims:
-        found.setdefault(claim.instance_uuid, []).append(claim)
-    return found
+def _record(server: novas.Instance) -> judgement.Record:
+    try:
+        asks = bool(server.accelerators.requests)
+    except exception.InvalidRequest:
+        # whatever it asks for, it is something of ours
+        asks = True
+    return judgement.Record(server.task_state is None, asks)

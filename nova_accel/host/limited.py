@@ -154,6 +154,7 @@ class Background:
         """:param function: must not raise: its exceptions are lost."""
         self._function = function
         self._future = None
+        self._started_at = float('-inf')
         self._lock = locks.Lock('background')
 
     def start(self, *args) -> bool:
@@ -162,7 +163,13 @@ class Background:
             if self._future and not self._future.done():
                 return False
             self._future = start(self._function, *args)
+            self._started_at = time.monotonic()
             return True
+
+    def start_if_due(self, seconds: float) -> bool:
+        """Call function where its last call began that long ago, or never."""
+        return (time.monotonic() - self._started_at >= seconds
+                and self.start())
 
 
 def wait(future, seconds: float, what: str):

@@ -280,9 +280,6 @@ class NovaCloud:
 
     # Guests
 
-    def guests(self):
-        return set(self._driver.list_instance_uuids())
-
     def running(self):
         return {guest.uuid: frozenset(self.hostdevs.addresses(guest))
                 for guest in self._driver._host.list_guests(

@@ -169,7 +169,7 @@ class CreateTest(operations.OperationsTestBase):
         self.assertTried(host, other)
         self.assertEqual([(host, address)], self.held(forgotten))
         # and one that comes after it
-        compute.driver.reconciler.run(first=True)
+        compute.driver.reconciler.run()
         self.assertEqual([address], [h.address for h in inventory.held_back])
         self.assertHas(self.boot(self.specs))
         self.assertEqual([(host, address)], self.held(forgotten))

@@ -292,7 +292,7 @@ class GuestTest(operations.OperationsTestBase):
         """nova-compute is killed during a suspend: the guest gets its devices
         back when the operator has reset the state of the server."""
         compute = self.killed(fakelibvirt.Domain, 'managedSave', suspend=None)
-        compute.driver.reconciler.run(first=True)
+        compute.driver.reconciler.run()
         self.assertEqual([], self.hostdevs(self.server))
         self.admin_api.post_server_action(
             self.server['id'], {'os-resetState': {'state': 'active'}})

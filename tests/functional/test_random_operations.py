@@ -975,12 +975,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
                             if claim.instance_uuid == uuid and claim.error])
                         continue
                     _, devices = guests[uuid]
-                    if (uuid in self.failed and not devices and not
-                            self.flavors[server['flavor']['original_name']]):
-                        # its resize failed where the claim could not be taken
-                        # back: Nova leaves the allocation, and so the claim
-                        # stays, also after a rebuild
-                        continue
                     self.assertEqual(
                         [] if server['status'] == 'SUSPENDED'
                         else sorted(held[uuid]), devices, server)

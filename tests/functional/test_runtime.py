@@ -276,7 +276,7 @@ class RuntimeTest(operations.OperationsTestBase):
         for where in ('provision', 'bind'):
             self.crash(where)
             compute = self.restart_compute_service(self.host)
-            compute.driver.reconciler.run(first=True)
+            compute.driver.reconciler.run()
             # or the comparison that nova-compute began at its start does it
             process.until(lambda: self.assertProgrammed(base.CRYPTO))
             claim, = self.claims(self.host)

@@ -178,9 +178,6 @@ class Host:
     def reconcile(self):
         self.reconciler.run()
 
-    def reconcile_first(self):
-        self.reconciler.run(first=True)
-
     def power_cut(self):
         """The host boots again; nova-compute has not started yet."""
         self.cloud.lose_power()

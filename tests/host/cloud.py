@@ -194,9 +194,6 @@ class Cloud:
             else:
                 metadata[key] = text
 
-    def guests(self):
-        return set(self.read()['guests'])
-
     def running(self):
         return {uuid_: frozenset(guest['devices'])
                 for uuid_, guest in self.read()['guests'].items()

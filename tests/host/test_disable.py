@@ -118,7 +118,7 @@ class RegionTest(DisableTestCase):
         self.restart()
         self.host.start_guest(server)
         self.assertHas(server, vf(A))
-        self.host.reconciler.run(first=True)
+        self.host.reconciler.run()
         self.assertHas(server, vf(A))
 
     def test_a_server_keeps_what_its_image_wants(self):

@@ -224,7 +224,7 @@ class FpgaTest(KilledTestCase, OperationsMixin):
             self.compute.run([['ask', SERVER, self.other]])
 
         def after():
-            self.compute.run([['reconcile_first'], ['run_runtime']])
+            self.compute.run([['reconcile'], ['run_runtime']])
             self.assertHolds()
             self.assertEqual(plain(OTHER), self.compute.run(
                 [['carries', A]])[0])

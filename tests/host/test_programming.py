@@ -281,7 +281,7 @@ class GuardTest(Base):
         self.host.cloud.detach(server, [lost])
         # what the host believes of the card in the guest is wrong
         self.host.inventory.forget(A, 0, None)
-        self.host.reconciler.run(first=True)
+        self.host.reconciler.run()
         self.assertHas(server, vf(A), vf(B))
         self.assertEqual(
             1, self.programmed.count(A))

@@ -3,9 +3,13 @@
 
 import itertools
 import threading
+import types
 from unittest import mock
 import uuid
 
+import fixtures
+
+from nova_accel.attach import reconcile
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
@@ -36,13 +40,13 @@ class ReconcileTest(base.HostTestCase):
         """A server that comes or goes while this compares raises no alarm."""
         gone = self.host.boot(base.ONE, self.host.allocation(B))
         for name, after in itertools.product(
-                ('running', 'guests', 'consumers'), (False, True)):
+                ('running', 'guest_devices', 'consumers'), (False, True)):
             self.meanwhile(name, lambda: self.host.delete(gone), after)
-            self.host.reconciler.run(first=True)
+            self.host.reconciler.run()
             built = []
             self.meanwhile(name, lambda: built.append(self.host.boot(
                 base.ONE, self.host.allocation(B))), after)
-            self.host.reconciler.run(first=True)
+            self.host.reconciler.run()
             gone, = built
             self.assertHas(gone, vf(B))
             self.host.report()
@@ -211,7 +215,7 @@ class ReconcileTest(base.HostTestCase):
         servers = self.host.cloud.servers
         self.host.cloud.servers = lambda uuids: {}[uuids[0]]
         self.host.reconciler._logged_run()
-        self.assertIn('may be without its accelerators', self.log.output)
+        self.assertIn('Claims could not be compared', self.log.output)
         self.host.cloud.servers = servers
         self.host.reconciler._logged_run()
         self.assertEqual([], self.host.devices_of(self.server))
@@ -220,17 +224,97 @@ class ReconcileTest(base.HostTestCase):
         self.assertHas(self.server, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
-    def test_guest_is_tried_once(self):
-        """Where its device cannot go back, the next start does it."""
+    def test_guest_is_tried_with_a_growing_pause(self):
+        """Where its device cannot go back; also while Placement is away; a
+        start of the server does not wait for that."""
         self.left_without_its_device()
+        now = 1000.0
+        self.useFixture(fixtures.MockPatchObject(
+            reconcile, 'time', types.SimpleNamespace(monotonic=lambda: now)))
         self.host.cloud.attach_error = RuntimeError('QEMU refuses')
-        self.host.reconciler._logged_run()
-        self.assertIn('QEMU refuses', self.log.output)
-        self.host.cloud.attach_error = None
-        self.host.reconciler._logged_run()
-        self.assertEqual([], self.host.devices_of(self.server))
+        self.host.cloud.placement_error = exception.PlacementUnavailable('No')
+        restore = self.host.accelerators.readiness.restore
+        tried = []
+
+        def restored(*args):
+            tried.append(now - 1000)
+            restore(*args)
+        self.host.accelerators.readiness.restore = restored
+        for _ in range(200):
+            self.host.reconciler._logged_run()
+            now += 60
+        self.assertEqual(
+            [0, 120, 360, 840, 1800, 3720, 7320, 10920], tried)
+        self.assertEqual(len(tried), self.log.output.count('QEMU refuses'))
+        self.host.cloud.placement_error = None
         self.host.reboot(self.server)
         self.assertHas(self.server, vf(A))
+        # from the start
+        claim, = self.host.holdings.of(self.server)
+        self.host.reconciler._logged_run()
+        self.host.cloud.detach(self.server, [claim.handle])
+        self.host.cloud.attach_error = None
+        self.host.reconciler._logged_run()
+        self.assertHas(self.server, vf(A))
+
+    def test_left_out_in_doubt(self):
+        """Of a device that a programming at run time has left out, the owner
+        was told; it returns at a reboot, or after nova-compute's start."""
+        self.host.reconcile()
+        claim, = self.host.holdings.of(self.server)
+        self.host.cloud.detach(self.server, [claim.handle])
+        self.host.holdings.doubt([claim], 'CRC')
+        self.host.reconcile()
+        self.assertEqual([], self.host.devices_of(self.server))
+        self.restart()
+        self.host.reconcile()
+        self.assertHas(self.server, vf(A))
+
+    def resize_that_fails(self):
+        """A server without accelerators is resized to some. The store cannot
+        be written once they are claimed, and Nova puts the flavor back, but
+        leaves the allocation."""
+        server = self.host.cloud.add_server({'resources:VCPU': '1'})
+        self.host.cloud.set_server(
+            server, extra_specs=base.ONE, task_state='resize_finish')
+        self.host.cloud.allocate(server, self.host.allocation(B))
+        claim = self.host.holdings.claim
+
+        def claimed(claims):
+            claim(claims)
+            self.read_only(True)
+        self.host.holdings.claim = claimed
+        self.assertRaises(exception.AcceleratorsUnavailable,
+                          self.host.spawn, server)
+        self.read_only(False)
+        self.host.cloud.set_server(
+            server, extra_specs={'resources:VCPU': '1'}, task_state=None)
+        return server
+
+    def test_resize_that_failed_while_nothing_could_be_written(self):
+        server = self.resize_that_fails()
+        self.assertEqual(1, len(self.host.states(server)))
+        self.host.reconcile()
+        self.assertEqual([], self.host.states(server))
+        self.assertHas(self.server, vf(A))
+
+    def test_the_same_before_nova_compute_is_killed(self):
+        """Nothing but the claim is known then. It stays until the server has
+        a guest again, which asks for no accelerator."""
+        server = self.resize_that_fails()
+        self.restart()
+        self.host.reconcile()
+        self.assertEqual([State.UNKNOWN], self.host.states(server))
+        self.host.cloud.start_guest(server, [])
+        self.host.cloud.set_server(server, task_state='rebuilding')
+        self.host.reconcile()
+        self.assertEqual([State.UNKNOWN], self.host.states(server))
+        self.host.cloud.set_server(server, task_state=None)
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertEqual([], self.host.states(server))
+        self.host.cloud.allocate(server, None)
+        self.assertHas(self.host.boot(base.ONE, self.host.allocation(B)),
+                       vf(B))
 
     def assertHeldBack(self, *addresses):
         self.host.reconciler.run()
@@ -255,6 +339,11 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(self.server, None)
         self.host.cloud.servers = lambda uuids: []
         self.assertHeldBack(A)
+        self.host.cloud.placement_error = exception.PlacementUnavailable('No')
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.reconciler.run)
+        self.host.cloud.placement_error = None
+        self.report()
         self.assertHeldBack(A)
         self.assertEqual(1, self.log.output.count('none allocated to it'))
         self.leave()
@@ -272,7 +361,7 @@ class ReconcileTest(base.HostTestCase):
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.assertHeldBack(A)
         self.restart()
-        self.host.reconciler.run(first=True)
+        self.host.reconciler.run()
         self.assertHeldBack(A)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
@@ -287,14 +376,10 @@ class ReconcileTest(base.HostTestCase):
             self.host.cloud.read()['allocations'][self.server])
 
     def test_operator_deletes_an_allocation(self):
-        """The first server that Placement sends there is refused, and no
-        second one; the guest runs all the while."""
+        """It is found and put back while the guest runs, and no server is
+        sent there."""
         self.host.reconcile()
         self.host.cloud.allocate(self.server, None)
-        self.host.reconcile()
-        self.host.boot_that_fails(base.ONE, self.host.allocation(A))
-        for uuid_ in set(self.host.cloud.read()['allocations']):
-            self.host.cloud.allocate(uuid_, None)
         self.host.reconcile()
         self.assertEqual(
             {self.server: self.host.allocation(A)},

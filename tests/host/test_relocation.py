@@ -85,7 +85,7 @@ class RelocationTest(RelocationTestCase):
         self.assertMoved()
         self.host.report()
         self.assertEqual([(4, 0, 4)], self.amounts())
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.assertHas(one, GPUS[2])
         self.assertHas(two, GPUS[0], GPUS[3])
         self.host.reboot(two)
@@ -119,7 +119,7 @@ class RelocationTest(RelocationTestCase):
             asked.add(provider_uuid)
             return set()
         self.host.cloud.consumers = in_neither_at_first
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.assertTrue(asked)
         self.assertNotIn(server, self.log.output)
         self.host.report()
@@ -182,7 +182,7 @@ class RelocationTest(RelocationTestCase):
             self.host.cloud.read()['allocations']['m'])
         self.host.cloud.stop_guest(server)
         self.host.accelerators.set_aside(server, 'm')
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.assertEqual([OLD], [
             c.role for c in self.host.accelerators.store.claims()])
 
@@ -191,7 +191,7 @@ class RelocationTest(RelocationTestCase):
         server = self.boot(GPUS[0])
         self.host.cloud.allocate(server, None)
         self.change('host')
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.host.report()
         self.assertEqual([(4, 0, 1)], self.amounts())
         self.assertHas(server, GPUS[0])
@@ -224,7 +224,7 @@ class RelocationTest(RelocationTestCase):
             'the allocations move when nova-compute is started again'))
         self.assertEqual([(1, 1, 1), (4, 1, 0)], self.amounts())
         self.assertHas(server, GPUS[0])
-        self.host.reconcile_first()
+        self.host.reconcile()
         for act in (self.host.reboot, self.host.rebuild):
             act(server)
             self.assertHas(server, GPUS[0])
@@ -280,7 +280,7 @@ class RelocationTest(RelocationTestCase):
         for _ in range(2):
             self.host.report()
         self.assertEqual([(1, 1, 0), (4, 0, 1)], self.amounts())
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.assertHas(server, GPUS[0])
         self.restart()
         self.host.report()

@@ -54,7 +54,7 @@ class SetsTest(SetsTestCase):
         self.host.reboot(server)
         self.assertHas(server, A, C)
         self.restart()
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.assertHas(server, A, C)
         self.host.revert(server, self.host.migrate_away(server))
         self.assertHas(server, A, C)
@@ -109,7 +109,7 @@ class SetsTest(SetsTestCase):
         self.assertHas(server, A)
         allocation = self.host.cloud.read()['allocations'][server]
         self.change([A, B])
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.host.report()
         self.assertEqual([(2, 1, 2), (3, 0, 1)], self.amounts())
         self.assertEqual(
@@ -167,7 +167,7 @@ class SetsTest(SetsTestCase):
         self.change([B, C])
         self.assertEqual(before, self.host.cloud.read()['allocations'])
         self.assertHas(server, A, B)
-        self.host.reconcile_first()
+        self.host.reconcile()
         self.host.reboot(server)
         self.assertHas(server, A, B)
         self.host.report()

@@ -106,7 +106,7 @@ class DiskTest(SettlingTestCase):
         self.assertEqual([clouds.NODE], [
             p['name'] for p in self.host.cloud.read()['providers'].values()])
         self.assertIn('no connection', self.log.output)
-        self.host.reconciler.run()
+        self.assertRaises(RuntimeError, self.host.reconciler.run)
         self.assertKept(ONE, TWO, THREE)
         self.host.cloud.libvirt_error = None
         self.assertEqual([], self.fenced())
@@ -623,7 +623,7 @@ class StandardClassesTest(SettlingTestCase):
         self.host.power_cut()
         self.simulated.kernel.set_fault(self.CARDS[1], vanish=True)
         self.lost()
-        self.host.reconciler.run(first=True)
+        self.host.reconciler.run()
 
     def assertStartsWithBothOrNot(self, server):
         error = self.assertRaises(exception.DeviceUnavailable,

@@ -94,3 +94,14 @@ class BackgroundTest(testtools.TestCase):
         self.assertEqual(3, calls.get(timeout=120))
         goes_on.release()
         self.assertTrue(calls.empty())
+
+    def test_if_due(self):
+        calls = queue.Queue()
+        background = limited.Background(lambda: calls.put(1))
+        self.assertTrue(background.start_if_due(3600))
+        calls.get(timeout=120)
+        self.assertFalse(background.start_if_due(3600))
+        end = time.monotonic() + 120
+        while not background.start_if_due(0) and time.monotonic() < end:
+            time.sleep(0.01)
+        calls.get(timeout=120)

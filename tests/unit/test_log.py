@@ -48,6 +48,20 @@ class LogTest(testtools.TestCase):
         self.log.debug('%s', Text())
         self.assertLines()
 
+    def test_once(self):
+        once = log.Once()
+        for text in ('hot', 'hot', 'cold', 'hot'):
+            once.say(('card', 1), self.log.warning, 'It is %s', text)
+        once.say(('card', 2), self.log.warning, 'It is %s', 'hot')
+        self.assertLines('It is hot', 'It is cold', 'It is hot', 'It is hot')
+        self.assertTrue(once.has(('card', 1)))
+        once.only('card', {2})
+        once.only('guest', ())
+        self.assertEqual([False, True],
+                         [once.has(('card', number)) for number in (1, 2)])
+        once.forget('card', 2)
+        self.assertFalse(once.has(('card', 2)))
+
     def test_machine_type_of_an_image(self):
         """hw_machine_type: Nova passes on what its owner wrote."""
         guest = types.SimpleNamespace(

@@ -1,0 +1,195 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What becomes of each claim, judged from snapshots; pure, no I/O.
+
+A snapshot is taken in one order: which claims there are, Placement, libvirt,
+the claims again, Nova. A server that is built meanwhile has a claim in the
+second reading only, and one that is deleted loses its claim before its
+allocation. Of a claim that is not the same in both nothing is said, and of
+one that ends, or of a server that is being built, neither.
+
+========= ========== ========= ================ =========================
+Claim of  Allocated  Guest     Nova's server    Verdict
+========= ========== ========= ================ =========================
+a server  no         none      not here         ABANDONED
+a server  no         none      here             LOST
+a server  no         there     any              LOST
+a server  any        lacks it  asks for none    NOT_ASKED in place of LOST
+a server  any        lacks it  asks for some    OUT if it runs, beside LOST
+a move    no         lacks it  any              ABANDONED
+a move    no         has it    any              LOST
+========= ========== ========= ================ =========================
+
+The guest of a move is the running one that may be the server's new self; the
+shut off one of its old self stays defined. A server that Nova works on
+(task_state) is neither OUT nor NOT_ASKED.
+"""
+
+import collections
+from collections.abc import Collection, Iterator, Mapping
+import dataclasses
+import enum
+import typing
+
+from nova_accel import model
+
+
+class Record(typing.NamedTuple):
+    """What Nova's record of a server of this host decides."""
+
+    #: whether Nova does nothing with it (task_state)
+    rests: bool = True
+    #: whether its flavor asks for accelerators
+    asks: bool = True
+
+
+class Verdict(enum.Enum):
+    #: nothing stands behind it: it is released
+    ABANDONED = 'abandoned'
+    #: its server's flavor asks for no accelerators any more, and its guest
+    #: has none, as after a resize that failed on its destination: released
+    NOT_ASKED = 'not asked'
+    #: held without an allocation: allocated again, or held back from others
+    LOST = 'lost'
+    #: the running guest of its server has not got the device
+    OUT = 'out'
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What was known of claims, in the order in which it was asked."""
+
+    #: the claims before anything was asked
+    before: Collection[model.Claim] = ()
+    #: uuid of a claim -> the provider that shows its device now
+    shown_by: Mapping[str, str | None] = dataclasses.field(
+        default_factory=dict)
+    #: provider uuid -> its consumers; None: Placement did not answer, and
+    #: everything counts as allocated
+    consumers: Mapping[str, Collection[str]] | None = None
+    #: migration uuid -> server uuid, of consumers that are migrations
+    moves: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: server uuid -> addresses of devices, of every guest that is defined
+    guests: Mapping[str, Collection[str]] = dataclasses.field(
+        default_factory=dict)
+    #: the same, of guests that run
+    running: Mapping[str, Collection[str]] = dataclasses.field(
+        default_factory=dict)
+    #: the claims after all that was asked
+    after: Collection[model.Claim] = ()
+    #: servers that are being built here
+    plugging: Collection[str] = ()
+    #: server uuid -> Nova's record, of servers of this host that are in doubt
+    records: Mapping[str, Record] = dataclasses.field(default_factory=dict)
+
+    def claims(self) -> Iterator[model.Claim]:
+        """Those that are the same before and after."""
+        owners = {c.uuid: c.consumer_uuid for c in self.before}
+        for claim in self.after:
+            if (owners.get(claim.uuid) == claim.consumer_uuid
+                    and claim.state is not model.ClaimState.DELETING
+                    and claim.instance_uuid not in self.plugging):
+                yield claim
+
+    def of(self, server_uuid: str) -> list[model.Claim]:
+        """The present claims of one server."""
+        return [c for c in self.after if c.instance_uuid == server_uuid
+                and c.role is model.Role.CURRENT
+                and c.state is not model.ClaimState.DELETING]
+
+    def providers_of(self, claim: model.Claim) -> set[str]:
+        """The one of the claim, and the one to which its allocation may have
+        moved."""
+        return {claim.provider_uuid,
+                self.shown_by.get(claim.uuid) or claim.provider_uuid}
+
+    def is_allocated(self, claim: model.Claim) -> bool:
+        """Whether Placement has it, for its owner or as a move begins or ends,
+        of which Placement hears first."""
+        if self.consumers is None:
+            return True
+        server, beside = claim.instance_uuid, [
+            c for c in self.after if c.instance_uuid == claim.instance_uuid]
+        owners = {claim.consumer_uuid}
+        if claim.role is model.Role.CURRENT:
+            owners |= {move for move, of in self.moves.items()
+                       if of == server} - {c.consumer_uuid for c in beside}
+        elif not any(c.role is model.Role.CURRENT
+                     and c.provider_uuid == claim.provider_uuid
+                     for c in beside):
+            owners.add(server)
+        return any(not owners.isdisjoint(self.consumers.get(uuid, ()))
+                   for uuid in self.providers_of(claim))
+
+    def lacks(self, claim: model.Claim) -> bool:
+        """Whether the guest of its server, if it has one, is without it."""
+        there = self.running.get(claim.instance_uuid, self.guests.get(
+            claim.instance_uuid))
+        return there is not None and claim.handle.address not in there
+
+    def has_guest(self, claim: model.Claim) -> bool:
+        """Whether a guest stands behind a claim."""
+        if claim.role is model.Role.OLD:
+            return claim.handle.address in self.running.get(
+                claim.instance_uuid, ())
+        return (claim.instance_uuid in self.guests
+                or claim.instance_uuid in self.running)
+
+    def moves_to_ask(self) -> set[str]:
+        """Consumers that may be moves of servers without an allocation."""
+        owners = {uuid for c in (*self.before, *self.after)
+                  for uuid in (c.instance_uuid, c.consumer_uuid)}
+        return {consumer for claim in self.claims()
+                if claim.role is model.Role.CURRENT
+                and not self.is_allocated(claim)
+                for uuid in self.providers_of(claim)
+                for consumer in (self.consumers or {}).get(uuid, ())} - owners
+
+    def servers_to_ask(self) -> set[str]:
+        """Servers of which Nova's record decides."""
+        return {claim.instance_uuid for claim in self.claims()
+                if claim.role is model.Role.CURRENT
+                and (self.lacks(claim) or not self.is_allocated(claim))}
+
+    def strangers(self) -> dict[str, str]:
+        """Address of a device in a running guest, that no claim has -> the
+        server of the guest."""
+        claimed = {c.handle.address for c in (*self.before, *self.after)}
+        return {address: server for server, addresses in self.running.items()
+                for address in set(addresses) - claimed}
+
+
+def judge(snapshot: Snapshot) -> dict[tuple[str, Verdict], model.Claim]:
+    """Judge every claim; of one both LOST and OUT may be true.
+
+    :returns: (uuid of the claim, verdict) -> the claim as it is now.
+    """
+    return {(claim.uuid, verdict): claim for claim in snapshot.claims()
+            for verdict in _verdicts(snapshot, claim)}
+
+
+def _verdicts(snapshot, claim) -> Iterator[Verdict]:
+    record = snapshot.records.get(claim.instance_uuid)
+    allocated = snapshot.is_allocated(claim)
+    is_old = claim.role is model.Role.OLD
+    if not allocated and not snapshot.has_guest(claim) and (
+            is_old or record is None):
+        yield Verdict.ABANDONED
+        return
+    out = (not is_old and snapshot.lacks(claim)
+           and record is not None and record.rests)
+    if out and not record.asks:
+        yield Verdict.NOT_ASKED
+        return
+    if not allocated:
+        yield Verdict.LOST
+    if out and claim.instance_uuid in snapshot.running:
+        yield Verdict.OUT
+
+
+def by_server(claims: Collection[model.Claim],
+              ) -> dict[str, list[model.Claim]]:
+    """Claims by the uuid of their server."""
+    found: dict[str, list[model.Claim]] = collections.defaultdict(list)
+    for claim in claims:
+        found[claim.instance_uuid].append(claim)
+    return dict(found)

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What becomes of claims, by tables."""
+
+import dataclasses
+
+import ddt
+import testtools
+
+from nova_accel.attach import judgement
+from nova_accel import model
+
+SERVER, OTHER, MOVE = 'server', 'other', 'move'
+P1, P2 = 'provider 1', 'provider 2'
+AT, ELSEWHERE = '0000:5e:00.0', '0000:af:00.0'
+ABANDONED, NOT_ASKED, LOST, OUT = judgement.Verdict
+#: Nova's record of the server: at rest, in an operation, of another flavor
+REST, BUSY = judgement.Record(), judgement.Record(rests=False)
+NONE_ASKED = judgement.Record(asks=False)
+NONE_ASKED_BUSY = judgement.Record(rests=False, asks=False)
+
+
+def claim(uuid='claim', consumer=SERVER, provider=P1, at=AT,
+          state=model.ClaimState.BOUND):
+    return model.Claim(
+        uuid=uuid, instance_uuid=SERVER, consumer_uuid=consumer,
+        provider_uuid=provider, resource_class='CUSTOM_ACCELERATOR_FPGA',
+        group='1', device_address=at, region_index=0, state=state,
+        handle=model.AttachHandle(model.HandleType.PCI, at))
+
+
+def snapshot(allocated, guest, record, claims, **more):
+    """
+    :param allocated: consumers of the first provider, or of several.
+    :param guest: None; 'off' or 'runs', with its devices.
+    :param record: Nova's, None where the server is not here.
+    """
+    guests = {} if guest is None else {SERVER: frozenset(guest[1:])}
+    consumers = allocated if allocated is None or isinstance(
+        allocated, dict) else {P1: allocated}
+    return judgement.Snapshot(**{
+        'before': claims, 'after': claims, 'consumers': consumers,
+        'guests': guests,
+        'running': guests if guest and guest[0] == 'runs' else {},
+        'records': {SERVER: record} if record else {}, **more})
+
+
+MINE, OLD = claim(), claim('old', MOVE)
+WITH, WITHOUT = ('runs', AT), ('runs',)
+OFF, OFF_WITHOUT = ('off', AT), ('off',)
+#: who has it in Placement, guest, Nova's record, claims -> verdicts
+CASES = {
+    # as it should be
+    'allocated and in its guest': ([SERVER], WITH, REST, [MINE], []),
+    'allocated and shut off': ([SERVER], OFF, REST, [MINE], []),
+    'allocated and suspended': ([SERVER], OFF_WITHOUT, REST, [MINE], []),
+    'allocated and being built': ([SERVER], None, None, [MINE], []),
+    'of a move that waits': ([MOVE], OFF, REST, [OLD], []),
+    'of a move, source of which is away': ([MOVE], None, None, [OLD], []),
+    'of a move within the host': (
+        [MOVE, SERVER], ('runs', ELSEWHERE), REST,
+        [OLD, claim(at=ELSEWHERE)], []),
+    # no allocation
+    'nothing stands behind it': ([], None, None, [MINE], [ABANDONED]),
+    'another server has its provider': (
+        [OTHER], None, None, [MINE], [ABANDONED]),
+    'Nova has it, without a guest': ([], None, REST, [MINE], [LOST]),
+    'Nova has it, at work': ([], None, BUSY, [MINE], [LOST]),
+    'its guest runs': ([], WITH, REST, [MINE], [LOST]),
+    'its guest runs, unknown to Nova': ([], WITH, None, [MINE], [LOST]),
+    'its guest is off, unknown to Nova': ([], OFF, None, [MINE], [LOST]),
+    'neither allocation nor device': (
+        [], WITHOUT, REST, [MINE], [LOST, OUT]),
+    'a move that was confirmed': ([], OFF, REST, [OLD], [ABANDONED]),
+    'a move whose server was deleted': ([], None, None, [OLD], [ABANDONED]),
+    'a move, the device in the running guest': (
+        [], WITH, REST, [OLD], [LOST]),
+    # who counts
+    'a move that is being reverted': ([SERVER], None, None, [OLD], []),
+    'a confirmed move within the host': (
+        [SERVER], ('runs', ELSEWHERE), REST,
+        [OLD, claim(at=ELSEWHERE)], [ABANDONED]),
+    'a move of two providers that is being reverted': (
+        {P1: [SERVER], P2: [SERVER]}, None, None,
+        [OLD, claim(provider=P2, at=ELSEWHERE)], []),
+    # devices that are not in the guest
+    'out of its guest': ([SERVER], WITHOUT, REST, [MINE], [OUT]),
+    'out of it, while Nova is at work': (
+        [SERVER], WITHOUT, BUSY, [MINE], []),
+    'out of it, and Nova has it on another host': (
+        [SERVER], WITHOUT, None, [MINE], []),
+    # a flavor without accelerators
+    'not asked for, and in no guest': (
+        [SERVER], WITHOUT, NONE_ASKED, [MINE], [NOT_ASKED]),
+    'not asked for, shut off': (
+        [SERVER], OFF_WITHOUT, NONE_ASKED, [MINE], [NOT_ASKED]),
+    'not asked for, nor allocated': (
+        [], WITHOUT, NONE_ASKED, [MINE], [NOT_ASKED]),
+    'not asked for, and in the guest still': (
+        [SERVER], WITH, NONE_ASKED, [MINE], []),
+    'not asked for, and Nova is at work': (
+        [SERVER], WITHOUT, NONE_ASKED_BUSY, [MINE], []),
+    'not asked for, without a guest': (
+        [SERVER], None, NONE_ASKED, [MINE], []),
+    'what the server had before it moved': (
+        [MOVE], WITHOUT, NONE_ASKED, [OLD], []),
+    # Placement does not answer
+    'Placement is away': (None, None, None, [MINE], []),
+    'Placement is away, and out of its guest': (
+        None, WITHOUT, REST, [MINE], [OUT]),
+    # a claim that ends
+    'being released': ([], None, None, [claim(
+        state=model.ClaimState.DELETING)], []),
+}
+
+
+@ddt.ddt
+class JudgementTest(testtools.TestCase):
+
+    @ddt.data(*CASES)
+    def test_case(self, name):
+        *known, verdicts = CASES[name]
+        self.assertEqual(verdicts, [
+            verdict for _, verdict in judgement.judge(snapshot(*known))])
+
+    @ddt.data(
+        ('built meanwhile', {'before': []}),
+        ('released meanwhile', {'after': [dataclasses.replace(
+            MINE, state=model.ClaimState.DELETING)]}),
+        ('ended meanwhile', {'after': []}),
+        ('set aside meanwhile', {'after': [dataclasses.replace(
+            MINE, consumer_uuid=MOVE)]}),
+        ('being built', {'plugging': {SERVER}}),
+        ('a move has begun', {'consumers': {P1: [MOVE]},
+                              'moves': {MOVE: SERVER}}),
+        ('moved to another provider', {
+            'consumers': {P1: [], P2: [SERVER]},
+            'shown_by': {'claim': P2}}))
+    @ddt.unpack
+    def test_meanwhile(self, name, more):
+        """Nothing is said; without that there is a verdict."""
+        for guest, record in ((None, None), (WITH, REST)):
+            self.assertTrue(judgement.judge(snapshot(
+                [], guest, record, [MINE])))
+            self.assertEqual({}, judgement.judge(snapshot(
+                [], guest, record, [MINE], **more)), name)
+
+    def test_move_of_another_claim(self):
+        """The allocation of what a server had before a move does not stand
+        behind what it has now."""
+        known = snapshot({P1: [MOVE], P2: []}, WITH, REST,
+                         [claim(at=AT), claim('old', MOVE, at=ELSEWHERE)],
+                         moves={MOVE: SERVER})
+        self.assertEqual([('claim', LOST)], list(judgement.judge(known)))
+
+    @ddt.data(
+        ([SERVER], WITH, set(), set()),
+        ([SERVER], WITHOUT, set(), {SERVER}),
+        ([], None, set(), {SERVER}),
+        ([MOVE, OTHER], WITH, {MOVE, OTHER}, {SERVER}),
+        (None, WITH, set(), set()))
+    @ddt.unpack
+    def test_who_is_asked(self, allocated, guest, moves, servers):
+        known = snapshot(allocated, guest, None, [MINE])
+        self.assertEqual(moves, known.moves_to_ask())
+        self.assertEqual(servers, known.servers_to_ask())
+
+    @ddt.data(
+        ([MINE], [MINE], {}),
+        # deleted, or built, while libvirt was asked
+        ([MINE], [], {}),
+        ([], [MINE], {}),
+        ([], [], {AT: SERVER}),
+        ([claim(at=ELSEWHERE)], [], {AT: SERVER}))
+    @ddt.unpack
+    def test_strangers(self, before, after, strangers):
+        self.assertEqual(strangers, snapshot(
+            [], WITH, REST, [], before=before, after=after).strangers())
