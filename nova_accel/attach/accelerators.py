@@ -793,27 +793,40 @@ class Accelerators:
             self._settle(server_uuid)
         if not self.holdings.of(server_uuid, role):
             return 0
-        with self.exclusive(server_uuid):
-            claims = self._let_go(
-                server_uuid, self.holdings.of(server_uuid, role))
+        claims = self._lose(
+            server_uuid, lambda: self.holdings.of(server_uuid, role))
         self._clean(context, claims, wait)
         return len(claims)
+
+    def _lose(self, server_uuid, claims):
+        """As _let_go(), while the server is locked; a lock that is not to be
+        had does not stop the server either.
+
+        :param claims: tells which; it is called under the lock.
+        """
+        try:
+            with self.exclusive(server_uuid):
+                return self._let_go(server_uuid, claims())
+        except exception.LockTimeout as error:
+            return self._later(server_uuid, claims(), error)
 
     def _let_go(self, server_uuid, claims):
         """Release the claims of a server that goes, as Holdings.releasing().
 
         A store that cannot be written does not stop the server. Its claims
-        stay then, and the next comparison releases them, because nothing
-        stands behind them.
+        stay then until its next operation or the next comparison.
         """
         try:
             return self.holdings.releasing(claims)
         except exception.AcceleratorsUnavailable as error:
-            LOG.error('What server %s had here is released once that can be '
-                      'written down: %s', server_uuid, error)
-            self._unwritten.setdefault(server_uuid, set()).update(
-                claim.uuid for claim in claims)
-            return []
+            return self._later(server_uuid, claims, error)
+
+    def _later(self, server_uuid, claims, error):
+        LOG.error('What server %s had here is released later, as that cannot '
+                  'be written down now: %s', server_uuid, error)
+        self._unwritten.setdefault(server_uuid, set()).update(
+            claim.uuid for claim in claims)
+        return []
 
     def _finish(self, server_uuid):
         """Write that a server has lost what it lost, before it gets or moves
@@ -885,7 +898,8 @@ class Accelerators:
         :returns: how many accelerators are free now.
         """
         for server_uuid in list(self._unwritten):
-            with contextlib.suppress(exception.AcceleratorsUnavailable):
+            with contextlib.suppress(exception.AcceleratorsUnavailable,
+                                     exception.LockTimeout):
                 self._finish(server_uuid)
         left = self.holdings.being_released()
         if left:
@@ -1003,10 +1017,9 @@ class Accelerators:
 
     def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
         """The server stays where it moved; what it had before goes."""
-        with self.exclusive(server_uuid):
-            lost = self._let_go(server_uuid, self.holdings.of_migration(
-                server_uuid, migration_uuid))
-        self._clean(context, lost)
+        self._clean(context, self._lose(
+            server_uuid, lambda: self.holdings.of_migration(
+                server_uuid, migration_uuid)))
 
 
 def _not_refused(free, wanted):

@@ -6,7 +6,9 @@ The docstring of each test is its row in docs/source/operations.rst.
 
 from unittest import mock
 
+from nova import context as nova_context
 from nova import exception as nova_exception
+from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_accel import model
@@ -475,12 +477,21 @@ class MoveTest(MoveTestBase):
         self._start_server(server)
         self.assertNotEqual(self.host, self.host_of(server))
         self.assertEqual(2, len(self.claims()))
+        # it moves on from the new host, which does not concern the old one
+        self.set_task_state('resize_migrating')
         self.restart_compute_service(self.host)
+        self.set_task_state(None)
         self.admin_api.put_service(service, {'forced_down': 'false'})
         self.assertEqual([self.host_of(server)],
                          [h for h, _ in self.held(server)])
         self.assertFunction(self.assertHas(server), self.function)
         self.delete_all()
+
+    def set_task_state(self, state):
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), self.server['id'])
+        instance.task_state = state
+        instance.save()
 
     def test_deleted_while_the_host_is_down(self):
         """Delete while the compute host is down: released when it returns."""
@@ -494,9 +505,8 @@ class MoveTest(MoveTestBase):
         # the guest runs on: whoever is given its device meanwhile is refused
         self.assertEqual(self.before, self.held(self.server))
         self.flags(running_deleted_instance_timeout=0)
-        from nova import context
         compute.manager._cleanup_running_deleted_instances(
-            context.get_admin_context())
+            nova_context.get_admin_context())
         self.assertEqual([], self.claims())
 
 

@@ -3,10 +3,13 @@
 
 import itertools
 import sqlite3
+import threading
 
 import ddt
+import fixtures
 
 from nova_accel import exception
+from nova_accel import locks
 from nova_accel import model
 from tests.host import base
 from tests.unit.host import A, B, vf
@@ -100,6 +103,34 @@ class MoveTest(base.HostTestCase):
         self.host.revert(self.server, self.migration)
         self.compare()
         self.assertHasOnly(B)
+
+    def test_operation_that_does_not_end(self):
+        """It has the server's lock: a confirm and a delete are not stopped,
+        and what they release is released when it has ended."""
+        accelerators = self.host.accelerators
+        self.useFixture(fixtures.MockPatchObject(
+            accelerators, '_servers', locks.Locks(
+                'server', 'The accelerators of server {}', lambda: 0.05)))
+        held, over = threading.Event(), threading.Event()
+
+        def operation():
+            with accelerators.exclusive(self.server):
+                held.set()
+                over.wait(base.PATIENCE)
+        operating = threading.Thread(target=operation)
+        operating.start()
+        self.addCleanup(operating.join)
+        self.addCleanup(over.set)
+        held.wait(base.PATIENCE)
+        self.confirm()
+        self.host.delete(self.server)
+        self.host.cloud.delete_server(self.server)
+        self.assertEqual(2, len(self.host.holdings.all()))
+        self.assertIn('is released later', self.log.output)
+        over.set()
+        operating.join()
+        self.compare()
+        self.assertEqual([], self.host.holdings.all())
 
     def test_store_that_stays_away(self):
         """The server does not start with what it has lost."""
