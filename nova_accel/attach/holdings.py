@@ -25,7 +25,7 @@ A claim that is DELETING belongs to its server no more, yet its device is not
 free. Every other transition raises IllegalTransition.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 import contextlib
 from typing import Any
 
@@ -82,6 +82,10 @@ class Holdings:
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
         """The claims as they are now, without those that have ended."""
         return self._store.by_uuid([claim.uuid for claim in claims])
+
+    def named(self, uuids: Collection[str]) -> list[model.Claim]:
+        """The claims of these uuids that have not ended."""
+        return self._store.by_uuid(uuids)
 
     def being_released(self) -> list[model.Claim]:
         return [c for c in self.all() if c.state is _State.DELETING]

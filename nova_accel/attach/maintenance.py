@@ -58,7 +58,7 @@ class Maintenance:
         claims = [held.get(c.handle, c) for c in claims]
         self._accelerators.publisher.show_devices(
             self._cloud.admin_context(), claims)
-        self._accelerators.release_to_the_end(claims)
+        self._accelerators.releases.release_to_the_end(claims)
         left = [] if region else self._left_alone(device)
         return self._told(name, claims) + (
             f' {", ".join(left)} of it cannot be given to servers now, and '

@@ -83,7 +83,7 @@ class Reconciler:
         accelerators.inventory.recover()
         accelerators.settling.run()
         accelerators.settling.clean()
-        released = accelerators.retry_releases(self._cloud.admin_context())
+        released = accelerators.releases.retry(self._cloud.admin_context())
         snapshot, failure = self._look(self._holdings.all())
         self._fence_strangers(snapshot)
         self._remember_cards(snapshot)
@@ -113,6 +113,7 @@ class Reconciler:
             answer.
         """
         cloud, inventory = self._cloud, self._accelerators.inventory
+        is_plugging = self._accelerators.plugs.is_under_way
         shown_by = {c.uuid: inventory.provider_of(c) for c in before}
         consumers, failure = None, None
         try:
@@ -125,7 +126,7 @@ class Reconciler:
             before, shown_by, consumers, guests=cloud.guest_devices(),
             running=cloud.running(), after=self._holdings.all(),
             plugging={c.instance_uuid for c in before
-                      if self._accelerators.is_plugging(c.instance_uuid)})
+                      if is_plugging(c.instance_uuid)})
         moves = snapshot.moves_to_ask()
         if moves:
             snapshot = dataclasses.replace(snapshot, moves=cloud.moves(moves))
@@ -163,7 +164,7 @@ class Reconciler:
                 'is not on this host and has no allocation'
                 if found[_Verdict.ABANDONED] else
                 'has a flavor without accelerators, and a guest without them')
-            return self._accelerators.release(
+            return self._accelerators.releases.release(
                 self._cloud.admin_context(), gone, patient=True)
 
     def _remember_cards(self, snapshot):
@@ -282,7 +283,7 @@ class Reconciler:
         with self._accelerators.exclusive(found[0].instance_uuid):
             proof = [line for claim in self._holdings.now(found)
                      for line in self._proof(claim)]
-            self._accelerators.release_to_the_end(found)
+            self._accelerators.releases.release_to_the_end(found)
         return '\n'.join(proof + [
             f'{c.handle.address} is clean and free.' for c in found])
 

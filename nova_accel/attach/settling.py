@@ -159,6 +159,46 @@ class Settling:
             self._inventory.scan(addresses=addresses)
             self.run()
 
+    def check_settled(self, server_uuid, allocations, held):
+        """Before a server starts to which a claim is missing.
+
+        :raises DeviceUnavailable: what it had may be a device that is not
+            settled yet (attach.settling).
+        """
+        unsettled = self.in_doubt()
+        if not unsettled:
+            return
+
+        has = collections.Counter(claim.provider_uuid for claim in held)
+        if any(self._may_be_unsettled(uuid, resources, unsettled)
+               for uuid, allocation in allocations.items()
+               for resources in [naming.accelerators(allocation['resources'])]
+               if sum(resources.values()) > has[uuid]):
+            raise exception.DeviceUnavailable(
+                f'Server {server_uuid} was about to start, and which devices '
+                f'it has is being found out, as the claim store is new: start '
+                f'it again in some minutes; the log of nova-compute says what '
+                f'is missing.')
+
+    def in_doubt(self):
+        """The rows that can be about a server's device: a row whose unsettled
+        parts show no handle is not."""
+        devices = self._inventory.devices.values()
+        return [row for row in self._holdings.unsettled()
+                if not row.but_for or any(map(row.means, devices))]
+
+    def _may_be_unsettled(self, provider_uuid, resources, unsettled):
+        """Whether what a provider gave may be a device that is not settled."""
+        provider = self._inventory.providers().get(provider_uuid)
+        if provider:
+            devices = self._inventory.devices
+            return any(row.means(devices[address]) for row in unsettled
+                       for address in provider.addresses)
+        # of a device that is away, unless it is a vGPU of Nova's own
+        return any(map(naming.is_custom, resources)) or bool(
+            self._cloud.find_providers(
+                trait=CONF.accel.owner_trait, uuid=provider_uuid))
+
     def run(self) -> bool:
         """Settle what can be; the others stay fenced.
 

@@ -19,10 +19,10 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
 from oslo_utils import excutils
 
-from nova_accel.attach import accelerators
 from nova_accel.attach import maintenance
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
+from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import signals
@@ -58,7 +58,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         #: servers that this thread is rebooting hard: their destroy() keeps
         self._rebooting = threading.local()
         with errors.start_refused():
-            self._use(accelerators.none(self.cloud))
+            self._use(service.none(self.cloud))
 
     def _use(self, found):
         self.accelerators = found
@@ -79,7 +79,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         errors.warn_of_simulation()
         with errors.start_refused():
             kernel = machine.open_kernel(host)
-            self._use(accelerators.initialize(
+            self._use(service.initialize(
                 host, CONF.state_path, kernel, self.cloud, conflicts.Conflicts(
                     kernel, self.pgpu_type_mapping,
                     self.pgpu_type_default).taken_elsewhere))
@@ -177,14 +177,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if context is not None:
             with contextlib.suppress(exception.InvalidRequest):
                 # spawn() says it again, where Nova listens
-                self.accelerators.start_plug(
+                self.accelerators.plugs.start(
                     context, cloud.server_of(instance),
                     lambda: self.cloud.allocations(context, instance.uuid))
 
     def failed_spawn_cleanup(self, instance):
         """At boot, when it fails before spawn()."""
         super().failed_spawn_cleanup(instance)
-        self.accelerators.abandon(self.cloud.admin_context(), instance.uuid)
+        self.accelerators.plugs.abandon(
+            self.cloud.admin_context(), instance.uuid)
 
     def spawn(self, context, instance, image_meta, injected_files,
               admin_password, allocations, *args, **kwargs):
@@ -206,7 +207,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _plugged(self, context, instance, allocations):
         rebuilt = (instance.task_state in _REBUILDS
                    and instance.host == self._host_name)
-        with self._translated(instance), self.accelerators.plugged(
+        with self._translated(instance), self.accelerators.plugs.plugged(
                 context, cloud.server_of(instance),
                 # Nova hands over {} also where Placement did not answer
                 lambda: allocations or self.cloud.allocations(

@@ -44,6 +44,7 @@ from nova.scheduler.client import report
 
 from nova_accel.api import expansion
 from nova_accel.attach import accelerators
+from nova_accel.attach import plugs
 from nova_accel import inventory
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import weights
@@ -67,8 +68,7 @@ OURS = [
      'weigh_objects'),
     ('nova-compute, claim', 'provider tree', inventory.Inventory,
      'update_tree'),
-    ('nova-compute, spawn', 'start plug', accelerators.Accelerators,
-     'start_plug'),
+    ('nova-compute, spawn', 'start plug', plugs.Plugs, 'start'),
     ('nova-compute, plug', 'Placement', cloud.NovaCloud, 'allocations'),
     ('nova-compute, plug', 'plug', accelerators.Accelerators, 'plug'),
     ('nova-compute, plug', 'publish', cloud.NovaCloud, 'show'),

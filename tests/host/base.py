@@ -13,10 +13,10 @@ import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
-from nova_accel.attach import accelerators
 from nova_accel.attach import maintenance
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
+from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import pci
@@ -50,7 +50,7 @@ class Host:
 
     def start(self):
         """nova-compute starts, for the first time or again."""
-        self.accelerators = accelerators.initialize(
+        self.accelerators = service.initialize(
             clouds.NODE, self.directory, self.kernel, self.cloud,
             self._taken_elsewhere)
         self.inventory = self.accelerators.inventory
@@ -91,7 +91,7 @@ class Host:
               context=None):
         context = context or self.cloud.admin_context()
         try:
-            with self.accelerators.plugged(
+            with self.accelerators.plugs.plugged(
                     context, self.cloud.server(uuid_),
                     lambda: self.cloud.allocations(context, uuid_), rebuilt):
                 self.start_guest(uuid_)
@@ -140,7 +140,7 @@ class Host:
         # and what comes after the end of a claim is done as well
         for address, device in self.inventory.devices.items():
             for region in device.regions:
-                with self.accelerators._handles._releasing.held(
+                with self.accelerators.device_handles._releasing.held(
                         f'{address} region{region.index}'):
                     pass
 

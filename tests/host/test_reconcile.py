@@ -155,7 +155,7 @@ class ReconcileTest(base.HostTestCase):
         with a delete that waits for the build."""
         server = self.host.cloud.add_server(base.ONE)
         allocation = self.host.allocation(B)
-        with self.host.accelerators.plugged(
+        with self.host.accelerators.plugs.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server), lambda: allocation):
             self.host.accelerators.handles_to_start(

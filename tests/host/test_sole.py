@@ -8,15 +8,15 @@ import sys
 import fixtures
 import testtools
 
-from nova_accel.attach import accelerators
+from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.store import claim_store
 
 OTHER = """
 import sys
-from nova_accel.attach import accelerators
-accelerators._open_store(sys.argv[1])
+from nova_accel.attach import service
+service._open_store(sys.argv[1])
 print('open', flush=True)
 sys.stdin.read()
 """
@@ -41,7 +41,7 @@ class SoleTest(testtools.TestCase):
         for _ in range(2):
             error = self.assertRaises(
                 exception.AcceleratorsUnavailable,
-                accelerators._open_store, self.path)
+                service._open_store, self.path)
             self.assertIn(f'another nova-compute on this host (process '
                           f'{self.other.pid}): stop that one', str(error))
         # commands go on
@@ -50,13 +50,13 @@ class SoleTest(testtools.TestCase):
     def test_after_the_first_was_killed(self):
         self.other.kill()
         self.other.wait()
-        accelerators._open_store(self.path)
+        service._open_store(self.path)
         # the service of this process starts again
-        accelerators._open_store(self.path)
+        service._open_store(self.path)
 
     def test_host_without_drivers(self):
         """Nova's own work goes on, with an error in the log."""
         log = self.useFixture(fixtures.FakeLogger())
         conf.CONF.set_override('enabled_drivers', [], 'accel')
-        accelerators._open_store(self.path)
+        service._open_store(self.path)
         self.assertIn('another nova-compute', log.output)

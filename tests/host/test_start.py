@@ -212,15 +212,15 @@ class StartTest(base.HostTestCase):
         self.host.cloud.allocate(server, self.host.allocation(A))
         context = self.host.cloud.admin_context()
         accelerators = self.host.accelerators
-        accelerators.start_plug(
+        accelerators.plugs.start(
             context, self.host.cloud.server(server),
             lambda: self.host.cloud.allocations(context, server))
         accelerators.handles(server)
         with mock.patch.object(
                 accelerators.store, 'update',
                 side_effect=exception.AcceleratorsUnavailable('Locked.')):
-            accelerators.abandon(context, server)
-        self.assertFalse(accelerators.is_plugging(server))
+            accelerators.plugs.abandon(context, server)
+        self.assertFalse(accelerators.plugs.is_under_way(server))
         self.assertEqual(1, len(self.host.holdings.all()))
         self.host.cloud.allocate(server, None)
         self.host.cloud.delete_server(server)
@@ -322,7 +322,7 @@ class SmallerResizeTest(base.HostTestCase):
         self.host.cloud.allocate(server, pool)
 
         def fail():
-            with self.host.accelerators.plugged(
+            with self.host.accelerators.plugs.plugged(
                     self.host.cloud.admin_context(),
                     self.host.cloud.server(server),
                     lambda: self.host.cloud.allocations(None, server)):

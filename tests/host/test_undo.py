@@ -50,7 +50,7 @@ class UndoTest(base.HostTestCase):
             **self.host.allocation(A), **self.host.allocation(B)})
         context = self.host.cloud.admin_context()
         with self.assertRaisesRegex(MemoryError, 'for the guest'):
-            with self.host.accelerators.plugged(
+            with self.host.accelerators.plugs.plugged(
                     context, self.host.cloud.server(self.server),
                     lambda: self.host.cloud.allocations(
                         context, self.server)):

@@ -54,7 +54,7 @@ class AttachTestCase(base.HostTestCase):
             self.host.cloud.admin_context(), instance or self.instance)
 
     def retry_releases(self):
-        return self.accelerators.retry_releases(
+        return self.accelerators.releases.retry(
             self.host.cloud.admin_context())
 
 

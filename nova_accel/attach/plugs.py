@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Plugs that run in the background while Nova builds a guest."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import typing
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import plan
+from nova_accel.host import limited
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import request
+
+if typing.TYPE_CHECKING:
+    from nova_accel.attach import accelerators
+
+LOG = logging.getLogger(__name__)
+#: seconds in which the devices of a server are ready or an error has come:
+#: longer than the limits of all its parts, of which Placement's may be missing
+#: ([placement] timeout)
+_PLUG_SECONDS = 3600
+
+Allocations = Callable[[], plan.Allocations]
+
+
+@dataclasses.dataclass
+class _Plugging:
+    """A plug() that has begun, until the operation that needs it ends."""
+
+    future: typing.Any = None
+    #: what it has claimed so far
+    claimed: list[model.Claim] = dataclasses.field(default_factory=list)
+
+    def wait(self, server_uuid: str) -> None:
+        """Wait for its end.
+
+        :raises DeviceTimeout: after _PLUG_SECONDS; it goes on.
+        """
+        limited.wait(self.future, _PLUG_SECONDS,
+                     f'Preparing accelerators for server {server_uuid}')
+
+
+class Plugs:
+
+    def __init__(self, verbs: 'accelerators.Accelerators',
+                 cloud: novas.Cloud):
+        self._verbs = verbs
+        self._cloud = cloud
+        self._plugging: dict[str, _Plugging] = {}
+
+    def start(self, context, server: request.Server,
+              allocations: Allocations, rebuilt: bool = False) -> None:
+        """Begin plug() in the background; once, however often it is called.
+
+        Costs nothing for a server without accelerators.
+
+        :param allocations: gives what Placement has allocated to the server;
+            called in the background.
+        :param rebuilt: the server had its devices here before, and keeps
+            them: resume() in place of plug().
+        """
+        if server.uuid in self._plugging or not server.requests:
+            return
+        verbs, plugging = self._verbs, _Plugging()
+        verbs.wait_until_idle(server.uuid)
+
+        def plug():
+            context.update_store()
+            if rebuilt:
+                verbs.resume(context, server, server.wanted, plugging.claimed)
+            else:
+                verbs.plug(context, server, allocations(), plugging.claimed)
+        plugging.future = limited.start(plug)
+        self._plugging[server.uuid] = plugging
+
+    def is_under_way(self, server_uuid: str) -> bool:
+        """Whether a plug of the server has begun, and is needed still."""
+        return server_uuid in self._plugging
+
+    @contextlib.contextmanager
+    def plugged(self, context, server: request.Server,
+                allocations: Allocations, rebuilt: bool = False,
+                ) -> Iterator[None]:
+        """While Nova builds a guest: its devices are plugged meanwhile.
+
+        When it fails, the server loses what it got for this guest, unless the
+        guest runs: then a device under it would be given to another one.
+        """
+        self.start(context, server, allocations, rebuilt)
+        try:
+            yield
+        except Exception as error:
+            self._give_up(context, server.uuid, error)
+            raise
+        finally:
+            self._plugging.pop(server.uuid, None)
+
+    def abandon(self, context, server_uuid: str) -> None:
+        """The build failed before Nova created its guest."""
+        try:
+            self._give_up(context, server_uuid, None)
+        finally:
+            self._plugging.pop(server_uuid, None)
+
+    def _give_up(self, context, server_uuid, error):
+        plugging = self._plugging.get(server_uuid)
+        if plugging is None:
+            return
+        with contextlib.suppress(Exception):
+            # its failure was told where it was joined
+            plugging.wait(server_uuid)
+        claimed = self._verbs.holdings.now(plugging.claimed)
+        if not claimed:
+            return
+        if self._runs_with(server_uuid, claimed):
+            LOG.error('Server %s failed after its guest had started (%s); it '
+                      'keeps its accelerators until the guest is gone',
+                      server_uuid, error)
+            return
+        releases = self._verbs.releases
+        releases.clean(context, releases.let_go(server_uuid, claimed))
+
+    def _runs_with(self, server_uuid, claims):
+        try:
+            there = self._cloud.running().get(server_uuid, frozenset())
+        except Exception as error:
+            LOG.warning('It is not known whether the guest of server %s runs '
+                        '(%s); it keeps its accelerators', server_uuid, error)
+            return True
+        return bool(there & {c.handle.address for c in claims})
+
+    def end(self, server_uuid: str) -> None:
+        """Wait for a plug of a server that needs it no more."""
+        with contextlib.suppress(Exception):
+            self.wait(server_uuid)
+        self._plugging.pop(server_uuid, None)
+
+    def wait(self, server_uuid: str) -> bool:
+        """Wait for the plug of a server.
+
+        :returns: False where none is under way.
+        :raises AcceleratorError: it failed.
+        """
+        plugging = self._plugging.get(server_uuid)
+        if plugging is not None:
+            plugging.wait(server_uuid)
+        return plugging is not None
+
+    def close(self) -> None:
+        """Leave those that run to their end."""
+        self._plugging.clear()

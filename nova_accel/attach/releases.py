@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Claims end: written as DELETING, cleaned, and free.
+
+What cannot be written when a server loses it is written before the next
+operation of the server, or by the next comparison.
+"""
+
+from collections.abc import Callable, Iterable
+import contextlib
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import handles as attach_handles
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import publishing
+from nova_accel.attach import readiness as device_readiness
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import log as logging
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+
+class Releases:
+
+    def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
+                 handles: attach_handles.Handles,
+                 readiness: device_readiness.Readiness,
+                 publisher: publishing.Publisher,
+                 exclusive: Callable[
+                     [str], contextlib.AbstractContextManager[None]]):
+        """:param exclusive: Accelerators.exclusive()."""
+        self._cloud = cloud
+        self._holdings = holdings
+        self._handles = handles
+        self._readiness = readiness
+        self._publisher = publisher
+        self._exclusive = exclusive
+        #: server -> claims that it has lost, which could not be written
+        self._unwritten: dict[str, set[str]] = {}
+
+    def lose(self, server_uuid: str,
+             claims: Callable[[], list[model.Claim]]) -> list[model.Claim]:
+        """Release as let_go() does, while the server is locked. A lock that
+        another operation holds for too long does not stop the server either.
+
+        :param claims: tells which; it is called under the lock.
+        """
+        try:
+            with self._exclusive(server_uuid):
+                return self.let_go(server_uuid, claims())
+        except exception.LockTimeout as error:
+            return self._later(server_uuid, claims(), error)
+
+    def let_go(self, server_uuid: str, claims: list[model.Claim],
+               ) -> list[model.Claim]:
+        """Write that a server has lost claims, as Holdings.releasing().
+
+        A store that cannot be written does not stop the server. Its claims
+        stay then until its next operation or the next comparison.
+
+        :returns: those that clean() is needed for.
+        """
+        try:
+            return self._holdings.releasing(claims)
+        except exception.AcceleratorsUnavailable as error:
+            return self._later(server_uuid, claims, error)
+
+    def _later(self, server_uuid, claims, error):
+        LOG.error('What server %s had here is released later, as that cannot '
+                  'be written down now: %s', server_uuid, error)
+        self._unwritten.setdefault(server_uuid, set()).update(
+            claim.uuid for claim in claims)
+        return []
+
+    def finish(self, server_uuid: str) -> None:
+        """Write what could not be written when the server lost claims, before
+        it gets or moves anything.
+
+        :raises AcceleratorsUnavailable: that cannot be written still.
+        """
+        unwritten = self._unwritten.get(server_uuid)
+        if not unwritten:
+            return
+        with self._exclusive(server_uuid):
+            # another thread may add to it meanwhile
+            uuids = frozenset(unwritten)
+            lost = self._holdings.releasing(self._holdings.named(uuids))
+            unwritten -= uuids
+        self.clean(self._cloud.admin_context(), lost, wait=False)
+
+    def release(self, context, claims: Iterable[model.Claim],
+                patient: bool = False) -> int:
+        """Release just these claims; the caller has judged them.
+
+        :param patient: wait for regions that are programmed again, too.
+        :returns: how many the server lost.
+        """
+        claims = self._holdings.releasing(claims)
+        self.clean(context, claims, patient=patient)
+        return len(claims)
+
+    def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
+        """Release just these claims, as release() does, and wait for that.
+
+        :raises DeviceUnavailable: a device is not clean by then; it is tried
+            again.
+        """
+        claims = list(claims)
+        self.release(self._cloud.admin_context(), claims, patient=True)
+        for claim in self._holdings.now(claims):
+            raise exception.DeviceUnavailable(
+                f'{claim.handle.address} belongs to no server, and cannot be '
+                f'offered ({claim.error or "it is being cleaned"}): it is '
+                f'tried again each minute.')
+
+    def clean(self, context, claims: Iterable[model.Claim],
+              wait: bool = True, patient: bool = False) -> None:
+        """Clean the devices of claims that are DELETING, which ends them.
+
+        :param wait: at most [accel] device_timeout; what takes longer goes on.
+        :param patient: wait for regions that are programmed again, too.
+        """
+        claims = self._holdings.now(claims)
+        self._handles.release(
+            claims, lambda claim: self._freed(context, claim),
+            lambda kept: self._publisher.show_devices(context, kept),
+            # an error of the last moment has to be written
+            CONF.accel.device_timeout + 1 if wait else 0,
+            CONF.accel.programming_timeout + 1 if patient else 0)
+        # what is not clean yet must not be offered
+        left = self._holdings.now(claims)
+        self._publisher.show_devices(context, left)
+
+    def _freed(self, context, claim):
+        self._readiness.look_at_cards([claim])
+        self._readiness.look_at_siblings([claim])
+        self._holdings.released([claim])
+        self._publisher.show_devices(context, [claim])
+
+    def retry(self, context) -> int:
+        """Try again what could not be cleaned.
+
+        :returns: how many accelerators are free now.
+        """
+        for server_uuid in list(self._unwritten):
+            with contextlib.suppress(exception.AcceleratorsUnavailable,
+                                     exception.LockTimeout):
+                self.finish(server_uuid)
+        left = self._holdings.being_released()
+        if left:
+            self.clean(context, left, patient=True)
+        return len(left) - len(self._holdings.now(left))
