@@ -13,7 +13,8 @@
 # make bench  figures with counts
 # make bench-reuse  how often a server finds its function loaded
 # make release  the wheel of a tagged commit, in dist
-# make lab    the same on a real kernel, in a virtual machine; as root
+# make lab    the same on a real kernel, in a virtual machine; as root; DEMO=1:
+#             the story of make demo there
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -149,9 +150,11 @@ bench-part: $(STAMP)
 bench-reuse: $(STAMP)
 	$(BIN)/python -m tests.bench.reuse $(TRACE)
 
-# docs/source/lab.rst; TRIALS="boot shelve" for some of them
+# docs/source/lab.rst; TRIALS="boot shelve" for some of them, DEMO=1 for the
+# story of make demo in their place
+DEMO ?=
 lab:
-	@$(PYTHON) -m tests.lab prove $(TRIALS)
+	@$(PYTHON) -m tests.lab $(if $(DEMO),demo,prove $(TRIALS))
 
 lab-up:
 	@$(PYTHON) -m tests.lab up

@@ -33,21 +33,22 @@ pre { background: var(--soft); border-radius: .35rem; overflow-x: auto;
       padding: .5rem } p { margin: .5rem 0; overflow-wrap: anywhere }
 </style></head><body>
 <h1>nova_accel: an FPGA function reaches a guest on real Nova</h1>
-<p>Written by <code>make demo</code> from what nova-api, Placement and the
-simulated cards answered. Real nova-api, conductor, scheduler, two
-nova-computes, Placement and Glance; simulated cards and hypervisor. Each
-statement was checked before it was written.</p>
 '''
+_INTRODUCTION = '''Written by <code>make demo</code> from what nova-api,
+Placement and the simulated cards answered. Real nova-api, conductor, scheduler,
+two nova-computes, Placement and Glance; simulated cards and hypervisor. Each
+statement was checked before it was written.'''
 
 
-def write(steps, folder='build') -> pathlib.Path:
+def write(steps, folder='build', introduction=_INTRODUCTION) -> pathlib.Path:
     """Write the page of these steps.
 
+    :param introduction: HTML that says what is real in them.
     :returns: its path, relative to the current directory.
     """
     path = pathlib.Path(folder) / 'demo.html'
     path.parent.mkdir(exist_ok=True)
-    parts = [_HEAD]
+    parts = [_HEAD, f'<p>{introduction}</p>\n']
     for number, step in enumerate(steps, 1):
         parts.append(_section(number, step))
     path.write_text(''.join(parts) + '</body></html>\n')

@@ -6,11 +6,15 @@
     test [NAME...]  what is proven, in a lab that is up
     prove [NAME...] build, up, test, down; --within MINUTES before: no trial
                     is begun later
+    demo            the story of make demo, on the lab's kernel; the lab is
+                    started and ended, unless it is up
     shell [COMMAND] in the room; openstack and lab-vm are at hand
     status          which processes run
     down            end it
 """
 
+import os
+import shutil
 import signal
 import sys
 import time
@@ -44,6 +48,26 @@ def prove(home, names):
         room.end(home)
 
 
+def demo(home):
+    """Play the story, and keep its page beside that of make demo."""
+    was_up = room.keeper(home)
+    if not was_up:
+        start(home)
+    try:
+        status = room.enter(
+            home, ['/opt/openstack/bin/python', '-m', 'tests.lab.demo'],
+            STEP=os.environ.get('STEP', ''))
+        if not status:
+            target = lab.SOURCE / 'build' / 'lab-demo.html'
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(home / 'run/demo.html', target)
+            print(f'The same as a page: {target.relative_to(lab.SOURCE)}')
+        return status
+    finally:
+        if not was_up:
+            room.end(home)
+
+
 def down(home):
     build.check_host(home)
     print('The lab is down.' if room.end(home) else 'The lab was not up.')
@@ -65,6 +89,8 @@ def main(arguments):
         return test(home, rest)
     elif command == 'prove':
         return prove(home, rest)
+    elif command == 'demo':
+        return demo(home)
     elif command == 'shell':
         rc = '/src/tests/lab/shellrc'
         options = (['-c', f'. {rc} > /dev/null\n{" ".join(rest)}'] if rest
