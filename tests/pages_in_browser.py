@@ -3,8 +3,9 @@
 
     python -m tests.pages_in_browser docs/build/html [more.html ...]
 
-Prints which page is wider than the screen and which stays bright in the dark;
-ends with 1 where there are some, and with 69 where there is no browser.
+Prints which page is wider than the screen, which stays bright in the dark, and
+which has a picture that cannot be read; ends with 1 where there are some, and
+with 69 where there is no browser.
 """
 
 import contextlib
@@ -21,6 +22,8 @@ import threading
 
 #: CSS pixels: a phone, a tablet, a desk
 WIDTHS = 360, 768, 1280
+#: CSS pixels that the smallest text of a picture has at least
+LETTER = 10
 #: seconds for all pages
 LIMIT = 240
 UNFIT = 69
@@ -33,7 +36,7 @@ _OPTIONS = ('--headless', '--no-sandbox', '--disable-gpu', '--no-first-run',
             '--virtual-time-budget=600000')
 #: loads each page into a frame of each width, and writes down what it saw
 _LOOK = '''<!doctype html><title>looking</title><body><script>
-const pages = %(pages)s, widths = %(widths)s, found = [];
+const pages = %(pages)s, widths = %(widths)s, found = [], drawn = {};
 const frame = document.createElement('iframe');
 document.body.append(frame);
 frame.style.height = '900px';
@@ -44,6 +47,17 @@ async function look(page, width) {
   if (root.scrollWidth > width + 1)
     found.push(page + ' is ' + root.scrollWidth + ' pixels wide where the '
                + 'screen has ' + width);
+  for (const image of frame.contentDocument.images) {
+    if (!image.src.endsWith('.svg')) continue;
+    drawn[image.src] ??= await (await fetch(image.src)).text();
+    const box = drawn[image.src].match(/viewBox="0 0 ([\\d.]+)/),
+      sizes = [...drawn[image.src].matchAll(/font(?:-size)?: ([\\d.]+)px/g)],
+      letter = Math.min(...sizes.map(size => size[1]))
+        * image.getBoundingClientRect().width / box[1];
+    if (letter < %(letter)s)
+      found.push(page + ' has a picture whose text has ' + letter.toFixed(1)
+                 + ' pixels where the screen has ' + width);
+  }
   const color = frame.contentWindow.getComputedStyle(
     frame.contentDocument.body).backgroundColor.match(/[\\d.]+/g).map(Number);
   const clear = color.length > 3 && color[3] === 0;
@@ -73,7 +87,7 @@ def look(folder: pathlib.Path, pages: list[str], browser: str, dark: bool,
     harness = folder / '.look.html'
     harness.write_text(_LOOK % {
         'pages': json.dumps(pages), 'widths': json.dumps(WIDTHS),
-        'dark': json.dumps(dark)})
+        'letter': LETTER, 'dark': json.dumps(dark)})
     http = server.ThreadingHTTPServer(
         ('127.0.0.1', 0), functools.partial(_Quiet, directory=folder))
     threading.Thread(target=http.serve_forever, daemon=True).start()

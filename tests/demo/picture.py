@@ -12,14 +12,14 @@ from tests.demo import screen
 
 #: pixels, before the picture is scaled
 _WIDTH, _MARGIN, _GAP = 480, 12, 8
-_CAPTION, _HOST, _CARD = 52, 22, 44
+_CAPTION, _HOST, _CARD = 60, 24, 48
 _FRAME = _CAPTION + _HOST + _CARD + 16
 
 _STYLE = '''\
 svg { color-scheme: light dark; background: #fff }
-text { font: 13px system-ui, sans-serif; fill: #1f2328 }
-.caption { font-size: 16px; font-weight: 600 } .more { font-size: 14px }
-.host, .server { font-size: 12px; fill: #59636e }
+text { font: 16px system-ui, sans-serif; fill: #1f2328 }
+.caption { font-size: 18px; font-weight: 600 }
+.host, .server { fill: #59636e }
 .box { fill: #f6f8fa } .card { fill: #fff; stroke: #d1d9e0 }
 .changed { stroke: #1a7f37; stroke-width: 2 }
 .new { fill: #1a7f37; font-weight: 600 }
@@ -56,8 +56,8 @@ def write(steps: list[screen.Step], folder: str = 'build') -> pathlib.Path:
 
 def _frame(step, top):
     first, _, rest = step.title.partition('. ')
-    parts = [_text(_MARGIN, top + 26, first, 'caption'),
-             _text(_MARGIN, top + 44, rest, 'more')]
+    parts = [_text(_MARGIN, top + 28, first, 'caption'),
+             _text(_MARGIN, top + 50, rest, 'more')]
     before = {card.name: card for card in step.before}
     hosts: dict[str, list[screen.Card]] = {}
     for card in step.after:
@@ -66,7 +66,7 @@ def _frame(step, top):
     for column, (host, cards) in enumerate(hosts.items()):
         left = _MARGIN + column * (width + _GAP)
         parts += [_box(left, top + _CAPTION, width, _HOST + _CARD + 8, 'box'),
-                  _text(left + 8, top + _CAPTION + 16, host, 'host')]
+                  _text(left + 8, top + _CAPTION + 18, host, 'host')]
         wide = (width - 8 * (len(cards) + 1)) // len(cards)
         for row, card in enumerate(cards):
             parts += _card(left + 8 + row * (wide + 8), top + _CAPTION + _HOST,
@@ -79,8 +79,8 @@ def _card(left, top, width, card, old):
     new = 'new' if card.function != old.function else ''
     user = f'server {card.server}' if card.server else 'free'
     return [_box(left, top, width, _CARD, f'card{changed}'),
-            _text(left + 8, top + 18, f'{card.name}  {card.function}', new),
-            _text(left + 8, top + 35, user,
+            _text(left + 8, top + 20, f'{card.name}  {card.function}', new),
+            _text(left + 8, top + 40, user,
                   'server used' if card.server else 'server')]
 
 

@@ -5,14 +5,13 @@ A docstring ``<operation>: <what happens>`` of such a test is a row of the
 table in docs/source/operations.rst, word for word. ``python -m
 tests.unit.test_docs`` prints the rows of tests that the table lacks.
 
-The picture of a request is the one that is drawn from its text.
+The pictures are those that docs/pictures.py draws.
 """
 
 import ast
+import importlib.util
 import pathlib
 import re
-import subprocess
-import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -57,16 +56,16 @@ class OperationsTableTest(unittest.TestCase):
 
 class PictureTest(unittest.TestCase):
 
-    def test_drawn_from_its_text(self):
-        pages = ROOT / 'docs' / 'source'
-        drawn = subprocess.run(
-            [sys.executable, ROOT / 'docs' / 'draw.py', pages / 'request.txt'],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        self.assertEqual('', drawn.stderr)
-        self.assertEqual(
-            drawn.stdout, (pages / 'request.svg').read_text(),
-            'run: python docs/draw.py docs/source/request.txt > '
-            'docs/source/request.svg')
+    def test_drawn_by_the_program(self):
+        found = importlib.util.spec_from_file_location(
+            'pictures', ROOT / 'docs' / 'pictures.py')
+        pictures = importlib.util.module_from_spec(found)
+        found.loader.exec_module(pictures)
+        for name, draw in pictures.PICTURES.items():
+            self.assertEqual(
+                draw().svg(),
+                (ROOT / 'docs' / 'source' / f'{name}.svg').read_text(),
+                'run: python docs/pictures.py')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,254 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Draw the pictures of the pages: python docs/pictures.py writes docs/source.
+
+Each is as wide as a phone, so that its text is as large there as the text of
+the page, and has the colors of light and dark.
+"""
+
+import html
+import pathlib
+
+#: of a picture, in pixels
+WIDTH = 360
+#: of a line of text; what a letter of a text of 13 pixels takes at most
+LINE, LETTER = 17, 7.0
+#: of two hosts in the picture of packing: the GPUs in use
+PACKED = {'stack': (6, 0), 'spread': (3, 3)}
+
+_STYLE = '''\
+svg { color-scheme: light dark; background: #fff }
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.head { font-size: 15px; font-weight: 600 } .small { fill: #59636e }
+.box { fill: #f6f8fa; stroke: #d1d9e0 }
+.ours { fill: #ddf4ff; stroke: #0969da } .used { fill: #0969da }
+.bad { fill: #ffebe9; stroke: #cf222e } .good { fill: #dafbe1; stroke: #1a7f37 }
+path { fill: none; stroke: #59636e; stroke-width: 1.5 }
+.tip { fill: #59636e; stroke: none }
+@media (prefers-color-scheme: dark) {
+  svg { background: #0d1117 } text { fill: #f0f6fc }
+  .small { fill: #9198a1 } .box { fill: #151b23; stroke: #3d444d }
+  .ours { fill: #121d2f; stroke: #4493f8 } .used { fill: #4493f8 }
+  .bad { fill: #25171c; stroke: #f85149 }
+  .good { fill: #12261e; stroke: #3fb950 }
+  path { stroke: #9198a1 } .tip { fill: #9198a1 }
+}'''
+
+
+class Picture:
+    """What is drawn, from the top to the bottom."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self.height = 0
+        self._parts: list[str] = []
+
+    def box(self, x, y, width, *lines, kind='box', height=0):
+        """Draw a box; the first line is its name.
+
+        :raises ValueError: a line is wider than the box.
+        """
+        height = height or LINE * len(lines) + 10
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" '
+            f'class="{kind}"/>')
+        first = y + (height - LINE * len(lines)) // 2 + 13
+        for number, line in enumerate(lines):
+            self.text(x + 8, first + LINE * number, line,
+                      'small' if number else '', width - 10)
+        self.height = max(self.height, y + height)
+        return y + height
+
+    def text(self, x, y, text, kind='', width=0):
+        if len(text) * LETTER > (width or WIDTH - x):
+            raise ValueError(f'{text!r} is too wide')
+        named = f' class="{kind}"' if kind else ''
+        self._parts.append(f'<text x="{x}" y="{y}"{named}>'
+                           f'{html.escape(text)}</text>')
+        self.height = max(self.height, y + 4)
+
+    def arrow(self, *points):
+        """Draw an arrow along points, (x, y) each; the last part is upright
+        or level."""
+        way = ' L'.join(f'{x},{y}' for x, y in points)
+        (a, b), (x, y) = points[-2:]
+        across, down = (x > a) - (x < a), (y > b) - (y < b)
+        left, right = ((x - 7 * across - 4 * down, y - 7 * down - 4 * across),
+                       (x - 7 * across + 4 * down, y - 7 * down + 4 * across))
+        self._parts += [
+            f'<path d="M{way}"/>',
+            f'<path class="tip" d="M{x},{y} L{left[0]},{left[1]} '
+            f'L{right[0]},{right[1]} z"/>']
+
+    def svg(self) -> str:
+        """Return the picture as SVG."""
+        return '\n'.join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} '
+            f'{self.height + 12}" role="img">',
+            f'<title>{html.escape(self.title)}</title>',
+            f'<style>{_STYLE}</style>', *self._parts, '</svg>', ''])
+
+
+def request() -> Picture:
+    """What happens between the flavor and the guest."""
+    picture = Picture('The way of a request from nova-api to the guest')
+    rows = (
+        ('box', 'user', 'creates a server with a', 'flavor'),
+        ('ours', 'nova-api', 'reads the device profile:', 'request groups'),
+        ('box', 'Placement', 'has candidates, and the',
+         'traits of what is loaded'),
+        ('ours', 'nova-scheduler', 'filter: best device first',
+         'weigher: best host'),
+        ('ours', 'nova-compute', 'claims the device', 'in the claim store'),
+        ('box', 'Glance', 'gives the bitstream, if the',
+         'cache does not have it'),
+        ('ours', 'card', 'is programmed; the function', 'is read back'),
+        ('box', 'Placement', 'gets the traits of what is', 'loaded now'),
+        ('box', 'libvirt', 'starts the guest with its', 'device'))
+    y = 10
+    for number, (kind, name, *lines) in enumerate(rows):
+        picture.box(8, y, 124, name, kind=kind, height=36)
+        for row, line in enumerate(lines):
+            picture.text(142, y + 14 + LINE * row, line)
+        if number < len(rows) - 1:
+            picture.arrow((70, y + 36), (70, y + 54))
+        y += 54
+    return picture
+
+
+def region() -> Picture:
+    """The life of an FPGA region."""
+    picture = Picture('The life of an FPGA region')
+    x, width, right = 56, 172, 228
+    free = picture.box(x, 10, width, 'free', 'carries a function', kind='good')
+    picture.arrow((142, free), (142, free + 40))
+    picture.text(150, free + 25, 'a server wants another one')
+    made = picture.box(x, free + 40, width, 'being programmed',
+                       'then read back', kind='ours')
+    picture.arrow((142, made), (142, made + 30))
+    used = picture.box(x, made + 30, width, 'in use', 'by a server',
+                       kind='ours')
+    picture.arrow((142, used), (142, used + 40))
+    picture.text(150, used + 25, 'the server is gone')
+    cleaned = picture.box(x, used + 40, width, 'being cleaned',
+                          'a build for it waits', kind='ours')
+    picture.arrow((142, cleaned), (142, cleaned + 40))
+    picture.text(150, cleaned + 25, 'this fails')
+    picture.box(x, cleaned + 40, width, 'fenced', 'reserved in Placement',
+                kind='bad')
+    # clean
+    level = cleaned - 22
+    picture.arrow((x, level), (20, level), (20, 32), (x, 32))
+    # loaded already
+    picture.arrow((right, 32), (344, 32), (344, used - 30), (right, used - 30))
+    picture.text(right + 8, 26, 'wants this one')
+    # a programming that failed
+    picture.arrow((right, made - 12), (282, made - 12), (282, level),
+                  (right, level))
+    picture.text(288, level + 4, 'it failed')
+    # tried again
+    picture.arrow((x, cleaned + 62), (36, cleaned + 62), (36, level + 12),
+                  (x, level + 12))
+    y = cleaned + 112
+    for line in ('Left: clean, the function stays loaded.',
+                 'A fenced region is cleaned again each',
+                 '[accel] discovery_interval.'):
+        picture.text(8, y, line, 'small')
+        y += LINE
+    return picture
+
+
+def hands() -> Picture:
+    """Whose hand a device is in between two servers."""
+    picture = Picture('A device between two servers')
+    rows = (
+        ('ours', 'server A', 'has the claim; Placement has', 'the allocation'),
+        ('box', 'the host', 'libvirt returns the function', 'to the host'),
+        ('box', 'reset', 'what the vendor has the reset', 'clear'),
+        ('box', 'cleared', 'disk erased, region programmed,',
+         'memory overwritten'),
+        ('box', 'recorded', 'who had it and what was done:',
+         'nova-accel handovers'),
+        ('ours', 'server B', 'a build that came meanwhile', 'has waited'))
+    y = 10
+    for number, (kind, name, *lines) in enumerate(rows):
+        picture.box(8, y, 104, name, kind=kind, height=40)
+        for row, line in enumerate(lines):
+            picture.text(120, y + 16 + LINE * row, line)
+        if number < len(rows) - 1:
+            picture.arrow((60, y + 40), (60, y + 58))
+        y += 58
+    for kind, name, *lines in (
+            ('bad', 'a step fails', 'reserved; tried again each',
+             'discovery_interval'),
+            ('bad', 'operator', 'that policy: reserved until you',
+             'lower it in Placement'),
+            ('bad', 'disabled', 'nova-accel disable: no server',
+             'until nova-accel enable')):
+        picture.box(8, y, 104, name, kind=kind, height=40)
+        for row, line in enumerate(lines):
+            picture.text(120, y + 16 + LINE * row, line)
+        y += 50
+    return picture
+
+
+def packing() -> Picture:
+    """Where six servers of one GPU go."""
+    picture = Picture('Six servers of one GPU each, on two hosts of eight')
+    y = 8
+    for policy, hosts in PACKED.items():
+        default = ' (the default)' if policy == 'stack' else ''
+        picture.text(8, y + 14, f'packing = {policy}{default}', 'head')
+        for number, used in enumerate(hosts):
+            left = 8 + 176 * number
+            picture.box(left, y + 24, 168, height=82)
+            picture.text(left + 8, y + 41, f'compute{number + 1}', 'small')
+            for gpu in range(8):
+                picture.box(left + 8 + gpu % 4 * 39, y + 48 + gpu // 4 * 27,
+                            34, kind='used' if gpu < used else 'good',
+                            height=22)
+        y += 124
+        picture.text(8, y, 'A server of eight GPUs still fits.' if 0 in hosts
+                     else 'No server of eight GPUs fits any more.', 'small')
+        y += 22
+    return picture
+
+
+def processes() -> Picture:
+    """Where the plugin is in Nova's processes."""
+    picture = Picture('nova_accel in the processes of Nova')
+    y = 8
+    for name, *lines in (
+            ('nova-api', 'checks flavors, reads profiles',
+             'by the entry point of validators'),
+            ('nova-scheduler', 'AcceleratorFilter, AcceleratorWeigher',
+             'by [filter_scheduler] in nova.conf'),
+            ('nova-compute', "AccelLibvirtDriver: Nova's own, and",
+             'the devices; by compute_driver')):
+        picture.box(8, y, 344, height=84)
+        picture.text(16, y + 18, name, 'head')
+        picture.box(16, y + 28, 328, *lines, kind='ours')
+        y += 94
+    picture.arrow((60, y - 10), (60, y + 14))
+    picture.arrow((210, y - 10), (210, y + 14))
+    picture.box(8, y + 14, 148, 'claim store', 'a file of SQLite',
+                kind='ours')
+    picture.box(168, y + 14, 184, 'privileged process', 'root, a few functions',
+                kind='ours')
+    picture.arrow((260, y + 58), (260, y + 82))
+    picture.box(168, y + 82, 184, 'kernel', 'sysfs, ioctls of drivers')
+    picture.box(8, y + 82, 148, 'Placement, Glance', 'asked over HTTP')
+    return picture
+
+
+PICTURES = {picture.__name__: picture for picture in (
+    request, region, hands, packing, processes)}
+
+
+def main():
+    for name, draw in PICTURES.items():
+        path = pathlib.Path(__file__).parent / 'source' / f'{name}.svg'
+        path.write_text(draw().svg())
+
+
+if __name__ == '__main__':
+    main()
