@@ -269,6 +269,10 @@ class Device:
     reason: str = ''
     #: why servers get it last, '' where they do not. Drivers leave it out
     suspect: str = ''
+    #: what is on it that nova_accel has not put there, a clause; '' where it
+    #: is blank or was offered before. No server gets it, but for one that has
+    #: a claim on it already
+    foreign: str = ''
     #: (name, value) of what a driver compares or restores after a server:
     #: the serial number, versions of firmware, settings, namespaces. While a
     #: server has a claim on the device it stays as it was before

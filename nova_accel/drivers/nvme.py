@@ -135,10 +135,11 @@ class NvmeDriver(base.PciDriver):
             driver=self.NAME)
 
     def recognize(self, address, before):
-        """See the base class; a device keeps its record."""
+        """See the base class; a device keeps its record and its content."""
         device = self.identify(address)
         if device and before:
-            device = dataclasses.replace(device, record=before.record)
+            device = dataclasses.replace(
+                device, record=before.record, foreign=before.foreign)
         return device
 
     def look(self, device, before):
@@ -165,11 +166,12 @@ class NvmeDriver(base.PciDriver):
     # The record
 
     def _recorded(self, device, is_new):
-        """Return the device with its record, which begins now if it has none.
+        """Return the device with its record, which begins now if it has none,
+        and with what is on it if it is new.
 
         :param is_new: it was never offered.
-        :raises Defect: the disk is not as recorded, cannot be erased, or is
-            new and has something on it.
+        :raises Defect: the disk is not as recorded, cannot be erased, or
+            cannot be read.
         """
         address = device.address
         now = self._identity(address)
@@ -187,13 +189,15 @@ class NvmeDriver(base.PciDriver):
             raise base.Defect(
                 'its controller reports no serial number, so that it could '
                 'not be told from another disk: exclude it, or replace it')
-        begins = (not device.record
+        begins = (not device.record or bool(device.foreign)
                   or _policy(device) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
         if difference and not begins:
             raise base.Defect(difference)
-        if is_new or dict(device.record).get(_SERIAL, serial) != serial:
-            self._check_content(address)
+        if (is_new or device.foreign
+                or dict(device.record).get(_SERIAL, serial) != serial):
+            device = dataclasses.replace(
+                device, foreign=self._foreign(address))
             self._check_detached(address)
         self._check_erasable(device)
         if begins or not _recorded_layout(device):
@@ -218,8 +222,12 @@ class NvmeDriver(base.PciDriver):
                 'it after a server: set [accel] handover to none or operator '
                 'for it if servers are to have it all the same')
 
-    def _check_content(self, address):
-        """:raises Defect: there is something on the disks of a controller."""
+    def _foreign(self, address, signed=False):
+        """What is on the disks of a controller, a clause, or ''.
+
+        :param signed: only what has a signature.
+        :raises Defect: that cannot be read.
+        """
         try:
             found = self.kernel.read_signatures(address)
         except OSError as error:
@@ -227,13 +235,16 @@ class NvmeDriver(base.PciDriver):
                 f'what is on it cannot be told ({error.strerror}), and what '
                 f'somebody needs is not to be erased: see whether wipefs of '
                 f'util-linux is installed and the disk can be read') from error
-        if found:
-            disks = sorted({disk for disk, _ in found})
-            kinds = ', '.join(dict.fromkeys(kind for _, kind in found))
-            raise base.Defect(
-                f'it has {kinds[:60]} on {disks[0]}, which nova_accel has not '
+        found = [(disk, kind) for disk, kind in found
+                 if not signed or kind != nvme_admin.UNSIGNED]
+        if not found:
+            return ''
+        disk = min(disk for disk, _ in found)
+        kinds = ', '.join(dict.fromkeys(kind for _, kind in found))
+        return (f'it has {kinds[:60]} on {disk}, which nova_accel has not '
                 f'put there: if neither the host nor a server needs it, run '
-                f'wipefs --all /dev/{disks[0]}')
+                f'wipefs --all /dev/{disk} and blkdiscard --zeroout '
+                f'/dev/{disk}')
 
     def _check_detached(self, address):
         """:raises Defect: the disk has namespaces that the host does not see,
@@ -453,8 +464,11 @@ class NvmeDriver(base.PciDriver):
                     f'its serial number is {str(now)[:20]!r}, and was '
                     f'{before[:20]!r}: put that disk back, or {_BIND}')
             if fresh and _policy(device) is Policy.CLEAR:
-                # it was erased after its last server, if it had one
-                self._check_content(address)
+                # it was erased after its last server, if it had one; what
+                # that leaves may be noise
+                foreign = self._foreign(address, signed=True)
+                if foreign:
+                    raise base.Defect(foreign)
                 # it may have been on vfio-pci since the policy became this
                 self._check_erasable(device)
 

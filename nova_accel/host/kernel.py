@@ -413,10 +413,10 @@ class Kernel:
     def read_signatures(self, function: str) -> list[tuple[str, str]]:
         """Return what is on the disks of a function, as wipefs(8) finds it:
         file systems, partition tables, and members of RAID, LVM, ZFS, LUKS
-        and Ceph, swap.
+        and Ceph, swap; of a disk without them samples are read.
 
-        :returns: (name of the disk, type), for example ('nvme0n1', 'ext4');
-            empty for blank disks.
+        :returns: (name of the disk, type), for example ('nvme0n1', 'ext4') or
+            ('nvme0n1', nvme_admin.UNSIGNED); empty for blank disks.
         :raises OSError: ENOENT without wipefs, EIO when it fails, ETIMEDOUT.
         """
         return [(disk, kind) for disk, kind

@@ -16,6 +16,9 @@ import fcntl
 import re
 import struct
 
+#: what stands for the type of a signature, where a disk has none and is not
+#: blank
+UNSIGNED = 'data without a signature'
 ADMIN = 0xc0484e41
 RESCAN = 0x4e46
 COMMAND = struct.Struct('=BBHIIIQQII6III')

@@ -72,6 +72,9 @@ _METHOD = re.compile('crypto|block|overwrite')
 _NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
 #: reads a few blocks; a disk may take as long to fail
 _WIPEFS_SECONDS = 60
+#: bytes at both ends of a disk, and places between them, that are read to see
+#: whether it is blank, with the bytes at each
+_END, _SAMPLES, _SAMPLE = 1 << 20, 254, 4096
 #: more than a controller can have attached in practice
 _MAX_NAMESPACES = 1024
 #: of one type that a controller has
@@ -310,7 +313,24 @@ def read_signatures(function: str) -> list:
     with contextlib.ExitStack() as stack:
         return [(name, kind) for name, fd in
                 _open_disks(function, stack, os.O_RDONLY).items()
-                for kind in _signatures(fd)]
+                for kind in _signatures(fd) or (
+                    [nvme_admin.UNSIGNED] if _has_data(fd) else [])]
+
+
+def _has_data(fd) -> bool:
+    """Whether samples of a disk are other than of one that was erased.
+
+    A deallocated block reads as zeros or as ones (NVM Express NVM Command Set,
+    DLFEAT). Samples are the first and the last MiB, where all that libblkid
+    knows has its mark, but for copies (util-linux,
+    libblkid/src/superblocks), and 4 KiB at 254 places between them.
+    """
+    size = os.lseek(fd, 0, os.SEEK_END)
+    places = [(0, _END), (max(0, size - _END), _END)] + [
+        (size * number // (_SAMPLES + 1) // _SAMPLE * _SAMPLE, _SAMPLE)
+        for number in range(1, _SAMPLES + 1)]
+    return any(data.strip(b'\0') and data.strip(b'\xff') for data in (
+        os.pread(fd, length, offset) for offset, length in places))
 
 
 def _signatures(fd) -> list[str]:

@@ -178,11 +178,16 @@ class DeviceTable:
             return self._snapshot[1]
 
     def _not_to_be_given(self) -> dict[str, list[str]]:
-        unsettled = self._store.unsettled()
+        unsettled, claims = self._store.unsettled(), self._store.claims()
         found = {address: [why] for address, why in {
             **{address: _UNSETTLED for address, device in self._told.items()
                if any(row.means(device) for row in unsettled)},
-            **identity.misplaced(self._told, self._store.claims())}.items()}
+            **identity.misplaced(self._told, claims)}.items()}
+        claimed = {claim.device_address for claim in claims}
+        for address, device in self._told.items():
+            # while it is found out whose it is, it may be a server's
+            if device.foreign and address not in claimed | found.keys():
+                found[address] = [device.foreign]
         for address, word in identity.disabled(
                 self._told, self._store.disabled()).items():
             found.setdefault(address, []).append(

@@ -337,8 +337,9 @@ class NvmeOperations(operations.Operations):
         fault = found.faulty(mine).get('signatures')
         if fault:
             raise sysfs.error(getattr(errno, fault), function)
-        return [(f'nvme{mine["number"]}n1', kind)
-                for kind in mine['signatures']]
+        kinds = mine['signatures'] or (
+            [nvme_admin.UNSIGNED] if mine['data'] else [])
+        return [(f'nvme{mine["number"]}n1', kind) for kind in kinds]
 
     def _nvme(self, host, state, function, hold=False):
         """Return the card with a controller of the host's driver, its state

@@ -108,10 +108,16 @@ class DiskTest(SettlingTestCase):
         self.assertIn('no connection', self.log.output)
         self.assertRaises(RuntimeError, self.host.reconciler.run)
         self.assertKept(ONE, TWO, THREE)
+        # then it is a new host, which nova_accel has not seen
         self.host.cloud.libvirt_error = None
-        self.assertEqual([], self.fenced())
+        self.assertEqual([ONE, TWO, THREE], self.fenced())
         self.settled()
+        self.assertIn('data without a signature',
+                      self.host.inventory.devices[ONE].reason)
         self.assertKept(ONE, TWO, THREE)
+        self.simulated.kernel.write_disk(ONE, '')
+        self.host.inventory.scan()
+        self.assertEqual([TWO, THREE], self.fenced())
 
     def servers(self):
         """One runs, one is shut down, and one disk is free."""
@@ -152,6 +158,24 @@ class DiskTest(SettlingTestCase):
             self.host.delete(server)
             self.assertEqual('', self.data(address))
         self.assertEqual([], self.host.holdings.all())
+
+    def test_partition_tables(self):
+        """What servers write has signatures. The operator is not told to
+        erase it: a server that is shut off starts with its data."""
+        runs, off = self.servers()
+        for address in (TWO, THREE):
+            self.simulated.kernel.sign_disk(address, 'gpt')
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual([], self.fenced())
+        self.assertNotIn('wipefs', self.log.output)
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
+        self.assertHas(runs, ONE)
+        self.assertKept(ONE, TWO)
+        self.assertEqual('', self.data(THREE))
+        self.host.delete(off)
+        self.assertEqual([], self.fenced())
 
     def test_without_guests(self):
         """libvirt's files are lost as well; Placement says who has it."""
@@ -300,7 +324,8 @@ class DiskTest(SettlingTestCase):
         self.host.reconciler.run()
         self.settled()
         self.assertKept(ONE, TWO, THREE)
-        self.assertEqual([], self.fenced())
+        # and the next server does not read it unless the operator says so
+        self.assertEqual([ONE, TWO, THREE], self.fenced())
 
 
 class NvmeVfTest(SettlingTestCase):

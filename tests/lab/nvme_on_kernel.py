@@ -114,9 +114,10 @@ def main(address, what=None):
         return failed
     # from an earlier run
     run('wipefs', '--all', head(kernel, address))
+    run('blkdiscard', '--zeroout', head(kernel, address))
     device = driver.discover()[address]
     handle, = device.handles
-    check('it is offered', device.reason, '')
+    check('it is offered', device.reason + device.foreign, '')
     print('     ', device)
 
     def refused(why):
@@ -145,7 +146,7 @@ def main(address, what=None):
             kind for _, kind in kernel.read_signatures(address)], [left])
         refused(f'after {use.__name__}')
     check('a new disk with ext4', 'it has ext4 on nvme' in
-          driver.discover()[address].reason, True)
+          driver.discover()[address].foreign, True)
     check('a disk that was offered',
           driver.discover({address: device})[address], device)
     run('wipefs', '--all', head(kernel, address))

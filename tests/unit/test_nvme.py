@@ -76,7 +76,7 @@ class Discovery(TestCase):
         self.kernel.rebind(A, 'nvme')
         self.assertNotEqual(before, self.driver.state(A))
         found = self.driver.discover(found)
-        self.assertIn('ceph_bluestore', found[A].reason)
+        self.assertIn('ceph_bluestore', found[A].foreign)
         self.kernel.sign_disk(A)
         known = self.driver.discover(found)
         self.assertEqual((OK, [A]),
@@ -228,6 +228,14 @@ class Content(TestCase):
             self.assertIn(text, device.reason)
         return {A: device}
 
+    def foreign(self, *said, known=None):
+        """There is something on it, which inventory fences."""
+        device = self.driver.discover(known)[A]
+        self.assertEqual((OK, [A]), (device.health, self.handles(device)))
+        for text in said:
+            self.assertIn(text, device.foreign)
+        return {A: device}
+
     def changed(self, change, *args, **kwargs):
         """Whether a change is a reason to look again."""
         before = self.driver.state(A)
@@ -241,22 +249,34 @@ class Content(TestCase):
     def test_somebody_put_it_there(self, kinds):
         found = self.start({'address': A, 'signatures': kinds},
                            {'address': B})
-        self.assertEqual((QUARANTINED, (), OK), (
-            found[A].health, found[A].handles, found[B].health))
+        self.assertEqual('', found[B].foreign)
         for text in (', '.join(kinds), 'wipefs --all /dev/nvme', 'n1'):
-            self.assertIn(text, found[A].reason)
-        # nothing is remembered of it
-        self.assertEqual((), found[A].record)
-        again = self.refused('wipefs', known=found)
+            self.assertIn(text, found[A].foreign)
+        again = self.foreign('wipefs', known=found)
+        # its namespaces may be others before it is offered
+        self.kernel.change_disk(A, namespaces=[[1 << 19, 4096, 0, True]])
         self.assertTrue(self.changed(self.kernel.sign_disk, A))
         device = self.driver.discover(again)[A]
-        self.assertEqual((OK, [A]), (device.health, self.handles(device)))
+        self.assertEqual((OK, ''), (device.health, device.foreign))
+        self.assertIn(('namespace', f'{1 << 19}x4096+0'), device.record)
+
+    def test_data_without_a_signature(self):
+        """As of a database on the disk itself, or after wipefs alone."""
+        self.start({'address': A})
+        self.kernel.write_disk(A, 'of another host')
+        found = self.foreign('data without a signature', 'blkdiscard')
+        self.kernel.write_disk(A, '')
+        self.assertEqual('', self.driver.discover(found)[A].foreign)
+        # noise may be what a crypto erase leaves before the next server
+        self.kernel.write_disk(A, 'noise')
+        self.prepare(self.driver.discover(self.driver.discover(found))[A],
+                     True)
 
     @ddt.data('nvme=none', 'nvme=reset', 'nvme=operator')
     def test_whatever_the_policy(self, policy):
         self.config.config(group='accel', handover=[policy])
         self.start({'address': A, 'signatures': ['ext4']})
-        self.refused('ext4')
+        self.foreign('ext4')
 
     def test_namespaces_that_nobody_sees(self):
         """As an operator prepares them for secondary controllers."""
@@ -321,11 +341,10 @@ class Content(TestCase):
         self.kernel.change_disk(A, serial='OTHER')
         self.refused('serial number', known=known)
         self.config.config(group='accel', handover=[f'{A}=none'])
-        found = self.refused('LVM2_member', known=known)
-        self.assertNotIn(('serial number', 'OTHER'), found[A].record)
+        found = self.foreign('LVM2_member', known=known)
         self.kernel.sign_disk(A)
         device = self.driver.discover(found)[A]
-        self.assertEqual(OK, device.health)
+        self.assertEqual((OK, ''), (device.health, device.foreign))
         self.assertIn(('serial number', 'OTHER'), device.record)
 
     @ddt.data(('ENOENT', 'wipefs of util-linux'), ('EIO', 'can be read'),

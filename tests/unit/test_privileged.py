@@ -469,6 +469,33 @@ class Privileged(testtools.TestCase):
         self.assertEqual(['swap'], self.signatures(file))
         self.assertEqual(before, pathlib.Path(file).read_bytes())
 
+    @ddt.data((b'', 0, False), (b'\0' * 4096, 0, False),
+              (b'\xff' * 4096, 0, True), (b'\0' * 9 + b'\1', 0, True),
+              (b'x', 8191, True), (b'x', (64 << 20) - 1, True),
+              # between the samples
+              (b'x', (1 << 20) + 1, False),
+              (b'x', (64 << 20) * 127 // 255 // 4096 * 4096 + 7, True))
+    @ddt.unpack
+    def test_samples(self, data, offset, found):
+        with tempfile.TemporaryFile() as disk:
+            disk.truncate(64 << 20)
+            disk.seek(offset)
+            disk.write(data)
+            disk.flush()
+            self.assertIs(found, privileged._has_data(disk.fileno()))
+
+    def test_small_disk(self):
+        with tempfile.TemporaryFile() as disk:
+            self.assertFalse(privileged._has_data(disk.fileno()))
+            # as well as zeros what is erased
+            disk.write(b'\xff' * (3 << 20))
+            disk.flush()
+            self.assertFalse(privileged._has_data(disk.fileno()))
+            disk.seek(0)
+            disk.write(b'x' * 10)
+            disk.flush()
+            self.assertTrue(privileged._has_data(disk.fileno()))
+
     @ddt.data((FileNotFoundError(2, 'wipefs'), errno.ENOENT),
               (subprocess.TimeoutExpired('wipefs', 60), errno.ETIMEDOUT))
     @ddt.unpack
