@@ -115,6 +115,12 @@ suspect has the trait CUSTOM_ACCELERATOR_SUSPECT and is given to servers last,
 one that is not fit is given to no server, and owners are told; signals that
 the documentation calls new stay with ``observe`` unless they are named. With
 ``off`` nothing is read. Example: ``act,link_speed=off``."""),
+    cfg.StrOpt('metrics_file', help="""
+Absolute path of a file that nova-compute replaces each discovery_interval, with
+the states and the use of devices as metrics for the textfile collector of
+node_exporter: a name that ends in ``.prom``, in a directory that nova-compute
+may write. Without it none is written. Example:
+``/var/lib/prometheus/node-exporter/nova_accel.prom``."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
 Seconds that creating or removing one vGPU may take. One that takes longer is
 not given to a server until it has ended."""),

@@ -107,6 +107,14 @@ class Cloud(typing.Protocol):
         :param text: None removes the key.
         """
 
+    def notify(self, event: str, payload: Mapping[str, typing.Any]) -> None:
+        """Send a notification to who listens to Nova's.
+
+        Blocks while the message bus does not answer.
+
+        :param payload: of values that are JSON.
+        """
+
     # Guests
 
     def running(self) -> dict[str, frozenset[str]]:

@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 _KEY = re.compile(f'accel({request.GROUP}):([^:]+)')
 _ASKS = 'bitstream_id'
 #: names that are ours in the metadata of a server
-_KNOWN = (_ASKS, 'status', 'function')
+_KNOWN = (_ASKS, 'status', 'function', 'prefer', 'health')
 #: characters that Nova keeps of a key of metadata
 _KEY_ROOM = 255
 #: how the reason begins where two keys mean the same group

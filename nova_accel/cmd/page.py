@@ -16,7 +16,9 @@ from nova_accel import exception
 from nova_accel import naming
 
 #: class of a cell -> its meaning
-_STATES = {'used': 'in use', 'free': 'free', 'fenced': 'no server gets it'}
+_STATES = {'used': 'in use', 'free': 'free',
+           'suspect': 'free, and not well: servers get it last',
+           'fenced': 'no server gets it'}
 #: no script, font or picture of another server: it can be sent and kept
 _HEAD = '''<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -24,9 +26,9 @@ _HEAD = '''<!doctype html>
 <title>Accelerators of {hosts} hosts</title>
 <style>
 :root {{ color-scheme: light dark; --line: #8886; --soft: #8881;
-  --used: #0969da; --free: #1a7f37; --fenced: #cf222e }}
+  --used: #0969da; --free: #1a7f37; --suspect: #bf8700; --fenced: #cf222e }}
 @media (prefers-color-scheme: dark) {{ :root {{
-  --used: #4493f8; --free: #3fb950; --fenced: #f85149 }} }}
+  --used: #4493f8; --free: #3fb950; --suspect: #d29922; --fenced: #f85149 }} }}
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 0 auto;
   max-width: 80rem; padding: 1rem }}
 h1 {{ font-size: 1.4rem; margin: 0 }} p {{ margin: .3rem 0 1rem }}
@@ -44,6 +46,7 @@ h3 {{ font-size: .8rem; font-weight: 400; margin: .3rem 0; opacity: .75 }}
   overflow-wrap: anywhere; padding: .1rem .4rem }}
 .used {{ border-left-color: var(--used) }}
 .free {{ border-left-color: var(--free) }}
+.suspect {{ border-left-color: var(--suspect) }}
 .fenced {{ border-left-color: var(--fenced) }}
 small {{ opacity: .75 }}
 </style></head><body>
@@ -150,11 +153,13 @@ def _cells(provider, providers, servers, functions):
     _, free, fenced = _amounts(provider)
     function = functions.get(provider.uuid, provider.function or '')
     told = f'<small>{html.escape(function)}</small>' if function else ''
+    suspect = naming.SUSPECT in provider.traits
     cells = []
     for consumer, amount in sorted(provider.held.items()):
         name = html.escape(servers.get(consumer, consumer))
         cells += [_cell('used', f'{name} {told}', consumer)] * amount
-    cells += [_cell('free', told, 'free')] * free
+    cells += [_cell('suspect', told, 'not well') if suspect
+              else _cell('free', told, 'free')] * free
     cells += [_cell('fenced', told, 'fenced')] * fenced
     return (f'<h3>{html.escape(tree.what_is(provider, providers))} '
             f'<small>{html.escape(provider.name)}</small></h3>'

@@ -150,6 +150,8 @@ class Tree(cloud.Asks, output.Lister):
     def _health(self, provider):
         if naming.FENCED in provider.traits:
             return self.colored('fenced', output.RED)
+        if naming.SUSPECT in provider.traits:
+            return self.colored('suspect', output.YELLOW)
         # nova-compute removes the trait from what is held with its next report
         if naming.PROGRAMMABLE in provider.traits and not provider.held:
             return self.colored('programmable', output.GREEN)

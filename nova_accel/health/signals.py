@@ -168,6 +168,11 @@ def is_off() -> bool:
     return all(mode is Mode.OFF for mode in modes().values())
 
 
+def acts() -> bool:
+    """Whether others than the operator are told of anything."""
+    return Mode.ACT in modes().values()
+
+
 def state_of(device: model.Device, suspect: bool, is_read: bool,
              is_given_whole: bool) -> State:
     """Return the state of a device from all that is known of it.

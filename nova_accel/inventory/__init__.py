@@ -246,6 +246,13 @@ class Inventory:
         """Return what is known of the health of the devices, by address."""
         return self._conditions.conditions()
 
+    def after_look(self, function: Callable[[], Any]) -> None:
+        """Have a function called each time the devices have been read.
+
+        :param function: returns at once, and raises nothing.
+        """
+        self._scanner.after_look.append(function)
+
     def disabled(self) -> dict[str, model.Disabled]:
         """See identity.disabled()."""
         return identity.disabled(self.devices, self._store.disabled())

@@ -38,6 +38,9 @@ _State = signals.State
 #: WEDGED names what may help (drm-uapi.rst of Linux 6.15)
 _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', 'recovery_failed'),
            ('WEDGED=', 'wedged'))
+#: fences that say that a device is not well
+_OF_DEVICE = frozenset((
+    devices.Fence.DISCOVERY, devices.Fence.HANGS, devices.Fence.HEALTH))
 #: characters of the reason of a word in the store, as for nova-accel disable
 _LONGEST_REASON = 200
 
@@ -48,8 +51,11 @@ class Condition(typing.NamedTuple):
     state: signals.State
     #: clauses, the worst first; '' for nothing
     reason: str
-    #: whether it counts for others than the operator
-    acts: bool
+    #: the part of it that is of the device itself, and acted upon: OK, SUSPECT,
+    #: QUARANTINED or GONE
+    for_owner: signals.State
+    #: the worst first
+    findings: tuple[watch.Finding, ...] = ()
 
 
 class Conditions:
@@ -171,6 +177,9 @@ class Conditions:
         """Return what is known of the devices, by address."""
         whole = {claim.device_address for claim in self._store.claims()
                  if claim.handle.address == claim.device_address}
+        of_health = identity.disabled(self._table.snapshot(), [
+            word for word in self._store.disabled()
+            if model.OF_HEALTH in word.reason])
         result = {}
         with self._lock:
             for address, device in self._table.snapshot().items():
@@ -183,6 +192,19 @@ class Conditions:
                     reasons.insert(0, device.reason)
                 result[address] = Condition(
                     state, '; '.join(dict.fromkeys(reasons)),
-                    device.health is not model.Health.OK
-                    or any(f.acts for f in findings))
+                    self._for_owner(device, address in of_health),
+                    tuple(findings))
         return result
+
+    def _for_owner(self, device: model.Device, is_disabled: bool,
+                   ) -> signals.State:
+        """Leaves out what the operator or the configuration has against a
+        device that is well."""
+        if device.health is model.Health.GONE:
+            return _State.GONE
+        told = self._table.told(device.address)
+        if is_disabled or _OF_DEVICE & self._table.fences(
+                device.address).keys() or (
+                told and told.health is not model.Health.OK):
+            return _State.QUARANTINED
+        return _State.SUSPECT if device.suspect else _State.OK

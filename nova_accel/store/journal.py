@@ -112,6 +112,23 @@ class Journal(file.File):
                     'device = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)',
                     (handover.device, before, most))
 
+    def ended_handovers(self, after: int | None,
+                        ) -> tuple[int, dict[str, int]]:
+        """Count hand-overs by their result.
+
+        :param after: the number of the newest one that is counted already;
+            None counts none.
+        :returns: the number of the newest one, 0 without any; result -> how
+            many came since.
+        """
+        with self._transaction(write=False) as db:
+            newest = db.execute(
+                'SELECT coalesce(max(number), 0) FROM handovers').fetchone()[0]
+            rows = [] if after is None else db.execute(
+                'SELECT result, count(*) FROM handovers WHERE number > ? '
+                'GROUP BY result', (after,)).fetchall()
+        return newest, {str(result): count for result, count in rows}
+
     def handovers(self) -> list[model.Handover]:
         """All that are kept, the oldest first."""
         with self._transaction(write=False) as db:

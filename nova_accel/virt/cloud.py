@@ -16,6 +16,7 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.image import glance as nova_glance
 from nova import objects
+from nova import rpc
 from oslo_concurrency import lockutils
 
 from nova_accel.bitstream import glance
@@ -258,6 +259,12 @@ class NovaCloud:
             instance.refresh()
             if instance.metadata.get(key) == text:
                 return
+
+    def notify(self, event, payload):
+        host = self._driver.virtapi._compute.host
+        # rpc.get_notifier() warns of events that are not Nova's
+        rpc.LEGACY_NOTIFIER.prepare(publisher_id=f'compute.{host}').info(
+            self.admin_context(), event, {'host': host, **payload})
 
     def tell(self, instance, changes):
         """Change metadata of a server that Nova works on, of which it holds

@@ -20,6 +20,9 @@ from oslo_service import periodic_task
 from oslo_utils import excutils
 
 from nova_accel.attach import maintenance
+from nova_accel.attach import metrics
+from nova_accel.attach import notices
+from nova_accel.attach import owners
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel.attach import service
@@ -64,6 +67,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.accelerators = found
         self.reconciler = reconcile.Reconciler(found, self.cloud)
         self.runtime = runtime.RuntimeProgramming(found, self.cloud)
+        owners.Owners(found, self.cloud)
+        notices.Notices(found, self.cloud)
+        metrics.MetricsFile(found)
         maintenance.Maintenance(found, self.cloud)
 
     # The service

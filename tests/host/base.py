@@ -14,6 +14,9 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel.attach import maintenance
+from nova_accel.attach import metrics
+from nova_accel.attach import notices
+from nova_accel.attach import owners
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel.attach import service
@@ -58,6 +61,9 @@ class Host:
         self.reconciler = reconcile.Reconciler(self.accelerators, self.cloud)
         self.runtime = runtime.RuntimeProgramming(
             self.accelerators, self.cloud)
+        self.owners = owners.Owners(self.accelerators, self.cloud)
+        self.notices = notices.Notices(self.accelerators, self.cloud)
+        self.metrics = metrics.MetricsFile(self.accelerators)
         self.maintenance = maintenance.Maintenance(
             self.accelerators, self.cloud)
         self.report(starting=True)

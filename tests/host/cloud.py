@@ -194,6 +194,10 @@ class Cloud:
             else:
                 metadata[key] = text
 
+    def notify(self, event, payload):
+        with self.state() as state:
+            state.setdefault('notices', []).append([event, dict(payload)])
+
     def running(self):
         return {uuid_: frozenset(guest['devices'])
                 for uuid_, guest in self.read()['guests'].items()

@@ -168,11 +168,12 @@ class SingleTest(HealthTestCase):
 
     def test_kernel_says(self):
         """Without waiting for the interval."""
-        self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
         ends = time.monotonic() + base.PATIENCE
         while self.states()[ONE] != 'quarantined':
             self.assertLess(time.monotonic(), ends)
-            time.sleep(0.05)
+            # nova-compute may not have begun to listen
+            self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
+            time.sleep(0.2)
         self.assertEqual('ok', self.states()[TWO])
 
     def test_hangs(self):
@@ -304,3 +305,125 @@ class RegionsTest(base.HostTestCase):
         self.host.delete(server)
         self.host.inventory._scanner.look()
         self.assertIn(naming.FENCED, self.traits(A))
+
+
+class OwnersTest(HealthTestCase):
+    """What the metadata of servers say, in words that name no device."""
+
+    POOLS = 'none'
+    KEY = 'accel1:health'
+
+    def setUp(self):
+        super().setUp()
+        self.start(ONE, TWO)
+        self.server = self.boot()
+        self.wait(None)
+
+    def wait(self, said, server=None):
+        """Until the metadata say that, within a look."""
+        ends = time.monotonic() + base.PATIENCE
+        while self.metadata(server).get(self.KEY) != said:
+            self.assertLess(time.monotonic(), ends, self.metadata(server))
+            time.sleep(0.02)
+
+    def metadata(self, server=None):
+        return self.host.cloud.read()['servers'][server or self.server][
+            'metadata']
+
+    def test_told_and_taken_back(self):
+        self.turn(**WORN)
+        self.wait('degraded: 1 of 1')
+        self.turn(**HALF)
+        self.wait('failed: 1 of 1')
+        self.turn()
+        self.wait(None)
+
+    def test_gone(self):
+        self.host.kernel.set_fault(ONE, vanish=True)
+        self.look()
+        self.look()
+        self.wait('gone: 1 of 1')
+
+    def test_sticky(self):
+        self.turn(**OF_LINK)
+        self.wait('failed: 1 of 1')
+        # the operator has looked after it
+        self.host.enable()
+        self.look()
+        self.wait(None)
+
+    def test_others_words(self):
+        """What the owner writes stays, and nothing is said of what only the
+        operator has against a device, nor of another server's."""
+        other = self.boot(address=TWO)
+        self.host.cloud.say(self.server, 'accel1:note', 'text')
+        self.host.disable(ONE)
+        self.turn(TWO, **WORN)
+        self.wait('degraded: 1 of 1', other)
+        self.assertEqual({'accel1:note': 'text'}, self.metadata())
+
+    def test_restart(self):
+        """What an earlier process, or another host, has written."""
+        self.host.cloud.say(self.server, self.KEY, 'failed: 1 of 1')
+        self.host.cloud.say(self.server, 'accel2:health', 'gone: 1 of 1')
+        self.restart()
+        self.look()
+        self.wait(None)
+        self.assertEqual({}, self.metadata())
+
+    def test_nothing_is_asked_while_nothing_changes(self):
+        self.look()
+        self.host.owners.run()
+        self.host.cloud.servers = None
+        self.host.owners.run()
+        self.turn(**WORN)
+        self.assertRaises(TypeError, self.host.owners.run)
+
+    def test_while_nova_works_on_it(self):
+        self.host.cloud.set_server(self.server, task_state='rebooting')
+        self.turn(**WORN)
+        self.host.owners.run()
+        self.assertEqual({}, self.metadata())
+        self.host.cloud.set_server(self.server, task_state=None)
+        self.look()
+        self.wait('degraded: 1 of 1')
+
+    def test_database_does_not_answer(self):
+        """It is tried again, and the log says so once."""
+        say, refused = self.host.cloud.say, []
+
+        def refuse(*args):
+            refused.append(args)
+            raise ConnectionError('no database')
+        self.host.cloud.say = refuse
+        self.turn(**WORN)
+        ends = time.monotonic() + base.PATIENCE
+        while len(refused) < 2:
+            self.assertLess(time.monotonic(), ends)
+            self.look()
+        self.host.cloud.say = say
+        self.look()
+        self.wait('degraded: 1 of 1')
+        self.assertEqual(1, self.log.output.count('Owners are not told'))
+
+    def test_server_is_gone(self):
+        self.turn(**WORN)
+        self.wait('degraded: 1 of 1')
+        self.host.delete(self.server)
+        self.turn()
+        self.host.owners.run()
+        self.assertEqual({}, self.host.owners._told)
+
+
+class NotToldTest(HealthTestCase):
+
+    MODE = 'observe'
+    POOLS = 'none'
+
+    def test_observed_only(self):
+        self.start(ONE)
+        server = self.boot()
+        self.turn(**HALF)
+        self.host.owners.run()
+        self.assertEqual({}, self.host.cloud.read()['servers'][server][
+            'metadata'])

@@ -71,6 +71,7 @@ RECORDED = {
     'nova.pci.request': ['get_alias_from_config'],
     'nova.pci.whitelist': ['Whitelist'],
     'nova.image.glance': ['GlanceClientWrapper', 'generate_glance_url'],
+    'nova.rpc': ['LEGACY_NOTIFIER'],
     'nova.context': ['RequestContext: elevated', 'get_admin_context'],
     'nova.utils': ['synchronized'],
     'nova.api.validation.extra_specs.base': ['ExtraSpecValidator'],

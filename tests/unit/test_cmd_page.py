@@ -85,6 +85,13 @@ class PageTest(testtools.TestCase):
             cells(region(traits=fenced, reserved=1),
                   region('b', traits=fenced, reserved=1, held={'1': 1})))
 
+    def test_suspect(self):
+        """What is free of it; a server that has it has it."""
+        self.assertEqual(
+            [('used', '1')] + [('suspect', '')] * 6 + [('fenced', '')],
+            cells(pool(traits=H100 | {naming.SUSPECT}, held={'1': 1},
+                       reserved=1)))
+
     def test_reserved_while_in_use(self):
         """A host may reserve all of a provider that servers hold."""
         self.assertEqual(

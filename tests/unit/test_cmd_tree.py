@@ -119,6 +119,17 @@ class TreeTest(testtools.TestCase):
         self.assertIn('| fenced ', lines[5])
         self.assertLess(max(map(len, lines)), 120)
 
+    def test_suspect(self):
+        """It is fenced where it is both."""
+        self.add_region('0000:5e:00.0', region(), naming.SUSPECT,
+                        naming.PROGRAMMABLE)
+        self.add_region('0000:81:00.0', region(), naming.SUSPECT,
+                        naming.FENCED)
+        rows = self.rows()
+        self.assertEqual(['suspect', 'fenced'], [
+            rows[f'compute1_accel_{card}_region0']['Health']
+            for card in ('0000:5e:00.0', '0000:81:00.0')])
+
     def test_colors(self):
         """On a terminal, and in tables only."""
         self.add_region('0000:5e:00.0', region(), naming.FENCED)

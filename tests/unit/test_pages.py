@@ -20,6 +20,7 @@ from nova.conf import devices
 from nova.conf import opts as nova_options
 from oslo_config import cfg
 from oslo_config import fixture as config_fixture
+from oslo_messaging import opts as messaging_options
 from oslo_privsep import priv_context
 from placement import conf as placement_options
 import testtools
@@ -67,7 +68,8 @@ STATUS = {'drain': (0, 3)}
 #: what a user or nova_accel writes beside extra specs of flavors
 IMAGE_KEYS = {glance.FUNCTION_ID, glance.FUNCTION_NAME, glance.REGION_TYPE_ID,
               glance.CLEARS, request.SNAPSHOT_PROPERTY, 'accel:bitstream_id'}
-METADATA_KEYS = {'accel:bitstream_id', 'accel:status', 'accel:function'}
+METADATA_KEYS = {'accel:bitstream_id', 'accel:status', 'accel:function',
+                 'accel:health'}
 
 #: devices of each kind that the pages have flavors for, in great numbers
 HOST = """
@@ -239,7 +241,8 @@ class OptionsTest(testtools.TestCase):
 
     def test_named(self):
         known = {(group or 'DEFAULT', name)
-                 for found in (nova_options.list_opts(), conf.list_opts())
+                 for found in (nova_options.list_opts(), conf.list_opts(),
+                               messaging_options.list_opts())
                  for group, listed in found for option in listed
                  for name in (option.name, option.dest)
                  for group in [getattr(group, 'name', group)]}

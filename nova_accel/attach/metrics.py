@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A file of metrics for the textfile collector of node_exporter.
+
+Text format of Prometheus 0.0.4. The names and what they mean are on the page of
+health; a name that is there stays. Sources: prometheus.io/docs/instrumenting/
+exposition_formats and /docs/practices/naming.
+"""
+
+import collections
+from collections.abc import Collection, Iterable, Mapping
+import contextlib
+import os
+import typing
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel import conf
+from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel.inventory import conditions as device_conditions
+from nova_accel.inventory import providers
+from nova_accel import log as logging
+from nova_accel import model
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+_GAUGE, _COUNTER = 'gauge', 'counter'
+#: name without the prefix -> (type, help)
+METRICS = {
+    'device_info': (_GAUGE, 'What a device is; always 1.'),
+    'device_state': (
+        _GAUGE, 'Whether a device is in a state: 1 for the one, else 0.'),
+    'device_disabled': (
+        _GAUGE, 'Whether nova-accel disable has named a device.'),
+    'device_finding': (
+        _GAUGE, 'A finding about a device; 1 while there is one.'),
+    'handles': (_GAUGE, 'What servers can get of a device or region.'),
+    'claims': (_GAUGE, 'What servers have of a device or region.'),
+    'unreleased_claims': (
+        _GAUGE, 'What servers have lost and could not be cleaned.'),
+    'handovers_total': (
+        _COUNTER, 'Hand-overs that have ended, by their result.'),
+}
+_PREFIX = 'nova_accel_'
+_RESULTS = (model.CLEAN, *(end for end in model.ENDS if end != model.CLEAN))
+_FAILED = 'failed'
+_Sample = tuple[str, Mapping[str, str], int]
+
+
+class Facts(typing.NamedTuple):
+    """What the file tells of a host."""
+
+    devices: Mapping[str, model.Device]
+    conditions: Mapping[str, device_conditions.Condition]
+    #: (device address, region index) -> name of the provider
+    providers: Mapping[tuple[str, int | None], str]
+    claims: Iterable[model.Claim]
+    #: result -> number
+    handovers: Mapping[str, int]
+    #: addresses that the operator has disabled
+    disabled: Collection[str] = ()
+
+
+def text(facts: Facts) -> str:
+    """Return the content of the file."""
+    found: dict[str, list[str]] = {name: [] for name in METRICS}
+    for name, labels, value in _samples(facts):
+        shown = ','.join(f'{label}="{_escaped(text)}"'
+                         for label, text in labels.items())
+        found[name].append(f'{_PREFIX}{name}{{{shown}}} {value}')
+    lines = []
+    for name, samples in found.items():
+        if samples:
+            kind, said = METRICS[name]
+            lines += [f'# HELP {_PREFIX}{name} {said}',
+                      f'# TYPE {_PREFIX}{name} {kind}', *samples]
+    return '\n'.join([*lines, ''])
+
+
+def _escaped(value: str) -> str:
+    return value.replace('\\', r'\\').replace('"', r'\"').replace('\n', r'\n')
+
+
+def _samples(facts: Facts) -> Iterable[_Sample]:
+    for address, device in sorted(facts.devices.items()):
+        of = {'device': address,
+              'provider': facts.providers.get((address, None), '')}
+        yield 'device_info', {
+            **of, 'type': device.type, 'driver': device.driver,
+            'vendor_id': device.vendor_id, 'product_id': device.product_id,
+            'product': device.product, 'serial': device.serial}, 1
+        known = facts.conditions.get(address)
+        for state in signals.State:
+            yield 'device_state', {**of, 'state': state.value}, int(
+                known is not None and known.state is state)
+        yield 'device_disabled', of, int(address in facts.disabled)
+        for finding in known.findings if known else ():
+            yield 'device_finding', {
+                **of, 'signal': finding.signal, 'about': finding.about,
+                'state': finding.state.value,
+                'mode': (signals.Mode.ACT if finding.acts
+                         else signals.Mode.OBSERVE).value}, 1
+    yield from _use(facts)
+    for result in (*_RESULTS, _FAILED):
+        yield 'handovers_total', {'result': result}, facts.handovers.get(
+            result, 0)
+
+
+def _use(facts: Facts) -> Iterable[_Sample]:
+    held: collections.Counter = collections.Counter()
+    left: collections.Counter = collections.Counter()
+    for claim in facts.claims:
+        key = claim.device_address, claim.region_index
+        ends = claim.state is model.ClaimState.DELETING
+        (left if ends and claim.error else held)[key] += 1
+    for address, device in sorted(facts.devices.items()):
+        for part in device.regions or [device]:
+            index = part.index if isinstance(part, model.Region) else None
+            of = {'device': address, 'region': '' if index is None
+                  else str(index),
+                  'provider': facts.providers.get((address, index), '')}
+            yield 'handles', of, len(part.handles)
+            yield 'claims', of, held[address, index]
+            yield 'unreleased_claims', of, left[address, index]
+
+
+class MetricsFile:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators):
+        self._accelerators = accelerators
+        self._handovers: collections.Counter[str] = collections.Counter()
+        #: number of the newest hand-over that is counted
+        self._seen: int | None = None
+        self._failed = ''
+        self._background = limited.Background(self._logged_write)
+        accelerators.inventory.after_look(self._start)
+
+    def _start(self) -> None:
+        path = CONF.accel.metrics_file
+        if path:
+            self._background.start(path)
+
+    def _logged_write(self, path: str) -> None:
+        try:
+            self.write(path)
+            self._failed = ''
+        except Exception as error:
+            if self._failed != str(error):
+                self._failed = str(error)
+                LOG.error('[accel] metrics_file cannot be written, and it is '
+                          'tried again after each look: %s', error)
+
+    def write(self, path: str) -> None:
+        """Replace the file in one step, readable for every user.
+
+        :raises OSError: it cannot be written; the one before is still there.
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        found = text(self._facts())
+        # the collector reads files that end in .prom
+        new = f'{path}.new'
+        try:
+            with open(new, 'w', encoding='utf-8') as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(found)
+            os.replace(new, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise
+
+    def _facts(self) -> Facts:
+        inventory, store = self._accelerators.inventory, (
+            self._accelerators.store)
+        shown = inventory.providers()
+        newest, results = store.ended_handovers(self._seen)
+        if self._seen is not None:
+            for result, number in results.items():
+                self._handovers[
+                    result if result in _RESULTS else _FAILED] += number
+        self._seen = newest
+        return Facts(
+            inventory.devices, inventory.conditions(), {
+                part: shown[uuid].name
+                for part, uuid in providers.by_part(shown).items()},
+            self._accelerators.holdings.all(), self._handovers, {
+                address for address, word in inventory.disabled().items()
+                if not word.reason.startswith(model.OF_HEALTH)})

@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Notifications about devices, on Nova's notifier.
+
+One for each change of a state, but for changes between OK and UNKNOWN: these
+come and go with servers. After a start of nova-compute one for each device that
+is in another state.
+"""
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel.inventory import providers
+from nova_accel import log as logging
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+#: as of Nova's own events: what, and of which part
+EVENT = 'accel.device.state'
+
+_State = signals.State
+_WELL = (_State.OK, _State.UNKNOWN)
+
+
+class Notices:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud):
+        self._accelerators = accelerators
+        self._cloud = cloud
+        #: address -> state that was sent last
+        self._sent: dict[str, signals.State] = {}
+        self._failed = ''
+        self._background = limited.Background(self._logged_run)
+        accelerators.inventory.after_look(self._start)
+
+    def _start(self) -> None:
+        if not signals.is_off():
+            self._background.start()
+
+    def _logged_run(self) -> None:
+        try:
+            self.run()
+            self._failed = ''
+        except Exception as error:
+            if self._failed != str(error):
+                self._failed = str(error)
+                LOG.warning('Notifications about devices are not sent, and it '
+                            'is tried again: %s', error)
+
+    def run(self) -> None:
+        """Send what has changed; what is not sent is sent the next time."""
+        inventory = self._accelerators.inventory
+        now, found = inventory.conditions(), inventory.devices
+        for address in self._sent.keys() - now.keys():
+            del self._sent[address]
+        for address, condition in now.items():
+            before = self._sent.get(address, _State.OK)
+            if condition.state is not before and not (
+                    condition.state in _WELL and before in _WELL):
+                device = found.get(address)
+                if device is None:
+                    continue
+                self._cloud.notify(EVENT, self._payload(
+                    device, before, condition))
+            self._sent[address] = condition.state
+
+    def _payload(self, device: model.Device, before: signals.State, condition,
+                 ) -> dict[str, object]:
+        shown = self._accelerators.inventory.providers()
+        return {
+            'device': device.address, 'serial': device.serial,
+            'type': device.type, 'vendor': device.vendor,
+            'product': device.product, 'driver': device.driver,
+            'providers': sorted({
+                shown[uuid].name for (address, _), uuid
+                in providers.by_part(shown).items()
+                if address == device.address}),
+            'state': condition.state.value, 'old_state': before.value,
+            'reason': condition.reason,
+            'signals': sorted({f.signal for f in condition.findings}),
+            'servers': sorted({
+                claim.instance_uuid
+                for claim in self._accelerators.holdings.all()
+                if claim.device_address == device.address
+                and claim.role is model.Role.CURRENT}),
+        }

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Owners of servers read in the metadata how their accelerators are.
+
+``accel<group>:health`` says so where one of them is not well, and goes when
+all are well again: one word, and of how many of the group it is true. Which
+device of the host it is, why, and who else has a part of it is the operator's.
+"""
+
+from collections.abc import Mapping
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel import log as logging
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+_State = signals.State
+#: what an owner reads of a state
+_WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
+          _State.GONE: 'gone'}
+_NONE: Mapping[str, str] = {}
+
+
+class Owners:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud):
+        self._accelerators = accelerators
+        self._cloud = cloud
+        #: server -> keys of nova_accel that its metadata have
+        self._told: dict[str, Mapping[str, str]] = {}
+        self._failed = ''
+        self._background = limited.Background(self._logged_run)
+        accelerators.inventory.after_look(self._background.start)
+
+    def _logged_run(self) -> None:
+        try:
+            self.run()
+            self._failed = ''
+        except Exception as error:
+            if self._failed != str(error):
+                self._failed = str(error)
+                LOG.warning('Owners are not told how their accelerators are, '
+                            'and it is tried again: %s', error)
+
+    def run(self) -> None:
+        """Write what has changed; nothing is read while nothing has."""
+        if not signals.acts():
+            return
+        now = self._now()
+        changed = {server for server, keys in now.items()
+                   if self._told.get(server) != keys}
+        changed |= {server for server in self._told.keys() - now.keys()
+                    if self._told[server]}
+        found = {server.uuid: server for server
+                 in (self._cloud.servers(changed) if changed else ())}
+        for uuid in sorted(changed):
+            keys = now.get(uuid, _NONE)
+            if uuid in found and found[uuid].task_state:
+                # Nova works on it, and writes all of its metadata
+                continue
+            if uuid in found:
+                self._write(found[uuid], keys)
+            self._told[uuid] = keys
+        self._told = {server: keys for server, keys in self._told.items()
+                      if server in now or keys}
+
+    def _now(self) -> dict[str, dict[str, str]]:
+        """What the metadata of each server have to say."""
+        conditions = self._accelerators.inventory.conditions()
+        groups: dict[tuple[str, str], list[signals.State]] = {}
+        servers: dict[str, dict[str, str]] = {}
+        for claim in self._accelerators.holdings.all():
+            if (claim.role is not model.Role.CURRENT
+                    or claim.state is model.ClaimState.DELETING):
+                continue
+            servers.setdefault(claim.instance_uuid, {})
+            known = conditions.get(claim.device_address)
+            groups.setdefault((claim.instance_uuid, claim.group), []).append(
+                known.for_owner if known else _State.OK)
+        for (server, group), states in groups.items():
+            worst = max(states, key=lambda state: state.rank)
+            if worst in _WORDS:
+                servers[server][f'accel{group}:health'] = (
+                    f'{_WORDS[worst]}: {states.count(worst)} of {len(states)}')
+        return servers
+
+    def _write(self, server: novas.Instance, keys: Mapping[str, str]) -> None:
+        there = {key for key in server.metadata
+                 if key.startswith('accel') and key.endswith(':health')}
+        for key in sorted(there | keys.keys()):
+            if server.metadata.get(key) != keys.get(key):
+                self._cloud.say(server.uuid, key, keys.get(key))
