@@ -11,6 +11,7 @@
 # make layouts  nova-compute starts, however Nova and we are installed; as root
 #             beside Debian's packages too; minutes
 # make bench  figures with counts
+# make bench-fleet  a cloud of thousands of hosts; hours
 # make bench-reuse  how often a server finds its function loaded
 # make release  the wheel of a tagged commit, in dist
 # make lab    the same on a real kernel, in a virtual machine; as root; DEMO=1:
@@ -25,7 +26,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 
 .PHONY: help demo test parts style docs unit host functional soak sigterm mutants nova-tests \
-	nova-tests-part bench bench-part bench-reuse clean lab lab-up lab-test \
+	nova-tests-part bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
 
 .DEFAULT_GOAL = help
@@ -141,6 +142,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.capacity 20
 	$(BIN)/python -m tests.bench.closeness 1
 	$(BIN)/python -m tests.bench.commands 1
+	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 20,20,20,3
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.report 1 2
 	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30
@@ -149,6 +151,10 @@ bench-part: $(STAMP)
 # TRACE="file ..." of requests, see tests/bench/reuse.py; minutes
 bench-reuse: $(STAMP)
 	$(BIN)/python -m tests.bench.reuse $(TRACE)
+
+# ROWS="hosts,functions,limit,schedulers ..."; hours without
+bench-fleet: $(STAMP)
+	$(BIN)/python -W ignore -m tests.bench.fleet $(ROWS)
 
 # docs/source/lab.rst; TRIALS="boot shelve" for some of them, DEMO=1 for the
 # story of make demo in their place
