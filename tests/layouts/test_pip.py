@@ -14,6 +14,14 @@ from tests import earlier
 from tests.layouts import base
 
 NOVA = 'nova==34.0.0'
+#: what nova-scheduler does with [filter_scheduler] available_filters
+FILTERS = '''
+from nova.cmd import scheduler
+from nova.scheduler import filters
+filters.HostFilterHandler().get_matching_classes(
+    ['nova.scheduler.filters.all_filters',
+     'nova_accel.scheduler.filters.AcceleratorFilter'])
+'''
 
 
 def files(directory):
@@ -153,9 +161,19 @@ class AfterwardsTest(base.LayoutTestCase):
         self.assertEqual(self.before, files(self.there.packages / 'nova'))
         self.assertNovaIsWhole()
         self.assertEqual([], list(self.there.packages.glob('nova_accel*')))
+        # nova-scheduler whose nova.conf still names the filter does not start
+        said = self.there.run(self.there.python, '-W', 'ignore', '-c', FILTERS)
+        self.assertNotEqual(0, said.returncode)
+        self.assertIn("No module named 'nova_accel'", said.stdout)
 
     def test_reinstalled(self):
+        """A wheel of the same version, as from another commit of a clone."""
+        module = self.there.packages / 'nova_accel' / 'versions.py'
+        module.write_text('# of another commit\n')
+        self.there.accel_wheel()
+        self.assertEqual('# of another commit\n', module.read_text())
         self.there.accel_wheel('--force-reinstall')
+        self.assertNotEqual('# of another commit\n', module.read_text())
         self.assertStarts()
 
     def test_package_is_gone(self):

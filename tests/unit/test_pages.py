@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shutil
+import subprocess
 import uuid
 from xml.etree import ElementTree
 
@@ -40,6 +41,7 @@ from nova_accel import profiles
 from nova_accel import request
 from nova_accel import sim
 from nova_accel.store import claim_store
+from tests import earlier
 from tests.unit import commands
 from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
@@ -215,6 +217,19 @@ class MakeTest(testtools.TestCase):
         self.assertEqual(8, len(titles))
         for title in filter(None, titles):
             self.assertIn(title, demo)
+
+    def test_commits(self):
+        """What the page on upgrades tells to check out is in the history."""
+        if not earlier.is_here():
+            self.skipTest('the history of the repository is not here')
+        text = (pages.ROOT / 'docs/source/upgrade.rst').read_text()
+        named = set(re.findall('``([0-9a-f]{12})``', text))
+        self.assertEqual(2, len(named))
+        self.assertIn(earlier.COMMIT[:12], named)
+        for commit in named:
+            self.assertEqual('commit', subprocess.run(
+                ['git', 'cat-file', '-t', commit], cwd=pages.ROOT,
+                capture_output=True, text=True).stdout.strip())
 
     def test_paths(self):
         """A file of this repository that a page names is there."""
