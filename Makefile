@@ -46,9 +46,8 @@ parts:
 	@echo $(PARTS)
 
 style: $(STAMP)
-	$(BIN)/flake8 nova_accel tests
-	$(BIN)/lint-imports
-	$(BIN)/mypy
+	@$(BIN)/mypy & types=$$!; $(BIN)/flake8 nova_accel tests \
+		&& $(BIN)/lint-imports; floors=$$?; wait $$types && exit $$floors
 
 # the page of release notes reads them from git
 docs: $(STAMP)
@@ -61,6 +60,7 @@ docs: $(STAMP)
 TEST ?=
 define run
 	$(if $(TEST),$(BIN)/python -m testtools.run $(TEST),\
+		$(BIN)/python -m tests.times && \
 		$(BIN)/stestr --test-path ./tests/$@ --top-dir . run $(STESTR))
 endef
 # more processes than cores, because tests wait; each imports what it may run

@@ -48,10 +48,11 @@ if NOVA == 33:
             one_at_a_time)
 
 # after the choice of threads
-from tests.functional import cheap  # noqa: E402
+from tests import cheap  # noqa: E402
 from tests.functional import process  # noqa: E402
 from tests import limits  # noqa: E402
 
-cheap.prepare()
+cheap.placement()
+cheap.nova()
 process.prepare()
 limits.apply()

@@ -244,6 +244,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
              'compute2': {'cards': [card('0000:5e:00.0', [NLB3])]}}
 
     def build(self):
+        self.flavors = {}
         # set before nova-compute loads the driver, which registers them
         assert 'accel' in conf.CONF
         self.directory = self.useFixture(fixtures.TempDir()).path
@@ -507,11 +508,17 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             self.useFixture(fixtures.EnvironmentVariable(f'OS_{name}', value))
 
     def boot(self, extra_specs, expected_state='ACTIVE', **kwargs):
-        flavor = self._create_flavor(extra_spec=extra_specs)
         kwargs.setdefault('image_uuid', self.glance.guest_image)
         return self._create_server(
-            flavor_id=flavor, networks='none', expected_state=expected_state,
-            **kwargs)
+            flavor_id=self.flavor_of(extra_specs), networks='none',
+            expected_state=expected_state, **kwargs)
+
+    def flavor_of(self, extra_specs):
+        """The id of the flavor with these extra specs, one for all tests."""
+        asked = tuple(sorted(extra_specs.items()))
+        if asked not in self.flavors:
+            self.flavors[asked] = self._create_flavor(extra_spec=extra_specs)
+        return self.flavors[asked]
 
     def _shelve_server(self, server, expected_state='SHELVED_OFFLOADED'):
         """Nova sets the status before it clears the host of the server."""

@@ -186,7 +186,6 @@ class Cloud(base.AcceleratorTestBase):
             cell_mapping=self.cell_mappings['cell1'])
         mapping.create()
         self.host_mappings[HOST] = mapping
-        self.flavors = {}
 
     def _setup_services(self):
         self.flags(transport_url=self.cell_mappings['cell1'].transport_url)
@@ -219,14 +218,8 @@ class Cloud(base.AcceleratorTestBase):
     def begin_server(self, specs):
         """Create a server, and do not wait for it."""
         return self.api.post_server({'server': self._build_server(
-            None, self.glance.guest_image, self.flavor(specs), 'none')})['id']
-
-    def flavor(self, specs):
-        """The id of the flavor with these extra specs."""
-        key = json.dumps(specs)
-        if key not in self.flavors:
-            self.flavors[key] = self._create_flavor(extra_spec=specs)
-        return self.flavors[key]
+            None, self.glance.guest_image, self.flavor_of(specs),
+            'none')})['id']
 
     def delete_all(self):
         self._delete_every_server()

@@ -120,7 +120,8 @@ def trial(cloud, random_: random.Random, without: frozenset[str],
             compute(cloud, without, writes)
             os._exit(0)
         except BaseException:
-            traceback.print_exc()
+            # Nova's harness swallows sys.stderr
+            traceback.print_exc(file=sys.__stderr__)
         os._exit(1)
     os.close(writes)
     try:
@@ -160,7 +161,7 @@ def main(arguments: list[str]) -> int:
     without = frozenset(filter(None, options.without.split(',')))
     cloud = compute_process.build()
     for specs in SPECS:
-        cloud.flavor(specs)
+        cloud.flavor_of(specs)
     compute_process.close_databases()
     took = []
     for number in range(1, options.trials + 1):

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import fixtures
 import testtools
@@ -15,6 +16,23 @@ import testtools
 from nova_accel.cmd import main
 from nova_accel import conf
 from nova_accel.store import claim_store
+
+
+#: namespace -> commands of its entry points, for which all that is installed
+#: is searched
+_found: dict[str, dict] = {}
+
+
+def _load_once(load):
+    """load_commands() of nova-accel, for many commands of one process."""
+    def loaded(manager, namespace):
+        if _found.get(namespace):
+            manager.group_list.append(namespace)
+            manager.commands.update(_found[namespace])
+        else:
+            load(manager, namespace)
+            _found[namespace] = dict(manager.commands)
+    return loaded
 
 
 def run(*arguments, stdout=None, **commands):
@@ -30,7 +48,9 @@ def run(*arguments, stdout=None, **commands):
     levels = {name: logging.getLogger(name).level
               for name in (None, 'oslo.privsep', 'keystoneauth')}
     stdout = stdout or io.StringIO()
-    with (contextlib.redirect_stdout(stdout),
+    with (mock.patch.object(main.Commands, 'load_commands', _load_once(
+            main.Commands.load_commands)),
+          contextlib.redirect_stdout(stdout),
           contextlib.redirect_stderr(io.StringIO()) as stderr):
         # it writes to what are the streams of this process by now
         app = main.NovaAccel()

@@ -10,12 +10,15 @@ from placement.tests.functional.fixtures import placement
 import requests
 from wsgi_intercept import interceptor
 
+from tests import cheap
+
 
 class Services(fixtures.Fixture):
     """Credentials for Placement, which runs in this process, and for what
     answer() says that Nova and Glance answer."""
 
     def _setUp(self):
+        cheap.placement()
         self.url = self.useFixture(
             placement.PlacementFixture(token='admin')).endpoint
         #: (service, path with query) of each request

@@ -5,10 +5,11 @@ A third of the processor time of a functional test went into these. None changes
 what is answered.
 
 * Placement checks with each request that its own schema is a schema.
-* Placement makes the aliases of its tables anew for each statement, with all
+* Placement makes the aliases of its tables again for each statement, with all
   their columns.
-* oslo.policy asks with each check how many arguments the check takes, and reads
-  the file of Nova's fixture for each cloud.
+* oslo.policy asks with each check how many arguments the check takes, and looks
+  whether a file of rules has changed. It reads that of Nova's fixture for each
+  cloud.
 * oslo.versionedobjects goes through the names of all fields to see whether one
   is set, and through all fields to see what has changed.
 * Nova's API compares each extra spec with more patterns than Python keeps.
@@ -85,6 +86,17 @@ def _parsed_once(parse):
     return once
 
 
+def _loaded_once(load):
+    """load_rules() of oslo.policy's enforcer."""
+    @functools.wraps(load)
+    def loaded(enforcer, force_reload=False):
+        # a test may have set other rules, in place of all
+        if (force_reload or not enforcer.rules
+                or len(enforcer.rules) < len(enforcer.registered_rules)):
+            load(enforcer, force_reload)
+    return loaded
+
+
 def _is_set(ask):
     """obj_attr_is_set() of an object."""
     @functools.wraps(ask)
@@ -135,9 +147,9 @@ class _Post:
             self._seen.sent = self._sent
 
 
-def prepare():
-    """Apply all of this to the process. Call it once."""
-    re._MAXCACHE = 1 << 14
+@functools.cache
+def placement() -> None:
+    """Do so for Placement."""
     schemas = validators.validator_for({})
     schemas.check_schema = _checked_once(schemas.check_schema)
     tables = types.SimpleNamespace(**{
@@ -147,6 +159,13 @@ def prepare():
     _checks.inspect = types.SimpleNamespace(
         getfullargspec=_arguments_once(inspect.getfullargspec))
     policy.parse_file_contents = _parsed_once(policy.parse_file_contents)
+    policy.Enforcer.load_rules = _loaded_once(policy.Enforcer.load_rules)
+
+
+@functools.cache
+def nova() -> None:
+    """Do so for Nova's services."""
+    re._MAXCACHE = 1 << 14
     versioned.VersionedObject.obj_attr_is_set = _is_set(
         versioned.VersionedObject.obj_attr_is_set)
     versioned.VersionedObject.obj_what_changed = _what_changed
