@@ -3,7 +3,7 @@
 # DevStack plugin of nova_accel. In local.conf:
 #
 #   [[local|localrc]]
-#   enable_plugin nova_accel <URL of the repository>
+#   enable_plugin nova_accel <URL of the repository> <branch>
 #
 # devstack/settings has its variables.
 

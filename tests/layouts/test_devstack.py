@@ -7,6 +7,7 @@ real pip and without an index, Nova first.
 """
 
 import os
+import re
 import shutil
 import textwrap
 
@@ -35,12 +36,59 @@ SCRIPT = textwrap.dedent(r'''
 ''')
 
 
+#: what stack.sh does with a plugin that local.conf enables
+FETCH = textwrap.dedent(r'''
+    set -e
+    TOP_DIR=$DEVSTACK
+    FILES=$DEVSTACK/files
+    declare -A GITREPO GITDIR GITBRANCH
+    cd $DEVSTACK
+    source $DEVSTACK/functions
+    ERROR_ON_CLONE=False RECLONE=False
+    eval "$LINE"
+    fetch_plugins
+    load_plugin_settings
+    echo "drivers $NOVA_ACCEL_DRIVERS"
+''')
+
+
 class DevStackTest(base.LayoutTestCase):
 
-    def test_stack(self):
-        devstack = os.environ.get('DEVSTACK', '')
-        if not os.path.exists(f'{devstack}/functions-common'):
+    def setUp(self):
+        super().setUp()
+        self.devstack = os.environ.get('DEVSTACK', '')
+        if not os.path.exists(f'{self.devstack}/functions-common'):
             self.skipTest('DEVSTACK does not name a clone of DevStack')
+        (self.there.directory / 'bin').mkdir()
+        # install(1) gives a file to root
+        self.script(self.there.directory / 'bin' / 'sudo', '#!/bin/sh\n'
+                    'while [ "${1#-}" != "$1" ]; do shift; done\n'
+                    'exec env "$@"\n')
+
+    def path(self):
+        return (f'{self.there.directory}/bin:{self.there.prefix}/bin:'
+                f'{os.environ["PATH"]}')
+
+    def test_line_of_the_page(self):
+        """DevStack takes the branch master where the line names none."""
+        text = (base.ROOT / 'docs/source/board.rst').read_text()
+        line, = re.findall('enable_plugin nova_accel CLONE .*', text)
+        clone = self.there.directory / 'clone'
+        branch = line.split()[3]
+        base.source(clone)
+        identity = ('-c', 'user.name=a', '-c', 'user.email=a@example.org')
+        for command in (('init', '-q', '-b', branch), ('add', '.'),
+                        ('commit', '-q', '-m', 'as committed')):
+            self.there.check_call('git', '-C', clone, *identity, *command)
+        said = self.there.check_call(
+            'bash', '-c', FETCH, DEVSTACK=self.devstack, PATH=self.path(),
+            DEST=str(self.there.directory / 'stack'),
+            LINE=line.replace('CLONE', str(clone)), OFFLINE='False',
+            # the machine's own stays as it is
+            GIT_CONFIG_SYSTEM=str(self.there.directory / 'gitconfig'))
+        self.assertIn('drivers dfl', said)
+
+    def test_stack(self):
         dest = self.there.directory
         self.there.nova_checkout()
         base.source(dest / 'nova_accel')
@@ -52,14 +100,9 @@ class DevStackTest(base.LayoutTestCase):
                     '#!/bin/sh\nexit 0\n')
         self.script(self.there.prefix / 'bin' / 'pip',
                     f'#!/bin/sh\nexec {self.there.python} -m pip "$@"\n')
-        (dest / 'bin').mkdir()
-        # install(1) gives a file to root
-        self.script(dest / 'bin' / 'sudo', '#!/bin/sh\n'
-                    'while [ "${1#-}" != "$1" ]; do shift; done\n'
-                    'exec env "$@"\n')
         said = self.there.check_call(
-            'bash', '-c', SCRIPT, DEVSTACK=devstack, DEST=str(dest),
-            PATH=f'{dest}/bin:{self.there.prefix}/bin:{os.environ["PATH"]}',
+            'bash', '-c', SCRIPT, DEVSTACK=self.devstack, DEST=str(dest),
+            PATH=self.path(),
             GLOBAL_VENV='True', DEVSTACK_VENV=str(self.there.prefix),
             REQUIREMENTS_DIR=str(requirements), STACK_USER='root',
             PYTHON3_VERSION='3', PIP_NO_INDEX='1', PIP_NO_BUILD_ISOLATION='0',
