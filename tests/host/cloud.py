@@ -33,6 +33,8 @@ ROOT = str(uuid.uuid5(uuid.NAMESPACE_DNS, NODE))
 PROJECT = 'demo'
 #: the project of the operator
 OPERATORS = 'admin'
+#: that Placement has by itself
+TRAITS = frozenset(os_traits.get_traits())
 
 
 @dataclasses.dataclass
@@ -415,7 +417,7 @@ def _check_names(provider):
     if len(provider['name']) > 200:
         raise AssertionError(f'Placement refuses {provider["name"]}')
     for names, known in (
-            (provider['traits'], os_traits.get_traits()),
+            (provider['traits'], TRAITS),
             (provider['inventory'], os_resource_classes.STANDARDS)):
         for name in names:
             if not (re.fullmatch('CUSTOM_[A-Z0-9_]{1,248}', name)

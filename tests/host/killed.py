@@ -29,6 +29,7 @@ from stevedore import extension
 
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel import naming
 from nova_accel import sim
 from nova_accel.store import claim_store
 from tests.host import base
@@ -164,6 +165,7 @@ def _main():
     conf.CONF([], project='nova')
     # what is imported and read here, no process has to
     extension.ExtensionManager(drivers.NAMESPACE)
+    naming.is_trait('')
     logging.getLogger(None).logger.setLevel(logging.CRITICAL)
     # no process copies the memory of what it only looks at
     gc.freeze()

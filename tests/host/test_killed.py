@@ -37,6 +37,8 @@ class KilledTestCase(base.HostTestCase):
     ADDRESS = A
     SPECS: dict = {}
     OPTIONS: dict = {}
+    #: (step, what it returns) while the next server has the device
+    LOOKS: tuple = ()
 
     def setUp(self):
         super().setUp()
@@ -110,7 +112,9 @@ class KilledTestCase(base.HostTestCase):
         self.check_clean()
         self.booted(NEXT)
         self.check_next()
-        self.compute.run([['delete', NEXT]])
+        *seen, _ = self.compute.run(
+            [*(step for step, _ in self.LOOKS), ['delete', NEXT]])
+        self.assertEqual([expected for _, expected in self.LOOKS], seen)
 
     def check_clean(self):
         """What is on the device when no server has it."""
@@ -160,10 +164,7 @@ class FpgaTest(KilledTestCase, OperationsMixin):
 
     DEVICES = {'cards': [{'address': A}, {'address': B}]}
     SPECS = base.asks(FUNCTION, runtime_programming='true')
-
-    def check_next(self):
-        self.assertEqual(plain(FUNCTION), self.compute.run(
-            [['carries', A]])[0])
+    LOOKS = ((['carries', A], plain(FUNCTION)),)
 
     def test_plug_that_fails(self):
         """The server, whose allocation Nova may leave, starts later."""
