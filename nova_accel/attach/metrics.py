@@ -15,14 +15,11 @@ import typing
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel import conf
 from nova_accel.health import signals
-from nova_accel.host import limited
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import providers
-from nova_accel import log as logging
 from nova_accel import model
 
 CONF = conf.CONF
-LOG = logging.getLogger(__name__)
 
 _GAUGE, _COUNTER = 'gauge', 'counter'
 #: name without the prefix -> (type, help)
@@ -131,24 +128,13 @@ class MetricsFile:
         self._handovers: collections.Counter[str] = collections.Counter()
         #: number of the newest hand-over that is counted
         self._seen: int | None = None
-        self._failed = ''
-        self._background = limited.Background(self._logged_write)
-        accelerators.inventory.after_look(self._start)
+        self.follower = accelerators.inventory.after_look(
+            self._run, '[accel] metrics_file cannot be written')
 
-    def _start(self) -> None:
+    def _run(self) -> None:
         path = CONF.accel.metrics_file
         if path:
-            self._background.start(path)
-
-    def _logged_write(self, path: str) -> None:
-        try:
             self.write(path)
-            self._failed = ''
-        except Exception as error:
-            if self._failed != str(error):
-                self._failed = str(error)
-                LOG.error('[accel] metrics_file cannot be written, and it is '
-                          'tried again after each look: %s', error)
 
     def write(self, path: str) -> None:
         """Replace the file in one step, readable for every user.

@@ -9,12 +9,9 @@ is in another state.
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.health import signals
-from nova_accel.host import limited
 from nova_accel.inventory import providers
-from nova_accel import log as logging
 from nova_accel import model
 
-LOG = logging.getLogger(__name__)
 #: as of Nova's own events: what, and of which part
 EVENT = 'accel.device.state'
 
@@ -30,26 +27,13 @@ class Notices:
         self._cloud = cloud
         #: address -> state that was sent last
         self._sent: dict[str, signals.State] = {}
-        self._failed = ''
-        self._background = limited.Background(self._logged_run)
-        accelerators.inventory.after_look(self._start)
-
-    def _start(self) -> None:
-        if not signals.is_off():
-            self._background.start()
-
-    def _logged_run(self) -> None:
-        try:
-            self.run()
-            self._failed = ''
-        except Exception as error:
-            if self._failed != str(error):
-                self._failed = str(error)
-                LOG.warning('Notifications about devices are not sent, and it '
-                            'is tried again: %s', error)
+        self.follower = accelerators.inventory.after_look(
+            self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
         """Send what has changed; what is not sent is sent the next time."""
+        if signals.is_off():
+            return
         inventory = self._accelerators.inventory
         now, found = inventory.conditions(), inventory.devices
         for address in self._sent.keys() - now.keys():

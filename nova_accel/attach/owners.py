@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.health import signals
-from nova_accel.host import limited
-from nova_accel import log as logging
 from nova_accel import model
-
-LOG = logging.getLogger(__name__)
 
 _State = signals.State
 #: what an owner reads of a state
@@ -32,19 +28,8 @@ class Owners:
         self._cloud = cloud
         #: server -> keys of nova_accel that its metadata have
         self._told: dict[str, Mapping[str, str]] = {}
-        self._failed = ''
-        self._background = limited.Background(self._logged_run)
-        accelerators.inventory.after_look(self._background.start)
-
-    def _logged_run(self) -> None:
-        try:
-            self.run()
-            self._failed = ''
-        except Exception as error:
-            if self._failed != str(error):
-                self._failed = str(error)
-                LOG.warning('Owners are not told how their accelerators are, '
-                            'and it is tried again: %s', error)
+        self.follower = accelerators.inventory.after_look(
+            self.run, 'Owners are not told how their accelerators are')
 
     def run(self) -> None:
         """Write what has changed; nothing is read while nothing has."""

@@ -5,6 +5,7 @@ Under eventlet (nova-compute of Nova 31 to 33) threads are green ones: all of
 them are one thread of the operating system, which a system call stops whole.
 """
 
+from collections.abc import Callable
 import concurrent.futures
 import contextlib
 import functools
@@ -18,7 +19,9 @@ from oslo_context import context as oslo_context
 
 from nova_accel import exception
 from nova_accel import locks
+from nova_accel import log as logging
 
+LOG = logging.getLogger(__name__)
 #: seconds to wait for one of our threads of eventlet's pool
 _POOL_SECONDS = 10
 
@@ -170,6 +173,60 @@ class Background:
         """Call function where its last call began that long ago, or never."""
         return (time.monotonic() - self._started_at >= seconds
                 and self.start())
+
+
+class Follower:
+    """A function that runs in the background after something has happened, and
+    once more where that happens again meanwhile."""
+
+    def __init__(self, function: Callable[[], None], failure: str):
+        """
+        :param function: what it raises is logged, and not again until it has
+            succeeded.
+        :param failure: what has failed then, the beginning of a sentence.
+        """
+        self._function = function
+        self._failure = failure
+        self._failed = ''
+        self._lock = locks.Lock('background')
+        self._runs = self._again = False
+
+    def start(self) -> None:
+        """Have the function run, now or as soon as it has ended."""
+        with self._lock:
+            self._again = True
+            if self._runs:
+                return
+            self._runs = True
+        try:
+            start(self._run)
+        except RuntimeError as error:
+            # the process has no thread left
+            with self._lock:
+                self._runs = False
+            self._fails(error)
+
+    @property
+    def runs(self) -> bool:
+        with self._lock:
+            return self._runs
+
+    def _run(self):
+        while True:
+            with self._lock:
+                self._runs, self._again = self._again, False
+                if not self._runs:
+                    return
+            try:
+                self._function()
+                self._failed = ''
+            except Exception as error:
+                self._fails(error)
+
+    def _fails(self, error):
+        if self._failed != str(error):
+            self._failed = str(error)
+            LOG.warning('%s (%s); it is tried again', self._failure, error)
 
 
 def wait(future, seconds: float, what: str):

@@ -25,6 +25,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
+from nova_accel.host import limited
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
@@ -246,12 +247,16 @@ class Inventory:
         """Return what is known of the health of the devices, by address."""
         return self._conditions.conditions()
 
-    def after_look(self, function: Callable[[], Any]) -> None:
-        """Have a function called each time the devices have been read.
+    def after_look(self, function: Callable[[], None],
+                   failure: str) -> limited.Follower:
+        """Have a function called in the background each time the devices have
+        been read.
 
-        :param function: returns at once, and raises nothing.
+        :param function, failure: see limited.Follower.
         """
-        self._scanner.after_look.append(function)
+        follower = limited.Follower(function, failure)
+        self._scanner.after_look.append(follower)
+        return follower
 
     def disabled(self) -> dict[str, model.Disabled]:
         """See identity.disabled()."""

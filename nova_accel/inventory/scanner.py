@@ -60,8 +60,8 @@ class Scanner:
         self._taken_elsewhere = taken_elsewhere
         self._health = health
         self.rules = rules.DeviceRules()
-        #: called after each look
-        self.after_look: list[Callable[[], Any]] = []
+        #: what is done after each look
+        self.after_look: list[limited.Follower] = []
         # guards the fields below
         self._lock = locks.Lock('scan')
         #: driver -> its fingerprint at its last find()
@@ -557,8 +557,8 @@ class Scanner:
             self.scan(names, addresses)
         if reads_health:
             self._health.round(readings)
-        for tell in self.after_look:
-            tell()
+        for follower in self.after_look:
+            follower.start()
 
     def _look_at(self, device: model.Device, reads_health: bool,
                  ) -> tuple[Hashable, tuple[signals.Reading, ...] | None]:

@@ -58,12 +58,18 @@ class MetricsTestCase(test_health.HealthTestCase):
         self.start(ONE, TWO, metrics_file=self.file)
 
     def written(self):
-        # nothing else writes now, as Background sees to
-        if self.host.metrics._background._future:
-            self.host.metrics._background._future.result(base.PATIENCE)
+        # nothing else writes now
+        self.settled(self.host.metrics)
         self.host.metrics.write(self.file)
         with open(self.file) as file:
             return file.read()
+
+    def settled(self, part):
+        """What each look begins is done."""
+        ends = time.monotonic() + base.PATIENCE
+        while part.follower.runs:
+            self.assertLess(time.monotonic(), ends)
+            time.sleep(0.01)
 
     def value(self, name, **labels):
         """The only sample of a name with these labels."""
@@ -140,16 +146,18 @@ class FileTest(MetricsTestCase):
             group='accel', metrics_file=f'{self.directory}/none/x.prom')
         for _ in range(3):
             self.turn(**HALF)
-            self.wait(lambda: self.host.metrics._background._future.done())
+            self.settled(self.host.metrics)
         self.assertEqual(1, self.log.output.count(
             '[accel] metrics_file cannot be written'))
         self.assertEqual('quarantined', self.states()[ONE])
 
     def test_off_writes_nothing(self):
+        self.written()
         self.config.config(group='accel', metrics_file=None)
-        before = self.host.metrics._background._future
+        before = os.stat(self.file).st_ino
         self.look()
-        self.assertIs(before, self.host.metrics._background._future)
+        self.settled(self.host.metrics)
+        self.assertEqual(before, os.stat(self.file).st_ino)
 
 
 class TextTest(testtools.TestCase):
@@ -180,16 +188,10 @@ class NoticesTest(MetricsTestCase):
         self.host.notices.run()
         return self.host.cloud.read().get('notices', [])
 
-    def settled(self):
-        """The one that each look begins is done."""
-        future = self.host.notices._background._future
-        if future:
-            future.result(base.PATIENCE)
-
     def test_payload(self):
         server = self.boot()
         self.turn(**WORN)
-        self.settled()
+        self.settled(self.host.notices)
         (event, payload), = self.notices()
         self.assertEqual('accel.device.state', event)
         self.assertEqual({
@@ -202,10 +204,10 @@ class NoticesTest(MetricsTestCase):
         self.assertTrue(payload['providers'][0].endswith(ONE))
         # nothing more while nothing changes
         self.look()
-        self.settled()
+        self.settled(self.host.notices)
         self.assertEqual(1, len(self.notices()))
         self.turn()
-        self.settled()
+        self.settled(self.host.notices)
         self.assertEqual(('unknown', 'suspect'), tuple(
             self.notices()[1][1][key] for key in ('state', 'old_state')))
 
@@ -215,7 +217,7 @@ class NoticesTest(MetricsTestCase):
         self.look()
         self.host.delete(server)
         self.look()
-        self.settled()
+        self.settled(self.host.notices)
         self.assertEqual([], self.notices())
 
     def test_bus_does_not_answer(self):
@@ -227,7 +229,7 @@ class NoticesTest(MetricsTestCase):
         self.host.cloud.notify = refuse
         for _ in range(3):
             self.turn(**HALF)
-            self.settled()
+            self.settled(self.host.notices)
         self.assertEqual(1, self.log.output.count(
             'Notifications about devices are not sent'))
         self.assertGreater(len(tried), 1)

@@ -105,3 +105,49 @@ class BackgroundTest(testtools.TestCase):
         while not background.start_if_due(0) and time.monotonic() < end:
             time.sleep(0.01)
         calls.get(timeout=120)
+
+
+class FollowerTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.began, self.calls = queue.Queue(), 0
+        self.goes_on = threading.Semaphore(0)
+        self.error = None
+
+    def work(self):
+        self.began.put(1)
+        self.goes_on.acquire(timeout=60)
+        self.calls += 1
+        if self.error:
+            raise self.error
+
+    def idle(self, follower):
+        end = time.monotonic() + 60
+        while follower.runs:
+            self.assertTrue(time.monotonic() < end)
+            time.sleep(0.01)
+
+    def test_once_more_where_it_is_asked_for_meanwhile(self):
+        follower = limited.Follower(self.work, 'This fails')
+        follower.start()
+        self.began.get(timeout=60)
+        for _ in range(5):
+            follower.start()
+        self.goes_on.release()
+        self.began.get(timeout=60)
+        self.goes_on.release()
+        self.idle(follower)
+        self.assertEqual(2, self.calls)
+
+    def test_error_is_told_once(self):
+        self.error = ValueError('no')
+        follower = limited.Follower(self.work, 'This fails')
+        with self.assertLogs(limited.LOG.logger, 'WARNING') as logged:
+            for error in ('no', 'no', None, 'no'):
+                self.error = error and ValueError(error)
+                self.goes_on.release()
+                follower.start()
+                self.idle(follower)
+        self.assertEqual(['This fails (no); it is tried again'] * 2,
+                         [record.getMessage() for record in logged.records])

@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A device of a server is not well: who is told, by real Nova."""
+
+from nova_accel import naming
+from tests.functional import base
+from tests.functional import process
+
+DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
+REGION = f'compute1_accel_{DEVICE}_region0'
+
+
+class HealthTest(base.AcceleratorTestBase):
+
+    HOSTS = {'compute1': {'cards': [base.card(DEVICE)]}}
+    FLAVOR = base.fpga_flavor(function_id=base.NLB0)
+
+    def look(self, **attributes):
+        self.kernel('compute1').set_fault(DEVICE, attributes=attributes)
+        self.accelerators('compute1').inventory._scanner.look()
+
+    def until_owner_reads(self, server, **expected):
+        process.until(lambda: self.assertEqual(expected, {
+            key.replace(':', '_'): value for key, value
+            in self.api.get_server(server['id'])['metadata'].items()
+            if key.endswith(':health')}))
+
+    def events(self):
+        return [(n.publisher_id, n.payload['host'], n.payload['state'],
+                 n.payload['servers']) for n in self.notifier.notifications
+                if n.event_type == 'accel.device.state']
+
+    def test_suspect(self):
+        self.flags(health=['act'], group='accel')
+        server = self.boot(self.FLAVOR)
+        self.look()
+        self.look(current_link_width='8')
+        self.until_owner_reads(server, accel1_health='degraded: 1 of 1')
+        process.until(lambda: self.assertEqual(
+            [('compute.compute1', 'compute1', 'suspect', [server['id']])],
+            self.events()))
+        self.report()
+        self.assertIn(naming.SUSPECT, self.traits(REGION))
+        # it can be had, and its server stays
+        self.assertEqual([VF], self.hostdevs(server))
+        self.look()
+        self.until_owner_reads(server)
+        self.report()
+        self.assertNotIn(naming.SUSPECT, self.traits(REGION))
+        self._delete_server(server)
