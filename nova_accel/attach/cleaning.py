@@ -61,7 +61,7 @@ class Regions:
         device, region = self._part(claims)
         if not region or not any(claim.prepared for claim in claims):
             return
-        problem = self._inventory.scan_confined([device.address])
+        problem = self._inventory.scanner.scan_confined([device.address])
         if problem:
             raise exception.DeviceUnavailable(
                 f'{region.name} was to be cleaned after its server, and what '
@@ -72,9 +72,9 @@ class Regions:
                 region.guest_can_reprogram or any(
                     # it had the whole card, which may have VFs since
                     c.handle.address == c.device_address for c in claims)):
-            self._inventory.forget(
+            self._inventory.table.forget(
                 device.address, region.index, claims[0].project_id)
-            self._inventory.scan(addresses=[device.address])
+            self._inventory.scanner.scan(addresses=[device.address])
 
     def clean(self, claims: Sequence[model.Claim]) -> str | None:
         """Clean the region of claims that no guest uses any more.

@@ -184,7 +184,8 @@ class Handles:
             self._regions.look_after(claims)
             device = self._inventory.devices.get(
                 claims[0].device_address) or device
-            with self._inventory.returning(claims[0].device_address, index):
+            with self._inventory.table.returning(
+                    claims[0].device_address, index):
                 done = self._regions.clean(claims)
             for claim in claims if device else ():
                 self._judge(claim, device, done)
@@ -213,7 +214,7 @@ class Handles:
         if region and (region.guest_can_reprogram or any(
                 c.handle.address == c.device_address for c in claims)):
             # only the guest knows what it loaded
-            self._inventory.forget(
+            self._inventory.table.forget(
                 device.address, region.index, claim.project_id)
         if device is None or handover.policy(
                 device, *(c.handle.address for c in claims)) not in (
@@ -237,7 +238,7 @@ class Handles:
             # a VF that is cleaned is not what a scan should see of it
             if claim.key != claim.device_address and before != (
                     self._inventory.devices.get(claim.device_address)):
-                self._inventory.scan(addresses=[claim.device_address])
+                self._inventory.scanner.scan(addresses=[claim.device_address])
             freed(claim)
         try:
             if self._clean(claim, late=clean):
@@ -254,7 +255,7 @@ class Handles:
         if (device and not device.serial
                 and claim.handle.address == device.address):
             # a guest had it when it was first seen, and has returned it
-            self._inventory.scan(addresses=[device.address])
+            self._inventory.scanner.scan(addresses=[device.address])
             where, device = self._inventory.whereabouts(claim)
         if device is None or (
                 claim.created_type and where is not identity.Where.HERE):
@@ -447,7 +448,7 @@ class Handles:
                     method(device, claim.handle, claim.created_type, *args,
                            self._use(now))
             finally:
-                self._inventory.invalidate_scan(device.address)
+                self._inventory.table.invalidate(device.address)
         try:
             self._inventory.cards.call(
                 claim.key, what, run, seconds=CONF.accel.device_timeout,

@@ -40,7 +40,7 @@ class Maintenance:
         device, region = self._inventory.find_free(name)
         self._check_in_no_guest(name, device, region)
         # the host may use it since the last scan
-        self._inventory.scan(addresses=[device.address])
+        self._inventory.scanner.scan(addresses=[device.address])
         with self._inventory.claiming:
             device, region = self._inventory.find_free(name)
             claims = self._claims(name, device, region)

@@ -220,10 +220,11 @@ class Programming:
             return False
         # other regions may carry it as well
         self._names.hear(image, region)
-        self._inventory.set_loaded(device.address, region.index, model.Loaded(
-            region.function_uuid, region.bitstream_id,
-            glance.function_name(image), image.content if same else '',
-            model.OPERATOR))
+        self._inventory.table.set_loaded(
+            device.address, region.index, model.Loaded(
+                region.function_uuid, region.bitstream_id,
+                glance.function_name(image), image.content if same else '',
+                model.OPERATOR))
         return True
 
     def _find(self, context, project_id, wanted, region):
@@ -525,7 +526,7 @@ class Programming:
         driver = self._inventory.driver_of(device)
         try:
             with self._cache().by_image(
-                    loaded.bitstream_id, self._inventory.content_of(
+                    loaded.bitstream_id, self._inventory.table.content_of(
                         device.address, region.index, loaded.bitstream_id),
                     loaded.origin == model.OPERATOR) as file:
                 bitstream = driver.read_bitstream(
@@ -555,7 +556,7 @@ class Programming:
             with lock:
                 if gone:
                     return None
-                self._inventory.begin_programming(
+                self._inventory.table.begin(
                     address, index, loaded.origin)
                 begun.append(True)
                 touched()
@@ -580,7 +581,7 @@ class Programming:
                 f'{what} failed ({type(error).__name__}: {error}): look at '
                 f'the card and the kernel log.',
                 found=f'{what} failed') from error
-        self._inventory.programmed(address, index, dataclasses.replace(
+        self._inventory.table.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
         LOG.info('%s %s carries function %s of image %s; its origin: %s',
                  address, region.name, function, loaded.bitstream_id,

@@ -96,17 +96,17 @@ class Readiness:
     def look_again(self, claims: Iterable[model.Claim]) -> None:
         """Look at cards that a guest could change, or had whole."""
         claims, again = list(claims), set()
-        self._inventory.scan_confined(
+        self._inventory.scanner.scan_confined(
             {claim.device_address for claim in claims})
         for claim in claims:
             address, index = claim.device_address, claim.region_index
             if index is not None and self._inventory.guest_can_reprogram(
                     address, index):
                 # only the guest knows what it loaded
-                self._inventory.forget(address, index, claim.project_id)
+                self._inventory.table.forget(address, index, claim.project_id)
                 again.add(address)
         if again:
-            self._inventory.scan(addresses=again)
+            self._inventory.scanner.scan(addresses=again)
         self.look_at_cards(claims)
 
     def look_at_cards(self, claims: Iterable[model.Claim]) -> None:
@@ -114,10 +114,10 @@ class Readiness:
         whole = {claim.device_address for claim in claims
                  if claim.handle.address == claim.device_address}
         if whole:
-            self._inventory.scan(addresses=whole)
+            self._inventory.scanner.scan(addresses=whole)
 
     def look_at_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Creating or removing a vGPU changes what its siblings offer."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
-            self._inventory.scan(addresses=created)
+            self._inventory.scanner.scan(addresses=created)

@@ -82,10 +82,10 @@ def _start(accelerators: attach.Accelerators) -> None:
     options.check()
     for sentence in conf.unknown():
         LOG.warning('%s', sentence)
-    accelerators.inventory.configure()
-    accelerators.inventory.scan()
+    accelerators.inventory.scanner.configure()
+    accelerators.inventory.scanner.scan()
     accelerators.inventory.check_configuration()
-    accelerators.inventory.watch(accelerators.kernel)
+    accelerators.inventory.scanner.watch(accelerators.kernel)
     # an earlier release did not prepare the handles of every driver that
     # cleans them now
     for claim in accelerators.holdings.all():

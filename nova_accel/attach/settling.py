@@ -106,8 +106,7 @@ class Settling:
         self._cloud = cloud
         #: held while devices are settled
         self._lock = locks.Lock('settling')
-        #: address -> why it is not settled, as the log has told
-        self._said: dict[str, str] = {}
+        self._once = logging.Once()
 
     def before_report(self, tree, node: str) -> bool:
         """Before our devices are shown: is the host as new as the store?
@@ -156,7 +155,7 @@ class Settling:
         addresses = {row.address for row in self._holdings.unsettled()
                      if row.address}
         if addresses:
-            self._inventory.scan(addresses=addresses)
+            self._inventory.scanner.scan(addresses=addresses)
             self.run()
 
     def check_settled(self, server_uuid, allocations, held):
@@ -227,18 +226,17 @@ class Settling:
                 if guests is None:
                     guests = self._cloud.guest_devices()
                 self._settle(device, rows, parts, guests)
-                self._said.pop(device.address, None)
+                self._once.forget('device', device.address)
             except Exception as error:
                 self._say(device.address, str(error) or repr(error))
                 if guests is None:
                     return
 
     def _say(self, address, why):
-        if self._said.get(address) != why:
-            self._said[address] = why
-            LOG.error('What %s may have of a server is not known, and it is '
-                      'offered to none: %s', address or 'each accelerator',
-                      why)
+        self._once.say(('device', address), LOG.error,
+                       'What %s may have of a server is not known, and it is '
+                       'offered to none: %s', address or 'each accelerator',
+                       why)
 
     def _settle(self, device, rows, parts, guests):
         """Write down, at once, who has a device and which parts need cleaning.
@@ -281,7 +279,7 @@ class Settling:
         if by_address:
             for part in mine:
                 if part.region:
-                    self._inventory.forget(
+                    self._inventory.table.forget(
                         device.address, part.region.index, None)
         self._holdings.settle(rows, _left(device, rows, before | shown), found)
         for claim in found:

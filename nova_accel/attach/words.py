@@ -49,7 +49,7 @@ class Words:
         self._closed = threading.Event()
         #: address -> word, as the log and Placement were last told
         self._told: dict[str, model.Disabled] = {}
-        self._failure = ''
+        self._once = logging.Once()
         #: held while something is shown
         self._lock = locks.Lock('words')
         self._verbs: dict[str, Callable[[str], str]] = {}
@@ -83,12 +83,10 @@ class Words:
         while not self._closed.wait(INTERVAL):
             try:
                 self.look()
-                self._failure = ''
+                self._once.forget('store')
             except Exception as error:
-                if self._failure != str(error):
-                    self._failure = str(error)
-                    LOG.error('What the operator says by nova-accel is not '
-                              'heard: %s', error)
+                self._once.say(('store',), LOG.error, 'What the operator says '
+                               'by nova-accel is not heard: %s', error)
 
     def look(self) -> None:
         """Show what is new, and begin what is ordered.

@@ -121,10 +121,10 @@ def record(kernel, names, warn) -> recorder.Recorder:
     # what it would log is in what drivers find on the capture
     log.setLevel(logging.CRITICAL)
     try:
-        found.scan()
+        found.scanner.scan()
     finally:
         log.setLevel(level)
-    for what, why in found.failures().items():
+    for what, why in found.scanner.failures().items():
         warn(f'{what}: {why}')
     for address, device in found.devices.items():
         handles = [*device.handles, *(

@@ -72,7 +72,7 @@ class Host:
         self.providers: list[inventory.Provider] = []
         #: why no device could be read
         self.problem = ''
-        #: what could not be asked, see Inventory.failures()
+        #: what could not be asked, see Scanner.failures()
         self.failures: dict[str, str] = {}
         #: for what nova-compute would not start, and what is without effect
         self.refused: list[str] = []
@@ -98,9 +98,9 @@ class Host:
                     self.failed[name] = str(error)
             found = inventory.Inventory(
                 self.drivers, self._memory(), reads_serials=False)
-            found.scan()
+            found.scanner.scan()
             self.devices = found.devices
-            self.failures = found.failures()
+            self.failures = found.scanner.failures()
             self.providers = list(found.providers_of(
                 CONF.host, '00000000-0000-0000-0000-000000000000').values())
             # the readers of malformed options would say them again

@@ -208,15 +208,16 @@ class Discover(output.Lister):
         found = inventory.Inventory(loaded, memory, reads_serials=False)
         with _quiet(inventory.__name__):
             # what it would log is shown
-            found.scan()
+            found.scanner.scan()
             # after it: until then no card is at the address
             there = {(address, region.index) for address, device
                      in found.devices.items() for region in device.regions}
             for (address, index), content in (
                     known.loaded() if known else {}).items():
                 if (address, index) in there:
-                    found.set_loaded(address, index, content)
-        failed.update(found.failures())
+                    found.table.set_loaded(
+                        address, index, content)
+        failed.update(found.scanner.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
         self._failed = bool(failed)

@@ -185,7 +185,7 @@ class Translation:
         """Read the devices as nova-compute would.
 
         :param options: of [accel], that differ from nova.conf.
-        :returns: devices by address, and Inventory.failures().
+        :returns: devices by address, and Scanner.failures().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')
@@ -193,11 +193,11 @@ class Translation:
             found = inventory.Inventory(
                 drivers.load(CONF.accel.enabled_drivers, self._kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
-            found.scan()
+            found.scanner.scan()
         finally:
             for name in options:
                 CONF.clear_override(name, group='accel')
-        return found.devices, found.failures()
+        return found.devices, found.scanner.failures()
 
     # The files
 

@@ -17,7 +17,6 @@ Nothing here imports Nova. The store of claims is handed in.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-import contextlib
 from typing import Any
 
 from nova_accel import conf
@@ -74,14 +73,14 @@ class Inventory:
         self.claiming = locks.Lock('choice')
         self._drivers = drivers
         self._store = store
-        self._table = devices.DeviceTable(store, drivers)
+        self.table = devices.DeviceTable(store, drivers)
         #: runs every call of a driver about one card
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
-        self._conditions = conditions.Conditions(self._table, store)
-        self._scanner = scanner.Scanner(
-            drivers, self._table, self.cards, taken_elsewhere,
+        self._conditions = conditions.Conditions(self.table, store)
+        self.scanner = scanner.Scanner(
+            drivers, self.table, self.cards, taken_elsewhere,
             self._conditions, reads_serials)
-        self._recovery = recovery.Recovery(self._table, self.cards, store,
+        self._recovery = recovery.Recovery(self.table, self.cards, store,
                                            self.claiming, drivers)
         self._tree = provider_tree.Tree(store)
         self._every_handle = frozenset(
@@ -89,7 +88,7 @@ class Inventory:
             if driver.PREPARES_EVERY_HANDLE)
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
-        # guards the five below
+        # guards the four below
         self._lock = locks.Lock('inventory')
         #: address and index of regions whose programming hangs
         self._hanging: set[tuple[str, int]] = set()
@@ -101,26 +100,25 @@ class Inventory:
         self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
         #: of the same: device address and region index -> provider uuid
         self._parts: dict[tuple[str, int | None], str] = {}
-        #: texts that are not to be logged again while nothing else happens
-        self._said: dict[str, str] = {}
+        self._once = logging.Once()
 
     def _hangs(self, key: str, why: str) -> None:
         """A call for a key of Cards does not return."""
-        self._table.fence(key, devices.Fence.HANGS, why)
+        self.table.fence(key, devices.Fence.HANGS, why)
         if not self.cards.hanging(key):
             # it ended meanwhile, and may have said so before that
-            self._table.unfence(key, devices.Fence.HANGS)
+            self.table.unfence(key, devices.Fence.HANGS)
 
     def _ended(self, key: str) -> None:
         """A call for a key has returned after it hung."""
-        self._table.unfence(key, devices.Fence.HANGS)
+        self.table.unfence(key, devices.Fence.HANGS)
         self._forget_hanging(key)
-        self._table.invalidate(key)
+        self.table.invalidate(key)
         kind, _, name = key.partition(':')
         if kind == 'driver':
-            self._scanner.scan(names=[name])
+            self.scanner.scan(names=[name])
         else:
-            self._scanner.scan(addresses=[key])
+            self.scanner.scan(addresses=[key])
 
     def _forget_hanging(self, address: str) -> None:
         with self._lock:
@@ -131,13 +129,13 @@ class Inventory:
     @property
     def rules(self) -> rules.DeviceRules:
         """Which devices and handles the operator leaves to us."""
-        return self._scanner.rules
+        return self.scanner.rules
 
     @property
     def devices(self) -> dict[str, model.Device]:
         """A snapshot by address. health is what counts: of the driver's word
         and our fences. Do not change the dict."""
-        return self._table.snapshot()
+        return self.table.snapshot()
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
@@ -255,7 +253,7 @@ class Inventory:
         :param function, failure: see limited.Follower.
         """
         follower = limited.Follower(function, failure)
-        self._scanner.after_look.append(follower)
+        self.scanner.after_look.append(follower)
         return follower
 
     def disabled(self) -> dict[str, model.Disabled]:
@@ -326,12 +324,12 @@ class Inventory:
             found.update({a: in_guests[a] for a in mine})
             if mine:
                 part = min(mine)
-                self._table.fence(
+                self.table.fence(
                     address, devices.Fence.GUEST,
                     f'a guest has {part} without a claim, see the log of '
                     f'nova-compute')
             else:
-                self._table.unfence(address, devices.Fence.GUEST)
+                self.table.unfence(address, devices.Fence.GUEST)
         return found
 
     @property
@@ -351,33 +349,6 @@ class Inventory:
 
     # What regions carry
 
-    def begin_programming(self, address: str, index: int,
-                          origin: str | None) -> None:
-        """Note durably that nobody knows what the region carries.
-
-        Call it before the hardware is touched. Where what the region has or
-        what it gets is a project's, that is the origin of what it carries
-        until another programming has come to its end. Until programmed() or
-        programming_failed() what scans say of the card is discarded.
-
-        :param origin: of the image; None: Glance does not say whose it is.
-        :raises IllegalTransition: the region is being programmed already.
-        :raises DeviceUnavailable: there is no such region.
-        :raises AcceleratorsUnavailable: the store cannot be written; nothing
-            has changed.
-        """
-        self._table.begin(address, index, origin)
-
-    def programmed(self, address: str, index: int,
-                   loaded: model.Loaded) -> None:
-        """Note durably what was programmed and read back.
-
-        :raises IllegalTransition: the region is not being programmed.
-        :raises AcceleratorsUnavailable: the store cannot be written; the
-            region ends as unknown.
-        """
-        self._table.programmed(address, index, loaded)
-
     def programming_failed(self, address: str, index: int,
                            report: bool) -> None:
         """End a programming that did not succeed.
@@ -392,12 +363,12 @@ class Inventory:
         :raises IllegalTransition: the region is not being programmed.
         """
         try:
-            self._table.ended(address, index, report)
+            self.table.ended(address, index, report)
         except exception.AcceleratorsUnavailable as error:
             LOG.error('What %s carries stays unknown: %s',
                       _name(address, index), error)
         if report:
-            self._scanner.scan(addresses=[address])
+            self.scanner.scan(addresses=[address])
             return
         with self._lock:
             self._hanging.add((address, index))
@@ -405,95 +376,7 @@ class Inventory:
             # it ended meanwhile, and may have said so before that
             self._forget_hanging(address)
 
-    def content_of(self, address: str, index: int, image_id: str) -> str:
-        """Return the hash of the content of an image that a region had last, as
-        it was recorded; '' where the region had another one, or none."""
-        return self._table.content_of(address, index, image_id)
-
-    def returning(self, address: str, index: int,
-                  ) -> contextlib.AbstractContextManager[None]:
-        """While a region is cleaned after a server.
-
-        What the operator put there is programmed again or stays, and providers
-        show it all the while: a server that asks for it is sent there, and
-        waits. Content of another origin is not shown. It is not written down;
-        after a crash the region is shown as it is.
-        """
-        return self._table.returning(address, index)
-
-    def forget(self, address: str, index: int, origin: str | None) -> None:
-        """A guest may have changed the region: drop what is known of it.
-
-        The next scan says what it carries; call scan(addresses=[address])
-        once the guest has returned the card.
-
-        :param origin: durably noted as that of what the region carries: the
-            project of the guest's server, or None where it is not known.
-            model.OPERATOR: it is as if nothing had ever been programmed.
-        """
-        self._table.forget(address, index, origin)
-
-    def set_loaded(self, address: str, index: int,
-                   loaded: model.Loaded) -> None:
-        """Note durably what a region turned out to carry without programming:
-        an image under another name.
-
-        :raises IllegalTransition: the region is being programmed.
-        """
-        self._table.set_loaded(address, index, loaded)
-
-    def name_function(self, function: str, region_type: str | None,
-                      name: str | None) -> set[tuple[str, int]]:
-        """Note in memory which name a function has in regions of a type: those
-        that carry it from the operator, and of which no name is known from
-        their programming.
-
-        :param name: None: it has none.
-        :returns: (address, index) of the regions that have another name now.
-        """
-        return self._table.name_function(function, region_type, name)
-
     # Scans
-
-    def configure(self) -> None:
-        """Have all drivers configure their devices, side by side.
-
-        Waits for half of [accel] discovery_timeout at most; the first scan()
-        has the rest of it. A driver that takes longer goes on, and is scanned
-        when it has ended.
-
-        :raises ConfigurationError: a driver cannot read its options.
-        """
-        self._scanner.configure()
-
-    def scan(self, names: Iterable[str] | None = None,
-             addresses: Iterable[str] | None = None) -> None:
-        """Ask the drivers, each card by itself, all under one time limit.
-
-        What raises or does not answer in time is fenced with what was known
-        of it; the others are as their drivers say. Errors are logged, never
-        raised.
-
-        :param names: of the drivers to ask which devices they have; by
-            default all.
-        :param addresses: look at these cards only, and not for others.
-        """
-        self._scanner.scan(names, addresses)
-
-    def scan_confined(self, addresses: Iterable[str]) -> str:
-        """Scan those of these cards of whose guests only a look tells that
-        they could reprogram a region (AcceleratorDriver.confine).
-
-        A region of which that is found while a server has it carries what is
-        its project's from then on.
-
-        :returns: why one could not be examined, a clause; '' when all were.
-        """
-        return self._scanner.scan_confined(addresses)
-
-    def invalidate_scan(self, address: str) -> None:
-        """Discard results of scans of this card that began before now."""
-        self._table.invalidate(address)
 
     def check_configuration(self) -> None:
         """At start, after the first scan. Logs rules without effect.
@@ -510,23 +393,7 @@ class Inventory:
         :returns: a sentence for each rule without effect.
         :raises ConfigurationError: as check_configuration().
         """
-        return list(self._scanner.check_configuration())
-
-    def failures(self) -> dict[str, str]:
-        """What could not be asked, 'driver <name>' or an address -> why."""
-        return self._scanner.failures()
-
-    def watch(self, kernel) -> None:
-        """Look again soon after the kernel says that a device came or went.
-
-        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
-        """
-        self._scanner.watch(kernel)
-
-    def scan_if_due(self) -> None:
-        """Look in the background, each [accel] discovery_interval, which
-        drivers and cards have changed, and scan those."""
-        self._scanner.scan_if_due()
+        return list(self.scanner.check_configuration())
 
     def recover(self, in_use: Callable[[str], bool] = lambda address: False,
                 ) -> None:
@@ -539,11 +406,11 @@ class Inventory:
         """
         recovered = self._recovery.run(in_use)
         if recovered:
-            self._scanner.scan(addresses=recovered)
+            self.scanner.scan(addresses=recovered)
 
     def close(self) -> None:
         """Stop listening and looking; calls about cards are left alone."""
-        self._scanner.close()
+        self.scanner.close()
         self.cards.close()
 
     # What Placement shows
@@ -589,7 +456,7 @@ class Inventory:
         claims_are = self._store.generation
         with self._lock:
             held_back = self._held_back
-            generation = (self._table.generation, claims_are, held_back, node,
+            generation = (self.table.generation, claims_are, held_back, node,
                           root_uuid)
             if self._made[0] == generation:
                 return self._made[1]
@@ -610,7 +477,7 @@ class Inventory:
             self._unnamable, self._store.waiting(),
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
-             for found in sets.wanted()}, self._table.all_returning())
+             for found in sets.wanted()}, self.table.all_returning())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """The name of the provider that a device shares, None for one with
@@ -626,14 +493,8 @@ class Inventory:
             if CONF.accel.pools == 'numa_node' else None)
 
     def _unnamable(self, address: str, why: str) -> None:
-        self._say_once(address, f'Device {address} is not reported: {why}')
-
-    def _say_once(self, about: str, text: str) -> None:
-        with self._lock:
-            if self._said.get(about) == text:
-                return
-            self._said[about] = text
-        LOG.error('%s', text)
+        self._once.say(('device', address), LOG.error,
+                       'Device %s is not reported: %s', address, why)
 
     def reported(self, tree, node: str) -> set[str]:
         """What a provider tree has of ours, by the names: addresses of
@@ -681,19 +542,18 @@ class Inventory:
             for address in self._tree.update(
                     tree, node, wanted, gone, in_use, used, named, write,
                     configured):
-                self._table.remove(address)
+                self.table.remove(address)
         except exception.AcceleratorError as error:
             if moved:
                 raise
-            self._say_once('', f'The providers of accelerators stay as they '
-                               f'are: {error}')
+            self._once.say(('tree',), LOG.error, 'The providers of '
+                           'accelerators stay as they are: %s', error)
         except Exception:
             if moved:
                 raise
             LOG.exception('The providers of accelerators stay as they are')
         else:
-            with self._lock:
-                self._said.pop('', None)
+            self._once.forget('tree')
 
     def publish(self, provider_uuid: str, write: provider_tree.Write,
                 in_use: Callable[[str], bool],

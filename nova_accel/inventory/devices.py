@@ -276,7 +276,8 @@ class DeviceTable:
             function_name=name, origin=origin)
 
     def content_of(self, address: str, index: int, image_id: str) -> str:
-        """See Inventory.content_of()."""
+        """Return the hash of the content of an image that a region had last, as
+        it was recorded; '' where the region had another one, or none."""
         with self._lock:
             loaded = self._loaded.get((address, index))
         return (loaded.content or '' if loaded
@@ -290,7 +291,7 @@ class DeviceTable:
             return next(self._clock)
 
     def invalidate(self, address: str) -> None:
-        """Discard looks that began before now."""
+        """Discard results of scans of this card that began before now."""
         with self._lock:
             self._since[address] = next(self._clock)
 
@@ -605,7 +606,19 @@ class DeviceTable:
             f'on this host any more: build the server elsewhere.')
 
     def begin(self, address: str, index: int, origin: str | None) -> None:
-        """See Inventory.begin_programming()."""
+        """Note durably that nobody knows what the region carries.
+
+        Call it before the hardware is touched. Where what the region has or
+        what it gets is a project's, that is the origin of what it carries
+        until another programming has come to its end. Until programmed() or
+        programming_failed() what scans say of the card is discarded.
+
+        :param origin: of the image; None: Glance does not say whose it is.
+        :raises IllegalTransition: the region is being programmed already.
+        :raises DeviceUnavailable: there is no such region.
+        :raises AcceleratorsUnavailable: the store cannot be written; nothing
+            has changed.
+        """
         key = (address, index)
         with self._writing:
             with self._lock:
@@ -624,7 +637,12 @@ class DeviceTable:
 
     def programmed(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """See Inventory.programmed()."""
+        """Note durably what was programmed and read back.
+
+        :raises IllegalTransition: the region is not being programmed.
+        :raises AcceleratorsUnavailable: the store cannot be written; the
+            region ends as unknown.
+        """
         with self._writing:
             self._ends((address, index))
             # a store that fails leaves the region unknown
@@ -653,7 +671,13 @@ class DeviceTable:
 
     @contextlib.contextmanager
     def returning(self, address: str, index: int) -> Iterator[None]:
-        """See Inventory.returning()."""
+        """While a region is cleaned after a server.
+
+        What the operator put there is programmed again or stays, and providers
+        show it all the while: a server that asks for it is sent there, and
+        waits. Content of another origin is not shown. It is not written down;
+        after a crash the region is shown as it is.
+        """
         key = (address, index)
         device = self.snapshot().get(address)
         mine = {r.index: r for r in device.regions} if device else {}
@@ -676,7 +700,11 @@ class DeviceTable:
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """See Inventory.set_loaded()."""
+        """Note durably what a region turned out to carry without programming:
+        an image under another name.
+
+        :raises IllegalTransition: the region is being programmed.
+        """
         key = (address, index)
         with self._writing:
             with self._lock:
@@ -693,7 +721,13 @@ class DeviceTable:
 
     def name_function(self, function: str, region_type: str | None,
                       name: str | None) -> set[Key]:
-        """See Inventory.name_function()."""
+        """Note in memory which name a function has in regions of a type: those
+        that carry it from the operator, and of which no name is known from
+        their programming.
+
+        :param name: None: it has none.
+        :returns: (address, index) of the regions that have another name now.
+        """
         with self._lock:
             before = self._function_names()
             if name:
@@ -711,9 +745,14 @@ class DeviceTable:
                 for region in device.regions}
 
     def forget(self, address: str, index: int, origin: str | None) -> None:
-        """Nothing is known of a region but what the driver will read.
+        """A guest may have changed the region: drop what is known of it.
 
-        :param origin: of that, as model.Region.origin.
+        The next scan says what it carries; call scan(addresses=[address])
+        once the guest has returned the card.
+
+        :param origin: durably noted as that of what the region carries: the
+            project of the guest's server, or None where it is not known.
+            model.OPERATOR: it is as if nothing had ever been programmed.
         :raises IllegalTransition: it is being programmed.
         """
         as_read = model.Loaded(None, None, None, '', origin)

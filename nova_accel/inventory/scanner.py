@@ -89,7 +89,14 @@ class Scanner:
     # Scans
 
     def configure(self) -> None:
-        """See Inventory.configure()."""
+        """Have all drivers configure their devices, side by side.
+
+        Waits for half of [accel] discovery_timeout at most; the first scan()
+        has the rest of it. A driver that takes longer goes on, and is scanned
+        when it has ended.
+
+        :raises ConfigurationError: a driver cannot read its options.
+        """
         limit = CONF.accel.discovery_timeout
         self._start_ends = time.monotonic() + limit
         batch = self._cards.batch(limit / 2)
@@ -112,7 +119,16 @@ class Scanner:
 
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
-        """See Inventory.scan()."""
+        """Ask the drivers, each card by itself, all under one time limit.
+
+        What raises or does not answer in time is fenced with what was known
+        of it; the others are as their drivers say. Errors are logged, never
+        raised.
+
+        :param names: of the drivers to ask which devices they have; by
+            default all.
+        :param addresses: look at these cards only, and not for others.
+        """
         everything = names is None and addresses is None
         if everything:
             self._drop_drivers()
@@ -142,7 +158,11 @@ class Scanner:
                 self._looked_at = time.monotonic()
 
     def scan_confined(self, addresses: Iterable[str]) -> str:
-        """See Inventory.scan_confined().
+        """Scan those of these cards of whose guests only a look tells that
+        they could reprogram a region (AcceleratorDriver.confine).
+
+        A region of which that is found while a server has it carries what is
+        its project's from then on.
 
         :returns: why one could not be examined, a clause; '' when all were.
         """
@@ -470,7 +490,7 @@ class Scanner:
         return ''
 
     def failures(self) -> dict[str, str]:
-        """See Inventory.failures()."""
+        """What could not be asked, 'driver <name>' or an address -> why."""
         with self._lock:
             return {**{f'driver {name}': why
                        for name, why in self._failed.items()},
@@ -480,7 +500,8 @@ class Scanner:
     # Looks
 
     def scan_if_due(self) -> None:
-        """See Inventory.scan_if_due()."""
+        """Look in the background, each [accel] discovery_interval, which
+        drivers and cards have changed, and scan those."""
         now = time.monotonic()
         with self._lock:
             if (self._looked_at is not None and
@@ -585,7 +606,10 @@ class Scanner:
         return state, found
 
     def watch(self, kernel) -> None:
-        """See Inventory.watch()."""
+        """Look again soon after the kernel says that a device came or went.
+
+        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+        """
         def listen():
             changed = False
             try:

@@ -160,7 +160,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 # Nova calls again, with the allocations
                 self._moving = True
                 raise nova_exception.ReshapeNeeded()
-            self.accelerators.inventory.scan_if_due()
+            self.accelerators.inventory.scanner.scan_if_due()
             self.reconciler.run_if_due()
             self.accelerators.names.run_if_due()
 

@@ -89,9 +89,9 @@ def main():
         found = inventory.Inventory(
             {'pci': pci_rule.PciRuleDriver(kernel)},
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
-        found.scan()
+        found.scanner.scan()
         assert len(found.devices) == devices
-        scanner, judge = found._scanner, found._conditions.round
+        scanner, judge = found.scanner, found._conditions.round
         judging = []
 
         def judged(readings):

@@ -392,7 +392,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                     file.write(state)
                 os.replace(f'{path}.then', path)
             self._renew_contents(host)
-            self.accelerators(host).inventory.scan()
+            self.accelerators(host).inventory.scanner.scan()
         shutil.rmtree(CONF.instances_path)
         os.mkdir(CONF.instances_path)
 
@@ -404,9 +404,9 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             if now.get(region) == then.get(region) and region in then:
                 continue
             if then.get(region):
-                accelerators.inventory.set_loaded(*region, then[region])
+                accelerators.inventory.table.set_loaded(*region, then[region])
             else:
-                accelerators.inventory.forget(*region, model.OPERATOR)
+                accelerators.inventory.table.forget(*region, model.OPERATOR)
 
     def _forget_images(self):
         for image in self.glance.client.images.list():
@@ -549,8 +549,8 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         nova-compute, which would make their VFs again."""
         self.simulated(host).power_cycle()
         inventory = self.accelerators(host).inventory
-        inventory.configure()
-        inventory.scan()
+        inventory.scanner.configure()
+        inventory.scanner.scan()
 
     def claims(self, host=None):
         """The claims of a host or of all, once no region is being cleaned."""

@@ -230,7 +230,7 @@ class Cloud(base.AcceleratorTestBase):
 
     def put_back(self, address):
         self.simulated(HOST).set_fault(address, vanish=None)
-        self.accelerators(HOST).inventory.scan()
+        self.accelerators(HOST).inventory.scanner.scan()
 
     def await_nothing(self):
         """Wait until no server and no claim is left."""

@@ -59,7 +59,7 @@ def _work(cloud, ends, tell):
 def _scan(cloud, ends):
     while not ends.is_set():
         with contextlib.suppress(Exception):
-            cloud.accelerators(compute_process.HOST).inventory.scan()
+            cloud.accelerators(compute_process.HOST).inventory.scanner.scan()
 
 
 def compute(cloud, without: frozenset[str], tell: int) -> None:

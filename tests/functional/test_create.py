@@ -137,7 +137,7 @@ class CreateTest(operations.OperationsTestBase):
         self.kernel(host).set_fault(address, vanish=True)
         self.assertTried(host, other)
         self.kernel(host).set_fault(address, vanish=False)
-        self.accelerators(host).inventory.scan()
+        self.accelerators(host).inventory.scanner.scan()
         # nobody knows what the guest that did not start left in it
         self.computes[host].driver.reconciler.run()
         self.assertEqual(1, len(self.claims()))

@@ -170,7 +170,7 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         host, address = self.before[0]
         self.kernel(host).set_fault(base.pf(address), vanish=None)
         self.kernel(host).rebind(address, 'dfl-pci')
-        self.accelerators(host).inventory.scan()
+        self.accelerators(host).inventory.scanner.scan()
         self.report()
         self.computes[host].driver.reconciler.run()
         self.report()

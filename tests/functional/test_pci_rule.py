@@ -53,7 +53,7 @@ class PciRuleTest(operations.OperationsTestBase):
             [['0000:5e:00.1'], ['0000:5e:00.2'], [GAUDI]],
             sorted(self.hostdevs(s) for s in servers))
         # a rule by the driver knows it also while a guest has it
-        self.accelerators('compute1').inventory.scan()
+        self.accelerators('compute1').inventory.scanner.scan()
         self.report()
         self.assertEqual({name: there[:2] for name, there
                           in self.start.items()},

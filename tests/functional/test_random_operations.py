@@ -699,7 +699,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         elif step.name == 'report':
             self.report()
         elif step.name == 'scan':
-            self.accelerators(host).inventory.scan()
+            self.accelerators(host).inventory.scanner.scan()
         elif step.name == 'break':
             self.broken[host, card] = 'crc'
             self.simulated(host).set_fault(card, pr_error='crc')
@@ -1061,7 +1061,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.assertEqual([], self.claims())
         self.assertFalse(self.all_allocated())
         for host in self.computes:
-            self.accelerators(host).inventory.scan()
+            self.accelerators(host).inventory.scanner.scan()
         self.report()
         tree = self.provider_tree()
         for host in self.HOSTS:

@@ -220,7 +220,7 @@ class ReportTest(base.AcceleratorTestBase):
         inventory = self.accelerators('compute1').inventory
         self.kernel('compute1').set_fault(DEVICE, vanish=True)
         self.kernel('compute1').set_fault('0000:af:00.0', vanish=True)
-        inventory.scan()
+        inventory.scanner.scan()
         self.report()
         # held: fenced; not held: fenced, then gone
         tree = self.provider_tree()
@@ -237,7 +237,7 @@ class ReportTest(base.AcceleratorTestBase):
         # the card is back, probed anew, under the same uuids
         self.kernel('compute1').set_fault(DEVICE, vanish=None)
         self.kernel('compute1').rebind(base.vf(DEVICE), 'dfl-pci')
-        inventory.scan()
+        inventory.scanner.scan()
         self.report()
         self.assertEqual(base.FENCED_REGION,
                          self.provider_tree()[self.region][0])

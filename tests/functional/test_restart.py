@@ -170,7 +170,7 @@ class FailedRebuildTest(RestartTestBase):
         self.assertDown()
         kernel.set_fault(FPGA, vanish=None)
         kernel.rebind(VF, 'dfl-pci')
-        self.accelerators('compute1').inventory.scan()
+        self.accelerators('compute1').inventory.scanner.scan()
         self.mend()
 
 

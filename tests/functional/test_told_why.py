@@ -186,7 +186,7 @@ class ToldTest(base.AcceleratorTestBase):
 
     def fence(self):
         self.simulated('compute1').set_fault(A, dead=True)
-        self.accelerators('compute1').inventory.scan()
+        self.accelerators('compute1').inventory.scanner.scan()
         self.report()
 
     # The table

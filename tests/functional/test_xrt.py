@@ -98,7 +98,7 @@ class XrtTest(XrtTestBase):
                               naming.bitstream_trait(image)}, traits)
         self.assertNotIn(naming.PROGRAMMABLE, traits)
         # the server keeps it while the host cannot see
-        self.accelerators('compute1').inventory.scan()
+        self.accelerators('compute1').inventory.scanner.scan()
         self.report()
         self.assertIn(naming.function_trait(self.function),
                       self.traits(REGION))

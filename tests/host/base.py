@@ -249,7 +249,7 @@ class Host:
 
     def forget(self, address):
         """As if nothing had ever been programmed."""
-        self.inventory.forget(address, 0, model.OPERATOR)
+        self.inventory.table.forget(address, 0, model.OPERATOR)
 
     def order_program(self, name, wanted):
         self.maintenance.program(f'{name} {wanted}')

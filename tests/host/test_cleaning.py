@@ -293,7 +293,7 @@ class CleaningTest(CleaningTestCase):
         image = self.host.upload(FUNCTION)
         for operators in (True, False):
             server = self.boot(FUNCTION)
-            self.host.inventory.set_loaded(A, 0, dataclasses.replace(
+            self.host.inventory.table.set_loaded(A, 0, dataclasses.replace(
                 self.host.accelerators.store.loaded()[A, 0], origin=None))
             if not operators:
                 self.host.cloud.change_image(
@@ -332,7 +332,7 @@ class CleaningTest(CleaningTestCase):
 
     def goes(self):
         self.host.kernel.set_fault(A, vanish=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
 
     def comes_back(self):
         self.host.kernel.set_fault(A, vanish=None)
@@ -420,7 +420,7 @@ class CleaningTest(CleaningTestCase):
         self.assertRaises(
             error, self.host.boot, base.asks(**more), self.host.allocation(A),
             {'accel:bitstream_id': image} if image else None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
 
     def assertTrojanIsFenced(self):
         """And the next server has what clears it."""
@@ -644,7 +644,7 @@ class ShownTest(CleaningTestCase):
         self.host.cloud.stop_guest(server, undefine=True)
         self.host.cloud.allocate(server, None)
         self.host.holdings.releasing(claims)
-        self.host.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.host.inventory.table.begin(A, 0, model.OPERATOR)
         self.restart()
         self.host.report()
         self.assertEqual({'function': False, 'programmable': True,

@@ -215,7 +215,7 @@ class RegionTest(DisableTestCase):
 
     def test_other_reasons_stay(self):
         self.simulated.kernel.set_fault(A, dead=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.disable(A)
         device = self.host.inventory.devices[A]
         self.assertIn('; the operator has disabled it', device.reason)

@@ -685,7 +685,7 @@ class TextTest(Base):
         allocation = self.host.allocation(A)
         self.host.kernel.set_fault(
             A, attributes={'fpga_region': 'EIO'}, dead=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         error = self.assertRaises(
             exception.DeviceUnavailable, self.host.boot, base.ONE, allocation)
         reason = self.host.inventory.devices[A].reason
@@ -817,11 +817,11 @@ class ClosedMailboxTest(MailboxTestCase):
         server = self.boot(EVE)
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
         self.guest_loads(OTHER)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertRaises(OSError, self.guest_loads, OTHER)
         for _ in range(2):
             # however often it is looked at since, and after a restart
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
             self.assertEqual((EVE, False), (
                 self.region().origin, self.region().guest_can_reprogram))
             self.restart()
@@ -850,7 +850,7 @@ class ClosedMailboxTest(MailboxTestCase):
     def test_guest_stops_before_the_next_look(self):
         server = self.opened()
         self.host.cloud.stop_guest(server)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertNotGiven(server)
 
     def test_guest_is_rebooted_before_the_next_look(self):
@@ -869,10 +869,10 @@ class ClosedMailboxTest(MailboxTestCase):
         close = self.host.kernel.close_mailbox
 
         def closes(*args):
-            self.host.inventory.invalidate_scan(self.MANAGEMENT)
+            self.host.inventory.table.invalidate(self.MANAGEMENT)
             close(*args)
         self.host.kernel.close_mailbox = closes
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertRaises(OSError, self.guest_loads, FUNCTION)
         self.assertNotGiven(server)
 
@@ -902,7 +902,7 @@ class ClosedMailboxTest(MailboxTestCase):
     def test_open_while_no_server_has_the_card(self):
         """As after each boot of the host."""
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.delete(self.host.boot(
             base.ONE, self.host.allocation(), project=EVE))
         self.assertEqual([], self.host.holdings.all())
@@ -911,7 +911,7 @@ class ClosedMailboxTest(MailboxTestCase):
     def test_look_finds_it_open(self):
         """Without any other sign, as after xclmgmt was bound again."""
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
-        self.host.inventory._scanner.look()
+        self.host.inventory.scanner.look()
         mine = self.host.kernel._look()[1]['cards'][self.MANAGEMENT]
         self.assertEqual(0x2c2a0, mine['mailbox'])
 
@@ -926,7 +926,7 @@ class ClosedMailboxTest(MailboxTestCase):
         error = self.assertRaises(exception.DeviceUnavailable, self.boot, EVE)
         self.assertIn('Permission denied', str(error))
         self.host.settle()
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.report()
         for name in self.host.fenced():
             self.assertIn(self.MANAGEMENT, name)
@@ -935,7 +935,7 @@ class ClosedMailboxTest(MailboxTestCase):
             f'{self.MANAGEMENT} is not given to servers, because a guest '
             f'could program and reset it'))
         self.host.kernel.set_fault(self.MANAGEMENT, mailbox=None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.report()
         self.assertEqual([], self.host.fenced())
         self.boot(EVE)

@@ -36,7 +36,7 @@ class HealthTestCase(base.HostTestCase):
         """A look each interval, after attributes of a card have become so."""
         for address, found in attributes.items():
             self.host.kernel.set_fault(address, attributes=found)
-        self.host.inventory._scanner.look()
+        self.host.inventory.scanner.look()
 
     def turn(self, address=ONE, **attributes):
         self.look(**{address: attributes})
@@ -285,7 +285,7 @@ class RegionsTest(base.HostTestCase):
         self.config.config(group='accel', health=['act'],
                            discovery_interval=3600)
         self.start_host({'address': A}, {'address': B})
-        self.host.inventory._scanner.look()
+        self.host.inventory.scanner.look()
 
     def traits(self, address):
         self.host.report()
@@ -297,13 +297,13 @@ class RegionsTest(base.HostTestCase):
         without one is given to none."""
         server = self.host.boot(base.asks(), self.host.allocation(A))
         self.host.kernel.set_fault(A, attributes={'catfatal_errors': '0x4'})
-        self.host.inventory._scanner.look()
+        self.host.inventory.scanner.look()
         self.assertIn(naming.SUSPECT, self.traits(A))
         self.assertNotIn(naming.FENCED, self.traits(A))
         self.assertNotIn(naming.SUSPECT, self.traits(B))
         self.assertHas(server, vf(A))
         self.host.delete(server)
-        self.host.inventory._scanner.look()
+        self.host.inventory.scanner.look()
         self.assertIn(naming.FENCED, self.traits(A))
 
 

@@ -221,7 +221,7 @@ class VfioDiskTest(IdentityTestCase):
     def bind(self, driver):
         for address in (ONE, TWO):
             self.simulated.kernel.rebind(address, driver)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
 
     def data(self):
         return [self.simulated.kernel.data_of_disk(a) for a in (ONE, TWO)]
@@ -478,12 +478,12 @@ class OtherKindsTest(IdentityTestCase):
             lambda address: reads.append(address) or read(address))
         self.restart()
         for _ in range(3):
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
         self.assertEqual([A, B], sorted(reads))
         self.simulated.kernel.set_fault(A, vanish=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.simulated.kernel.set_fault(A, vanish=None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertEqual([A, A, B], sorted(reads))
 
     def test_without_privileges(self):
@@ -569,7 +569,7 @@ class FpgaTest(base.HostTestCase):
                          self.host.fenced())
         # the first one comes back, and there is no clearing image
         self.simulated.kernel.set_fault(B, vanish=None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         for _ in range(2):
             self.host.report()
             self.assertIn(f'{clouds.NODE}_accel_{B}_region0',

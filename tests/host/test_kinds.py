@@ -38,7 +38,7 @@ class KindTestCase(base.HostTestCase):
 
     def look(self, address):
         """As nova-compute does by itself, only now."""
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.report()
         return self.traits(address)
 

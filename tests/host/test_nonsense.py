@@ -194,8 +194,8 @@ class NonsenseTest(base.HostTestCase):
                 self.assertNotEqual('good', kind)
                 continue
             host.delete(server, wait=False)
-        host.inventory.scan()
-        host.inventory._scanner.look()
+        host.inventory.scanner.scan()
+        host.inventory.scanner.look()
         host.reconcile()
         host.report()
         self.restart()

@@ -55,7 +55,7 @@ class TestCase(base.HostTestCase):
     def make_vfs(self, *addresses):
         for address in addresses:
             self.simulated.kernel.set_numvfs(address, 2)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.report()
 
 

@@ -280,7 +280,7 @@ class GuardTest(Base):
                  if h.address == vf(B)]
         self.host.cloud.detach(server, [lost])
         # what the host believes of the card in the guest is wrong
-        self.host.inventory.forget(A, 0, None)
+        self.host.inventory.table.forget(A, 0, None)
         self.host.reconciler.run()
         self.assertHas(server, vf(A), vf(B))
         self.assertEqual(
@@ -449,7 +449,7 @@ class OwnersTest(Base):
         self.assertIsNotNone(mine)
 
     def test_what_did_not_touch_the_card(self):
-        self.host.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.host.inventory.table.begin(A, 0, model.OPERATOR)
         error = self.boot_by_owner(A)
         self.assertIsInstance(error, exception.AcceleratorError)
         self.assertTrue(error.elsewhere)
@@ -473,7 +473,7 @@ class OwnersTest(Base):
             self.assertIsInstance(self.boot_by_owner(address),
                                   exception.ProgrammingFailed)
             self.host.settle()
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
         error = self.boot_by_owner(B)
         self.assertIsInstance(error, exception.DeviceUnavailable)
         self.assertIn('3 bitstreams of the project failed on cards of this '
@@ -504,7 +504,7 @@ class HangingTest(Known):
         self.host.kernel.set_fault(A, hang=None)
         while self.host.inventory.cards.hanging(A):
             time.sleep(0.01)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertUnknown(A)
         self.assertEqual(set(), self.traits(A))
         server = self.boot(base.asks(FUNCTION), A)

@@ -161,7 +161,7 @@ class RelocationTest(RelocationTestCase):
         self.change('host')
         uuid = self.provider(GPUS[0])
         self.host.kernel.set_fault(GPUS[0], dead=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.report()
         self.assertEqual([(4, 1, 0)], self.amounts())
         server = self.host.boot(TWO, {uuid: {'resources': {CLASS: 2}}})
@@ -276,7 +276,7 @@ class RelocationTest(RelocationTestCase):
         server = self.host.boot(ONE, {uuid: {'resources': {CLASS: 1}}})
         self.assertHas(server, GPUS[0])
         self.host.kernel.set_fault(GPUS[0], attributes={'numa_node': '1'})
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         for _ in range(2):
             self.host.report()
         self.assertEqual([(1, 1, 0), (4, 0, 1)], self.amounts())

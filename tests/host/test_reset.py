@@ -136,7 +136,7 @@ class ResetTest(HandoverTestCase):
         self.assertEqual((1, 1), self.reserved())
         self.assertIn('does not answer', self.results()[0][2])
         self.simulated.kernel.power_cycle()
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.reconciler.run()
         self.report()
         self.assertEqual((0, 1), self.reserved())
@@ -283,7 +283,7 @@ class RecordTest(HandoverTestCase):
         # no look at the disk is between
         error = str(self.assertRaises(exception.DeviceUnavailable, self.boot))
         self.assertIn('is attached to the controller', error)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.report()
         self.assertRaises(exception.DeviceUnavailable, self.boot)
         # nor is erased what is not hers
@@ -380,7 +380,7 @@ class TimecardTest(HandoverTestCase):
         before it is released."""
         self.simulated.kernel.change_timecard(A, **changes)
         self.host.cloud.stop_guest(server, undefine=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.restart()
         self.host.delete(server)
 
@@ -388,7 +388,7 @@ class TimecardTest(HandoverTestCase):
         before = self.host.inventory.devices[A]
         self.end(self.boot(), sma1='OUT: GND', clock_source='TOD')
         self.assertEqual([], self.host.holdings.all())
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertEqual(before.record, self.host.inventory.devices[A].record)
         found, = self.handovers()
         self.assertEqual(('3c:6d:89:00:12:fe', 'clean'),
@@ -407,13 +407,13 @@ class TimecardTest(HandoverTestCase):
         self.report()
         self.assertEqual((0, 1), self.reserved())
         # and it is what the next server gets
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertIn(('firmware fw', '666'),
                       self.host.inventory.devices[A].record)
 
     def test_what_the_operator_changes_between_servers(self):
         self.simulated.kernel.change_timecard(A, sma1='IN: PPS2')
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         server = self.boot()
         self.end(server, sma1='IN: 10Mhz')
         name, = self.simulated.kernel.listdir(pci.path(A, 'timecard'))
@@ -525,11 +525,11 @@ class OperatorTest(HandoverTestCase):
         self.assertEqual((2, 2), self.reserved())
         # quarantined meanwhile, and well again
         self.fault(dead=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.report()
         self.assertEqual((2, 2), self.reserved())
         self.fault(dead=None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.report()
         self.assertEqual((2, 2), self.reserved())
         self.lower(1)

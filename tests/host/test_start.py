@@ -256,14 +256,14 @@ class DiskTest(base.HostTestCase):
         self.host.accelerators.store.update([self.claim], state=State.UNKNOWN)
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.simulated.kernel.set_fault(DISK, vanish=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertRaises(exception.AcceleratorError,
                           self.host.start_guest, self.server)
         now, = self.host.holdings.all()
         self.assertEqual(self.claim.uuid, now.uuid)
         self.assertIsNot(State.DELETING, now.state)
         self.simulated.kernel.set_fault(DISK, vanish=None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.start_guest(self.server)
         self.assertHas(self.server, DISK)
         self.assertEqual('a secret',

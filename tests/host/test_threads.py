@@ -42,7 +42,7 @@ class ThreadsTest(base.HostTestCase):
         _, start = self.created_by(lambda: self.start_host(
             nvmes=[{'address': disk} for disk in DISKS], drivers=('nvme',)))
         _, scans = self.created_by(
-            lambda: [self.host.inventory.scan() for _ in range(2)])
+            lambda: [self.host.inventory.scanner.scan() for _ in range(2)])
         allocation = {}
         for disk in DISKS[:8]:
             allocation.update(self.host.allocation(disk, SSD))

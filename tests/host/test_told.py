@@ -58,7 +58,7 @@ class ToldTest(base.HostTestCase):
         self.host.boot(base.ONE, self.host.allocation(A))
         self.told()
         for _ in range(3):
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
             self.host.report()
             self.host.reconcile()
             self.host.run_runtime()
@@ -69,22 +69,22 @@ class ToldTest(base.HostTestCase):
         self.told()
         self.host.kernel.set_fault(A, dead=True)
         for _ in range(2):
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
         fenced, = self.told()
         self.assertIn(f'{A} is not given to servers, because', fenced)
         self.host.kernel.set_fault(A, dead=None)
         for _ in range(2):
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
         self.assertEqual([f'{A} can be given to servers again'], self.told())
 
     def test_card_that_goes_and_comes_back(self):
         self.start_host({'address': A})
         self.told()
         self.host.kernel.set_fault(A, vanish=True)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertEqual([f'Device {A} is not found any more'], self.told())
         self.host.kernel.set_fault(A, vanish=None)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertEqual(1, sum(f'Device {A} is back' in line
                                 for line in self.told()))
 

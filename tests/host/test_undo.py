@@ -93,7 +93,7 @@ class UndoTest(base.HostTestCase):
 
         def go(context):
             self.simulated.kernel.set_fault(B, vanish=True)
-            self.host.inventory.scan()
+            self.host.inventory.scanner.scan()
             return images(context)
         self.host.cloud.images = go
         self.assertRaises(exception.AcceleratorError, self.plug_two)

@@ -180,7 +180,7 @@ class VgpuTest(AttachTestCase):
                 self.kernel.create_mdev(GPU, 'nvidia-1560', self.other)
             else:
                 self.kernel.remove_mdev(self.other)
-            self.accelerators.inventory.scan()
+            self.accelerators.inventory.scanner.scan()
             self.host.report()
             provider = self.host.cloud.read()['providers'][uuid_]
             self.assertEqual(taken, naming.FENCED in provider['traits'])
@@ -193,7 +193,7 @@ class VgpuTest(AttachTestCase):
         self.assertEqual('nvidia-557', self.give().created_type)
         self.unplug()
         self.config.config(vgpu_types=['1560', '557'], group='accel')
-        self.accelerators.inventory.scan()
+        self.accelerators.inventory.scanner.scan()
         self.assertEqual('nvidia-1560', self.give().created_type)
 
     def test_type_of_another_card(self):
@@ -361,7 +361,7 @@ class VgpuTest(AttachTestCase):
         self.start_vgpus()
         claim = self.give('nvidia-558')
         self.kernel.set_fault(GPU, vanish=True)
-        self.accelerators.inventory.scan()
+        self.accelerators.inventory.scanner.scan()
         self.assertIn(claim.handle.address,
                       self.accelerators.mediated_devices())
 

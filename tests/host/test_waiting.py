@@ -74,7 +74,7 @@ class VfsBase:
         self.host.delete(self.eve)
         claim, = self.host.holdings.being_released()
         self.assertEqual(self.handle, claim.handle.address)
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.host.report()
         self.assertStarts()
         self.config.config(device_timeout=60, group='accel')
@@ -153,7 +153,7 @@ class RegionTest(base.HostTestCase):
         mine = self.boot(2, base.asks(FUNCTION))
         self.host.cloud.stop_guest(mine, undefine=True)
         self.hang()
-        self.host.inventory.forget(A, 2, model.OPERATOR)
+        self.host.inventory.table.forget(A, 2, model.OPERATOR)
         began = time.monotonic()
         error = self.assertRaises(exception.DeviceTimeout,
                                   self.host.start_guest, mine)

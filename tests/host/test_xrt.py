@@ -84,7 +84,7 @@ class HandOverTest(test_handover.MailboxTestCase):
     def heal(self, **fault):
         self.host.kernel.set_fault(
             self.MANAGEMENT, **dict.fromkeys(fault))
-        self.host.inventory.scan()
+        self.host.inventory.scanner.scan()
         self.assertEqual(1, self.host.reconciler.run())
 
     def test_function_without_an_image_is_reset(self):

@@ -165,7 +165,7 @@ class InventoryTestBase(testtools.TestCase):
 
     def update(self, scan=True):
         if scan:
-            self.inventory.scan()
+            self.inventory.scanner.scan()
         self.inventory.update_tree(self.tree, NODE, self.in_use)
         return {self.name(u): self.tree.data(u)
                 for u in self.tree.get_provider_uuids(NODE)}

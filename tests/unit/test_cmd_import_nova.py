@@ -153,7 +153,7 @@ class ImportNovaTestCase(commands.CommandTestCase):
             found = inventory.Inventory(
                 drivers.load(conf.CONF.accel.enabled_drivers, kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
-            found.scan()
+            found.scanner.scan()
             return found.devices
         finally:
             conf.CONF.reset()

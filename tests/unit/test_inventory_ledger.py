@@ -267,7 +267,7 @@ class World(fixtures.Fixture):
         self.inventory = host_inventory.Inventory(
             {'good': self.driver}, self.store)
         self.addCleanup(self.inventory.close)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def look(self):
         if self.pool:
@@ -334,7 +334,7 @@ class World(fixtures.Fixture):
         number = number if self.pool else 0
         self.health[number] = SICK if self.health[number] is OK else OK
         self.look()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def waits(self, number):
         address = GPUS[number]

@@ -404,7 +404,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.reserve(f'{NODE}_accel_{C}', 1)
         self.update()
         self.pools()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         moved = [claim(A, 'before')]
         self.store.add(moved)
         uuid_ = naming.provider_uuid(self.root, NODE, self.pool)

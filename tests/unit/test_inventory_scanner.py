@@ -38,7 +38,7 @@ class ScannerTestBase(InventoryTestBase):
         return [self.health(a) for a in (A, B, C)]
 
     def look(self):
-        self.inventory._scanner.look()
+        self.inventory.scanner.look()
 
     def wait_for(self, condition):
         end = time.monotonic() + 120
@@ -58,7 +58,7 @@ class FailuresTest(ScannerTestBase):
     def setUp(self):
         super().setUp()
         self.other.devices = (fpga('0000:09:00.0', driver='other'),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def assertOthersAreWell(self):
         self.assertEqual([OK] * 3, self.healths())
@@ -80,10 +80,10 @@ class FailuresTest(ScannerTestBase):
         self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_find(self):
-        self.check('find', self.inventory.scan, True)
+        self.check('find', self.inventory.scanner.scan, True)
 
     def test_examine(self):
-        self.check('examine', self.inventory.scan, True)
+        self.check('examine', self.inventory.scanner.scan, True)
 
     def test_fingerprint(self):
         self.check('fingerprint', self.look, True)
@@ -92,17 +92,17 @@ class FailuresTest(ScannerTestBase):
         self.check('state', self.look, True)
 
     def test_configure(self):
-        self.check('configure', self.inventory.configure, False)
+        self.check('configure', self.inventory.scanner.configure, False)
 
     def test_configuration_that_is_wrong(self):
         self.driver.trouble['configure'] = exception.ConfigurationError('no')
         self.assertRaises(exception.ConfigurationError,
-                          self.inventory.configure)
+                          self.inventory.scanner.configure)
         self.assertEqual(1, self.other.count('configure'))
 
     def test_one_card(self):
         self.driver.trouble['examine', A] = OSError(5, 'Input/output error')
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual([QUARANTINED, OK, OK], self.healths())
         self.assertEqual(1, len(self.inventory.devices[A].regions))
         self.driver.trouble.clear()
@@ -127,7 +127,7 @@ class HangingTest(ScannerTestBase):
     TIMEOUT = 2
 
     def test_siblings_go_on(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         hangs = self.hang(self.driver, 'examine', B)
         self.driver.devices += (fpga('0000:04:00.0'),)
         self.look()
@@ -152,23 +152,23 @@ class HangingTest(ScannerTestBase):
 
     def test_ends_just_as_its_limit_passes(self):
         """Its thread says so before it is told that it hangs."""
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         hangs = self.hang(self.driver, 'examine', B)
-        fence = self.inventory._table.fence
+        fence = self.inventory.table.fence
 
         def late(address, cause, why):
             hangs.set()
             self.wait_for(lambda: not self.inventory.cards.is_busy(B))
             return fence(address, cause, why)
         self.useFixture(fixtures.MockPatchObject(
-            self.inventory._table, 'fence', late))
-        self.inventory.scan()
+            self.inventory.table, 'fence', late))
+        self.inventory.scanner.scan()
         self.driver.trouble.clear()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual([OK] * 3, self.healths())
 
     def test_twenty_passes_make_one_thread(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.hang(self.driver, 'examine', B)
         self.hang(self.driver, 'state', B)
         before = len(limits.at_work())
@@ -190,8 +190,8 @@ class HangingTest(ScannerTestBase):
         self.other.devices = (fpga('0000:09:00.0', driver='other'),)
 
         def start():
-            self.inventory.configure()
-            self.inventory.scan()
+            self.inventory.scanner.configure()
+            self.inventory.scanner.scan()
             self.inventory.check_configuration()
         self.conf.config(group='accel', discovery_timeout=4)
         took = self.timed(start)
@@ -201,17 +201,17 @@ class HangingTest(ScannerTestBase):
         self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_known_card_that_hangs_at_the_start(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         again = self.make()
         self.hang(self.driver, 'examine', A)
-        again.scan()
+        again.scanner.scan()
         device = again.devices[A]
         self.assertEqual((QUARANTINED, 1),
                          (device.health, len(device.regions)))
         self.assertEqual(OK, again.devices[B].health)
 
     def test_find_and_fingerprint_that_hang(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.other.devices = (fpga('0000:09:00.0', driver='other'),)
         events = [self.hang(self.other, 'fingerprint')]
         before = len(limits.at_work())
@@ -228,8 +228,8 @@ class HangingTest(ScannerTestBase):
 
     def test_configure_that_ends_late(self):
         hangs = self.hang(self.driver, 'configure')
-        self.inventory.configure()
-        self.inventory.scan()
+        self.inventory.scanner.configure()
+        self.inventory.scanner.scan()
         self.driver.devices += (fpga('0000:04:00.0'),)
         hangs.set()
         self.wait_for(lambda: '0000:04:00.0' in self.inventory.devices)
@@ -237,10 +237,10 @@ class HangingTest(ScannerTestBase):
     def test_programming_that_never_returns_fences_the_card(self):
         """Not only its region: no build waits for the others."""
         self.driver.devices = (fpga(A, regions=2), fpga(B))
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         hangs = threading.Event()
         self.addCleanup(hangs.set)
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.inventory.table.begin(A, 0, model.OPERATOR)
         self.assertRaises(
             exception.DeviceTimeout, self.inventory.cards.call, A,
             'Programming', hangs.wait, seconds=0.05)
@@ -259,7 +259,7 @@ class HangingTest(ScannerTestBase):
 class LooksTest(ScannerTestBase):
 
     def test_nothing_changed(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.look()
         examined = self.driver.count('examine')
         for _ in range(3):
@@ -268,7 +268,7 @@ class LooksTest(ScannerTestBase):
         self.assertEqual(1, self.driver.count('find'))
 
     def test_only_drivers_with_another_fingerprint_are_asked(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         finds = self.other.count('find')
         self.driver.devices = (fpga(A, regions=2), fpga(B))
         self.look()
@@ -278,13 +278,13 @@ class LooksTest(ScannerTestBase):
         self.assertEqual(2, len(self.inventory.devices[A].regions))
 
     def test_card_that_dies_while_idle(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         before = self.driver.count('examine')
         dead = dataclasses.replace(fpga(A), health=QUARANTINED,
                                    reason='it is dead')
         # not a sign in the fingerprint
         self.driver.fingerprint = lambda: 'the same'
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.driver.devices = (dead, *self.driver.devices[1:])
         self.driver.state_of = lambda address: address == A or None
         self.look()
@@ -294,9 +294,9 @@ class LooksTest(ScannerTestBase):
     def test_kernel_says_what_comes(self):
         """A device is noticed when the kernel tells, or says nothing more."""
         self.driver.devices = ()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         events = queue.Queue()
-        self.inventory.watch(types.SimpleNamespace(
+        self.inventory.scanner.watch(types.SimpleNamespace(
             changes=lambda: iter(events.get, 'end')))
         self.addCleanup(events.put, 'end')
         self.driver.devices = (fpga(A),)
@@ -310,18 +310,18 @@ class LooksTest(ScannerTestBase):
         self.assertEqual(2, self.driver.count('find'))
 
     def test_looks_each_interval(self):
-        self.inventory.scan()
-        self.inventory.scan_if_due()
+        self.inventory.scanner.scan()
+        self.inventory.scanner.scan_if_due()
         self.assertEqual(1, self.driver.count('fingerprint'))
         self.conf.config(group='accel', discovery_interval=1)
         time.sleep(1)
-        self.inventory.scan_if_due()
+        self.inventory.scanner.scan_if_due()
         self.wait_for(lambda: self.driver.count('fingerprint') == 2)
 
     def test_change_during_a_look(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         hangs = self.hang(self.other, 'fingerprint')
-        scanner = self.inventory._scanner
+        scanner = self.inventory.scanner
         scanner._start_look()
         self.wait_for(lambda: self.other.count('fingerprint') == 2)
         scanner._start_look()
@@ -349,7 +349,7 @@ class OwnershipTest(ScannerTestBase):
     def test_two_drivers_find_one_device(self):
         self.other.devices = (fpga(A, driver='other'),)
         for _ in range(2):
-            self.inventory.scan()
+            self.inventory.scanner.scan()
             self.refused('good and other', A)
             # one of the two has it until then
             self.assertEqual('good', self.inventory.devices[A].driver)
@@ -364,7 +364,7 @@ class OwnershipTest(ScannerTestBase):
                 handles=(function,)),)
             self.inventory = self.make(good=self.driver, other=self.other)
             log = self.useFixture(fixtures.FakeLogger())
-            self.inventory.scan()
+            self.inventory.scanner.scan()
             self.assertIn('the driver good has 0000:01:00.1', log.output)
             self.assertEqual('', self.warnings())
             self.assertEqual(OK, self.health('0000:01:00.0'))
@@ -374,7 +374,7 @@ class OwnershipTest(ScannerTestBase):
             self.assertEqual(OK, self.health('0000:09:00.0'))
 
     def test_device_that_moves_to_another_driver(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.driver.devices, gone = (), self.driver.devices
         self.look()
         self.assertEqual([GONE] * 3, self.healths())
@@ -386,10 +386,10 @@ class OwnershipTest(ScannerTestBase):
         self.assertEqual('', self.warnings())
 
     def test_device_of_a_driver_that_is_not_enabled_any_more(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.other.devices = (fpga(A, driver='other'),)
         self.inventory = self.make(other=self.other)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual('other', self.inventory.devices[A].driver)
         self.assertEqual([OK, GONE, GONE], self.healths())
         self.assertEqual('', self.warnings())
@@ -400,7 +400,7 @@ class OwnershipTest(ScannerTestBase):
         self.conf.config(group='accel', exclude_devices=[f'address={A}'])
         self.inventory = self.make()
         self.other.devices = (fpga(A, driver='other'),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual('', self.warnings())
         self.assertEqual({B, C}, set(self.inventory.devices))
         # it may hang, and nobody cares
@@ -409,13 +409,13 @@ class OwnershipTest(ScannerTestBase):
     def test_rule_without_effect(self):
         self.conf.config(group='accel', exclude_devices=['vendor=1002'])
         self.inventory = self.make()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertIn('vendor=1002 matches no device', self.warnings())
 
     def test_vfs_of_nobody(self):
         self.conf.config(group='accel', virtual_functions=[
             f'{A}=2', '0000:99:00.0=2'])
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         logged = self.warnings()
         self.assertIn('names 0000:99:00.0, which no driver', logged)
         self.assertNotIn(f'names {A}', logged)
@@ -424,7 +424,7 @@ class OwnershipTest(ScannerTestBase):
         self.conf.config(group='accel', handover=[
             'reset', f'{A}=none', '0000:99:00.0=operator',
             f'address={A} vendor=1234=none', 'vendor=1002=none'])
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         logged = self.warnings()
         self.assertIn('[accel] handover names 0000:99:00.0, which no driver',
                       logged)
@@ -435,19 +435,19 @@ class OwnershipTest(ScannerTestBase):
 
     def test_option_of_nova_has_it_too(self):
         self.conflicts[A] = f'{A} is matched by [pci] device_spec'
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.refused(A, '[pci] device_spec', 'driver good')
 
     def test_option_of_nova_has_what_comes_later(self):
         self.conflicts['0000:04:00.0'] = (
             '0000:04:00.0 is matched by [pci] device_spec')
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.inventory.check_configuration()
         self.driver.devices += (fpga('0000:04:00.0'),)
         logged = self.useFixture(fixtures.FakeLogger())
         self.look()
         for _ in range(2):
-            self.inventory.scan()
+            self.inventory.scanner.scan()
         device = self.inventory.devices['0000:04:00.0']
         self.assertEqual(QUARANTINED, device.health)
         self.assertIn('device_spec', device.reason)
@@ -455,12 +455,12 @@ class OwnershipTest(ScannerTestBase):
         self.assertRaises(exception.DeviceUnavailable, self.inventory.find,
                           '0000:04:00.0', 0)
         self.conflicts.clear()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual(OK, self.health('0000:04:00.0'))
 
     def test_option_of_nova_that_cannot_be_compared(self):
-        self.inventory._scanner._taken_elsewhere = lambda device: 1 / 0
-        self.inventory.scan()
+        self.inventory.scanner._taken_elsewhere = lambda device: 1 / 0
+        self.inventory.scanner.scan()
         self.assertEqual([OK] * 3, self.healths())
 
 
@@ -477,56 +477,56 @@ class ContentTest(ScannerTestBase):
 
     def setUp(self):
         super().setUp()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def program(self):
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.inventory.table.begin(A, 0, model.OPERATOR)
         self.driver.devices = (dataclasses.replace(
             fpga(A)).with_region(0, function_uuid='c' * 32),)
-        self.inventory.programmed(A, 0, loaded())
+        self.inventory.table.programmed(A, 0, loaded())
 
     def test_programmed(self):
         self.assertEqual(self.READ, self.content())
         self.program()
         self.assertEqual(self.KNOWN, self.content())
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual(self.KNOWN, self.content())
         self.assertEqual(self.KNOWN, self.content(self.make()))
 
     def test_killed_while_it_is_programmed(self):
         self.program()
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.inventory.table.begin(A, 0, model.OPERATOR)
         self.assertEqual(self.UNKNOWN, self.content())
         again = self.make()
-        again.scan()
+        again.scanner.scan()
         # whatever the card shows
         self.assertEqual(self.UNKNOWN, self.content(again))
 
     def test_failed(self):
         for report, content in ((False, self.UNKNOWN), (True, self.READ)):
-            self.inventory.begin_programming(A, 0, model.OPERATOR)
+            self.inventory.table.begin(A, 0, model.OPERATOR)
             self.inventory.programming_failed(A, 0, report=report)
-            self.inventory.scan()
+            self.inventory.scanner.scan()
             self.assertEqual(content, self.content())
 
     def test_card_says_otherwise(self):
         self.program()
         self.driver.devices = (fpga(A),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual(self.READ, self.content())
 
     def test_guest_may_have_changed_it(self):
         self.program()
-        self.inventory.forget(A, 0, model.OPERATOR)
+        self.inventory.table.forget(A, 0, model.OPERATOR)
         self.assertEqual(self.UNKNOWN, self.content())
-        self.inventory.scan(addresses=[A])
+        self.inventory.scanner.scan(addresses=[A])
         self.assertEqual(('c' * 32, None, False), self.content())
 
     def program_from(self, origin):
-        self.inventory.begin_programming(A, 0, origin)
+        self.inventory.table.begin(A, 0, origin)
         self.driver.devices = (fpga(A).with_region(
             0, function_uuid='c' * 32),)
-        self.inventory.programmed(A, 0, dataclasses.replace(
+        self.inventory.table.programmed(A, 0, dataclasses.replace(
             loaded(), origin=origin))
 
     def test_origin(self):
@@ -538,9 +538,9 @@ class ContentTest(ScannerTestBase):
         # a guest could change it
         for origin in (PROJECT, None, model.OPERATOR):
             self.program_from(model.OPERATOR)
-            self.inventory.forget(A, 0, origin)
+            self.inventory.table.forget(A, 0, origin)
             self.assertOrigin(origin)
-            self.inventory.scan(addresses=[A])
+            self.inventory.scanner.scan(addresses=[A])
             self.assertEqual('c' * 32, self.content()[0])
             self.assertOrigin(origin)
 
@@ -557,17 +557,17 @@ class ContentTest(ScannerTestBase):
                 (model.OPERATOR, None, model.SOME_PROJECT)):
             for report in (False, True):
                 self.program_from(model.OPERATOR)
-                self.inventory.forget(A, 0, before)
-                self.inventory.begin_programming(A, 0, image)
+                self.inventory.table.forget(A, 0, before)
+                self.inventory.table.begin(A, 0, image)
                 # and where nova-compute is killed now
                 self.assertOrigin(expected)
                 self.inventory.programming_failed(A, 0, report=report)
-                self.inventory.scan()
+                self.inventory.scanner.scan()
                 self.assertOrigin(expected)
                 # the next one begins as the last one ended
-                self.inventory.begin_programming(A, 0, model.OPERATOR)
+                self.inventory.table.begin(A, 0, model.OPERATOR)
                 self.assertOrigin(expected)
-                self.inventory.programmed(A, 0, dataclasses.replace(
+                self.inventory.table.programmed(A, 0, dataclasses.replace(
                     loaded(), origin=model.OPERATOR))
                 self.assertOrigin(model.OPERATOR)
 
@@ -577,44 +577,44 @@ class ContentTest(ScannerTestBase):
                                  (None, None)):
             self.program_from(origin)
             self.driver.devices = (fpga(A),)
-            self.inventory.scan()
+            self.inventory.scanner.scan()
             self.assertEqual(self.READ, self.content())
             self.assertOrigin(expected)
 
     def assertOrigin(self, origin):
         again = self.make()
-        again.scan()
+        again.scanner.scan()
         self.assertEqual([origin] * 2, [
             i.devices[A].region(0).origin for i in (self.inventory, again)])
 
     def test_found_to_be_there(self):
-        self.inventory.set_loaded(A, 0, loaded('b' * 32))
+        self.inventory.table.set_loaded(A, 0, loaded('b' * 32))
         self.assertEqual(('b' * 32, 'new', True), self.content())
 
     def test_illegal_transitions(self):
-        ended = ((self.inventory.programmed, A, 0, loaded()),
+        ended = ((self.inventory.table.programmed, A, 0, loaded()),
                  (self.inventory.programming_failed, A, 0, True))
         for call in ended:
             self.assertRaises(exception.IllegalTransition, *call)
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
-        for call in ((self.inventory.begin_programming, A, 0, None),
-                     (self.inventory.forget, A, 0, None),
-                     (self.inventory.set_loaded, A, 0, loaded())):
+        self.inventory.table.begin(A, 0, model.OPERATOR)
+        for call in ((self.inventory.table.begin, A, 0, None),
+                     (self.inventory.table.forget, A, 0, None),
+                     (self.inventory.table.set_loaded, A, 0, loaded())):
             self.assertRaises(exception.IllegalTransition, *call)
         self.assertRaises(exception.DeviceUnavailable,
-                          self.inventory.begin_programming, A, 7, None)
+                          self.inventory.table.begin, A, 7, None)
 
     def test_store_that_cannot_be_written(self):
         error = exception.AcceleratorsUnavailable('The disk is full.')
         self.store.error = 'set_loaded', error
         self.assertRaises(exception.AcceleratorsUnavailable,
-                          self.inventory.begin_programming, A, 0, None)
+                          self.inventory.table.begin, A, 0, None)
         self.assertEqual(self.READ, self.content())
         self.store.error = None
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.inventory.table.begin(A, 0, model.OPERATOR)
         self.store.error = 'set_loaded', error
         self.assertRaises(exception.AcceleratorsUnavailable,
-                          self.inventory.programmed, A, 0, loaded())
+                          self.inventory.table.programmed, A, 0, loaded())
         self.store.error = None
         self.assertEqual(self.UNKNOWN, self.content())
         self.assertEqual(self.UNKNOWN, self.content(self.make()))
@@ -624,30 +624,30 @@ class ContentTest(ScannerTestBase):
         logged = self.useFixture(fixtures.FakeLogger())
         self.driver.devices = (fpga(A), fpga(B))
         for _ in range(3):
-            self.inventory.scan()
+            self.inventory.scanner.scan()
         self.assertEqual([OK, OK, GONE], self.healths())
         self.assertEqual(1, logged.output.count('Full.'))
         self.store.error = None
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual(GONE, self.store.devices()[C].health)
 
     def test_scan_that_began_before_a_programming(self):
         hangs = self.hang(self.driver, 'examine', A)
-        scan = threading.Thread(target=self.inventory.scan)
+        scan = threading.Thread(target=self.inventory.scanner.scan)
         scan.start()
         self.wait_for(lambda: self.driver.count('examine', A) == 2)
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
-        self.inventory.programmed(A, 0, loaded())
+        self.inventory.table.begin(A, 0, model.OPERATOR)
+        self.inventory.table.programmed(A, 0, loaded())
         hangs.set()
         scan.join(30)
         self.assertEqual(self.KNOWN, self.content())
 
     def test_card_is_looked_at_after_its_programming(self):
         """What a scan left out meanwhile."""
-        self.inventory.begin_programming(A, 0, model.OPERATOR)
+        self.inventory.table.begin(A, 0, model.OPERATOR)
         self.driver.devices = (fpga(A, regions=2),)
-        self.inventory.scan()
-        self.inventory.programmed(A, 0, loaded('b' * 32))
+        self.inventory.scanner.scan()
+        self.inventory.table.programmed(A, 0, loaded('b' * 32))
         self.assertEqual(1, len(self.inventory.devices[A].regions))
         self.look()
         self.assertEqual(2, len(self.inventory.devices[A].regions))
@@ -659,22 +659,22 @@ class HeldTest(ScannerTestBase):
     def test_quarantined(self):
         self.driver.devices = (dataclasses.replace(
             fpga(A), health=QUARANTINED, reason='it is hot'),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertRaises(exception.DeviceUnavailable, self.inventory.find,
                           A, 0)
         self.assertEqual(0, self.inventory.find_held(self.claim(A))[1].index)
 
     def test_its_driver_fails(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.driver.trouble['find'] = RuntimeError('boom')
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual([QUARANTINED] * 3, self.healths())
         self.inventory.find_held(self.claim(A))
 
     def test_does_not_answer(self):
         self.driver.devices = (dataclasses.replace(
             fpga(A), health=QUARANTINED, reason='it is dead'),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.driver.answers = lambda device: False
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.inventory.find_held, self.claim(A))
@@ -683,7 +683,7 @@ class HeldTest(ScannerTestBase):
     def test_hangs_when_it_is_asked(self):
         self.driver.devices = (dataclasses.replace(
             fpga(A), health=QUARANTINED, reason='it is slow'),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.conf.config(group='accel', discovery_timeout=1)
         self.hang(self.driver, 'answers')
         claim = self.claim(A)
@@ -693,9 +693,9 @@ class HeldTest(ScannerTestBase):
         self.assertEqual(1, self.driver.count('answers'))
 
     def test_gone(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.driver.devices = ()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.inventory.find_held, self.claim(A))
         self.assertIn('is gone', str(error))
@@ -712,7 +712,7 @@ class RecoveryTest(ScannerTestBase):
         self.well = fpga(A)
         self.driver.devices = (self.well.with_region(
             0, health=QUARANTINED, reason='the port is disabled'),)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def recover(self):
         def recover(address):
@@ -753,7 +753,7 @@ class RecoveryTest(ScannerTestBase):
         ill = self.driver.devices
         for _ in range(3):
             self.driver.devices = ill
-            self.inventory.scan()
+            self.inventory.scanner.scan()
             self.recover()
             self.assertIs(OK, self.inventory.devices[A].regions[0].health)
             # the reconciliation that finds it well
@@ -781,7 +781,7 @@ class SimulatedTest(ScannerTestBase):
         self.host = self.useFixture(simulated.SimulatedHost(*cards, **kinds))
         self.inventory = self.make(it=driver(self.host.kernel))
         self.inventory._drivers['it'].NAME = 'it'
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def test_fpga_that_hangs(self):
         self.start(dfl.DflDriver, {'address': A}, {'address': B})
@@ -813,7 +813,7 @@ class SimulatedTest(ScannerTestBase):
                           self.inventory.check_configuration)
         self.conf.config(group='accel', include_devices=[])
         self.inventory = self.make(**self.inventory._drivers)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.inventory.check_configuration()
         self.assertEqual(QUARANTINED, self.health(A))
 

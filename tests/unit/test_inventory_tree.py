@@ -37,7 +37,7 @@ class TreeTest(InventoryTestBase):
         self.assertEqual(4, len(self.inventory.providers()))
 
     def test_nothing_before_nova_asked(self):
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.assertEqual(({}, None), (self.inventory.providers(),
                                       self.inventory.root))
         self.assertEqual([], self.inventory.allocated({self.root: {
@@ -223,7 +223,7 @@ class TreeTest(InventoryTestBase):
                              'new_child', 'update_inventory',
                              'update_traits'):
                     setattr(self, name, getattr(tree, name))
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.inventory.update_tree(Tree(self.tree), NODE, self.in_use)
         self.assertEqual(self.update().keys(), {
             NODE, CARD, REGION, f'{NODE}_accel_{B}', OTHER})
@@ -257,7 +257,7 @@ class TreeTest(InventoryTestBase):
         self.assertNotIn(naming.PROGRAMMABLE, traits())
         self.store.remove([claim])
         self.assertIn(naming.PROGRAMMABLE, traits())
-        self.inventory.set_loaded(A, 0, loaded('b' * 32))
+        self.inventory.table.set_loaded(A, 0, loaded('b' * 32))
         self.assertIn('CUSTOM_FPGA_FUNCTION_NAME_NEW', traits())
 
 
@@ -270,9 +270,9 @@ class StoreTest(InventoryTestBase):
 
     def check(self, method):
         self.update()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.driver.devices = ()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         before = self.dump(self.tree)
         self.store.error = unavailable(method)
         logged = self.useFixture(fixtures.FakeLogger())
@@ -363,7 +363,7 @@ class ForeignTest(InventoryTestBase):
         def named(name):
             asked.append(name)
             return {others[name]} if name in others else set()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.inventory.update_tree(self.tree, NODE, self.in_use, named=named)
         return {self.name(u) for u in self.tree.get_provider_uuids(NODE)}
 
@@ -399,7 +399,7 @@ class ForeignTest(InventoryTestBase):
         def named(name):
             asked.append(name)
             raise exception.PlacementUnavailable('Placement answered 500.')
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         self.inventory.update_tree(self.tree, NODE, self.in_use, named=named)
         self.assertEqual(4, len(self.tree.get_provider_uuids(NODE)) - 1)
         self.assertEqual(1, len(asked))
@@ -449,7 +449,7 @@ class ReservedTest(InventoryTestBase):
             handles=tuple(handle(f'{A[:-1]}{n}') for n in range(1, 5))),)
         self.placement = Placement(self.root)
         self.steps = itertools.count(-1000)
-        self.inventory.scan()
+        self.inventory.scanner.scan()
         for _ in range(2):
             self.report()
 
@@ -490,15 +490,15 @@ class ReservedTest(InventoryTestBase):
 
     def restart(self):
         self.inventory = self.make()
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def vanish(self):
         self.driver.devices, self.well = (), self.driver.devices
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def come_back(self):
         self.driver.devices = self.well
-        self.inventory.scan()
+        self.inventory.scanner.scan()
 
     def assertIsFenced(self, value=True):
         self.assertEqual(value, naming.FENCED in self.data().traits)

@@ -62,7 +62,7 @@ def _names(driver, options):
             found = inventory.Inventory(
                 drivers.load([driver], kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), lambda device: '')
-            found.scan()
+            found.scanner.scan()
             providers = found.providers_of(
                 'compute1', '00000000-0000-0000-0000-000000000000').values()
             result = {

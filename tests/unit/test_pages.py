@@ -359,8 +359,8 @@ class RequestsTest(testtools.TestCase):
             drivers.load(['dfl', 'xrt', 'gpu', 'vgpu', 'nvme', 'qat',
                           'timecard', 'pci'], sim.SimulatedKernel(path)),
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
-        found.scan()
-        self.assertEqual({}, found.failures())
+        found.scanner.scan()
+        self.assertEqual({}, found.scanner.failures())
         return found.providers_of('host', str(uuid.uuid4())).values()
 
 
