@@ -48,9 +48,8 @@ WHOLE_CARDS = '[accel] whole_cards'
 class Use:
     """What a server has a handle for, as far as its driver is concerned.
 
-    It is stored with the server's claim on the handle, so that it is known
-    after a crash and a boot of the host as well; what is remembered is lost
-    with a claim store that is lost.
+    It is stored with the server's claim on the handle, and survives a crash and
+    a boot of the host. It is lost with the claim store.
     """
 
     #: the extra specs accel<g>:driver_<name> of the flavor or device profile:
@@ -91,18 +90,18 @@ class AcceleratorDriver(abc.ABC):
     #: True: call prepare() and release() for every handle. False: only for
     #: those that are made on demand
     PREPARES_EVERY_HANDLE = False
-    #: True: release() does no more under the policy clear than under reset, so
-    #: that what was reset is clean
+    #: True: release() does no more under the policy clear than under reset: a
+    #: device that was reset is clean
     RESET_IS_ALL = False
     #: True: a device is given to servers only where a rule of [accel]
     #: include_devices names it, because hosts have such devices for themselves
     NEEDS_RULE = False
-    #: whether a server can change what serial() returns, so that a device with
-    #: another serial number may be the same device
+    #: whether a server can change what serial() returns: a device with another
+    #: serial number may then be the same device
     SERVER_CAN_CHANGE_SERIAL = False
 
-    #: whether devices that are alike share a provider in Placement, so that
-    #: one request of a flavor can be for many of them: they have neither
+    #: whether devices that are alike share a provider in Placement, of which
+    #: one request of a flavor can have many: they have neither
     #: regions nor creatable types, and no server minds which one it gets
     POOLED = False
     #: names of the extra specs accel<g>:driver_<name> that prepare() knows; a
@@ -142,8 +141,8 @@ class AcceleratorDriver(abc.ABC):
 
         Called at each start of nova-compute, before the first find(): what
         the kernel forgot when the host booted (VFs, services) is made again.
-        Does nothing where all is as it is to be, and never touches what a
-        guest may have.
+        Does nothing in a host that is in this state, and never touches what
+        a guest may have.
 
         :raises AcceleratorError: it cannot be; find() is called all the same.
         """
@@ -152,7 +151,7 @@ class AcceleratorDriver(abc.ABC):
     def find(self) -> Iterable[str]:
         """Keys of the devices that are, or may be, this driver's.
 
-        PCI addresses, or names of what is no PCI device. Reads only what the
+        PCI addresses, or names of what is not a PCI device. Reads only what the
         kernel keeps in memory (links, listings, ids and classes of PCI
         functions) and touches no device: one that hangs must not hide the
         others.
@@ -167,7 +166,7 @@ class AcceleratorDriver(abc.ABC):
 
         May block for ever: that costs this device only. A device with a
         defect is returned with health QUARANTINED and the reason. One that
-        the host cannot look into because a guest has it (bound to vfio-pci)
+        the host cannot examine because a guest has it (bound to vfio-pci)
         is returned as it is in before.
 
         :param before: the device as it was last returned, None when it is
@@ -193,7 +192,7 @@ class AcceleratorDriver(abc.ABC):
         """The devices of this driver by address: all that find() tells,
         examined one after the other.
 
-        For tests and trials; nova-compute examines each by itself.
+        For tests and trials; nova-compute examines each in its own thread.
 
         :param known: the devices as they were last returned.
         :raises DeviceError: see find().
@@ -258,19 +257,19 @@ class AcceleratorDriver(abc.ABC):
                 created_type: str | None, fresh: bool, use: Use) -> None:
         """Make a handle of a device with creatable types into that type.
 
-        Called for a handle that a server was given, also again before its
-        guest starts anew: does nothing where it is of that type already, as
+        Called for a handle that a server was given, and again before each
+        start of its guest: does nothing where it is of that type already, as
         after a restart of nova-compute, and makes it again where the kernel
         forgot it. Several handles of a device are made at once.
 
         :param created_type: name of one of the device's creatable types, None
             where it has none and the driver PREPARES_EVERY_HANDLE.
-        :param fresh: the server has just been given it, so that whatever is
-            there is not this server's.
+        :param fresh: the server has just been given it: whatever is there is
+            not this server's.
         :param use: what the server asked for, and what is remembered of it.
             When it raises after use.remember(), release() is called.
         :raises DeviceUnavailable: the device does not offer it any more, or
-            somebody else has made something of the handle; all is as it was.
+            another program has made something of the handle; all is as it was.
         :raises DeviceError: the kernel refused.
         """
         raise exception.DeviceError(
@@ -287,13 +286,13 @@ class AcceleratorDriver(abc.ABC):
 
     def release(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None, use: Use) -> str | None:
-        """Undo prepare(), so that the next server finds nothing of this one.
+        """Undo prepare(): the next server must find nothing of this one.
 
-        What it has to do the operator says: handover.policy(). Does nothing
-        where there is nothing, or what others made. Called when
-        no guest of ours has the handle; the kernel may block while somebody
-        else keeps it open. What takes longer than [accel] device_timeout goes
-        on, and the handle is free when it has ended.
+        Cleans as handover.policy() of the operator requires. Does nothing if
+        the handle is unused or was made by another program. Called when no
+        guest of Nova has the handle; the kernel may block while another
+        process keeps it open. What takes longer than [accel] device_timeout
+        goes on, and the handle is free when it has ended.
 
         Not called for handles of regions, which reset_region() and program()
         clean.
@@ -303,7 +302,7 @@ class AcceleratorDriver(abc.ABC):
         :returns: what was done, in a few words for the record of hand-overs,
             for example 'reset flr'; None when nothing was.
         :raises DeviceError: the kernel refused, or is still at it; it is
-            called again later, and nobody is given the handle until then.
+            called again later, and no server is given the handle until then.
         """
         return None
 
@@ -398,8 +397,8 @@ class PciDriver(AcceleratorDriver):
     #: True: release() resets the function of a handle, and a handle that
     #: cannot be reset is not offered; needs PREPARES_EVERY_HANDLE
     RESETS = False
-    #: whether its devices change without a sign in any directory, so that
-    #: each is examined every [accel] discovery_interval
+    #: whether its devices change without a sign in any directory: then each is
+    #: examined every [accel] discovery_interval
     POLLED = False
 
     @abc.abstractmethod
@@ -430,7 +429,7 @@ class PciDriver(AcceleratorDriver):
 
         :param device: as identify() gave it.
         :param before: as it was last reported, None when it is new.
-        :raises Defect: it is not to be given to anybody.
+        :raises Defect: no server may get it.
         :raises OSError: it cannot be read; ValueError: what is read there
             makes no sense. Both are defects as well.
         """
@@ -516,8 +515,8 @@ class PciDriver(AcceleratorDriver):
             raise Defect(
                 f'the driver {self.NAME} offers only what a rule of [accel] '
                 f'include_devices names: add address={device.address}, or '
-                f'vendor={device.vendor_id} product={device.product_id}, if '
-                f'servers are to have it')
+                f'vendor={device.vendor_id} product={device.product_id}, to '
+                f'offer it')
 
     def serial(self, address):
         """See the base class; the Device Serial Number of the function.
@@ -555,7 +554,7 @@ class PciDriver(AcceleratorDriver):
             return False
 
     def _quarantined(self, device, before, reason) -> model.Device:
-        """The device with what was known of it, not for anybody."""
+        """Return the device with what was known of it, quarantined."""
         if before and self.POOLED:
             # it stays in its pool
             device = dataclasses.replace(
@@ -575,7 +574,7 @@ class PciDriver(AcceleratorDriver):
             pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
     def make_virtual_functions(self) -> None:
-        """Make the VFs that nova.conf asks for of this driver's functions.
+        """Create the VFs that nova.conf asks for of this driver's functions.
 
         :raises AcceleratorError: the first that cannot be had; the others
             were made.
@@ -595,7 +594,7 @@ class PciDriver(AcceleratorDriver):
             raise failed[0]
 
     def names(self, path: str) -> tuple[str, ...]:
-        """A listing of a directory of sysfs, empty where there is none."""
+        """Return the names in a directory of sysfs; none if it is absent."""
         try:
             return tuple(self.kernel.listdir(path))
         except OSError:
@@ -606,7 +605,7 @@ class PciDriver(AcceleratorDriver):
         """What of a function can be given to guests: its VFs, or itself.
 
         :param companions: functions that go with it to the same guest.
-        :raises Defect: it is to be given whole, and VFIO would refuse it.
+        :raises Defect: it is given whole, and VFIO would refuse it.
         """
         vfs = pci.virtual_functions(self.kernel, address)
         if vfs:
@@ -642,7 +641,7 @@ class PciDriver(AcceleratorDriver):
     # Between two servers
 
     def _resettable(self, device: model.Device) -> model.Device:
-        """The device without handles that are to be reset and cannot be.
+        """Return the device without handles that need a reset and have none.
 
         :raises Defect: none is left.
         """
@@ -655,8 +654,8 @@ class PciDriver(AcceleratorDriver):
             raise Defect(
                 f'{first} cannot be reset between two servers (its '
                 f'reset_method names nothing that the kernel can do): set '
-                f'{handover.OPTION} to {first}=operator or {first}=none if it '
-                f'is to be offered all the same')
+                f'{handover.OPTION} to {first}=operator or {first}=none to '
+                f'offer it all the same')
         return dataclasses.replace(device, handles=handles)
 
     def is_reset(self, device: model.Device, handle: model.AttachHandle,
@@ -696,8 +695,8 @@ class PciDriver(AcceleratorDriver):
             used = usage.usage(self.kernel, address)
             if used:
                 raise exception.DeviceError(
-                    f'{address} was to be reset after its server, and the '
-                    f'host uses it ({used}): end that, and it is tried again.')
+                    f'{address} must be reset after its server, and the host '
+                    f'uses it ({used}): end that, and it is tried again.')
             done = []
             returned = []
             for function in (address, *others):
@@ -716,7 +715,7 @@ class PciDriver(AcceleratorDriver):
                 self.kernel.probe(function)
         except OSError as error:
             raise exception.DeviceError(
-                f'{address} was to be reset after its server, and that failed '
+                f'{address} must be reset after its server, and that failed '
                 f'{"" if at == address else f"at {at} "}'
                 f'({error.strerror}): see the kernel log; it is tried again, '
                 f'and a power cycle may help.') from error
@@ -742,9 +741,9 @@ class PciDriver(AcceleratorDriver):
                 f'it.')
 
     def check_unused(self, handle: model.AttachHandle) -> None:
-        """Before a server gets it: the host may have begun to use it.
+        """Check that the host does not use a handle that a server gets.
 
-        :raises DeviceUnavailable: it has, or nobody can tell.
+        :raises DeviceUnavailable: it does, or it cannot be told.
         """
         try:
             used = usage.usage(self.kernel, handle.address)
@@ -752,7 +751,7 @@ class PciDriver(AcceleratorDriver):
                 self.kernel.check_disks(handle.address)
         except (OSError, ValueError) as error:
             if getattr(error, 'errno', None) == errno.EBUSY:
-                used = 'somebody holds a disk of it, as ZFS does'
+                used = 'another program holds a disk of it, as ZFS does'
             else:
                 used = f'it cannot be told whether it is used ({error})'
         if used:
@@ -761,4 +760,4 @@ class PciDriver(AcceleratorDriver):
                         handle.address, used)
             raise exception.DeviceUnavailable(
                 f'{handle.address} was allocated, and the host uses it: the '
-                f'build has to go elsewhere.')
+                f'build is retried on another host.')

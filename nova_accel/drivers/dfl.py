@@ -2,7 +2,7 @@
 """FPGAs on the DFL drivers of Linux: Intel PAC, OFS boards, Silicom N5010.
 
 A card is a PCI function with an FME (the management engine) and up to four
-ports; each port is a region that is programmed by itself. Ports can be handed
+ports; each port is a region, programmed alone. Ports can be handed
 to VFs, which have a port but no FME. Guests get VFs: the PF has the FME, which
 programs every port, and the controller of the card's flash. A card goes to a
 guest by its PF only where [accel] whole_cards has its address.
@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 KERNEL_DRIVER = 'dfl-pci'
 #: seconds to wait for the FME and its ports after the driver is bound
 REBIND_SECONDS = 15
-#: seconds to wait for somebody else who programs the card
+#: seconds to wait for another process that programs the card
 BUSY_SECONDS = 10
 
 VFIO = base.VFIO
@@ -116,8 +116,8 @@ class DflDriver(base.PciDriver):
     def configure(self):
         """Hand ports to VFs as [accel] virtual_functions asks for.
 
-        The first ports go, one to a VF; with fewer VFs than ports the others
-        cannot be given to anybody.
+        The first ports go, one to a VF; with fewer VFs than ports no server
+        can have the others.
         """
         self.check_options()
         for address in self.names(pci.DEVICES):
@@ -129,7 +129,7 @@ class DflDriver(base.PciDriver):
             except (_Defect, OSError, ValueError) as e:
                 raise exception.DeviceError(
                     f'{sriov.OPTION} wants VFs of {address}, which are not '
-                    f'all there ({e}): look into dmesg.') from e
+                    f'all there ({e}): read dmesg.') from e
 
     def _hand_over_ports(self, address):
         count = sriov.missing(self.kernel, address)
@@ -150,7 +150,7 @@ class DflDriver(base.PciDriver):
         self._wait(address, implemented)
 
     def _implemented(self, address) -> int:
-        """Number of the card's ports, whoever has them."""
+        """Return the number of the card's ports, with those of VFs."""
         return sum(name.startswith('dfl-fme-region.')
                    for name in self.kernel.listdir(self._fme(address)))
 
@@ -185,8 +185,8 @@ class DflDriver(base.PciDriver):
         if bound == VFIO:
             if before is None:
                 raise _Defect(
-                    f'it is bound to {VFIO}, so that its regions were never '
-                    f'seen: if no guest has it, bind it to {KERNEL_DRIVER}')
+                    f'it is bound to {VFIO}, and its regions were never seen: '
+                    f'if no guest has it, bind it to {KERNEL_DRIVER}')
             if before.health is model.Health.GONE:
                 before = dataclasses.replace(before, health=model.Health.OK,
                                              reason='')
@@ -320,8 +320,8 @@ class DflDriver(base.PciDriver):
         return found.pop() if found else None
 
     def _has_ports(self, address) -> bool:
-        """Whether the card or a VF shows a port, which is released where a VF
-        that a guest has is to get it."""
+        """Return whether the card or a VF shows a port, which is released when
+        a VF of a guest gets it."""
         vfs = pci.virtual_functions(self.kernel, address)
         return any(self._children(function, 'dfl-port') or pci.is_for_vfio(
             self.kernel, function) for function in (address, *vfs))
@@ -439,7 +439,7 @@ class DflDriver(base.PciDriver):
                           for name in self.kernel.listdir(fme))
         if hidden:
             reason = (f'{", ".join(sorted(hidden))} may have it and is not '
-                      f'bound to {KERNEL_DRIVER}, so that it was never seen')
+                      f'bound to {KERNEL_DRIVER}: it was never seen')
         else:
             reason = (f'no function shows its port, which was released or has '
                       f'no driver: enable the VFs, or unbind {address} from '
@@ -458,8 +458,8 @@ class DflDriver(base.PciDriver):
     def program(self, device, region, bitstream):
         """See the base class.
 
-        After a failure the port stays disabled until dfl-pci is bound anew,
-        so that is done here when no other port of the card is in use.
+        After a failure the port stays disabled until dfl-pci is bound again.
+        This is done here when no other port of the card is in use.
 
         :raises IncompatibleBitstream: when the card's compat_id, read now, is
             not the bitstream's; nothing was touched.
@@ -487,7 +487,7 @@ class DflDriver(base.PciDriver):
         if bitstream.function_uuid not in (None, function):
             raise exception.ProgrammingFailed(
                 f'{what}, and the region now shows {function}: the file does '
-                f'not hold what its header says, make it anew.')
+                f'not hold what its header says, make it again.')
         return function
 
     def reset_region(self, device, region):
@@ -504,7 +504,7 @@ class DflDriver(base.PciDriver):
                 raise _Defect('the card does not answer after it')
         except (_Defect, OSError, ValueError) as error:
             raise exception.DeviceError(
-                f'{what}, and that failed ({error}): look into dmesg, and '
+                f'{what}, and that failed ({error}): read dmesg, and '
                 f'power-cycle the card if others fail as well.') from error
         return 'port reset'
 
@@ -529,7 +529,7 @@ class DflDriver(base.PciDriver):
                 'nothing: let the card cool') from error
 
     def recover(self, address: str) -> None:
-        """Bind dfl-pci anew, which enables ports that a failure left disabled.
+        """Bind dfl-pci again, which enables ports that a failure disabled.
 
         VFs are enabled again afterwards.
 
@@ -542,14 +542,14 @@ class DflDriver(base.PciDriver):
             taken = [vf for vf in vfs if pci.driver(kernel, vf) == VFIO]
             if taken:
                 raise exception.DeviceError(
-                    f'{address} needs {KERNEL_DRIVER} to be bound anew, and '
+                    f'{address} needs {KERNEL_DRIVER} to be bound again, and '
                     f'{", ".join(taken)} of it may be in use: do so when its '
                     f'servers are gone.')
             released = sorted(port.id for port in self._ports(address, vfs)
                               if port.function != address)
             if len(released) != len(vfs):
                 raise exception.DeviceError(
-                    f'{address} needs {KERNEL_DRIVER} to be bound anew, and '
+                    f'{address} needs {KERNEL_DRIVER} to be bound again, and '
                     f'the ports of some of its VFs cannot be seen: bind all '
                     f'of {", ".join(vfs)} to {KERNEL_DRIVER} first.')
             implemented = self._implemented(address)
@@ -561,7 +561,7 @@ class DflDriver(base.PciDriver):
         except (_Defect, OSError, ValueError) as e:
             raise exception.DeviceError(
                 f'{address} could not be recovered by binding '
-                f'{KERNEL_DRIVER} anew ({e}): look into dmesg.') from e
+                f'{KERNEL_DRIVER} again ({e}): read dmesg.') from e
 
     def _prepare(self, address, index) -> tuple[str, _Port]:
         """The FME and the port of a region, as they are numbered now."""
@@ -576,7 +576,7 @@ class DflDriver(base.PciDriver):
             if port.id == index:
                 return self._fme(address), port
         raise _Defect(f'no function that is bound to {KERNEL_DRIVER} shows '
-                      f'port {index}, so that the result could not be read')
+                      f'port {index}: the result could not be read')
 
     def _load(self, what, address, port, fme, bitstream):
         try:
@@ -599,7 +599,7 @@ class DflDriver(base.PciDriver):
             time.sleep(0.2)
         if error.errno == errno.EBUSY:
             raise exception.ProgrammingFailed(
-                f'{what}, and somebody else has been programming the card for '
+                f'{what}, and another process has programmed the card for '
                 f'{BUSY_SECONDS} seconds: stop that or try again later.')
         if error.errno in _UNTOUCHED:
             raise exception.ProgrammingFailed(
@@ -617,7 +617,7 @@ class DflDriver(base.PciDriver):
                 f'disabled: {e}') from error
         raise exception.ProgrammingFailed(
             f'{what}, and the card failed ({cause}); it was recovered by '
-            f'binding {KERNEL_DRIVER} anew: check the bitstream, or look at '
+            f'binding {KERNEL_DRIVER} again: check the bitstream, or examine '
             f'the card if others fail as well.') from error
 
     def _read_back(self, what, address, index) -> str | None:
@@ -638,7 +638,7 @@ class DflDriver(base.PciDriver):
         except (_Defect, OSError, ValueError) as e:
             raise exception.ProgrammingFailed(
                 f'{what}, and afterwards the function could not be read back '
-                f'({e}): look into dmesg.') from e
+                f'({e}): read dmesg.') from e
 
     def _read_function(self, address, index) -> str:
         _, port = self._prepare(address, index)

@@ -25,7 +25,7 @@ CONF = conf.CONF
 
 OPTION = '[accel] qat_services'
 #: seconds to wait before a card is asked again that does not respond: more
-#: than the timer of any, so that another reader does not make it look dead
+#: than the timer of any; another reader cannot make it look dead then
 HEARTBEAT_SECONDS = 0.6
 
 
@@ -65,10 +65,11 @@ class QatDriver(base.PciDriver):
     """One device for each PF; the VFs are what is given to guests.
 
     Nothing in sysfs' directories tells of a changed service, a card that went
-    down, or a lost heartbeat, and the kernel looks at no heartbeat by itself,
-    so that every card is looked at each [accel] discovery_interval: three
-    attributes of sysfs and one of debugfs, of which only a card that does not
-    respond costs more. That it does not the kernel sees at the third look.
+    down, or a lost heartbeat, and the kernel checks a heartbeat only when it
+    is read. Therefore each card is examined every [accel] discovery_interval:
+    three attributes of sysfs and one of debugfs, of which only a card that
+    does not respond costs more. The kernel sees at the third read that it does
+    not.
     """
 
     CONTRACT = base.CONTRACT
@@ -89,11 +90,11 @@ class QatDriver(base.PciDriver):
         return ()
 
     def configure(self):
-        """Set the services, then make the VFs: with VFs there the services
-        cannot be set any more.
+        """Set the services, then create the VFs: a card with VFs refuses other
+        services.
 
         :raises DeviceError: of all cards on which that failed; those without
-            VFs get none, so that the services can be set at the next start.
+            VFs get none, and the services can be set at the next start.
         """
         wanted = wanted_services()
         cards = [address for address in self.names(pci.DEVICES)
@@ -162,9 +163,9 @@ class QatDriver(base.PciDriver):
             reason = ('the host itself is using it' if e.errno == errno.EBUSY
                       else e.strerror)
             raise exception.DeviceError(
-                f'{what}, and the kernel refused ({reason}), so that it '
+                f'{what}, and the kernel refused ({reason}); it '
                 f'{result}: choose services that this card can do together, '
-                f'and look into dmesg.') from e
+                f'and read dmesg.') from e
 
     def _put_back(self, address, services) -> bool:
         """Whether the card is up again with what it did before."""
@@ -233,7 +234,7 @@ class QatDriver(base.PciDriver):
             return device
         if not re.fullmatch('[a-z0-9]+(;[a-z0-9]+)*', text):
             raise base.Defect(f'its qat/cfg_services is {text!r}, which are '
-                              f'no services: look into dmesg')
+                              f'no services: read dmesg')
         traits = {_trait(service) for service in text.split(';')}
         # also those of services that only a newer kernel has
         volatile = {*_TRAITS, *traits,
@@ -254,7 +255,7 @@ class QatDriver(base.PciDriver):
         if state not in (None, 'up'):
             return (f'it is {state}: write up to its qat/state' if
                     state == 'down' else f'its qat/state is {state!r}, which '
-                    f'is neither up nor down: look into dmesg')
+                    f'is neither up nor down: read dmesg')
         # the kernel sets it to 0 when it starts the card again
         fatal = self._attribute(device.address, 'qat_ras/errors_fatal')
         if fatal not in (None, '0'):

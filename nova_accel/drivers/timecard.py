@@ -202,7 +202,7 @@ class TimecardDriver(base.PciDriver):
             return set()
         if not re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', text):
             raise base.Defect(f'its serialnum is {text!r}, which is no serial '
-                              f'number: look into dmesg')
+                              f'number: read dmesg')
         return {_trait('SERIAL', text.replace(':', '_'))}
 
     def _gnss(self, card) -> set[str]:
@@ -212,7 +212,7 @@ class TimecardDriver(base.PciDriver):
         if text is None or text.startswith('LOST'):
             return set()
         raise base.Defect(f'its gnss_sync is {text!r}, which is neither SYNC '
-                          f'nor LOST: look into dmesg')
+                          f'nor LOST: read dmesg')
 
     def _clock(self, card) -> set[str]:
         """The source, and how far the clock is from it."""
@@ -222,14 +222,14 @@ class TimecardDriver(base.PciDriver):
             return set()
         if not re.fullmatch('[A-Za-z0-9_]+', source):
             raise base.Defect(f'its clock_source is {source!r}, which is no '
-                              f'name: look into dmesg')
+                              f'name: read dmesg')
         traits = {_trait('SOURCE', source)}
         text = self._attribute(card, 'clock_status_offset')
         if text is not None:
             if not re.fullmatch('-?[0-9]+', text):
                 raise base.Defect(
                     f'its clock_status_offset is {text!r}, which is no number '
-                    f'of nanoseconds: look into dmesg')
+                    f'of nanoseconds: read dmesg')
             traits |= {_trait('OFFSET', 'WITHIN', band)
                        for most, band in _BANDS.items()
                        if abs(int(text)) <= most}

@@ -2,9 +2,9 @@
 """vGPUs: mediated devices, NVIDIA's VFIO without them, and VFs of GPUs.
 
 A device is a GPU by its physical function, or a parent of mediated devices
-that is no PCI device. Four shapes, told by what sysfs shows: mediated devices
-on the function itself; on its VFs, one on each; VFs that are told by NVIDIA's
-own attributes what to be; VFs that are ready as they are. Sources:
+that is not a PCI device. Sysfs shows which of four shapes it has: mediated
+devices on the function itself; on its VFs, one on each; VFs that NVIDIA's own
+attributes tell what to be; VFs that are ready as they are. Sources:
 drivers/vfio/mdev and Documentation/driver-api/vfio-mediated-device.rst of
 Linux; NVIDIA's vGPU user guide for current_vgpu_type and sriov-manage.
 """
@@ -39,7 +39,7 @@ _VENDORS = {_NVIDIA: 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: processing accelerators
 _GPU_CLASSES = frozenset((0x0300, 0x0302, 0x0380))
 _AMD_CLASSES = _GPU_CLASSES | {0x1200}
-#: parents of other kinds of mediated devices (vfio-ccw, vfio-ap) are no GPUs
+#: parents of other mediated devices (vfio-ccw, vfio-ap) have another one
 _DEVICE_API = 'vfio-pci'
 #: more than any parent can have
 _SLOTS = 256
@@ -47,7 +47,7 @@ _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
 #: end of the trait of such a type: slices, GB and series
 _MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: errno of a mediated device for which there is no room, or no type, any more
+#: errno of a mediated device for which no room, or no type, is left
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EUSERS, errno.ENOENT, errno.ENODEV))
 #: errno of a removal where another one has been at it
 _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
@@ -81,7 +81,7 @@ class _Offer:
     types: Mapping[str, VgpuType]
     #: handles that can be made into something -> names of those types
     free: Mapping[model.AttachHandle, frozenset[str]]
-    #: those of ours that are there
+    #: those that nova_accel made and that exist
     made: tuple[model.AttachHandle, ...] = ()
     #: whether it says all that it could make if nothing were in use
     complete: bool = True
@@ -98,7 +98,7 @@ class VgpuDriver(base.PciDriver):
     # Configuration
 
     def configure(self):
-        """Make VFs, where that is not for NVIDIA's tool to do."""
+        """Create VFs, unless NVIDIA's tool does."""
         failed = []
         for address, count in sriov.wanted().items():
             try:
@@ -122,7 +122,7 @@ class VgpuDriver(base.PciDriver):
             raise failed[0]
 
     def _warn_of_types(self):
-        """Of types of the option that nobody offers."""
+        """Warn of types of the option that no device offers."""
         offers = {}
         if not wanted_types():
             return
@@ -138,7 +138,7 @@ class VgpuDriver(base.PciDriver):
             if not any(t.is_called(text) for where, types in offers.items()
                        for t in types if chosen in (None, where)):
                 LOG.warning(
-                    '%s has %s, which is not offered by %s: look at '
+                    '%s has %s, which is not offered by %s: compare '
                     'mdev_supported_types or creatable_vgpu_types below '
                     '/sys/bus/pci/devices, and correct it.', OPTION, text,
                     chosen or 'any card')
@@ -173,7 +173,7 @@ class VgpuDriver(base.PciDriver):
         return device.address in self._virtual_parents()
 
     def _virtual_parents(self) -> list[str]:
-        """Parents that are no PCI devices, as those of the kernel's samples.
+        """Return parents beside PCI devices, as those of the kernel's samples.
 
         Such a parent is known by its name.
         """
@@ -327,7 +327,7 @@ class VgpuDriver(base.PciDriver):
                 continue
             if not re.fullmatch('[0-9]+', text):
                 raise base.Defect(f'its type {name} says {text!r} of '
-                                  f'available_instances, which is no number')
+                                  f'available_instances, which is not a number')
             most = re.search(r'\bmax_instance=([0-9]+)', self._optional(
                 f'{place}/{name}/description'))
             found.append(VgpuType(
@@ -344,7 +344,7 @@ class VgpuDriver(base.PciDriver):
     def _devices(self, parent) -> dict[str, str | None]:
         """UUID -> type of the mediated devices of a parent.
 
-        While one is removed that somebody keeps open its directory is there,
+        While one is removed that a process keeps open, its directory is there
         without the link to its type.
         """
         return {name: self._type_of(parent, name)
@@ -381,7 +381,7 @@ class VgpuDriver(base.PciDriver):
                 continue
             titles |= catalog
             # where it is not 0 the vGPU is a server's, which the claims tell,
-            # or somebody else's
+            # or another program's
             if current != '0':
                 complete = False
             elif catalog:
@@ -454,9 +454,10 @@ class VgpuDriver(base.PciDriver):
             if error.errno in _NO_ROOM:
                 raise exception.DeviceUnavailable(
                     f'{what}, and {parent} has no room for it any more '
-                    f'({error.strerror}): it has to go elsewhere.') from error
+                    f'({error.strerror}): it is retried on another '
+                    f'host.') from error
             raise exception.DeviceError(
-                f'{what}, and the kernel refused ({error.strerror}): look at '
+                f'{what}, and the kernel refused ({error.strerror}): find '
                 f'{parent} in dmesg.') from error
 
     def _remove(self, parent, name):
@@ -465,13 +466,13 @@ class VgpuDriver(base.PciDriver):
         except OSError as error:
             if error.errno not in _REMOVED:
                 raise exception.DeviceError(
-                    f'{name} of {parent} was to be removed, and the kernel '
-                    f'refused ({error.strerror}): look who keeps it open, '
-                    f'and into dmesg.') from error
+                    f'{name} of {parent} must be removed, and the kernel '
+                    f'refused ({error.strerror}): find who keeps it open, '
+                    f'and read dmesg.') from error
         if self.kernel.exists(f'{MDEV_BUS}/{parent}/{name}'):
             raise exception.DeviceError(
-                f'{name} of {parent} is being removed, and somebody keeps it '
-                f'open: end who has its VFIO group.')
+                f'{name} of {parent} is being removed, and a process keeps it '
+                f'open: end the one that has its VFIO group.')
 
     def _make_of_vf(self, what, device, vf, created_type, fresh):
         number = created_type.rpartition('-')[2]
@@ -481,9 +482,9 @@ class VgpuDriver(base.PciDriver):
                 return
             if current != '0':
                 raise exception.DeviceUnavailable(
-                    f'{what}, and somebody else has made it a '
+                    f'{what}, and another program has made it a '
                     f'{_vendor_name(current)}: write 0 to its '
-                    f'nvidia/current_vgpu_type if nobody needs that.')
+                    f'nvidia/current_vgpu_type if nothing needs that.')
             if created_type not in _catalog(self.kernel.read(
                     pci.path(vf, 'nvidia/creatable_vgpu_types'))):
                 raise exception.DeviceUnavailable(
@@ -492,7 +493,7 @@ class VgpuDriver(base.PciDriver):
             self._write(vf, number)
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
-                f'{what}, and that failed ({error}): look into '
+                f'{what}, and that failed ({error}): read '
                 f'dmesg.') from error
 
     def _clear(self, vf, created_type):
@@ -503,9 +504,9 @@ class VgpuDriver(base.PciDriver):
             if current == '0':
                 return 'was absent'
             if _vendor_name(current) != created_type:
-                LOG.warning('VF %s was a %s of ours, and is a %s of somebody '
-                            'else now, which stays', vf, created_type,
-                            _vendor_name(current))
+                LOG.warning('VF %s was a %s of nova_accel, and is a %s of '
+                            'another program now, which stays', vf,
+                            created_type, _vendor_name(current))
                 return 'was absent'
             self._write(vf, '0')
         except FileNotFoundError:
@@ -513,8 +514,8 @@ class VgpuDriver(base.PciDriver):
             return 'was absent'
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
-                f'{vf} was to be given back, and that failed ({error}): look '
-                f'who keeps it open, and into dmesg.') from error
+                f'The type of {vf} must be cleared, and that failed ({error}): '
+                f'find who keeps it open, and read dmesg.') from error
         return 'type cleared'
 
     def _write(self, vf, number):
@@ -526,7 +527,7 @@ class VgpuDriver(base.PciDriver):
 
 
 def _made_by(device) -> str:
-    """What makes the VFs of a GPU; '' where it is sriov_numvfs.
+    """Return what creates VFs of a GPU; '' where it is sriov_numvfs.
 
     gim has no sriov_configure (gim_driver in gim_drv.c of
     amd/MxGPU-Virtualization).
@@ -549,7 +550,7 @@ def _why_not_offered(device, created_type) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(parent) -> Mapping[str, int]:
-    """UUID -> number of the mediated devices that may be ours on a parent."""
+    """UUID -> number of the mediated devices that prepare() may have made."""
     return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
             for number in range(_SLOTS)}
 

@@ -5,13 +5,13 @@ A card has two PCI functions. The management function, by which it is known,
 can flash and program it and stays on the host, with the driver xclmgmt; the
 user function goes to guests. There is one region, the user partition.
 
-Which function is loaded nobody shows for sure. xclbinuuid is what the driver
+No attribute reliably reports the loaded function. xclbinuuid is what the driver
 xocl of the user function loaded itself since it was bound; what is programmed
 through the management function does not change it. That one shows no UUID, but
-the IP_LAYOUT of what it programmed, until it is bound anew or the card reset.
-So xclbinuuid is believed where it is there, which is why xocl is bound anew
-before it would be wrong; otherwise what is known is believed as long as the
-management function shows that something is loaded.
+the IP_LAYOUT of what it programmed, until it is bound again or the card reset.
+Therefore xclbinuuid counts where it exists, and xocl is bound again before it
+would be wrong. Otherwise what is known counts as long as the management
+function shows that something is loaded.
 
 The two functions talk by a mailbox, by which a guest can have the card changed.
 The driver closes these requests, unless [accel] whole_cards has the card. Two
@@ -20,7 +20,7 @@ compute unit before it has sent one of them (__icap_peer_xclbin_download() in
 icap.c). With config_xclbin_change at 1, xclmgmt ignores what the guest sends
 but for its UUID, and programs the host's file of that UUID: the driver places
 that of what the card carries (nova_accel.host.firmware). xclmgmt forgets mask
-and attribute when it is bound, so that each look compares them. What a guest
+and attribute when it is bound: each examination compares them. What a guest
 did until then is not known: confine() closes them when it is written down that
 they were open.
 
@@ -371,7 +371,7 @@ class XrtDriver(base.PciDriver):
             problem = str(error)
         return (f'a guest could program and reset it by the mailbox, and '
                 f'{requests:#x} could not be written to its {MAILBOX} '
-                f'({problem}): update XRT and look into dmesg, or name it in '
+                f'({problem}): update XRT and read dmesg, or name it in '
                 f'{base.WHOLE_CARDS}')
 
     # What servers get
@@ -549,7 +549,7 @@ class XrtDriver(base.PciDriver):
             self._user_function(device)
         except (_Defect, OSError, ValueError) as error:
             raise exception.DeviceError(
-                f'{what}, and that failed ({error}): look into dmesg, and '
+                f'{what}, and that failed ({error}): read dmesg, and '
                 f'reset the card by xbmgmt reset.') from error
         return 'reset of the dynamic region'
 
@@ -567,7 +567,7 @@ class XrtDriver(base.PciDriver):
         except (OSError, ValueError) as e:
             raise exception.ProgrammingFailed(
                 f'{what}, and nothing was done because {USER_DRIVER} cannot '
-                f'be bound to {user} anew ({e}).') from e
+                f'be bound to {user} again ({e}).') from e
 
     def _load(self, what, address, bitstream):
         try:
@@ -586,7 +586,7 @@ class XrtDriver(base.PciDriver):
                     f'{meaning}; dmesg has the details.') from e
             raise exception.ProgrammingFailed(
                 f'{what}, and the card failed ({number}): check the '
-                f'bitstream, look into dmesg, and reset the card by xbmgmt '
+                f'bitstream, read dmesg, and reset the card by xbmgmt '
                 f'reset if others fail as well.') from e
 
     def _read_back(self, what, address, user, bitstream) -> str:
@@ -597,16 +597,16 @@ class XrtDriver(base.PciDriver):
         except (OSError, ValueError) as e:
             raise exception.ProgrammingFailed(
                 f'{what}, and afterwards the function could not be read back '
-                f'({e}): look into dmesg.') from e
+                f'({e}): read dmesg.') from e
         if shown not in (None, bitstream.function_uuid):
             raise exception.ProgrammingFailed(
-                f'{what}, and the user function now shows {shown}: somebody '
-                f'else programmed the card at the same time.')
+                f'{what}, and the user function now shows {shown}: '
+                f'another program changed the card at the same time.')
         if layout is not None and layout != wanted[:_PAGE]:
             raise exception.ProgrammingFailed(
                 f'{what}, and the card shows the kernels '
-                f'{_listed(layout)}, the file has {_listed(wanted)}: somebody '
-                f'else programmed the card at the same time.')
+                f'{_listed(layout)}, the file has {_listed(wanted)}: '
+                f'another program changed the card at the same time.')
         return bitstream.function_uuid
 
 

@@ -111,7 +111,7 @@ class ResetTest(HandoverTestCase):
         self.report()
         self.assertEqual((1, 1), self.reserved())
         self.assertRaises(exception.AcceleratorError, self.boot)
-        self.assertIn(f'{A} was to be reset', self.log.output)
+        self.assertIn(f'{A} must be reset', self.log.output)
         self.host.reconciler.run()
         self.host.reconciler.run()
         claim, = self.host.holdings.all()
@@ -355,7 +355,7 @@ class QatTest(HandoverTestCase):
         self.fault(reset='EIO')
         self.host.delete(server)
         claim, = self.host.holdings.all()
-        self.assertIn(f'{handle} was to be reset after its server',
+        self.assertIn(f'{handle} must be reset after its server',
                       claim.error)
         self.report()
         self.assertEqual((1, 16), self.reserved())

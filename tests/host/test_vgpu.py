@@ -334,7 +334,7 @@ class VgpuTest(AttachTestCase):
             VF[0], 'nvidia/current_vgpu_type', '558')
         error = self.assertRaises(
             exception.DeviceUnavailable, self.give, 'nvidia-558')
-        self.assertIn('somebody else has made it', str(error))
+        self.assertIn('another program has made it', str(error))
         self.kernel.guest_opens(VF[0])
         self.assertEqual([], self.accelerators.store.claims())
         # the next one gets another VF

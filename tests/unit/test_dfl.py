@@ -575,7 +575,7 @@ class Programming(TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.drivers.dfl.BUSY_SECONDS', 1))
         before = self.start({'address': A, 'faults': {'busy': True}})
-        self.assertIn('somebody else', self.fails())
+        self.assertIn('another process', self.fails())
         self.assertEqual(before, self.driver.discover())
         threading.Timer(0.3, self.kernel.set_fault, (A,),
                         {'busy': False}).start()

@@ -493,7 +493,7 @@ class Release(TestCase):
         self.start()
         self.use()
         self.kernel.set_fault(A, reset=fault)
-        self.refused('was to be reset')
+        self.refused('must be reset')
         # the host's driver does not get what the server left
         self.assertIsNone(pci.driver(self.kernel, A))
         self.kernel.set_fault(A, reset=None)

@@ -536,7 +536,7 @@ class Handover(TestCase):
         device = self.start_vf()
         self.kernel.set_fault(A, reset=fault)
         error = self.assertRaises(exception.DeviceError, self.release, device)
-        self.assertIn(f'{VFS[0]} was', str(error))
+        self.assertIn(f'{VFS[0]} must be reset', str(error))
         self.assertIn(said, str(error))
 
     def test_vfs_that_cannot_be_reset(self):

@@ -319,7 +319,7 @@ class MediatedDevices(VgpuTestCase):
         handle = self.make('nvidia-558')
         error = self.assertRaises(
             exception.DeviceError, self.release, handle, 'nvidia-558')
-        self.assertIn('look who keeps it open', str(error))
+        self.assertIn('find who keeps it open', str(error))
         for name, kind in (('EIO', exception.DeviceError),
                            ('EUSERS', exception.DeviceUnavailable)):
             self.kernel.set_fault(GPU, create=name)
@@ -338,7 +338,7 @@ class MediatedDevices(VgpuTestCase):
         for text in ('', '-1', '0x4', 'many'):
             self.kernel.set_fault(
                 GPU, attributes={'available_instances': text})
-            self.assertIn('which is no number', self.quarantined())
+            self.assertIn('which is not a number', self.quarantined())
         self.kernel.set_fault(GPU, attributes={
             'name': 'missing', 'description': 'missing'})
         device = self.device()
@@ -420,12 +420,12 @@ class VendorVfs(VgpuTestCase):
             error = self.assertRaises(
                 exception.DeviceUnavailable, self.driver.prepare, device,
                 device.handles[0], type_, True, base.Use())
-            self.assertIn('somebody else has made it a nvidia-558',
+            self.assertIn('another program has made it a nvidia-558',
                           str(error))
         # nor is it cleared by who had the VF before
         self.driver.release(device, device.handles[0], 'nvidia-557', base.Use())
         self.assertEqual('558', self.current(VF[0]))
-        self.assertIn('of somebody else now', self.log.output)
+        self.assertIn('of another program now', self.log.output)
 
     def test_no_room_any_more(self):
         """MIG makes no room by itself: what is missing is named."""
@@ -468,7 +468,7 @@ class VendorVfs(VgpuTestCase):
         error = self.assertRaises(
             exception.DeviceError, self.release, handle, 'nvidia-558')
         self.assertIn('Operation not permitted', str(error))
-        self.assertIn('look who keeps it open', str(error))
+        self.assertIn('find who keeps it open', str(error))
         self.kernel.guest_closes(handle.address)
         self.release(handle, 'nvidia-558')
         self.assertEqual('0', self.current(handle.address))
