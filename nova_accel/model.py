@@ -9,7 +9,7 @@ is what a guest can be given. An accelerator is a handle in a server's hands.
 from collections.abc import Hashable, Iterable, Mapping
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 import uuid
 
 
@@ -550,6 +550,26 @@ class Card:
     origins: Mapping[int, str | None]
 
 
+class CardKey(NamedTuple):
+    """What a row of the store knows a card by."""
+
+    #: '' in the key of a row: any address, if the row has no serial number
+    address: str
+    #: '' where it is not known
+    serial: str
+    #: Device.ids, '' where they are not known
+    ids: str = ''
+
+    def means(self, card: 'CardKey') -> bool:
+        """Whether a row is about a card: by the serial number where both are
+        known, else by address and product."""
+        if self.serial and card.serial:
+            return self.serial == card.serial
+        return ((self.address == card.address
+                 or not self.address and not self.serial)
+                and ('' in (self.ids, card.ids) or self.ids == card.ids))
+
+
 @dataclasses.dataclass(frozen=True)
 class Unsettled:
     """A device that may have data of a server, and no claim says so.
@@ -576,10 +596,8 @@ class Unsettled:
     def means(self, device: Device) -> bool:
         if self.but_for and self.parts(device) <= self.but_for:
             return False
-        if self.serial:
-            return device.serial == self.serial
-        return (self.address in ('', device.address)
-                and self.ids in ('', device.ids))
+        return CardKey(self.address, self.serial, self.ids).means(
+            CardKey(device.address, device.serial, device.ids))
 
     @staticmethod
     def parts(device: Device) -> frozenset[str]:
@@ -610,10 +628,8 @@ class Unclean:
         :param device: the card, or a claim on it.
         :param address: of the card.
         """
-        if self.serial and device.serial:
-            return device.serial == self.serial
-        return self.device_address == address and (
-            '' in (self.ids, device.ids) or self.ids == device.ids)
+        return CardKey(self.device_address, self.serial, self.ids).means(
+            CardKey(address, device.serial, device.ids))
 
 
 #: while it is not known which devices are meant
@@ -646,8 +662,8 @@ class Disabled:
 
     def means(self, address: str, serial: str) -> bool:
         """Whether it is about a device, as far as these two tell."""
-        return (self.serial == serial if self.serial and serial
-                else self.device_address == address)
+        return CardKey(self.device_address, self.serial).means(
+            CardKey(address, serial))
 
 
 class OrderState(enum.Enum):

@@ -156,3 +156,24 @@ class DisabledTest(testtools.TestCase):
         word = model.Disabled(A, serial, '', '')
         self.assertEqual(dict.fromkeys(addresses, word), identity.disabled(
             {a: device(a, s) for a, s in there.items()}, [word]))
+
+
+@ddt.ddt
+class KeyTest(testtools.TestCase):
+
+    @ddt.data(
+        # serial numbers decide where both are known
+        (('a', '1', 'x'), ('b', '1', 'y'), True),
+        (('a', '1', 'x'), ('a', '2', 'x'), False),
+        # else address and product
+        (('a', '', 'x'), ('a', '2', 'x'), True),
+        (('a', '1', 'x'), ('a', '', 'x'), True),
+        (('a', '1', 'x'), ('a', '', 'y'), False),
+        (('a', '', ''), ('a', '', 'y'), True),
+        (('a', '', 'x'), ('b', '', 'x'), False),
+        # every card, but not because the number of one cannot be read
+        (('', '', ''), ('a', '1', 'x'), True),
+        (('', '1', ''), ('a', '', 'x'), False))
+    @ddt.unpack
+    def test_means(self, row, card, means):
+        self.assertIs(means, model.CardKey(*row).means(model.CardKey(*card)))
