@@ -108,7 +108,7 @@ class Relocation:
             self.is_needed(*node)
 
     def move(self, allocations: dict, shown: Providers) -> list[model.Claim]:
-        """Move what is to move, in what Placement will be given.
+        """Move allocations in the body of Nova's reshape request.
 
         :param allocations: ``{consumer: {'allocations': {provider uuid:
             {'resources': {class: amount}}}}}`` of every consumer that has

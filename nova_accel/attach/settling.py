@@ -26,8 +26,8 @@ cleans its devices                     cleaned as after any server, tried
 libvirt or Placement does not answer   the device stays fenced
 ====================================== ======================================
 
-What shows no handle when its card is settled, as a VF that libvirt left with
-VFIO, is settled when it does: the row stays, but for the parts that are done.
+A part without a handle, as a VF that libvirt left with VFIO, is settled later;
+until then its row stays, and lists the parts that are settled already.
 A claim that was found does not say what the region carried: the origin of that
 is not known. Each device is settled in one transaction; a process that is
 killed goes on with those that are left.
@@ -187,7 +187,7 @@ class Settling:
                 if not row.but_for or any(map(row.means, devices))]
 
     def _may_be_unsettled(self, provider_uuid, resources, unsettled):
-        """Whether what a provider gave may be a device that is not settled."""
+        """Return whether an unsettled device may be behind this provider."""
         provider = self._inventory.providers().get(provider_uuid)
         if provider:
             devices = self._inventory.devices
@@ -295,8 +295,11 @@ class Settling:
                              {part.provider_uuid for part in mine})
 
     def _part(self, device, region, provider_uuid, settled) -> _Part:
-        """Of a device that is to share a provider and has one of its own yet,
-        in Placement, this one: its allocation has not moved."""
+        """Return the part of a device to settle.
+
+        If the device will join a pool but Placement still has a provider of
+        its own, this provider: its allocation has not moved.
+        """
         provider = self._inventory.providers()[provider_uuid]
         devices = self._inventory.devices
         root = self._inventory.root

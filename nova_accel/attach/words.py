@@ -11,9 +11,8 @@ Other commands want something done. Two processes must not work on one card, nor
 judge one claim: such a command writes an order into the store and waits, and
 nova-compute carries it out and answers there: each in a thread of its own, as
 one may take long; what they work on has its own locks. An order that is not
-begun within journal.ORDER_SECONDS is void, so that none comes into force when
-its command has long ended; one that was begun when nova-compute ended is
-answered at the next start.
+begun within journal.ORDER_SECONDS expires, because its command no longer waits;
+one that was begun when nova-compute ended is answered at the next start.
 """
 
 from collections.abc import Callable

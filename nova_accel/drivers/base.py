@@ -174,8 +174,8 @@ class AcceleratorDriver(abc.ABC):
         """
 
     def confine(self, device: model.Device) -> model.Device:
-        """Take from guests what they can do to a device, where the operator
-        does not leave it to them; examine() changes nothing of that.
+        """Remove a guest's means to reprogram the device, unless the operator
+        allows them. examine() must not do this.
 
         Called after each examine(). Where that told of a region that a guest
         can reprogram, and a server has it, what the region carries has been
@@ -206,16 +206,16 @@ class AcceleratorDriver(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> Hashable:
-        """Cheap to make, and different when find() would tell others, or when
-        examine() would tell something else of those.
+        """Return a cheap value that changes whenever find() or examine() would
+        return something else.
 
         No subprocess, a handful of directory listings, no attributes of
         devices.
         """
 
     def state(self, address: str) -> Hashable:
-        """Cheap to make, and different when examine() would tell something
-        else of one device without a sign in fingerprint().
+        """Return a cheap value that changes whenever examine() would return
+        something else of one device that fingerprint() does not show.
 
         Called for each device every [accel] discovery_interval. May block:
         that costs this device only.

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The state of the devices: one owner, one lock.
 
-What a driver says of a device is kept apart from the reasons why we do not
-give it to anybody (fences); health follows from both.
+A device's health combines the report of its driver with fences, which are
+nova_accel's own reasons to withhold it.
 
 =================  =======================================  ==================
 state of a device  comes by                                 goes by
@@ -556,7 +556,7 @@ class DeviceTable:
     # Fences
 
     def fence(self, address: str, cause: Fence, reason: str) -> bool:
-        """Give the device to nobody.
+        """Withhold the device from all servers.
 
         :param reason: one clause.
         :returns: whether that is new.

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Which card is the one that a server got, and which one an operator means:
-decided here, and nowhere else.
+"""Match claims, and what an operator names, to cards.
 
 A claim remembers the serial number of its device, because a PCI address only
 names a place in the host: a boot may number the places anew, and people

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Our providers in Nova's provider tree, which Nova reports to Placement.
 
-What is ours is told by the names of the providers, and by nothing that is
-remembered; what we reserve, by the ledger.
+Providers of nova_accel are recognized by their names only; no state is kept of
+them. The ledger has what nova_accel reserves.
 
 ==============================  ============================================
 a provider under our names      what is done

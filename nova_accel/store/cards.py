@@ -212,7 +212,7 @@ class Cards(file.File):
 
     @contextlib.contextmanager
     def _facts(self, db):
-        """Have the memory follow what a transaction says of cards."""
+        """Update the copy in memory with what a transaction says of cards."""
         yield
         rows.drop_what_says_nothing(db)
         self._remember(db)

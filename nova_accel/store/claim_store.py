@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The persistent store of a compute host: claims, and what devices were.
 
-nova-compute writes it. So do the operator's commands, in tables of their own,
-of which nova-compute hears by look().
+nova-compute writes it. The operator's commands write tables of their own, which
+nova-compute polls with look().
 """
 
 from collections.abc import Iterable

@@ -193,7 +193,7 @@ class File:
             time.sleep(_BUSY_PAUSE)
 
     def _change(self, **fields):
-        """Have the memory follow, once the transaction is written."""
+        """Update the copy in memory after the commit."""
         self._changed = dataclasses.replace(
             self._changed or self._known, **fields)
 

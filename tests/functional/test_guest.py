@@ -236,8 +236,8 @@ class GuestTest(operations.OperationsTestBase):
         return asked.call_args
 
     def test_guest_lets_go_late(self):
-        """Suspend, where the guest lets go of a device when nobody waits any
-        longer: it gets it back when nova-compute next compares."""
+        """Suspend, where the guest releases a device after the time limit: it
+        gets it again when nova-compute next compares."""
         reconciler = self.computes[self.host].driver.reconciler
         late = self.suspend_fails()
         self.domain(self.server).detachDeviceFlags(*late.args, **late.kwargs)
