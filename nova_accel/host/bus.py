@@ -20,9 +20,9 @@ _CORRECTED = 'aer_dev_correctable'
 _WIDTH, _SPEED = 'current_link_width', 'current_link_speed'
 _MOST_WIDTH, _MOST_SPEED = 'max_link_width', 'max_link_speed'
 _POWER = 'power_state'
+_LIMITS = {_WIDTH: _MOST_WIDTH, _SPEED: _MOST_SPEED}
 _ERRORS = (_FATAL, _NONFATAL, _CORRECTED)
 _ALL = (*_ERRORS, _WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED, _POWER)
-_OF_PORT = (*_ERRORS, _MOST_WIDTH, _MOST_SPEED)
 #: errors that the two ends of a link detect, which no guest can provoke: data
 #: link protocol, surprise down, receiver overflow
 _OF_LINK = frozenset(('DLP', 'SDES', 'RxOF'))
@@ -49,7 +49,7 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
     Blocks for up to a minute while the function is reset, and wakes one that
     sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of its
-    card. Two directories are opened, and 13 attributes read.
+    card. Two directories are opened, and 11 attributes read.
 
     :param bridges: as pci.bridges(): of the port above, the last one, errors
         count as well.
@@ -57,11 +57,14 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
     """
     own = kernel.read_some(pci.path(function), _ALL)
     ports = bridges[1:]
-    port = kernel.read_some(pci.path(ports[-1]), _OF_PORT) if ports else {}
     yield from _errors(own, '')
     if ports:
-        yield from _errors(port, f' at port {ports[-1]}')
-    yield from _link(own, port)
+        yield from _errors(kernel.read_some(pci.path(ports[-1]), _ERRORS),
+                           f' at port {ports[-1]}')
+    if any(0 < _number(own, now) < _number(own, most)
+           for now, most in _LIMITS.items()):
+        yield from _link(own, kernel.read_some(
+            pci.path(ports[-1]), _LIMITS.values()) if ports else own)
     if own.get(_POWER) == 'error':
         yield signals.Reading('power')
 
@@ -112,7 +115,7 @@ def _link(own, port) -> Iterator[signals.Reading]:
 
 def _least(own, port, name) -> int:
     """What both ends can; 0 where one does not tell."""
-    return min(_number(end, name) for end in (own, port or own))
+    return min(_number(own, name), _number(port, name))
 
 
 def _number(found, name) -> int:

@@ -3,9 +3,10 @@
 
 Devices of the driver pci, each below a root port of its own, as files below a
 directory; the kernel is that of a machine, and reads these files. Rounds with
-[accel] health = off and = observe: the difference is what health costs. Run
-with ``python -m tests.bench.health [devices [rounds [directory]]]``; the
-directory should be in memory, as /dev/shm.
+[accel] health = off and = observe: the difference is what health costs, of
+which "reading" is the part without threads. Run with
+``python -m tests.bench.health [devices [rounds [directory]]]``; the directory
+should be in memory, as /dev/shm.
 
 Counted: calls of read_some(), of which each opens one directory, and the
 attributes that they read. Times are of the processor; "judging" is the part
@@ -24,6 +25,7 @@ import time
 import yaml
 
 from nova_accel import conf
+from nova_accel.drivers import contract
 from nova_accel.drivers import pci_rule
 from nova_accel.host import kernel as host_kernel
 from nova_accel import inventory
@@ -100,6 +102,13 @@ def main():
             judging.append(time.process_time() - began)
         found._conditions.round = judged
         print(f'{devices} devices, median of {rounds} rounds, ms')
+        driver, reading = found._drivers['pci'], []
+        for _ in range(rounds):
+            began = time.process_time()
+            for device in found.devices.values():
+                contract.readings('pci', driver.health(device))
+            reading.append(time.process_time() - began)
+        print(f'reading {statistics.median(reading) * 1000:.1f} in one thread')
         for mode in MODES:
             CONF.set_override('health', [mode], 'accel')
             times = []

@@ -423,7 +423,12 @@ class NotToldTest(HealthTestCase):
     def test_observed_only(self):
         self.start(ONE)
         server = self.boot()
-        self.turn(**HALF)
-        self.host.owners.run()
-        self.assertEqual({}, self.host.cloud.read()['servers'][server][
-            'metadata'])
+        for fault in {'attributes': HALF}, {'vanish': True}:
+            self.host.kernel.set_fault(ONE, **fault)
+            # a device that is gone is scanned for, and then known
+            self.look()
+            self.look()
+            self.host.owners.run()
+            self.assertEqual({}, self.host.cloud.read()['servers'][server][
+                'metadata'])
+        self.assertEqual('gone', self.states()[ONE])

@@ -37,6 +37,7 @@ class Disk:
         #: what was done, in words
         self.log = []
         self.sanitize = (0, 0, 0)
+        self.health = (0, 300, 100, 10, 0)
         self.secondaries = [(VF1, 1, 1), (VF2, 2, 0)]
         #: controller -> queues and interrupts
         self.resources = {VF1: [3, 2]}
@@ -77,8 +78,13 @@ class Disk:
         struct.pack_into(layout, self.page, offset, *values)
 
     def get_log(self, nsid, cdw10, cdw11):
-        assert (cdw10, nsid) == (0x81 | 127 << 16, 0xffffffff)
-        self.put('<HHI', 0, *self.sanitize)
+        assert (cdw10 & ~0xff, nsid) == (127 << 16, 0xffffffff)
+        if cdw10 & 0xff == 0x81:
+            self.put('<HHI', 0, *self.sanitize)
+        else:
+            assert cdw10 & 0xff == 0x02
+            # warning, kelvins, spare, threshold, used
+            self.put('<BHBBB', 0, *self.health)
 
     def identify(self, nsid, cdw10, cdw11):
         ctypes.memset(self.page, 0, 4096)
@@ -282,6 +288,14 @@ class NvmeAdminTest(testtools.TestCase):
         self.disk.sanitize = log
         self.assertEqual(nvme_admin.SanitizeStatus(*expected),
                          nvme_admin.read_sanitize_status(FD))
+
+    def test_health(self):
+        self.disk.health = (0b1001, 350, 7, 10, 103)
+        self.assertEqual(nvme_admin.HealthLog(
+            warning=9, spare=7, least_spare=10, used=103),
+            nvme_admin.read_health(FD))
+        self.disk.refuses = (0x02,)
+        self.refused(errno.EIO, nvme_admin.read_health)
 
     # Format NVM
 

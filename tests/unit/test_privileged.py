@@ -553,6 +553,7 @@ class Privileged(testtools.TestCase):
         blocks = (nvme_admin.Namespace(1, 512, 0),)
         return ((self.kernel.read_nvme, PF),
                 (self.kernel.read_nvme_sanitize, PF),
+                (self.kernel.read_nvme_health, PF),
                 (self.kernel.start_nvme_sanitize, PF, 'crypto'),
                 (self.kernel.exit_nvme_sanitize_failure, PF),
                 (self.kernel.format_nvme, PF),
@@ -685,9 +686,9 @@ class Privileged(testtools.TestCase):
             'offer_xclbin', 'withdraw_xclbin')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
-        for name in ('read_nvme', 'read_nvme_sanitize', 'start_nvme_sanitize',
-                     'exit_nvme_sanitize_failure', 'format_nvme',
-                     'restore_nvme_namespaces', 'read_nvme_vfs',
+        for name in ('read_nvme', 'read_nvme_health', 'read_nvme_sanitize',
+                     'start_nvme_sanitize', 'exit_nvme_sanitize_failure',
+                     'format_nvme', 'restore_nvme_namespaces', 'read_nvme_vfs',
                      'format_nvme_vf', 'reset_nvme_vf',
                      'read_device_serial'):
             self.assertTrue(privsep.disks.is_entrypoint(
