@@ -2,7 +2,7 @@
 """Asking the drivers: which devices they have, and how each card is.
 
 A scan asks every driver for the addresses of its devices, and has each card
-examined by itself; all of that side by side under one time limit. A look, each
+examined alone; all of that side by side under one time limit. A look, each
 [accel] discovery_interval and when the kernel tells of a change, finds out
 cheaply which drivers and cards have to be scanned. What fails or hangs is
 fenced, and the others go on.
@@ -119,7 +119,7 @@ class Scanner:
 
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
-        """Ask the drivers, each card by itself, all under one time limit.
+        """Ask the drivers, card by card, all under one time limit.
 
         What raises or does not answer in time is fenced with what was known
         of it; the others are as their drivers say. Errors are logged, never
@@ -184,7 +184,7 @@ class Scanner:
                 self._gone(address, device.driver, ticket)
 
     def _driver_of(self, address: str) -> str:
-        """'' where nobody knows the card."""
+        """Return the driver that knows a card; '' if none does."""
         device = self._table.told(address)
         with self._lock:
             return (device.driver if device

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A cloud of thousands of hosts: where servers land, and what it costs.
 
-Nova's SchedulerManager with its filters and weighers, ours beside them, and a
+Nova's SchedulerManager with its filters and weighers, those of nova_accel and a
 real Placement, which claims too. The hosts are rows written into Placement's
 database, and HostStates as nova-scheduler has them of the cells; nova-compute
 is played by what it writes into Placement: a region shows the function of its
-last server, and that it is programmable while nobody has it. The trace is of
+last server, and that it is programmable while it is free. The trace is of
 Zipf's kind; half of the regions (--load) are taken when it begins, and servers
-end as others begin, so that the load stays.
+end as others begin, and the load stays.
 
 Several schedulers know of their own requests only. Of as many requests in a
 row as there are schedulers, all have Placement's answer before the first of
@@ -18,11 +18,11 @@ Columns of what is printed:
 loaded      share of servers whose region carried their function
 all seen    the same trace without Placement, where one scheduler sees all
             regions (tests.bench.reuse)
-refused     servers for which there was no host
+refused     servers that found no host
 races       claims that another server was faster with, for each server
-Nova, ours  requests to Placement for each server: of Nova's scheduler, of ours
-ms          in which Placement answered Nova's question; ours; and processor
-            time of the scheduling beside both
+Nova, accel requests to Placement for each server: of Nova, of nova_accel
+ms          in which Placement answered Nova's question; nova_accel's; and
+            processor time of the scheduling beside both
 
 Run with ``python -m tests.bench.fleet [--requests N] [--randomize] [ROW ...]``;
 a row is hosts,functions,limit,schedulers, and --randomize sets Placement's
@@ -317,13 +317,13 @@ class Cloud(test.TestCase):
     def watched_get(self, client, url, *args, **kwargs):
         novas = url.startswith('/allocation_candidates') and (
             'in_tree' not in url)
-        self.counts['Nova' if novas else 'ours'] += 1
+        self.counts['Nova' if novas else 'accel'] += 1
         begin = time.monotonic()
         try:
             return self.get(client, url, *args, **kwargs)
         finally:
             if not novas:
-                self.times['ours'] += time.monotonic() - begin
+                self.times['accel'] += time.monotonic() - begin
 
     def claim(self, claims):
         def claimed(*args, **kwargs):
@@ -364,7 +364,7 @@ class Cloud(test.TestCase):
         return answer
 
     def schedule(self, spec, end, function):
-        asked = self.times['Nova'] + self.times['ours']
+        asked = self.times['Nova'] + self.times['accel']
         begin = time.monotonic()
         try:
             [[selected, *_]] = self.manager.select_destinations(
@@ -375,7 +375,7 @@ class Cloud(test.TestCase):
             return None
         finally:
             self.times['rest'] += time.monotonic() - begin - (
-                self.times['Nova'] + self.times['ours'] - asked)
+                self.times['Nova'] + self.times['accel'] - asked)
         held = json.loads(selected.allocation_request)['allocations']
         region, = held.keys() & self.carried.keys()
         loaded = self.carried[region] == function
@@ -420,7 +420,7 @@ def measure(hosts, functions, limit, schedulers, requests, load,
             f'{counts["Nova"] / count:.2f}',
             f'{counts["ours"] / count:.2f}',
             *(f'{1000 * times[what] / count:.0f}'
-              for what in ('Nova', 'ours', 'rest')))
+              for what in ('Nova', 'accel', 'rest')))
 
 
 def _row(text):
@@ -438,8 +438,8 @@ def main():
     objects.register_all()
     print(FORM.format(
         'hosts', 'regions', 'functions', 'limit', 'schedulers', 'servers',
-        'loaded', 'all seen', 'refused', 'races', 'Nova', 'ours', 'Nova, ms',
-        'ours', 'scheduler'))
+        'loaded', 'all seen', 'refused', 'races', 'Nova', 'accel', 'Nova, ms',
+        'accel', 'scheduler'))
     for row in args.rows:
         print(FORM.format(*measure(*row, args.requests, args.load,
                                    args.randomize)),

@@ -33,7 +33,7 @@ ROOT = str(uuid.uuid5(uuid.NAMESPACE_DNS, NODE))
 PROJECT = 'demo'
 #: the project of the operator
 OPERATORS = 'admin'
-#: that Placement has by itself
+#: that Placement knows from its start
 TRAITS = frozenset(os_traits.get_traits())
 
 
