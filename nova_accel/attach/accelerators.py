@@ -133,7 +133,7 @@ class Accelerators:
         return True
 
     def reported(self) -> None:
-        """Nova has written at its start what report() gave it."""
+        """Note that Nova has written what report() gave it at its start."""
         self.relocation.look_again()
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Accelerators:
 
     def can_have(self, server: request.Server,
                  allocations: plan.Allocations, moving: bool = False) -> bool:
-        """Whether plug() would find what the flavor of a server demands.
+        """Return whether plug() would find what the flavor of a server demands.
 
         A look in memory and in the store, which claims nothing: Nova calls it
         under the lock that each build needs. What is being cleaned after
@@ -337,7 +337,7 @@ class Accelerators:
 
     def handles_to_start(self, context, server: request.Server,
                          ) -> list[model.AttachHandle]:
-        """What the guest that is about to start is to have, ready for it.
+        """Return what the guest that is about to start must have, ready for it.
 
         A server whose devices are being plugged waits for that; every other
         one had its devices before.
@@ -354,7 +354,7 @@ class Accelerators:
     def resume(self, context, server: request.Server,
                requests: plan.Requests | None = None,
                claimed: list[model.Claim] | None = None) -> None:
-        """Make the devices of a server as they were, before it starts again.
+        """Restore the devices of a server before it starts again.
 
         Releases nothing that the server held, and asks Placement only where a
         claim is missing or half done.
@@ -419,8 +419,8 @@ class Accelerators:
                 claim for claim in old if claim.uuid in uuids]), wait=False)
 
     def restore(self, context, server: request.Server) -> None:
-        """Make the devices of a server as they were, whose guest is not to
-        be made, but goes on.
+        """Restore the devices of a server whose guest goes on, and is not
+        created again.
 
         :raises AcceleratorError: one is not.
         """
@@ -450,26 +450,27 @@ class Accelerators:
     # What is held
 
     def mediated_devices(self) -> set[str]:
-        """UUIDs that are ours, whether there is such a device now or not."""
+        """Return the UUIDs of our mediated devices, also of those that are
+        not there now."""
         found = [c.handle for c in self.holdings.all()]
         for device in self.inventory.devices.values():
             found += device.handles
         return {h.address for h in found if h.type is model.HandleType.MDEV}
 
     def holds(self, server_uuid: str) -> bool:
-        """Whether a server has, had or is getting anything here."""
+        """Return whether a server has, had or is getting anything here."""
         return (self.plugs.is_under_way(server_uuid)
                 or bool(self.store.claims(server_uuid)))
 
     def handles(self, server_uuid: str) -> list[model.AttachHandle]:
-        """What the guest of a server has to have, in a stable order."""
+        """Return what the guest of a server has to have, in a stable order."""
         return [claim.handle for claim in self.holdings.of(server_uuid)]
 
     def to_tell(self, server: request.Server, metadata: Mapping[str, str],
                 ) -> dict[str, str]:
-        """What the owner of a server is to read in its metadata: which of the
-        functions that a group lists the server got, and which of the traits
-        that it prefers its device has.
+        """Return what the owner of a server has to read in its metadata: which
+        of the functions that a group lists the server got, and which of the
+        traits that it prefers its device has.
 
         A key of an earlier flavor is corrected, and no other is touched.
 
@@ -505,7 +506,7 @@ class Accelerators:
         return {key: got} if metadata.get(key) != got else {}
 
     def numa_nodes(self, server_uuid: str) -> dict[str, int]:
-        """Where in the host what a server holds is.
+        """Return where in the host the devices of a server are.
 
         :returns: address of a handle -> NUMA node of its device, where that
             is known.
@@ -519,7 +520,8 @@ class Accelerators:
 
     def exclusive(self, server_uuid: str,
                   ) -> contextlib.AbstractContextManager[None]:
-        """While the claims, or the devices in a running guest, are changed.
+        """Hold the server's lock: its claims, or the devices in its running
+        guest, are changed.
 
         A caller that begins under it sees by the server's task_state whether
         Nova is at it; Nova's operations wait_until_idle() before they touch
@@ -538,13 +540,13 @@ class Accelerators:
             pass
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
-        """The server moves away; what it has is kept for its return."""
+        """Keep what a server that moves away has for its return."""
         self.releases.finish(server_uuid)
         self.holdings.set_aside(server_uuid, migration_uuid)
 
     def revert(self, context, server_uuid: str, migration_uuid: str) -> None:
-        """The server is back from where it moved: what it has goes, and what
-        it had before is its own again.
+        """Release what the server has, and return what it had before the
+        move to it.
 
         :raises AcceleratorsUnavailable: that cannot be written; nothing has
             changed.
@@ -556,7 +558,7 @@ class Accelerators:
         self.releases.clean(context, lost, wait=False)
 
     def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
-        """The server stays where it moved; what it had before goes."""
+        """Release what the server had before it moved."""
         self.releases.clean(context, self.releases.lose(
             server_uuid, lambda: self.holdings.of_migration(
                 server_uuid, migration_uuid)))

@@ -28,7 +28,7 @@ class Choice:
         self._kernel = kernel
 
     def choose(self, server, takes, kept, soon=()):
-        """Free handles of the allocated providers, all of them chosen
+        """Choose free handles of the allocated providers, all of them
         together.
 
         :param kept: claims that the server keeps.
@@ -85,7 +85,7 @@ class Choice:
             f'has free {where}: the build is retried on another host.')
 
     def _free(self, provider, held):
-        """(device, handle) of a provider that no server has.
+        """Return each (device, handle) of a provider that no server has.
 
         :param held: claims of servers.
         """
@@ -107,7 +107,7 @@ class Choice:
                 *pci.bridges(self._kernel, address), address)
 
     def _parts(self, provider):
-        """The devices behind a provider, each with what has the handles:
+        """Return the devices behind a provider, each with what has the handles:
         itself or its region. Of a pool those that are well.
 
         :raises DeviceUnavailable: the only one is not.

@@ -65,26 +65,26 @@ class Holdings:
 
     def of_migration(self, server_uuid: str, migration_uuid: str,
                      ) -> list[model.Claim]:
-        """What a server had before a move, as of()."""
+        """Return what a server had before a move, as of()."""
         return [claim for claim in self.of(server_uuid, model.Role.OLD)
                 if claim.consumer_uuid == migration_uuid]
 
     def of(self, server_uuid: str, role: model.Role = model.Role.CURRENT,
            ) -> list[model.Claim]:
-        """What a server holds, in a stable order, without what it lost."""
+        """Return what a server holds, in a stable order."""
         return [claim for claim in self._store.claims(server_uuid, role)
                 if claim.state is not _State.DELETING]
 
     def all(self) -> list[model.Claim]:
-        """Every claim of this host, those that are being released too."""
+        """Return every claim of this host, also those being released."""
         return self._store.claims()
 
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
-        """The claims as they are now, without those that have ended."""
+        """Return the claims as they are now, without those that have ended."""
         return self._store.by_uuid([claim.uuid for claim in claims])
 
     def named(self, uuids: Collection[str]) -> list[model.Claim]:
-        """The claims of these uuids that have not ended."""
+        """Return the claims of these uuids that have not ended."""
         return self._store.by_uuid(uuids)
 
     def being_released(self) -> list[model.Claim]:
@@ -100,12 +100,12 @@ class Holdings:
         self._store.add(claims)
 
     def provisioning(self, claims: Iterable[model.Claim]) -> None:
-        """Work on the devices begins."""
+        """Write down that work on the devices begins."""
         self._go('provisioning', claims, state=_State.PROVISIONING)
 
     def bound(self, claims: Iterable[model.Claim],
               region: model.Region | None, by_owner: bool = False) -> None:
-        """The devices are ready for the guest.
+        """Write down that the devices are ready for the guest.
 
         :param region: the one of all of them, whose content is put back where
             the card forgets it, and which is cleaned after the server; None
@@ -126,11 +126,13 @@ class Holdings:
         self._go('bound', claims, state=_State.BOUND, error='', **changes)
 
     def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
-        """The devices are ready, with what they are to carry unchanged."""
+        """Write down that the devices are ready, with what they must carry
+        unchanged."""
         self._go('bound', claims, state=_State.BOUND, error='')
 
     def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
-        """It is not known what is on the devices; the next start finds out."""
+        """Write down that it is not known what is on the devices; the next
+        start finds out."""
         self._go('doubt', claims, state=_State.UNKNOWN, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
@@ -153,7 +155,7 @@ class Holdings:
             raise
 
     def releasing(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
-        """The server has lost them; they are not free yet.
+        """Write down that the server has lost them; they are not free yet.
 
         :returns: those that have not ended already.
         """
@@ -161,7 +163,7 @@ class Holdings:
                         state=_State.DELETING, error='')
 
     def released(self, claims: Iterable[model.Claim]) -> None:
-        """The devices are clean and free."""
+        """End claims whose devices are clean and free."""
         with self._lock:
             before = self._checked('released', claims, gone_is_fine=True)
             self._store.remove(before)
@@ -217,13 +219,13 @@ class Holdings:
         self._store.update([claim], **identity)
 
     def relocated(self, claim: model.Claim, provider_uuid: str) -> None:
-        """Placement has its allocation with another provider now."""
+        """Write down the provider that has its allocation now."""
         self._store.update([claim], provider_uuid=provider_uuid)
 
     # Between two servers
 
     def unclean(self) -> frozenset[model.Unclean]:
-        """Handles that were released without cleaning."""
+        """Return the handles that were released without cleaning."""
         return self._store.unclean()
 
     def note_unclean(self, claim: model.Claim, policy: str | None) -> None:
@@ -247,7 +249,7 @@ class Holdings:
             claim.handle, claim.device_address, claim.region_index))
 
     def waiting(self) -> set[model.AttachHandle]:
-        """Handles that wait for the operator."""
+        """Return the handles that wait for the operator."""
         return {w.handle for w in self.to_be_given_back()}
 
     def to_be_given_back(self) -> tuple[model.Waiting, ...]:
@@ -266,13 +268,13 @@ class Holdings:
     # Servers that move
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
-        """The server moves away; what it has here is the migration's now."""
+        """Make what a server has here its migration's."""
         self._store.update(self.of(server_uuid), consumer_uuid=migration_uuid)
 
     def revert(self, server_uuid: str, claims: Iterable[model.Claim],
                ) -> list[model.Claim]:
-        """The move is reverted, in one transaction: what the server has
-        goes, and what the migration had is the server's again.
+        """Revert a move in one transaction: what the server has goes, and
+        what the migration had is the server's again.
 
         :param claims: the latter.
         :returns: those that the server has lost; they are not free yet.

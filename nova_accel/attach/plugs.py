@@ -76,14 +76,14 @@ class Plugs:
         self._plugging[server.uuid] = plugging
 
     def is_under_way(self, server_uuid: str) -> bool:
-        """Whether a plug of the server has begun, and is needed still."""
+        """Return whether a plug of the server has begun, and is needed."""
         return server_uuid in self._plugging
 
     @contextlib.contextmanager
     def plugged(self, context, server: request.Server,
                 allocations: Allocations, rebuilt: bool = False,
                 ) -> Iterator[None]:
-        """While Nova builds a guest: its devices are plugged meanwhile.
+        """Plug the devices of a guest while Nova builds it.
 
         When it fails, the server loses what it got for this guest, unless the
         guest runs: then a device under it would be given to another one.
@@ -98,7 +98,7 @@ class Plugs:
             self._plugging.pop(server.uuid, None)
 
     def abandon(self, context, server_uuid: str) -> None:
-        """The build failed before Nova created its guest."""
+        """Release what a build got that failed before its guest existed."""
         try:
             self._give_up(context, server_uuid, None)
         finally:

@@ -70,7 +70,7 @@ class Relocation:
         self._told: list[_Move] | None = None
 
     def is_needed(self, node: str, root_uuid: str) -> bool:
-        """Whether Placement has allocations that are to move.
+        """Return whether Placement has allocations that have to move.
 
         Costs nothing when no allocation is elsewhere, or none has come to be
         since the last call.
