@@ -24,6 +24,7 @@ from nova_accel.cmd import loading
 from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import exception
+from nova_accel.host import privileged
 from nova_accel import model
 from nova_accel import privsep
 from nova_accel.store import claim_store
@@ -38,6 +39,7 @@ GPU = '0000:3b:00.0'
 DISK = '0000:d8:00.0'
 HELPER = os.path.join(os.path.dirname(sys.executable), 'privsep-helper')
 LOADING_FAILURE = loading.failure
+CREDENTIALS_HERE = privileged.credentials_here
 GLANCE = 'http://glance.example'
 KEYSTONE = 'http://keystone.example/v3'
 NOVA = 'http://nova.example/v2.1'
@@ -119,7 +121,11 @@ class CheckTestCase(commands.CommandTestCase):
         # the loaded machine of a test run is given time
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.checks._SECONDS', 300))
-        # this process is root; where privileges are tested it starts others
+        # as if this process were root; where privileges are tested it starts
+        # others
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.privileged.credentials_here',
+            lambda: (0, (1 << 64) - 1)))
         for context in (privsep.ctx, privsep.disks):
             context.set_client_mode(False)
             self.addCleanup(context.set_client_mode, True)
@@ -176,7 +182,17 @@ class CheckTestCase(commands.CommandTestCase):
         self.http.get(f'{PLACEMENT}/traits', json=traits)
         self.http.get(f'{PLACEMENT}/resource_providers', json=listed)
 
+    def need_root(self):
+        """Of processes with privileges, which an ordinary user and a
+        container cannot start."""
+        user, mask = CREDENTIALS_HERE()
+        if user or not all(
+                mask >> int(needed) & 1 for context in (
+                    privsep.ctx, privsep.disks) for needed in context.needs):
+            self.skipTest('it needs root with all capabilities')
+
     def use_processes(self):
+        self.need_root()
         for context in (privsep.ctx, privsep.disks):
             context.set_client_mode(True)
             self.addCleanup(context.stop)
@@ -507,6 +523,7 @@ class ComputeTest(CheckTestCase):
                          '/nonexistent')
 
     def test_privileged_process_without_its_capability(self):
+        self.need_root()
         privsep.disks.set_client_mode(True)
         self.addCleanup(privsep.disks.stop)
         self.set('nova_accel_privileged_disks', helper_command=(
@@ -514,6 +531,7 @@ class ComputeTest(CheckTestCase):
         self.assertFails('privileges', 'CAP_SYS_ADMIN')
 
     def test_privileged_process_of_another_user(self):
+        self.need_root()
         privsep.ctx.set_client_mode(True)
         self.addCleanup(privsep.ctx.stop)
         self.set('nova_accel_privileged', helper_command=(
