@@ -561,7 +561,8 @@ class ComputeTest(CheckTestCase):
 
     def test_state_path(self):
         self.sections['DEFAULT']['host'] = 'compute1'
-        self.set('accel')
+        # by default below it
+        self.set('accel', bitstream_cache=self.directory)
         with open(self.config) as file:
             text = file.read()
         with open(self.config, 'w') as file:
