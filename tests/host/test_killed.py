@@ -428,6 +428,8 @@ class ExchangedTest(DiskTest):
         # it comes back
         kernel.set_fault(self.SLOT, vanish=None)
         kernel.exchange_cards(DISK, self.SLOT)
+        # and the other one, which is not offered with what he has on it, too
+        kernel.write_disk(self.SLOT, '')
         self.compute.run([['reconcile']])
 
     def test_delete(self):
