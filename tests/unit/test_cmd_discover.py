@@ -120,7 +120,7 @@ class Discover(commands.StoreCommandTestCase):
         self.host.kernel.guest_takes(A)
         unknown, = (row for row in self.rows() if row['Device'] == A)
         self.assertEqual(
-            'quarantined, it is bound to vfio-pci, so that its regions were '
+            'quarantined, it is bound to vfio-pci, and its regions were '
             'never seen: if no guest has it, bind it to dfl-pci',
             unknown['Health'])
         self.store.add([claim('s1', model.AttachHandle(
