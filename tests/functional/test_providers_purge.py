@@ -9,6 +9,7 @@ from oslo_utils import uuidutils
 from nova_accel.cmd import cloud as commands_cloud
 from nova_accel.cmd import providers
 from nova_accel import exception
+from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
 
@@ -86,6 +87,15 @@ class PurgeTest(base.AcceleratorTestBase):
         # regions before their card
         self.assertEqual(f'{host}_accel_0000:5e:00.0', found[-1].name)
         self.assertEqual(before, self.names(host))
+        # of nova_accel itself: what Placement keeps can be deleted
+        for name in self.computes:
+            providers.purge(self.service, name)
+        trait = f'/traits/{naming.function_trait(base.NLB3)}'
+        self.assertEqual(204, self.placement.get(
+            trait, version='1.6').status)
+        self.placement.delete(trait, version='1.6')
+        self.assertEqual(404, self.placement.get(
+            trait, version='1.6').status)
 
     @cloud.fresh
     def test_providers_of_others_stay(self):
