@@ -7,14 +7,13 @@ import dataclasses
 import typing
 
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as holding
 from nova_accel.attach import plan
+from nova_accel.attach import releases as release
 from nova_accel.host import limited
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
-
-if typing.TYPE_CHECKING:
-    from nova_accel.attach import accelerators
 
 LOG = logging.getLogger(__name__)
 #: seconds in which the devices of a server are ready or an error has come:
@@ -42,10 +41,29 @@ class _Plugging:
                      f'Preparing accelerators for server {server_uuid}')
 
 
+class Verbs(typing.Protocol):
+    """What is used of attach.accelerators.Accelerators."""
+
+    holdings: holding.Holdings
+    releases: release.Releases
+
+    def plug(self, context, server: request.Server,
+             allocations: plan.Allocations | None,
+             claimed: list[model.Claim] | None = None) -> list[model.Claim]:
+        ...
+
+    def resume(self, context, server: request.Server,
+               requests: plan.Requests | None = None,
+               claimed: list[model.Claim] | None = None) -> None:
+        ...
+
+    def wait_until_idle(self, server_uuid: str) -> None:
+        ...
+
+
 class Plugs:
 
-    def __init__(self, verbs: 'accelerators.Accelerators',
-                 cloud: novas.Cloud):
+    def __init__(self, verbs: Verbs, cloud: novas.Cloud):
         self._verbs = verbs
         self._cloud = cloud
         self._plugging: dict[str, _Plugging] = {}
