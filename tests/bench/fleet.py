@@ -22,7 +22,7 @@ refused     servers that found no host
 races       claims that another server was faster with, for each server
 Nova, accel requests to Placement for each server: of Nova, of nova_accel
 ms          in which Placement answered Nova's question; nova_accel's; and
-            processor time of the scheduling beside both
+            what the scheduling took beside both
 
 Run with ``python -m tests.bench.fleet [--requests N] [--randomize] [ROW ...]``;
 a row is hosts,functions,limit,schedulers, and --randomize sets Placement's
@@ -418,7 +418,7 @@ def measure(hosts, functions, limit, schedulers, requests, load,
             f'{statistics.mean(placed):.3f}', f'{fleet.with_all_seen():.3f}',
             count - len(placed), f'{counts["races"] / count:.2f}',
             f'{counts["Nova"] / count:.2f}',
-            f'{counts["ours"] / count:.2f}',
+            f'{counts["accel"] / count:.2f}',
             *(f'{1000 * times[what] / count:.0f}'
               for what in ('Nova', 'accel', 'rest')))
 
