@@ -271,12 +271,12 @@ def main():
         file.write(f'[accel]\nbitstream_cache = {ROOM}/nobody\n')
     cfg.CONF([], project='nova', default_config_files=[settings])
     cfg.CONF.set_override(
-        'helper_command', os.path.join(sys.prefix, 'bin/privsep-helper'),
-        group='nova_accel_privileged')
+        'helper_command', f'{sys.prefix}/bin/privsep-helper --config-file '
+        f'{settings}', group='nova_accel_privileged')
     print(f'$ {" ".join(sys.argv[1:])}', flush=True)
     driver = dfl.DflDriver(host_kernel.Kernel())
     if args.step(driver, args) is False:
-        print('  NOT AS EXPECTED')
+        print('  NOT AS EXPECTED', flush=True)
         os._exit(1)
     sys.stdout.flush()
     # the privileged process ends with its socket
