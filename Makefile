@@ -7,7 +7,8 @@
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
-# make floor  unit, host and nova-compute's start with the libraries of Nova 31
+# make floor  unit, host and nova-compute's start with the libraries of Nova 31;
+#             NOVA=32.2.1 or 33.0.2: with those of that release
 # make layouts  nova-compute starts, however Nova and we are installed; as root
 #             beside Debian's packages too; minutes
 # make bench  figures with counts
@@ -24,6 +25,8 @@ NOVA ?= 34.0.0
 CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
+# errors only: pip warns of each package that a further index does not have
+QUIETLY = --quiet --quiet --disable-pip-version-check
 
 .PHONY: help demo test parts style docs unit host functional soak sigterm mutants nova-tests \
 	nova-tests-part bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
@@ -39,9 +42,11 @@ demo: $(STAMP)
 
 PARTS = style unit host functional nova-tests-part
 
-test: $(PARTS)
+# two parts at a time
+test: $(STAMP)
+	@$(BIN)/python -m tests.ci --parts $(VENV)
 
-# for tests/ci.py, which runs them one by one
+# for tests/ci.py
 parts:
 	@echo $(PARTS)
 
@@ -51,17 +56,18 @@ style: $(STAMP)
 
 # the page of release notes reads them from git
 docs: $(STAMP)
-	@test -x $(BIN)/sphinx-build || $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
+	@test -x $(BIN)/sphinx-build || $(BIN)/python -m pip install $(QUIETLY) \
+		-c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
 	$(BIN)/python -m tests.built_pages docs/build/html
 
 # the tests of a folder, or TEST: a module, a class or a test by its name
 TEST ?=
+KEPT = --top-dir . --repo-url build/stestr
 define run
 	$(if $(TEST),$(BIN)/python -m testtools.run $(TEST),\
-		$(BIN)/python -m tests.times && \
-		$(BIN)/stestr --test-path ./tests/$@ --top-dir . run $(STESTR))
+		$(BIN)/python -m tests.times $@ && \
+		$(BIN)/stestr --test-path ./tests/$@ $(KEPT)/$@ run $(STESTR))
 endef
 # more processes than cores, because tests wait; each imports what it may run
 unit: STESTR = --concurrency $$(($$(nproc) + 1))
@@ -80,11 +86,12 @@ functional: $(STAMP)
 	$(run)
 
 # what is asked of another release of Nova each time, see tests/ci.py
-FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|report)\.|test_operations\.(Keep|Move)Test
+FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|live_migration|report)\.|test_operations\.(Keep|Move)Test
 functional-part: STESTR = --concurrency $$((2 * $$(nproc))) \
 	--group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
 functional-part: $(STAMP)
-	$(BIN)/stestr --test-path ./tests/functional --top-dir . run $(STESTR)
+	$(BIN)/python -m tests.times functional
+	$(BIN)/stestr --test-path ./tests/functional $(KEPT)/functional run $(STESTR)
 
 # minutes; docs/source/contributor/testing.rst says how to play a failure again
 SOAK_MINUTES ?= 60
@@ -116,12 +123,19 @@ layouts: $(STAMP)
 
 .PHONY: layouts floor
 
-# setup.cfg promises these versions
-floor: OLDEST = VENV=.venv-nova31 NOVA=31.0.0 CONSTRAINTS=constraints-nova31.txt
+# setup.cfg promises the versions of the oldest Nova; NOVA of another release
+# takes those of that one
+ifeq ($(origin NOVA),command line)
+floor: RELEASE = $(NOVA)
+else
+floor: RELEASE = 31.0.0
+endif
+floor: FLOOR = nova$(firstword $(subst ., ,$(RELEASE)))
+floor: THEN = VENV=.venv-$(FLOOR) NOVA=$(RELEASE) CONSTRAINTS=constraints-$(FLOOR).txt
 floor:
-	$(MAKE) unit $(OLDEST)
-	$(MAKE) host $(OLDEST)
-	$(MAKE) functional TEST=tests.functional.test_layouts $(OLDEST)
+	$(MAKE) unit $(THEN)
+	$(MAKE) host $(THEN)
+	$(MAKE) functional TEST=tests.functional.test_layouts $(THEN)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot
@@ -131,6 +145,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.closeness
 	$(BIN)/python -m tests.bench.commands
 	$(BIN)/python -m tests.bench.handover
+	$(BIN)/python -m tests.bench.hang
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
 
@@ -144,6 +159,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.commands 1
 	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 20,20,20,3
 	$(BIN)/python -m tests.bench.handover 1 0
+	$(BIN)/python -m tests.bench.hang 3
 	$(BIN)/python -m tests.bench.report 1 2
 	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30
 	$(BIN)/python -m tests.bench.weigh 1 1
@@ -179,7 +195,7 @@ $(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit("nova_accel needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Setting up $(VENV) (a minute or two, once) ...'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	@$(BIN)/python -m pip install $(QUIETLY) \
 		-c $(CONSTRAINTS) nova==$(NOVA) -e '.[test]'
 	@touch $@
 

@@ -79,6 +79,23 @@ class Picture:
             f'<path class="tip" d="M{x},{y} L{left[0]},{left[1]} '
             f'L{right[0]},{right[1]} z"/>']
 
+    def column(self, y, rows, width, height, x, gap=18, arrows=True):
+        """Draw boxes below each other, with lines beside each.
+
+        :param rows: (kind of box, its name, lines beside it) of each.
+        :param x: of the lines.
+        :returns: y of what comes next.
+        """
+        middle = 8 + width // 2
+        for number, (kind, name, *lines) in enumerate(rows):
+            if number and arrows:
+                self.arrow((middle, y - gap), (middle, y))
+            self.box(8, y, width, name, kind=kind, height=height)
+            for row, line in enumerate(lines):
+                self.text(x, y + height // 2 - 4 + LINE * row, line)
+            y += height + gap
+        return y
+
     def svg(self) -> str:
         """Return the picture as SVG."""
         return '\n'.join([
@@ -104,14 +121,7 @@ def request() -> Picture:
         ('ours', 'card', 'is programmed; the function', 'is read back'),
         ('box', 'Placement', 'gets the traits of what is', 'loaded now'),
         ('box', 'libvirt', 'starts the guest with its', 'device'))
-    y = 10
-    for number, (kind, name, *lines) in enumerate(rows):
-        picture.box(8, y, 124, name, kind=kind, height=36)
-        for row, line in enumerate(lines):
-            picture.text(142, y + 14 + LINE * row, line)
-        if number < len(rows) - 1:
-            picture.arrow((70, y + 36), (70, y + 54))
-        y += 54
+    picture.column(10, rows, 124, 36, 142)
     return picture
 
 
@@ -169,25 +179,14 @@ def hands() -> Picture:
         ('box', 'recorded', 'who had it and what was done:',
          'nova-accel handovers'),
         ('ours', 'server B', 'a build that came meanwhile', 'has waited'))
-    y = 10
-    for number, (kind, name, *lines) in enumerate(rows):
-        picture.box(8, y, 104, name, kind=kind, height=40)
-        for row, line in enumerate(lines):
-            picture.text(120, y + 16 + LINE * row, line)
-        if number < len(rows) - 1:
-            picture.arrow((60, y + 40), (60, y + 58))
-        y += 58
-    for kind, name, *lines in (
-            ('bad', 'a step fails', 'reserved; tried again each',
-             'discovery_interval'),
-            ('bad', 'operator', 'that policy: reserved until you',
-             'lower it in Placement'),
-            ('bad', 'disabled', 'nova-accel disable: no server',
-             'until nova-accel enable')):
-        picture.box(8, y, 104, name, kind=kind, height=40)
-        for row, line in enumerate(lines):
-            picture.text(120, y + 16 + LINE * row, line)
-        y += 50
+    y = picture.column(10, rows, 104, 40, 120)
+    picture.column(y, (
+        ('bad', 'a step fails', 'reserved; tried again each',
+         'discovery_interval'),
+        ('bad', 'operator', 'that policy: reserved until you',
+         'lower it in Placement'),
+        ('bad', 'disabled', 'nova-accel disable: no server',
+         'until nova-accel enable')), 104, 40, 120, 10, False)
     return picture
 
 

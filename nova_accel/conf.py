@@ -72,6 +72,13 @@ Types of vGPUs to create, the preferred ones first, by the name in
 mdev_supported_types, the vendor's name, or the number. Items ``<PCI
 address>=<type>`` replace the other items for that GPU. By default every type
 that the GPU offers is used. Example: ``nvidia-558,0000:41:00.0=L40S-4Q``."""),
+    cfg.ListOpt('xe_quotas', default=[], help="""
+What each VF of a GPU of Intel gets under the driver xe, ``<PCI address of the
+GPU>/<attribute>=<number>``: ``vram_quota`` (bytes, Linux 7.0),
+``exec_quantum_ms`` and ``preempt_timeout_us`` (6.19). nova-compute writes them
+before it creates the VFs. Without them the VFs have equal parts of the memory,
+and no limit of time. Example: ``0000:03:00.0/vram_quota=4294967296,
+0000:03:00.0/exec_quantum_ms=20``."""),
     cfg.StrOpt('pools', default='host',
                choices=[('host', 'all that are alike share one'),
                         ('numa_node', 'those of each NUMA node share one'),
@@ -99,13 +106,13 @@ of GPUs under NVSwitches before their guest starts, and deactivates it after.
 nova-compute runs it as its own user, one at a time, with ``activate`` or
 ``deactivate`` and the PCI addresses of the set, sorted; it ends with 0 where
 that is done, or was before. ``static`` has nothing run: partitions stay as the
-operator has set them up. Without it, such sets are not offered. Example:
-``/etc/nova/fabric``."""),
+operator has set them up. Without it, such sets are not offered; vGPUs of such
+GPUs are offered with ``static`` only. Example: ``/etc/nova/fabric``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
-Seconds that looking at the devices may take, all of them side by side. A device
-that takes longer is fenced by itself; the start of nova-compute waits for it
+Seconds that a scan of the devices may take, all of them side by side. A device
+that takes longer is fenced alone; the start of nova-compute waits for it
 once."""),
     cfg.ListOpt('health', default=['observe'], help="""
 What nova-compute does about what devices tell of their health: ``<mode>`` for
@@ -193,7 +200,7 @@ flavor names, where it is the operator's, with the credentials of
 ``3f2c0b7a9d5e4c18a6b0d7e1f4932c85``."""),
     cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
 Size limit of the bitstream cache in MiB. The least recently used bitstreams
-are removed first."""),
+are removed first, and none that a server of the host has."""),
     cfg.IntOpt('bitstream_max_size', default=1024, min=1, help="""
 Size limit of a bitstream in MiB. Larger images are refused."""),
     cfg.IntOpt('glance_timeout', default=60, min=1, help="""
@@ -223,8 +230,8 @@ Weight of hosts whose FPGA regions already carry the wanted function. An
 aggregate's metadata ``accel_weight_multiplier`` takes precedence, as with
 Nova's own weighers. Zero disables the preference."""),
     cfg.StrOpt('packing', default='stack',
-               choices=[('stack', 'from where fewest are free, so that whole '
-                                  'hosts stay whole'),
+               choices=[('stack', 'from where fewest are free: whole hosts '
+                                  'stay whole'),
                         ('spread', 'from where most are free')], help="""
 From which hosts, and from which pools of a host, servers get accelerators of
 which they want no function. With ``stack``, servers without accelerators go to

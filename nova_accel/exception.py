@@ -35,21 +35,21 @@ class AcceleratorError(Exception):
         self.found = text.one_line(found)
 
     def format_message(self) -> str:
-        """Return told() of this error, which Nova makes the fault of a server
-        (nova.compute.utils.exception_to_dict). Of an error without this method
-        the owner reads the name of its class."""
-        return text.shortened(told(self), FAULT)
+        """Return for_owner() of this error, which Nova makes the fault of a
+        server (nova.compute.utils.exception_to_dict). Of an error without this
+        method the owner reads the name of its class."""
+        return text.shortened(for_owner(self), FAULT)
 
 
-def told(error: Exception) -> str:
+def for_owner(error: Exception) -> str:
     """Return what the owner of a server may read of an error: in the fault of
     the server, its metadata, or the answer of the API.
 
     Our sentences name what is the owner's, but for what they say after
     AcceleratorError.found, for paths of the host and for addresses of services
     inside the cloud. Texts of libvirt, of the kernel and of Python may name
-    other servers as well. What is left out belongs into the log: tell() writes
-    it.
+    other servers as well. What is left out belongs into the log:
+    for_owner_and_log() writes it.
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
@@ -57,16 +57,16 @@ def told(error: Exception) -> str:
         '', f'{error.found}: {_IN_THE_LOG}' if error.found else str(error)))
 
 
-def tell(error: Exception, log: Callable[..., None], about: str,
-         room: int | None = None) -> str:
-    """Return told(), and write the whole error to a log where that leaves
-    something out.
+def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
+                      room: int | None = None) -> str:
+    """Return for_owner(), and write the whole error to a log where that
+    leaves something out.
 
     :param log: a method of a logger, of the level that is wanted.
     :param about: what the error is about, the beginning of the line.
     :param room: characters that the reader gets, where they are limited.
     """
-    said = told(error)
+    said = for_owner(error)
     if room is not None:
         said = text.shortened(said, room)
     if said != str(error):

@@ -267,12 +267,22 @@ class Device:
     serial: str = ''
     health: Health = Health.OK
     reason: str = ''
+    #: whether its reason is a failure that a reset may end
+    failed: bool = False
     #: why servers get it last, '' where they do not. Drivers leave it out
     suspect: str = ''
+    #: signals of what nova-compute did with it in vain, until the same
+    #: succeeds. Drivers leave it out
+    in_vain: tuple[str, ...] = ()
     #: what is on it that nova_accel has not put there, a clause; '' where it
     #: is blank or was offered before. No server gets it, but for one that has
     #: a claim on it already
     foreign: str = ''
+    #: what saves the state of its handles when a guest migrates while it runs,
+    #: which the same on another host loads: 'nvidia 550.54.16'; '' for nothing
+    migrates_by: str = ''
+    #: why nothing does, a clause
+    stays: str = 'nothing saves its state'
     #: (name, value) of what a driver compares or restores after a server:
     #: the serial number, versions of firmware, settings, namespaces. While a
     #: server has a claim on the device it stays as it was before
@@ -280,10 +290,14 @@ class Device:
 
     def region(self, index: int) -> Region:
         """:raises KeyError: when the device has no such region."""
-        for region in self.regions:
-            if region.index == index:
-                return region
-        raise KeyError(index)
+        region = self.find_region(index)
+        if region is None:
+            raise KeyError(index)
+        return region
+
+    def find_region(self, index: int | None) -> Region | None:
+        """None where the device has no such region, as for index None."""
+        return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
         """The device with other fields of one region."""
@@ -311,6 +325,11 @@ class Device:
         return (*self.handles,
                 *(h for region in self.regions for h in region.handles))
 
+    @property
+    def card(self) -> 'CardKey':
+        """How rows of the store know it."""
+        return CardKey(self.address, self.serial, self.ids)
+
     def functions(self) -> set[str]:
         """Every function of it that we use: the card's, the handles', and
         its company."""
@@ -328,7 +347,7 @@ class Device:
         """
         known = _known(cls, fields)
         for name in ('bridges', 'company', 'traits', 'state_traits',
-                     'earlier_traits'):
+                     'earlier_traits', 'in_vain'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(
@@ -357,6 +376,8 @@ class Device:
             'handles': [h.key for h in self.handles],
             'types': {t.name: t.available for t in self.creatable},
             'traits': list(self.traits),
+            'migrates-by': self.migrates_by,
+            'stays': '' if self.migrates_by else self.stays,
             'regions': [{
                 'index': r.index,
                 'region-type-uuid': r.region_type_uuid,
@@ -394,9 +415,23 @@ class ClaimState(enum.Enum):
     UNKNOWN = 'Unknown'
 
 
+class Movable(NamedTuple):
+    """An accelerator whose state a guest takes along when it moves."""
+
+    #: as in the flavor
+    group: str
+    resource_class: str
+    #: value of its HandleType
+    handle_type: str
+    #: what it is and what saves its state; equal on both hosts, as all above
+    kind: str
+    address: str
+
+
 class Role(enum.Enum):
     """Whether a claim's owner is the server, or a move of it that has not
-    ended: what it had before a resize, until that is confirmed or reverted."""
+    ended: what it had before a resize, until that is confirmed or reverted; or
+    what it gets by a live migration, until its guest is here."""
 
     CURRENT = 'current'
     OLD = 'old'
@@ -456,6 +491,11 @@ class Claim:
     #: written by the store; '' where an earlier release wrote the claim. It is
     #: for people: two claims that differ in nothing else are alike
     since: str = dataclasses.field(default='', compare=False)
+
+    @property
+    def card(self) -> 'CardKey':
+        """How rows of the store know it."""
+        return CardKey(self.device_address, self.serial, self.ids)
 
     @property
     def role(self) -> Role:
@@ -529,6 +569,8 @@ class Handover:
     after: str = ''
     #: one of ENDS, 'ordered', or why it failed
     result: str = ''
+    #: when the server got it, as time
+    since: str = ''
 
     @property
     def failed(self) -> bool:
@@ -550,10 +592,17 @@ class Card:
     origins: Mapping[int, str | None]
 
 
+def are_other_products(one: str, other: str) -> bool:
+    """Compare two Device.ids, as far as both are known: of vendor and device,
+    and those of the subsystem."""
+    return any(a != b for a, b in zip(one.split(), other.split(),
+                                      strict=False))
+
+
 class CardKey(NamedTuple):
     """What a row of the store knows a card by."""
 
-    #: '' in the key of a row: any address, if the row has no serial number
+    #: '' in the key of a row matches any address, if it has no serial number
     address: str
     #: '' where it is not known
     serial: str
@@ -567,7 +616,7 @@ class CardKey(NamedTuple):
             return self.serial == card.serial
         return ((self.address == card.address
                  or not self.address and not self.serial)
-                and ('' in (self.ids, card.ids) or self.ids == card.ids))
+                and not are_other_products(self.ids, card.ids))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -596,8 +645,7 @@ class Unsettled:
     def means(self, device: Device) -> bool:
         if self.but_for and self.parts(device) <= self.but_for:
             return False
-        return CardKey(self.address, self.serial, self.ids).means(
-            CardKey(device.address, device.serial, device.ids))
+        return CardKey(self.address, self.serial, self.ids).means(device.card)
 
     @staticmethod
     def parts(device: Device) -> frozenset[str]:
@@ -622,35 +670,30 @@ class Unclean:
     #: of [accel] handover, under which it was released: 'none' or 'reset'
     policy: str
 
-    def means(self, device: 'Device | Claim', address: str) -> bool:
-        """Whether it is about a card, as far as these tell.
-
-        :param device: the card, or a claim on it.
-        :param address: of the card.
-        """
-        return CardKey(self.device_address, self.serial, self.ids).means(
-            CardKey(address, device.serial, device.ids))
+    @property
+    def card(self) -> CardKey:
+        return CardKey(self.device_address, self.serial, self.ids)
 
 
 #: while it is not known which devices are meant
 EVERYTHING = Unsettled()
 
 
-#: how the reason of a word begins that nova-compute has written, because of
-#: the health of the device
+#: how the reason begins where nova-compute has disabled a device, because of
+#: its health
 OF_HEALTH = 'nova-compute: '
 
 
 @dataclasses.dataclass(frozen=True)
 class Disabled:
-    """The word that no other server gets a device: the operator's, or that of
-    nova-compute until the operator enables the device.
+    """A device that no other server gets: the operator has disabled it, or
+    nova-compute has, until the operator enables it.
 
     Its serial number counts where it has one that no other device of the host
     had: inventory.identity.disabled().
     """
 
-    #: address of the device when the word was given
+    #: address of the device when it was disabled
     device_address: str
     #: '' where it was not known, or not the only one
     serial: str
@@ -660,10 +703,19 @@ class Disabled:
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str
 
-    def means(self, address: str, serial: str) -> bool:
-        """Whether it is about a device, as far as these two tell."""
-        return CardKey(self.device_address, self.serial).means(
-            CardKey(address, serial))
+    @property
+    def is_operators(self) -> bool:
+        """Whether the operator has said so, alone or before nova-compute."""
+        return not self.reason.startswith(OF_HEALTH)
+
+    @property
+    def is_of_health(self) -> bool:
+        """Whether nova-compute has said so, alone or after the operator."""
+        return OF_HEALTH in self.reason
+
+    @property
+    def card(self) -> CardKey:
+        return CardKey(self.device_address, self.serial)
 
 
 class OrderState(enum.Enum):
@@ -680,10 +732,10 @@ class Order:
     """What a command of the operator asks of nova-compute."""
 
     number: int
-    #: 'release', 'clean' or 'program'
+    #: 'release', 'clean', 'program' or 'drill'
     verb: str
-    #: of the verb: what Reconciler.release(), Maintenance.clean() or
-    #: Maintenance.program() takes
+    #: of the verb: what Reconciler.release(), Maintenance.clean(),
+    #: Maintenance.program() or Drill.drill() takes
     argument: str
     #: when it was written, for store.claims
     since: str

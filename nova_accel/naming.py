@@ -32,6 +32,9 @@ CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
 #: on a device that is not well and can be given to servers: they get it last.
 #: On a pool of which nothing better is free
 SUSPECT = 'CUSTOM_ACCELERATOR_SUSPECT'
+#: on devices whose state a guest takes along when it migrates while it runs
+MIGRATABLE = 'CUSTOM_ACCELERATOR_MIGRATABLE'
+_HEALTH = ':health'
 #: in the statistics of a compute node's record, which nova-compute writes at
 #: its start and periodically: only our driver adds it, and Nova drops what its
 #: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
@@ -67,7 +70,7 @@ _CONTENT = re.compile(
 #: other traits stay, because an operator may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
-    f'|{CLEANING}|{SUSPECT}|{ONE_TIME_USE}'
+    f'|{CLEANING}|{SUSPECT}|{ONE_TIME_USE}|{MIGRATABLE}'
     f'|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 
@@ -206,6 +209,17 @@ def function_trait(function: str) -> str:
 def bitstream_trait(image: str) -> str:
     """Return the trait of a region programmed with a Glance image."""
     return f'CUSTOM_FPGA_BITSTREAM_{_dashed(image)}'
+
+
+def health_key(group: str) -> str:
+    """Return the key of a server's metadata that says how the accelerators of
+    a group are."""
+    return f'accel{group}{_HEALTH}'
+
+
+def is_health_key(key: str) -> bool:
+    """Whether a key of metadata is one of health_key()."""
+    return key.startswith('accel') and key.endswith(_HEALTH)
 
 
 def function_name_trait(name: str) -> str:
@@ -354,8 +368,9 @@ def device_traits(device: model.Device) -> set[str]:
 
 
 def place_traits(device: model.Device) -> set[str]:
-    """Return the traits that say where a device is in its host."""
-    traits = set()
+    """Return the traits that a pool has where all of its devices have them:
+    where a device is in its host, and whether it can move to another."""
+    traits = {MIGRATABLE} if device.migrates_by else set()
     if device.numa_node is not None:
         traits.add(f'{_NUMA_PREFIX}{device.numa_node}')
     if device.bridges:

@@ -141,11 +141,11 @@ def _profile(file, node) -> Profile:
     fields = _mapping(file, node, 'a profile')
     for key, value in fields.items():
         if key not in ('name', 'description', 'groups', 'uuid',
-                       *request.PLACE_KEYS):
+                       *request.FLAVOR_KEYS):
             raise exception.InvalidProfile(
                 f'{_where(file, value, key)}: unknown key in a profile, which '
                 f'has name, description, groups, '
-                f'{" and ".join(request.PLACE_KEYS)} only: remove the key.')
+                f'{" and ".join(request.FLAVOR_KEYS)} only: remove the key.')
     for key in ('name', 'groups'):
         if key not in fields:
             raise exception.InvalidProfile(
@@ -171,7 +171,7 @@ def _profile(file, node) -> Profile:
 
 def _whole(file, fields) -> dict[str, str]:
     whole = {key: _scalar(file, fields[key], key)
-             for key in request.PLACE_KEYS if key in fields}
+             for key in request.FLAVOR_KEYS if key in fields}
     for key, value in whole.items():
         try:
             request.affinity({key: value})
@@ -190,7 +190,7 @@ def _group(file, node) -> dict[str, str]:
                 f'{_where(file, value, key)}: unknown key in a group, which '
                 f'has keys resources:, trait: and accel: only, without a '
                 f'number: correct the key.')
-        if key in request.PLACE_KEYS:
+        if key in request.FLAVOR_KEYS:
             raise exception.InvalidProfile(
                 f'{_where(file, value, key)}: {key} is of the whole server and '
                 f'not of a group: write it beside groups.')
@@ -255,8 +255,7 @@ class ProfileStore:
     def __init__(self) -> None:
         self._stamp: tuple | None = None
         self._good: dict[str, tuple[Profile, ...]] = {}
-        #: what the log has been told
-        self._said: set[str] = set()
+        self._once = logging.Once()
 
     def get(self, name: str) -> Profile:
         """Return a profile.
@@ -284,10 +283,9 @@ class ProfileStore:
 
     def _read(self, path):
         files = load(path)
-        for error in files.bad.values():
-            if error not in self._said:
-                LOG.error('%s', error)
-        self._said = set(files.bad.values())
+        for file, error in files.bad.items():
+            self._once.say(('file', file), LOG.error, '%s', error)
+        self._once.only('file', files.bad)
         # nothing is known of the files of a directory that cannot be read
         before = {file: profiles for file, profiles in self._good.items()
                   if file in files.bad or path in files.bad

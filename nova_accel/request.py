@@ -33,9 +33,13 @@ EXPANDED_KEY = 'accel:profile'
 AFFINITY_KEY = 'accel:numa_affinity'
 SAME_KEY = 'accel:same'
 PACKING_KEY = 'accel:packing'
-PLACE_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
-              SAME_KEY: ('numa', 'pcie_root'),
-              PACKING_KEY: ('stack', 'spread')}
+#: what becomes of its accelerators where it migrates while it runs
+LIVE_MIGRATION_KEY = 'accel:live_migration'
+#: keys of the whole flavor -> their values
+FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
+               SAME_KEY: ('numa', 'pcie_root'),
+               PACKING_KEY: ('stack', 'spread'),
+               LIVE_MIGRATION_KEY: ('detach', 'transparent')}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 #: the spelling of the first Cyborg specifications for a numbered group
@@ -205,12 +209,13 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
 
     :raises InvalidRequest: a value is unknown.
     """
-    for key, values in PLACE_KEYS.items():
+    for key, values in FLAVOR_KEYS.items():
         if key in extra_specs and extra_specs[key] not in values:
             raise exception.InvalidRequest(
-                f'{key}={extra_specs[key]} is unknown: write one of '
-                f'{", ".join(values)}.')
-    wish, same, packing = map(extra_specs.get, PLACE_KEYS)
+                f'{key}={extra_specs[key]} is unknown: write '
+                f'{"one of " if len(values) > 1 else ""}{", ".join(values)}.')
+    wish, same, packing = map(
+        extra_specs.get, (AFFINITY_KEY, SAME_KEY, PACKING_KEY))
     nodes = None
     if wish == 'required':
         try:
@@ -285,7 +290,7 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     for group in sorted(written):
         requests += _parse_group(group, **written[group])
     affinity(extra_specs)
-    for key in PLACE_KEYS:
+    for key in FLAVOR_KEYS:
         if key in extra_specs and not requests and (
                 PROFILE_KEY not in extra_specs):
             raise exception.InvalidRequest(
@@ -320,7 +325,7 @@ def _groups(extra_specs) -> dict:
         lambda: {'resources': {}, 'trait': {}, 'accel': {}})
     for key, value in extra_specs.items():
         found = _SPEC.fullmatch(key)
-        if found and key not in (PROFILE_KEY, EXPANDED_KEY, *PLACE_KEYS):
+        if found and key not in (PROFILE_KEY, EXPANDED_KEY, *FLAVOR_KEYS):
             kind, group, name = found.groups()
             written[group][kind][name] = value
         elif re.match(r'accel[^a-z:]*:', key) and not found:
@@ -399,6 +404,18 @@ class Server:
         """
         return affinity(self.extra_specs)
 
+    @property
+    def detaches(self) -> bool:
+        """Return whether its guest lets go of its devices for a live
+        migration, and gets others on the new host."""
+        return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'detach'
+
+    @property
+    def takes_along(self) -> bool:
+        """Return whether its guest takes the state of its devices along at a
+        live migration, to like ones on the new host."""
+        return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'transparent'
+
     @functools.cached_property
     def wanted(self) -> list[AcceleratorRequest]:
         """What flavor and image ask for.
@@ -418,7 +435,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             raise exception.InvalidRequest(
                 f'The extra spec accel{group}:{key} is unknown: the keys are '
                 f'{", ".join(_ACCEL_KEYS)} and driver_<name>, and without '
-                f'group device_profile, numa_affinity, same and packing.')
+                f'group device_profile, numa_affinity, same, packing and '
+                f'live_migration.')
     if not classes:
         if accel:
             raise exception.InvalidRequest(
@@ -482,8 +500,8 @@ def _preferred(group, value, trait) -> tuple[str, ...]:
     for name in found:
         if not re.fullmatch('[A-Z0-9_]{1,255}', name):
             raise exception.InvalidRequest(
-                f'{key} has {name[:60]!r}, which is no trait: write traits of '
-                f'devices, the best one first, with "," between them.')
+                f'{key} has {name[:60]!r}, which is not a trait: write traits '
+                f'of devices, the best one first, with "," between them.')
         if found.count(name) > 1:
             raise exception.InvalidRequest(
                 f'{key} has {name} twice: name each trait once.')
@@ -573,8 +591,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
     providers again by class, amount, traits and memory. A numbered group has
     all of its classes from one provider. Among several ways: the most from
     preferred providers, then the least programming, then the first in the
-    order of requests and provider UUIDs, so that the answer is the same each
-    time.
+    order of requests and provider UUIDs: the answer is the same each time.
 
     What is allocated beyond the requests is logged and left over; Nova leaves
     such a surplus after a resize whose host was killed.
@@ -603,7 +620,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
             for uuid, a in by_uuid.items()), 60)
         raise exception.DeviceUnavailable(
             f'The flavor asks for {asked}, and the allocation has '
-            f'{given or "none of ours"}, which does not fit (any more): the '
+            f'{given or "no accelerator"}, which does not fit (any more): the '
             f'build has to be scheduled again.')
     provider = dict(zip(bundles, chosen))
     pairs = [(wanted, by_uuid[provider[wanted.group or number]])
@@ -616,7 +633,7 @@ def _demand(bundle, allocations, preferred, count) -> matching.Demand:
     costs = {}
     for allocation in allocations:
         # traits of the unnumbered group may be those of any provider of the
-        # tree (Placement API, 1.29), so that they say nothing of this one
+        # tree (Placement API, 1.29) and say nothing of this one
         if not bundle[0].group or all(
                 r.required <= allocation.traits
                 and not r.forbidden & allocation.traits

@@ -2,11 +2,26 @@
 """How an error shows text from users, images and files, and how it is made
 short enough for Nova."""
 
+from collections.abc import Callable, Sequence
 import re
 
 #: what would begin a line of its own in a log, or move the cursor of who reads
 #: it. Values of users, as properties of images, are in many sentences
 _CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]')
+
+
+#: names that a list in a sentence shows
+_NAMED = 3
+
+
+def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
+    """Return the first of these names, and how many more there are.
+
+    :param show: how a name is written; called for these only.
+    """
+    more = len(names) - _NAMED
+    return ', '.join(map(show, names[:_NAMED])) + (
+        f' and {more} more' if more > 0 else '')
 
 
 def one_line(value: str) -> str:

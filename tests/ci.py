@@ -6,8 +6,15 @@ its least size, a part of the tests with another release of Nova, and as many
 trials of the lab as an hour allows. A step that passes is one line; of one that
 fails what went wrong is printed. The last lines say what was done, and the very
 last one counts it.
+
+The parts run two at a time. Each of them waits for its own disks, sleeps and
+last processes, and what it leaves of the processors the other one takes.
+``python -m tests.ci --parts .venv``, which is ``make test``, runs no more than
+them.
 """
 
+import argparse
+from concurrent import futures
 import dataclasses
 import os
 import pathlib
@@ -22,6 +29,8 @@ import time
 from tests import pages_in_browser
 
 ROOT = pathlib.Path(__file__).parents[1]
+#: takes longer than all others: it begins first
+LONGEST = 'functional'
 #: parts of which failed tests are run again
 TIERS = 'unit', 'host', 'functional', 'functional-part'
 #: tests that may pass only the second time
@@ -85,6 +94,9 @@ class Run:
         self.steps: list[Step] = []
         #: tests that failed, and passed when they were run again
         self.unsteady: list[str] = []
+        #: what runs now, and whether anything more may begin
+        self._running: set[subprocess.Popen] = set()
+        self._interrupted = False
 
     def minutes(self) -> float:
         return (time.monotonic() - self._began) / 60
@@ -107,6 +119,7 @@ class Run:
                     command, cwd=self._root, stdin=subprocess.DEVNULL,
                     stdout=log, stderr=subprocess.STDOUT,
                     start_new_session=True) as process:
+                self._running.add(process)
                 try:
                     status = process.wait(60 * limit)
                 except subprocess.TimeoutExpired:
@@ -116,21 +129,48 @@ class Run:
                         process.wait(30)
                     except subprocess.TimeoutExpired:
                         os.killpg(process.pid, signal.SIGKILL)
+                self._running.remove(process)
             log.seek(0)
             step = Step(name, status, time.monotonic() - began, log.read())
         if keep:
             self.steps.append(step)
-        print(f'{step} [{" ".join(command)}]', flush=True)
+        said = f'{step} [{" ".join(command)}]\n'
         if status:
             after = (f', after {limit:.0f} minutes, its limit'
                      if status == 124 else '')
-            print(f'It ended with {status}{after}. What it said:')
-            print(_told(step.output), flush=True)
+            said += (f'It ended with {status}{after}. What it said:\n'
+                     f'{_told(step.output)}\n')
+        # at once: another step may run beside it
+        sys.stdout.write(said)
+        sys.stdout.flush()
         return step
 
     def skip(self, name: str, why: str) -> None:
         self.steps.append(Step(name, why=why))
         print(self.steps[-1], flush=True)
+
+    def parts(self, venv: str = '.venv') -> None:
+        """Run the parts, two at a time.
+
+        :param venv: which make uses.
+        """
+        if self.step('packages', 'make', f'{venv}/stamp', limit=15).status:
+            return
+        names = subprocess.check_output(
+            ['make', '-s', 'parts'], cwd=self._root, text=True).split()
+        names.sort(key=LONGEST.__ne__)
+        print(f'Two at a time: {", ".join(names)}', flush=True)
+        with futures.ThreadPoolExecutor(2) as pool:
+            try:
+                for ended in [pool.submit(self.part, name, venv=venv)
+                              for name in names]:
+                    ended.result()
+            except KeyboardInterrupt:
+                self._interrupted = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._running):
+                    os.killpg(process.pid, signal.SIGTERM)
+                raise
 
     def part(self, target: str, *variables: str, venv: str = '.venv',
              limit: float = 40) -> None:
@@ -142,7 +182,8 @@ class Run:
         """
         name = ' '.join((target, *variables))
         step = self.step(name, 'make', target, *variables, limit=limit)
-        if step.status in (0, 124) or target not in TIERS:
+        if (step.status in (0, 124) or target not in TIERS
+                or self._interrupted):
             return
         failed = self._failing(target, venv)
         if _DIED.search(step.output):
@@ -165,7 +206,8 @@ class Run:
         tier = target.removesuffix('-part')
         listed = subprocess.run(
             [f'{venv}/bin/stestr', '--test-path', f'./tests/{tier}',
-             '--top-dir', '.', 'failing', '--list'], cwd=self._root,
+             '--top-dir', '.', '--repo-url', f'build/stestr/{tier}',
+             'failing', '--list'], cwd=self._root,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         return [line.strip() for line in listed.stdout.splitlines()
                 if line.startswith('tests.')]
@@ -263,10 +305,21 @@ def _told(output):
 
 
 def main():
+    parser = argparse.ArgumentParser(prog='python -m tests.ci')
+    parser.add_argument('--parts', metavar='VENV',
+                        help='run the parts of make test only, with this '
+                             'virtual environment of make')
+    venv = parser.parse_args().parts
     run = Run()
-    for name in subprocess.check_output(
-            ['make', '-s', 'parts'], cwd=ROOT, text=True).split():
-        run.part(name)
+    run.parts(venv or '.venv')
+    if not venv:
+        everything_else(run)
+    print(run.summary(), flush=True)
+    sys.exit(run.has_failed())
+
+
+def everything_else(run: Run) -> None:
+    """What follows the parts."""
     run.step('docs', 'make', 'docs', limit=10)
     run.step('demo', 'make', 'demo', limit=10)
     run.pages()
@@ -275,8 +328,6 @@ def main():
     run.step('bench-part', 'make', 'bench-part', limit=10)
     run.other_nova()
     run.lab()
-    print(run.summary(), flush=True)
-    sys.exit(run.has_failed())
 
 
 if __name__ == '__main__':

@@ -53,7 +53,7 @@ def expand_flavor(flavor):
     try:
         specs = profiles.expand(flavor.extra_specs, _store.get)
     except exception.AcceleratorError as error:
-        raise nova_exception.InvalidRequest(exception.tell(
+        raise nova_exception.InvalidRequest(exception.for_owner_and_log(
             error, LOG.warning, f'The flavor {flavor.name}')) from error
     except Exception:
         LOG.exception(_REPORT, {'what': f'The flavor {flavor.name}'})
@@ -177,8 +177,12 @@ def _check_rebuild(image_api, context, instance, image):
             {key: value for key, value in properties.items()
              if key.startswith('accel')}).wanted
     except exception.AcceleratorError as error:
-        raise nova_exception.InvalidRequest(exception.tell(
+        raise nova_exception.InvalidRequest(exception.for_owner_and_log(
             error, LOG.warning, f'Image {image.get("id")}')) from error
+    except Exception:
+        # nova-compute reads it again
+        LOG.exception(_REPORT, {'what': f'Image {image.get("id")}'})
+        return
     for one in wanted:
         if not (one.chosen_by_owner and one.bitstream_id):
             continue
@@ -243,13 +247,24 @@ def _live_migrate(original):
     @functools.wraps(original)
     def live_migrate(self, context, instance, *args, **kwargs):
         if _has_accelerators(instance.flavor):
-            # Nova answers its own exception with 400 (31 to 34)
-            raise nova_exception.ForbiddenWithAccelerators(
-                f'Server {instance.uuid} has accelerators, which cannot move '
-                f'while it runs: use a cold migration (openstack server '
-                f'migrate {instance.uuid}).')
+            _check_live_migration(instance)
         return original(self, context, instance, *args, **kwargs)
     return live_migrate
+
+
+def _check_live_migration(instance):
+    cold = f'a cold migration (openstack server migrate {instance.uuid}).'
+    if request.LIVE_MIGRATION_KEY not in instance.flavor.extra_specs:
+        why = (f'Server {instance.uuid} has accelerators, which cannot move '
+               f'while it runs: use {cold}')
+    elif (instance.vm_state == vm_states.PAUSED and
+          instance.flavor.extra_specs[request.LIVE_MIGRATION_KEY] == 'detach'):
+        why = (f'Server {instance.uuid} is paused, and its guest has to let '
+               f'go of its accelerators: unpause it, or use {cold}')
+    else:
+        return
+    # Nova answers its own exception with 400 (31 to 34)
+    raise nova_exception.ForbiddenWithAccelerators(why)
 
 
 def _has_accelerators(flavor):

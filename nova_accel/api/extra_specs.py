@@ -93,6 +93,14 @@ VALIDATORS = [
         value={'type': str, 'enum': ['stack', 'spread'],
                'description': 'stack or spread.'}),
     base.ExtraSpecValidator(
+        name='accel:live_migration',
+        description='What becomes of the accelerators of a server that '
+                    'migrates while it runs. Without it that is refused.',
+        value={'type': str, 'enum': ['detach', 'transparent'],
+               'description': 'detach: the guest lets go of them, and gets '
+                              'others on the new host. transparent: it takes '
+                              'their state along, to like ones.'}),
+    base.ExtraSpecValidator(
         name='accel:profile',
         description='The device profile of the groups, for information; '
                     'written when accel:device_profile is expanded.',

@@ -24,15 +24,15 @@ from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import names as function_names
+from nova_accel.attach import orders
 from nova_accel.attach import plan
 from nova_accel.attach import plugs
 from nova_accel.attach import programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness
 from nova_accel.attach import releases
-from nova_accel.attach import relocation
+from nova_accel.attach import reshape
 from nova_accel.attach import settling
-from nova_accel.attach import words
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
@@ -73,9 +73,9 @@ class Accelerators:
             regions)
         self.settling = settling.Settling(
             inventory, self.holdings, self.publisher, cloud)
-        self.relocation = relocation.Relocation(
+        self.reshape = reshape.Reshape(
             inventory, self.holdings, cloud)
-        self.words = words.Words(store, inventory, self.publisher, cloud)
+        self.orders = orders.Orders(store, inventory, self.publisher, cloud)
         self._servers = locks.Locks(
             'server', 'The accelerators of server {}',
             programming.seconds_at_most)
@@ -99,13 +99,13 @@ class Accelerators:
         :param allocations: those of the host, which Nova writes together with
             the tree; changed in place. None: they stay as they are.
         :param starting: whether Nova would do that.
-        :returns: False, with nothing changed, where that is needed: this is
-            to be called again with the allocations.
+        :returns: False, with nothing changed, where that is needed: the
+            caller then calls again with the allocations.
         """
         if not self.settling.before_report(tree, node):
             return True
         if allocations is not None:
-            moved = self.relocation.move(
+            moved = self.reshape.move(
                 allocations, self.inventory.providers_of(
                     node, tree.data(node).uuid))
 
@@ -122,7 +122,7 @@ class Accelerators:
                 self.publisher.named,
                 configured=self._cloud.configured_classes)
             return True
-        if self.relocation.is_needed(node, tree.data(node).uuid) and starting:
+        if self.reshape.is_needed(node, tree.data(node).uuid) and starting:
             return False
         # Nova's copy of a provider is older than the last server that was
         # scheduled to it, and Placement would refuse its report
@@ -132,14 +132,14 @@ class Accelerators:
             configured=self._cloud.configured_classes)
         return True
 
-    def reported(self) -> None:
+    def report_written(self) -> None:
         """Note that Nova has written what report() gave it at its start."""
-        self.relocation.look_again()
+        self.reshape.end_start()
 
     def close(self) -> None:
-        """Stop looking at devices; plugs that run are left to their end."""
+        """Stop the scans of devices; plugs that run are left to their end."""
         self.plugs.close()
-        self.words.close()
+        self.orders.close()
         self.inventory.close()
         sole.leave(self.store.path)
 
@@ -161,7 +161,7 @@ class Accelerators:
         requests = server.wanted
         if allocations is None:
             raise exception.PlacementUnavailable(
-                f'Server {server.uuid} was to get its accelerators, and '
+                f'Server {server.uuid} must get its accelerators, and '
                 f'Placement did not say which: see that it answers '
                 f'nova-compute.')
         self.releases.finish(server.uuid)
@@ -178,10 +178,10 @@ class Accelerators:
         return self._carry_out(context, server, steps, claimed)
 
     def _ours(self, allocations, held):
-        """The part of a server's allocations that is ours."""
+        """Return the part of a server's allocations that nova_accel gave."""
         ours = self.inventory.allocated(
-            allocations, mine={(c.device_address, c.region_index)
-                               for c in held})
+            allocations, unused={(c.device_address, c.region_index)
+                                 for c in held})
         # The claims name those of providers whose devices are shown by others
         # now; and all of them while guests of a host that has booted start
         # before Nova has told which node this is
@@ -195,7 +195,7 @@ class Accelerators:
 
     def _located(self, held, allocations):
         """Claims as if allocated from the present provider of their device,
-        where that is not written down yet (attach.relocation)."""
+        where that is not written down yet (attach.reshape)."""
         def locate(claim):
             now = self.inventory.provider_of(claim)
             if claim.provider_uuid in allocations or now not in allocations:
@@ -218,7 +218,7 @@ class Accelerators:
                 taken.clear()
             raise
         claims = self.holdings.of(server.uuid)
-        self.readiness.look_at_siblings(claims)
+        self.readiness.rescan_siblings(claims)
         self.publisher.show(context, self._still_open(claims))
         return claims
 
@@ -241,7 +241,7 @@ class Accelerators:
 
         Waits for regions that are being cleaned after another server: the
         function that a server wants is mostly there again sooner than
-        elsewhere.
+        on another host.
 
         :param taken: receives the claims.
         :returns: each request with its claims.
@@ -251,7 +251,7 @@ class Accelerators:
             return []
         self._await_clean(context, {take.provider_uuid for take in takes})
         # where a device was disabled just now, another one of its pool will do
-        self.store.look()
+        self.store.refresh()
         with self.inventory.claiming:
             chosen = self._choice.choose(server, takes, [
                 claim for keep in steps.keep for claim in keep.claims])
@@ -288,21 +288,68 @@ class Accelerators:
         :param server: numa_nodes are those on which its guest may be.
         :param allocations: as for plug().
         :param moving: the server moves, perhaps within this host: what it has
-            is set aside before plug(), and nobody's until the move is
-            confirmed.
+            is set aside before plug(), and no server gets it until the move
+            is confirmed.
         """
         try:
-            held = [] if moving else self._located(
-                self.holdings.of(server.uuid), allocations)
-            steps = plan.to_plug(server.uuid, server.wanted, allocations,
-                                 self._ours(allocations, held), held)
-            self._choice.choose(
-                server, steps.take,
-                [claim for keep in steps.keep for claim in keep.claims],
-                [*steps.surplus, *self.holdings.being_released()])
+            self._look_for(server, allocations, moving)
         except exception.AcceleratorError:
             return False
         return True
+
+    def _look_for(self, server, allocations, moving):
+        """See can_have().
+
+        :returns: what plug() would take, each with its (device, handle).
+        :raises AcceleratorError: it would not find all.
+        """
+        held = [] if moving else self._located(
+            self.holdings.of(server.uuid), allocations)
+        steps = plan.to_plug(server.uuid, server.wanted, allocations,
+                             self._ours(allocations, held), held)
+        chosen = self._choice.choose(
+            server, steps.take,
+            [claim for keep in steps.keep for claim in keep.claims],
+            [*steps.surplus, *self.holdings.being_released()])
+        return [(take.wanted, *chosen[take.provider_uuid].pop(0))
+                for take in steps.take for _ in range(take.wanted.amount)]
+
+    def movable(self, server_uuid: str) -> list[model.Movable]:
+        """Return what a server has, as its guest takes it along.
+
+        :raises DeviceUnavailable: it cannot, with one of them.
+        """
+        return sorted(self._movable(
+            claim, self.inventory.devices.get(claim.device_address),
+            claim.handle, claim.created_type)
+            for claim in self.holdings.of(server_uuid))
+
+    def movable_to(self, server: request.Server,
+                   allocations: plan.Allocations) -> list[model.Movable]:
+        """The same of what plug() would give to a server of another host.
+
+        :raises AcceleratorError: it would not, or its guest cannot bring the
+            state of its devices along to one of them.
+        """
+        return sorted(self._movable(
+            wanted, device, handle,
+            self.device_handles.type_for(wanted, device))
+            for wanted, device, handle
+            in self._look_for(server, allocations, moving=True))
+
+    @staticmethod
+    def _movable(of, device, handle, created_type):
+        """:param of: a claim or a request."""
+        if device is None or not device.migrates_by:
+            raise exception.DeviceUnavailable(
+                f'A guest cannot take {handle.address} along when it migrates '
+                f'live ({device.stays if device else "it is gone"}): migrate '
+                f'it cold.')
+        return model.Movable(
+            of.group, of.resource_class, handle.type.value,
+            ' '.join(filter(None, (
+                f'{device.vendor_id}:{device.product_id}', created_type,
+                device.migrates_by))), handle.address)
 
     def _new_claims(self, server, take, chosen):
         wanted = take.wanted
@@ -319,7 +366,7 @@ class Accelerators:
             device_address=device.address,
             region_index=index,
             handle=handle, created_type=created_type,
-            asked=handles.asked(wanted),
+            asked=handles.for_driver(wanted),
             operators_bitstream=None if index is None
             else device.region(index).operators_bitstream)
             for device, handle in chosen]
@@ -367,10 +414,10 @@ class Accelerators:
         requests = server.requests if requests is None else requests
         self.releases.finish(server.uuid)
         if not self.holdings.of(server.uuid):
-            self.settling.look_again()
+            self.settling.settle_now()
         self._end_move(context, server)
         held = self.holdings.of(server.uuid)
-        self.readiness.look_again(held)
+        self.readiness.rescan(held)
         steps = plan.Plan(keep=tuple(
             plan.Keep(wanted, tuple(claims)) for wanted, claims
             in _by_request(requests, held)))
@@ -386,7 +433,7 @@ class Accelerators:
         self._carry_out(context, server, steps, claimed)
 
     def _as_allocated(self, context, server, held):
-        """What is to be done where a claim is missing or half done.
+        """Return what must be done where a claim is missing or half done.
 
         :raises AcceleratorError: the guest must not start.
         """
@@ -517,6 +564,22 @@ class Accelerators:
             for claim in self.holdings.of(server_uuid)
             if (device := devices.get(claim.device_address))
             and (node := device.numa_node) is not None}
+
+    def roles(self, server_uuid: str) -> dict[str, tuple[str, ...]]:
+        """Return what each device of a server is for its guest.
+
+        :returns: address of a handle -> its group as in the flavor, its type,
+            and the function of a region: its name, else its id.
+        """
+        found = {}
+        for claim in self.holdings.of(server_uuid):
+            device = self.inventory.devices.get(claim.device_address)
+            region = device.find_region(claim.region_index) if device else None
+            found[claim.handle.address] = tuple(filter(None, (
+                f'accel{claim.group}', device.type if device else '',
+                region.function_name or region.function_uuid if region
+                else '')))
+        return found
 
     def exclusive(self, server_uuid: str,
                   ) -> contextlib.AbstractContextManager[None]:

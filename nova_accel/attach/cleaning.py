@@ -64,7 +64,7 @@ class Regions:
         problem = self._inventory.scanner.scan_confined([device.address])
         if problem:
             raise exception.DeviceUnavailable(
-                f'{region.name} was to be cleaned after its server, and what '
+                f'{region.name} had to be cleaned after its server, and what '
                 f'that has loaded is not known because {problem}: it is tried '
                 f'again each minute.')
         device, region = self._part(claims)
@@ -80,8 +80,8 @@ class Regions:
         """Clean the region of claims that no guest uses any more.
 
         :param claims: all of them of one region, of servers that lost it.
-        :returns: how, for the record of the hand-over; None where nothing is
-            to be done.
+        :returns: how, for the record of the hand-over; None where nothing
+            has to be done.
         :raises AcceleratorError: it is not clean.
         """
         device, region = self._part(claims)
@@ -120,8 +120,7 @@ class Regions:
         device = self._inventory.devices.get(claims[0].device_address)
         if device is None or device.health is model.Health.GONE:
             return None, None
-        return device, next((r for r in device.regions
-                             if r.index == claims[0].region_index), None)
+        return device, device.find_region(claims[0].region_index)
 
     def _clear_memory(self, device, region):
         """Clear the memory of the card where the operator can: how, or
@@ -173,7 +172,7 @@ class Regions:
             LOG.error('%s %s has the content of a project: %s',
                       device.address, region.name, error)
             raise exception.DeviceUnavailable(
-                f'{device.address} {region.name} was to be cleaned for server '
+                f'{device.address} {region.name} had to be cleaned for server '
                 f'{claims[0].instance_uuid}, and that failed: the build is '
                 f'retried on another host.') from error
 
@@ -195,6 +194,6 @@ class Regions:
 
 
 def _had(claims: Sequence[model.Claim]) -> str | None:
-    """The operator's image that the region is to carry again."""
+    """Return the operator's image that the region must carry again."""
     return next((claim.operators_bitstream for claim in claims
                  if claim.operators_bitstream), None)

@@ -9,7 +9,7 @@ closer, the more names at the beginning of their places they share.
 
 A server may want devices of several kinds. All of them are chosen at once:
 what is closest together over all pairs; among equals, what leaves the closest
-devices for the next server, so that whole groups stay whole; among equals
+devices for the next server, which keeps whole groups whole; among equals
 still, the first ones.
 """
 
@@ -61,7 +61,7 @@ class _Choice(typing.NamedTuple):
 #: compared at most. Of more, wants are chosen one after the other: a build does
 #: not wait for seconds (tests.bench.closeness)
 _EXACT = 200
-#: of these, how many sets of beginnings are looked at, and how many of those
+#: of these, how many sets of beginnings are compared, and how many of those
 #: that have enough places are tried
 _LOOKED_AT = 10000
 _TRIED = 20

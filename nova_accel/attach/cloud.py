@@ -5,7 +5,7 @@ The only door: nova_accel.virt.cloud answers for a real nova-compute, and tests
 put a small cloud of their own in its place.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import contextlib
 import typing
 
@@ -45,6 +45,14 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
+    def consumers_of(self, provider_uuids: Collection[str],
+                     ) -> dict[str, set[str]]:
+        """The same of many providers, of which those are asked that may not be
+        as they were when they were asked before.
+
+        :raises PlacementUnavailable: of one of them it is not known.
+        """
+
     def find_providers(self, trait: str | None = None,
                        uuid: str | None = None,
                        name: str | None = None) -> set[str]:
@@ -54,6 +62,14 @@ class Cloud(typing.Protocol):
         :param uuid: only this one.
         :param name: only the one of this name.
         :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
+    def make_trait(self, trait: str) -> None:
+        """Have Placement know a custom trait, whether a provider has it or
+        not.
+
+        :raises PlacementUnavailable: the answer was not 201 or 204, or none
+            came.
         """
 
     def reporting(self) -> contextlib.AbstractContextManager:
@@ -82,13 +98,13 @@ class Cloud(typing.Protocol):
     def service_images(self) -> typing.Any:
         """A glanceclient (version 2) with nova-compute's own credentials.
 
-        :raises GlanceUnavailable: there are none, or they are refused.
+        :raises GlanceUnavailable: they are missing or refused.
         """
 
     def check_image(self, context, image_id: str, project_id: str) -> None:
         """See that servers of a project may use an image.
 
-        :raises BitstreamError: they may not, or there is no such image.
+        :raises BitstreamError: they may not, or Glance has no such image.
         """
 
     # Servers
@@ -136,8 +152,12 @@ class Cloud(typing.Protocol):
         """
 
     def attach(self, instance_uuid: str,
-               handles: Iterable[model.AttachHandle]) -> None:
-        """Put devices into a guest, where it runs and has not got them."""
+               handles: Iterable[model.AttachHandle],
+               lasts: bool = False) -> None:
+        """Put devices into a guest, where it runs and has not got them.
+
+        :param lasts: also into what it is started from, where it is new here.
+        """
 
 
 class Instance(typing.Protocol):

@@ -115,7 +115,7 @@ class Handles:
                 # the owner of the server reads it
                 LOG.exception('%s failed', what)
                 raise exception.DeviceError(
-                    f'{what} failed: {exception.told(error)}') from error
+                    f'{what} failed: {exception.for_owner(error)}') from error
         self._on_handle(device, claim, what, prepare, fresh)
 
     def release(self, claims: Iterable[model.Claim],
@@ -171,7 +171,8 @@ class Handles:
             return True
         device = self._inventory.devices.get(address)
         try:
-            where, there = self._inventory.whereabouts(claims[0])
+            where, there = identity.whereabouts(
+                claims[0], self._inventory.devices)
             if there and where is identity.Where.EXCHANGED:
                 for claim in claims:
                     self._give_up(claim, there)
@@ -251,12 +252,12 @@ class Handles:
     def _clean(self, claim, late):
         """Return True once the handle is clean. Otherwise the claim stays, and
         the handle is not given to another server."""
-        where, device = self._inventory.whereabouts(claim)
+        where, device = identity.whereabouts(claim, self._inventory.devices)
         if (device and not device.serial
                 and claim.handle.address == device.address):
             # a guest had it when it was first seen, and has returned it
             self._inventory.scanner.scan(addresses=[device.address])
-            where, device = self._inventory.whereabouts(claim)
+            where, device = identity.whereabouts(claim, self._inventory.devices)
         if device is None or (
                 claim.created_type and where is not identity.Where.HERE):
             # a vGPU ends when the host loses its power; of a GPU that is only
@@ -297,11 +298,12 @@ class Handles:
             it is another server's.
         """
         if any(c.device_address == device.address
-               and self._inventory.whereabouts(c)[0] is identity.Where.HERE
+               and identity.whereabouts(c, self._inventory.devices)[0]
+               is identity.Where.HERE
                for c in self._holdings.all()):
             # another card of the same kind may have the same serial number
             raise exception.DeviceUnavailable(
-                f'{claim.handle.address} was to be cleaned after its server, '
+                f'{claim.handle.address} had to be cleaned after its server, '
                 f'and a card with its serial number is at {device.address}, '
                 f'where another server has it: see which card that is.')
         address = pci.moved(claim.handle.address, claim.device_address,
@@ -311,7 +313,7 @@ class Handles:
                 return dataclasses.replace(
                     claim, device_address=device.address, handle=handle)
         raise exception.DeviceUnavailable(
-            f'{claim.handle.address} was to be cleaned after its server, and '
+            f'{claim.handle.address} had to be cleaned after its server, and '
             f'its card is at {device.address} now and has no {address} there: '
             f'put it back to {claim.device_address}.')
 
@@ -410,13 +412,13 @@ class Handles:
             handle=claim.handle.address, server=claim.instance_uuid,
             origin=region.origin or '' if region else '',
             method=method, before=_function(region),
-            after=_function(self._region(now, claim)), result=result))
+            after=_function(self._region(now, claim)), result=result,
+            since=claim.since))
 
     @staticmethod
     def _region(device, claim):
-        """The region of a claim, None where there is none."""
-        return next((region for region in (device.regions if device else ())
-                     if region.index == claim.region_index), None)
+        """Return the region of a claim; None for a claim without one."""
+        return device.find_region(claim.region_index) if device else None
 
     def _use(self, claim):
         """The use of a handle by its server, as the driver sees it."""
@@ -457,12 +459,12 @@ class Handles:
             raise
         except Exception as error:
             raise exception.DeviceError(
-                f'{what} failed ({type(error).__name__}: {error}): look at '
-                f'the device and the kernel log.',
+                f'{what} failed ({type(error).__name__}: {error}): check '
+                f'the device, and read the kernel log.',
                 found=f'{what} failed') from error
 
 
-def asked(wanted: request.AcceleratorRequest) -> str:
+def for_driver(wanted: request.AcceleratorRequest) -> str:
     """What a request has for the driver, as Claim.asked."""
     return json.dumps({
         'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,

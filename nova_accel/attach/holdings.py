@@ -111,7 +111,7 @@ class Holdings:
             the card forgets it, and which is cleaned after the server; None
             for devices without regions.
         :param by_owner: whether the owner of the server chose that content:
-            then what the flavor gave stays what the region is to carry again.
+            then what the flavor gave stays what the region must carry again.
         """
         claims = list(claims)
         changes: dict[str, Any] = {}
@@ -187,7 +187,7 @@ class Holdings:
             if not now or (now[0].state is _State.DELETING
                            and not now[0].prepared):
                 raise exception.DeviceUnavailable(
-                    f'{claim.handle.address} was to be made ready for server '
+                    f'{claim.handle.address} had to be prepared for server '
                     f'{claim.instance_uuid}, which has lost it meanwhile: see '
                     f'why that took so long.')
             self._store.update(now, remembered=remembered, prepared=True)
@@ -218,7 +218,7 @@ class Holdings:
         """
         self._store.update([claim], **identity)
 
-    def relocated(self, claim: model.Claim, provider_uuid: str) -> None:
+    def reshaped(self, claim: model.Claim, provider_uuid: str) -> None:
         """Write down the provider that has its allocation now."""
         self._store.update([claim], provider_uuid=provider_uuid)
 
@@ -237,13 +237,13 @@ class Holdings:
         """
         address = claim.device_address
         self._store.change_unclean(
-            [row for row in self.unclean() if row.means(claim, address)
+            [row for row in self.unclean() if row.card.means(claim.card)
              and handle_at(row, address) == claim.handle.address],
             [model.Unclean(claim.handle.address, address, claim.serial,
                            claim.ids, policy)] if policy else ())
 
     def await_operator(self, claim: model.Claim) -> None:
-        """The handle is given to no server until the operator gives it back,
+        """Give the handle to no server until the operator releases it,
         also when the claim has ended."""
         self._store.await_operator(model.Waiting(
             claim.handle, claim.device_address, claim.region_index))
@@ -310,7 +310,7 @@ class Holdings:
             if state not in TRANSITIONS[name]:
                 raise exception.IllegalTransition(
                     f'The claim of server {claim.instance_uuid} on '
-                    f'{claim.handle.address} was to go through {name!r}, and '
+                    f'{claim.handle.address} had to go through {name!r}, and '
                     f'it is {state.value if state else "released"}: report '
                     f'this as a defect of nova_accel.')
         return [now[claim.uuid] for claim in claims if claim.uuid in now]

@@ -3,9 +3,9 @@
 
 ``nova-accel clean`` writes a claim of no server for each handle of the device,
 DELETING from its begin: the device is then as after a server. The release that
-follows does the work, a build waits for it or goes elsewhere, and after a crash
-or a failure the next comparison goes on. ``nova-accel program`` programs a
-region before any server has it.
+follows does the work, and a build waits for it or is retried on another host.
+After a crash or a failure the next comparison goes on. ``nova-accel program``
+programs a region before any server has it.
 """
 
 from nova_accel.attach import accelerators as server_accelerators
@@ -26,8 +26,8 @@ class Maintenance:
         self._inventory = accelerators.inventory
         self._holdings = accelerators.holdings
         self._cloud = cloud
-        accelerators.words.learn('clean', self.clean)
-        accelerators.words.learn('program', self.program)
+        accelerators.orders.accept('clean', self.clean)
+        accelerators.orders.accept('program', self.program)
 
     def clean(self, name: str) -> str:
         """Clean a device, or a region of one, as after a server.
@@ -52,15 +52,15 @@ class Maintenance:
             self._accelerators.programming.await_ordered(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
-                f'{name} is to be cleaned, and it is being programmed, which '
-                f'does not end: no server gets it before it is clean, which '
-                f'is tried each minute.') from error
+                f'{name} waits to be cleaned while it is being programmed, '
+                f'which does not end: no server gets it before it is clean, '
+                f'and that is tried each minute.') from error
         claims = [held.get(c.handle, c) for c in claims]
         self._accelerators.publisher.show_devices(
             self._cloud.admin_context(), claims)
         self._accelerators.releases.release_to_the_end(claims)
         left = [] if region else self._left_alone(device)
-        return self._told(name, claims) + (
+        return self._outcome(name, claims) + (
             f' {", ".join(left)} of it cannot be given to servers now, and '
             f'was left alone.' if left else '')
 
@@ -88,8 +88,8 @@ class Maintenance:
         for guest, there in sorted(self._cloud.guest_devices().items()):
             for address in sorted(there & parts):
                 raise exception.DeviceUnavailable(
-                    f'{name} was to be worked on, and the guest of server '
-                    f'{guest} has {address}: see virsh dumpxml {guest}.')
+                    f'{name} cannot be worked on, because the guest of '
+                    f'server {guest} has {address}: see virsh dumpxml {guest}.')
 
     def _claims(self, name, device, region):
         """A claim of no server for each handle.
@@ -99,8 +99,9 @@ class Maintenance:
         if not device.regions and not self._inventory.prepares_every_handle(
                 device):
             raise exception.DeviceUnavailable(
-                f'{name} was to be cleaned, and the driver {device.driver} '
-                f'cleans nothing between two servers: nothing has to be done.')
+                f'{name} is not cleaned, because the driver '
+                f'{device.driver} cleans nothing between two servers: nothing '
+                f'has to be done.')
         shown = providers.by_part(self._inventory.providers())
         claims = []
         for part in [region] if region else device.regions or [device]:
@@ -109,13 +110,13 @@ class Maintenance:
                 policy = handover.policy(device, handle.address)
                 if policy in (handover.Policy.NONE, handover.Policy.OPERATOR):
                     raise exception.DeviceUnavailable(
-                        f'{handle.address} was to be cleaned, and '
+                        f'{handle.address} is not cleaned, because '
                         f'{policy.value} is its policy in {handover.OPTION}, '
                         f'with which nova_accel does not clean: do it '
                         f'yourself, or change the policy.')
                 if (device.address, index) not in shown:
                     raise exception.DeviceUnavailable(
-                        f'{name} was to be cleaned, and nova-compute has not '
+                        f'{name} cannot be cleaned before nova-compute has '
                         f'reported it to Placement yet: see its log, or wait '
                         f'a minute.')
                 claims.append(settling.claim_of_none(
@@ -123,11 +124,11 @@ class Maintenance:
                     shown[device.address, index], **_content(part)))
         if not claims:
             raise exception.DeviceUnavailable(
-                f'{name} was to be cleaned, and it has nothing that a server '
-                f'could get: see nova-accel discover.')
+                f'{name} is not cleaned, because it has nothing that a '
+                f'server could get: see nova-accel discover.')
         return claims
 
-    def _told(self, name, claims):
+    def _outcome(self, name, claims):
         """What the record says of the release of handles, in a sentence.
 
         :raises DeviceUnavailable: it ended without cleaning one.
@@ -138,7 +139,7 @@ class Maintenance:
         for one in done:
             if one.result not in (model.CLEAN, model.MEMORY_KEPT):
                 raise exception.DeviceUnavailable(
-                    f'{one.handle} was to be cleaned, and its release ended '
+                    f'{one.handle} is not cleaned, because its release ended '
                     f'otherwise ({one.result}): see nova-accel handovers.')
         how = ', '.join(dict.fromkeys(one.method for one in done)) or (
             'see the log of nova-compute')
@@ -162,7 +163,7 @@ class Maintenance:
         def see_that_it_is_idle():
             if (device.address, region) != self._idle(name):
                 raise exception.DeviceUnavailable(
-                    f'{name} was to be programmed, and it has changed '
+                    f'{name} cannot be programmed, because it has changed '
                     f'meanwhile: see nova-accel discover, and give the '
                     f'command again.')
         see_that_it_is_idle()
@@ -200,11 +201,12 @@ class Maintenance:
                 if device.regions else
                 f'is a {device.type}, which has no region: name an FPGA')
             raise exception.DeviceUnavailable(
-                f'{name} was to be programmed, and it {what}.')
+                f'{name} cannot be programmed, because it {what}.')
         if not region.programmable:
             raise exception.DeviceUnavailable(
-                f'{name} was to be programmed, and [accel] fixed_devices '
-                f'forbids it: remove it there, and restart nova-compute.')
+                f'{name} cannot be programmed, because '
+                f'[accel] fixed_devices forbids it: remove it there, and '
+                f'restart nova-compute.')
         return device, region
 
     def _idle(self, name):
@@ -215,13 +217,13 @@ class Maintenance:
         device, region = self._region(name)
         if device.address not in self._inventory.disabled():
             raise exception.DeviceUnavailable(
-                f'{name} was to be programmed, and a server may get it '
-                f'meanwhile: nova-accel disable {device.address} first.')
+                f'{name} cannot be programmed while a server may get '
+                f'it: nova-accel disable {device.address} first.')
         for claim in self._holdings.being_released():
             if (claim.device_address, claim.region_index) == (
                     device.address, region.index):
                 raise exception.DeviceUnavailable(
-                    f'{name} was to be programmed, and it is being cleaned '
+                    f'{name} cannot be programmed while it is cleaned '
                     f'after server {claim.holder} ({claim.error or "no error"}'
                     f'): wait for that, see nova-accel claims.')
         return device.address, region

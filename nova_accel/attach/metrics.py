@@ -2,19 +2,20 @@
 """A file of metrics for the textfile collector of node_exporter.
 
 Text format of Prometheus 0.0.4. The names and what they mean are on the page of
-health; a name that is there stays. Sources: prometheus.io/docs/instrumenting/
+health; a release keeps them. Sources: prometheus.io/docs/instrumenting/
 exposition_formats and /docs/practices/naming.
 """
 
 import collections
 from collections.abc import Collection, Iterable, Mapping
 import contextlib
-import os
 import typing
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel import conf
+from nova_accel import files
 from nova_accel.health import signals
+from nova_accel.host import limited
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import providers
 from nova_accel import model
@@ -74,6 +75,16 @@ def text(facts: Facts) -> str:
     return '\n'.join([*lines, ''])
 
 
+@limited.blocking
+def has(path: str, address: str, signal: str) -> bool:
+    """Whether the file at a path tells a finding about a device."""
+    begins = (f'{_PREFIX}device_finding{{device="{_escaped(address)}",')
+    with contextlib.suppress(OSError), open(path, encoding='utf-8') as file:
+        return any(line.startswith(begins) and f',signal="{signal}",' in line
+                   for line in file)
+    return False
+
+
 def _escaped(value: str) -> str:
     return value.replace('\\', r'\\').replace('"', r'\"').replace('\n', r'\n')
 
@@ -128,7 +139,7 @@ class MetricsFile:
         self._handovers: collections.Counter[str] = collections.Counter()
         #: number of the newest hand-over that is counted
         self._seen: int | None = None
-        self.follower = accelerators.inventory.after_look(
+        self.background = accelerators.inventory.scanner.after_look(
             self._run, '[accel] metrics_file cannot be written')
 
     def _run(self) -> None:
@@ -142,18 +153,9 @@ class MetricsFile:
         :raises OSError: it cannot be written; the one before is still there.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
-        found = text(self._facts())
-        # the collector reads files that end in .prom
-        new = f'{path}.new'
-        try:
-            with open(new, 'w', encoding='utf-8') as file:
-                os.fchmod(file.fileno(), 0o644)
-                file.write(found)
-            os.replace(new, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            raise
+        # the collector reads files that end in .prom, and not the new one;
+        # a server of files that is gone holds up who writes
+        limited.blocking(files.replace)(path, text(self._facts()), 0o644)
 
     def _facts(self) -> Facts:
         inventory, store = self._accelerators.inventory, (
@@ -166,9 +168,9 @@ class MetricsFile:
                     result if result in _RESULTS else _FAILED] += number
         self._seen = newest
         return Facts(
-            inventory.devices, inventory.conditions(), {
+            inventory.devices, inventory.health.conditions(), {
                 part: shown[uuid].name
                 for part, uuid in providers.by_part(shown).items()},
             self._accelerators.holdings.all(), self._handovers, {
-                address for address, word in inventory.disabled().items()
-                if not word.reason.startswith(model.OF_HEALTH)})
+                address for address, disabled in inventory.disabled().items()
+                if disabled.is_operators})

@@ -44,32 +44,30 @@ class Names:
         self._cloud = cloud
         #: guards what follows
         self._lock = locks.Lock('names')
-        #: when Glance is to be asked for a function
+        #: when Glance must be asked for a function: each has its own time,
+        #: later after an answer than after a failure
         self._due: dict[_Function, float] = {}
-        self._background = limited.Background(self._logged_run)
+        self._background = limited.Background(
+            self._run, 'Which names functions of this host have was not found '
+            'out')
 
     def start(self) -> None:
         """Ask now: the first report shows the names, where Glance answers
         soon. Without them it would take the traits of before away."""
         with contextlib.suppress(concurrent.futures.TimeoutError):
-            limited.start(self._logged_run).result(_START)
+            limited.start(self._background.run).result(_START)
 
     def run_if_due(self) -> None:
         """Ask in the background, where there is something to ask."""
         if self._now_due():
             self._background.start()
 
-    def _logged_run(self):
+    def _run(self):
         try:
             self.run()
         except exception.NoCredentials as error:
             LOG.debug('Functions have no names before a server asks for them: '
                       '%s', error)
-        except exception.AcceleratorError as error:
-            LOG.warning('Which names functions of this host have is asked '
-                        'again in %d minutes: %s', _RETRY // 60, error)
-        except Exception:
-            LOG.exception('Names of functions were not found out')
 
     def run(self) -> None:
         """Ask Glance now for the functions that are due.

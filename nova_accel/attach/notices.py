@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Notifications about devices, on Nova's notifier.
 
-One for each change of a state, but for changes between OK and UNKNOWN: these
-come and go with servers. After a start of nova-compute one for each device that
-is in another state.
+One for each change of a state or of the signals, but for changes between OK and
+UNKNOWN: these come and go with servers. After a start of nova-compute one for
+each device that is in another state.
 """
 
 from nova_accel.attach import accelerators as server_accelerators
@@ -25,9 +25,9 @@ class Notices:
                  cloud: novas.Cloud):
         self._accelerators = accelerators
         self._cloud = cloud
-        #: address -> state that was sent last
-        self._sent: dict[str, signals.State] = {}
-        self.follower = accelerators.inventory.after_look(
+        #: address -> state and signals, as they were sent last
+        self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
+        self.background = accelerators.inventory.scanner.after_look(
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
@@ -35,22 +35,28 @@ class Notices:
         if signals.is_off():
             return
         inventory = self._accelerators.inventory
-        now, found = inventory.conditions(), inventory.devices
+        now, found = inventory.health.conditions(), inventory.devices
         for address in self._sent.keys() - now.keys():
             del self._sent[address]
         for address, condition in now.items():
-            before = self._sent.get(address, _State.OK)
-            if condition.state is not before and not (
-                    condition.state in _WELL and before in _WELL):
+            before = self._sent.get(address, (_State.OK, ()))
+            new = condition.state, tuple(sorted({
+                finding.signal for finding in condition.findings}))
+            if new != before and not (
+                    condition.state in _WELL and before[0] in _WELL):
                 device = found.get(address)
                 if device is None:
                     continue
                 self._cloud.notify(EVENT, self._payload(
-                    device, before, condition))
-            self._sent[address] = condition.state
+                    device, before[0], condition, new[1]))
+            self._sent[address] = new
+
+    def signals_of(self, address: str) -> tuple[str, ...]:
+        """The signals of a device, as they were sent last."""
+        return self._sent.get(address, (_State.OK, ()))[1]
 
     def _payload(self, device: model.Device, before: signals.State, condition,
-                 ) -> dict[str, object]:
+                 found: tuple[str, ...]) -> dict[str, object]:
         shown = self._accelerators.inventory.providers()
         return {
             'device': device.address, 'serial': device.serial,
@@ -62,7 +68,7 @@ class Notices:
                 if address == device.address}),
             'state': condition.state.value, 'old_state': before.value,
             'reason': condition.reason,
-            'signals': sorted({f.signal for f in condition.findings}),
+            'signals': [*found],
             'servers': sorted({
                 claim.instance_uuid
                 for claim in self._accelerators.holdings.all()

@@ -12,6 +12,7 @@ from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.health import signals
 from nova_accel import model
+from nova_accel import naming
 
 _State = signals.State
 #: what an owner reads of a state
@@ -27,8 +28,8 @@ class Owners:
         self._accelerators = accelerators
         self._cloud = cloud
         #: server -> keys of nova_accel that its metadata have
-        self._told: dict[str, Mapping[str, str]] = {}
-        self.follower = accelerators.inventory.after_look(
+        self._written: dict[str, Mapping[str, str]] = {}
+        self.background = accelerators.inventory.scanner.after_look(
             self.run, 'Owners are not told how their accelerators are')
 
     def run(self) -> None:
@@ -37,9 +38,9 @@ class Owners:
             return
         now = self._now()
         changed = {server for server, keys in now.items()
-                   if self._told.get(server) != keys}
-        changed |= {server for server in self._told.keys() - now.keys()
-                    if self._told[server]}
+                   if self._written.get(server) != keys}
+        changed |= {server for server in self._written.keys() - now.keys()
+                    if self._written[server]}
         found = {server.uuid: server for server
                  in (self._cloud.servers(changed) if changed else ())}
         for uuid in sorted(changed):
@@ -49,13 +50,13 @@ class Owners:
                 continue
             if uuid in found:
                 self._write(found[uuid], keys)
-            self._told[uuid] = keys
-        self._told = {server: keys for server, keys in self._told.items()
-                      if server in now or keys}
+            self._written[uuid] = keys
+        self._written = {server: keys for server, keys in self._written.items()
+                         if server in now or keys}
 
     def _now(self) -> dict[str, dict[str, str]]:
         """What the metadata of each server have to say."""
-        conditions = self._accelerators.inventory.conditions()
+        conditions = self._accelerators.inventory.health.conditions()
         groups: dict[tuple[str, str], list[signals.State]] = {}
         servers: dict[str, dict[str, str]] = {}
         for claim in self._accelerators.holdings.all():
@@ -69,13 +70,17 @@ class Owners:
         for (server, group), states in groups.items():
             worst = max(states, key=lambda state: state.rank)
             if worst in _WORDS:
-                servers[server][f'accel{group}:health'] = (
+                servers[server][naming.health_key(group)] = (
                     f'{_WORDS[worst]}: {states.count(worst)} of {len(states)}')
         return servers
 
     def _write(self, server: novas.Instance, keys: Mapping[str, str]) -> None:
-        there = {key for key in server.metadata
-                 if key.startswith('accel') and key.endswith(':health')}
-        for key in sorted(there | keys.keys()):
+        for key in sorted(health_keys(server) | keys.keys()):
             if server.metadata.get(key) != keys.get(key):
                 self._cloud.say(server.uuid, key, keys.get(key))
+
+
+def health_keys(server: novas.Instance) -> set[str]:
+    """The keys by which the metadata of a server say how its accelerators
+    are."""
+    return {key for key in server.metadata if naming.is_health_key(key)}

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What an operation is to do for a server; pure decisions, no I/O.
+"""What an operation has to do for a server; pure decisions, no I/O.
 
 A request, what Placement allocated, and what the server holds go in; a Plan
-comes out, or an error that says why there is none:
+comes out, or an error that says why not:
 
 =========== ============ ============= =====================================
 Asked       Allocated    Held          Plan
@@ -76,22 +76,22 @@ def is_complete(requests: Requests, held: Iterable[model.Claim],
 
 
 def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
-            ours: Sequence[request.Allocation],
+            own: Sequence[request.Allocation],
             held: Sequence[model.Claim]) -> Plan:
     """For a server that gets devices on this host.
 
     :param requests: of its flavor and image.
     :param allocations: all of the server's.
-    :param ours: the part of them that is of our providers.
+    :param own: the part of them from nova_accel's providers.
     :param held: its current claims, from an earlier try.
     :raises DeviceUnavailable: the allocation does not answer the requests.
     """
-    if _missing(requests, allocations) and not ours:
+    if _missing(requests, allocations) and not own:
         raise exception.DeviceUnavailable(
-            f'Server {server_uuid} was to get {_said(requests, ())}, and the '
-            f'allocation has none of ours: schedule the build again.')
-    requests = _for_us(requests, ours)
-    keep, left = _kept(requests, ours, held)
+            f'Server {server_uuid} must get {_said(requests, ())}, and the '
+            f'allocation has no accelerators: schedule the build again.')
+    requests = _for_us(requests, own)
+    keep, left = _kept(requests, own, held)
     kept = {claim.uuid for step in keep for claim in step.claims}
     return Plan(
         keep, _taken(requests, keep, left),
@@ -99,26 +99,27 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
 
 
 def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
-             ours: Sequence[request.Allocation],
+             own: Sequence[request.Allocation],
              held: Sequence[model.Claim]) -> Plan:
     """For a server that had its devices and starts again, and whose claims
     are missing or half done; it loses nothing, whatever is allocated.
 
     :raises DeviceUnavailable: Placement does not stand behind its devices.
     """
-    if not ours and (held or _missing(requests, allocations) or any(
-            # another host has them, as where a move was not taken back
+    if not own and (held or _missing(requests, allocations) or any(
+            # another host has them, as where a move was not undone
             naming.is_custom(wanted.resource_class) for wanted in requests)):
         raise exception.DeviceUnavailable(
-            f'Server {server_uuid} is to start with {_said(requests, held)}, '
-            f'and Placement has none allocated to it, as after a rebuild or '
-            f'resize that failed: resize, shelve or delete the server.')
-    requests = _for_us(requests, ours)
-    given = _total(allocation.resources for allocation in ours)
+            f'Server {server_uuid} cannot start with {_said(requests, held)}, '
+            f'because Placement has none allocated to it, as after a '
+            f'rebuild or resize that failed: resize, shelve or delete the '
+            f'server.')
+    requests = _for_us(requests, own)
+    given = _total(allocation.resources for allocation in own)
     if any(given[name] < amount
            for name, amount in _amounts(requests).items()):
-        requests = list(_as_allocated(ours, held))
-    keep, left = _kept(requests, ours, held)
+        requests = list(_as_allocated(own, held))
+    keep, left = _kept(requests, own, held)
     kept = {claim.uuid for step in keep for claim in step.claims}
     lost = [claim for claim in held if claim.uuid not in kept]
     if lost:
@@ -168,12 +169,12 @@ def _allocated(allocations, claims) -> list[model.Claim]:
     return found
 
 
-def _as_allocated(ours, held):
+def _as_allocated(own, held):
     """Requests for what is allocated: those that held devices answer, and one
     for what is left of each class of a provider."""
     has = collections.Counter((claim.provider_uuid, claim.resource_class,
                                claim.group) for claim in held)
-    for allocation in ours:
+    for allocation in own:
         for name, amount in allocation.resources.items():
             for (provider_uuid, class_, group), count in sorted(has.items()):
                 if (provider_uuid == allocation.provider_uuid
@@ -184,9 +185,9 @@ def _as_allocated(ours, held):
                 yield request.AcceleratorRequest('', name, amount)
 
 
-def _for_us(requests, ours):
+def _for_us(requests, own):
     """Without those for vGPUs of Nova's own, in classes that both have."""
-    offered = {name for allocation in ours for name in allocation.resources}
+    offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]
 
@@ -198,9 +199,9 @@ def _missing(requests, allocations) -> bool:
                for name, amount in _amounts(requests).items())
 
 
-def _kept(requests, ours, held):
+def _kept(requests, own, held):
     """The requests that held devices answer, and what is allocated beside."""
-    left = {a.provider_uuid: dict(a.resources) for a in ours}
+    left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:
         by_request[claim.group, claim.resource_class,
@@ -217,7 +218,7 @@ def _kept(requests, ours, held):
                 claims.clear()
                 break
     return tuple(keep), [
-        dataclasses.replace(a, resources=resources) for a in ours
+        dataclasses.replace(a, resources=resources) for a in own
         if any((resources := left[a.provider_uuid]).values())]
 
 

@@ -10,7 +10,10 @@ from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as holding
 from nova_accel.attach import plan
 from nova_accel.attach import releases as release
+from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
@@ -45,6 +48,7 @@ class Verbs(typing.Protocol):
     """What is used of attach.accelerators.Accelerators."""
 
     holdings: holding.Holdings
+    inventory: host_inventory.Inventory
     releases: release.Releases
 
     def plug(self, context, server: request.Server,
@@ -109,11 +113,18 @@ class Plugs:
         self.start(context, server, allocations, rebuilt)
         try:
             yield
+            self._started(server.uuid)
         except Exception as error:
             self._give_up(context, server.uuid, error)
             raise
         finally:
             self._plugging.pop(server.uuid, None)
+
+    def _started(self, server_uuid):
+        plugging = self._plugging.get(server_uuid)
+        for claim in plugging.claimed if plugging else ():
+            self._verbs.inventory.health.in_vain(
+                claim.device_address, signals.START, False)
 
     def abandon(self, context, server_uuid: str) -> None:
         """Release what a build got that failed before its guest existed."""
@@ -132,6 +143,12 @@ class Plugs:
         claimed = self._verbs.holdings.now(plugging.claimed)
         if not claimed:
             return
+        for claim in claimed:
+            # QEMU and libvirt name the device that they cannot give to a guest
+            if not isinstance(error, exception.AcceleratorError) and (
+                    claim.handle.address in str(error)):
+                self._verbs.inventory.health.in_vain(
+                    claim.device_address, signals.START)
         if self._runs_with(server_uuid, claimed):
             LOG.error('Server %s failed after its guest had started (%s); it '
                       'keeps its accelerators until the guest is gone',

@@ -25,6 +25,7 @@ from nova_accel.bitstream import cache as bitstream_cache
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
@@ -74,9 +75,17 @@ class Programming:
             return self._opened
 
     def _needed(self) -> set[str]:
-        """Images whose contents servers need where the host boots."""
-        return {image for claim in self._holdings.all() for image in (
-            claim.restore_bitstream, claim.operators_bitstream) if image}
+        """Images whose contents servers need where the host boots; also of
+        those whose region has just been programmed."""
+        claims = self._holdings.all()
+        held = {(c.device_address, c.region_index) for c in claims}
+        return {image for image in (
+            *(image for c in claims
+              for image in (c.restore_bitstream, c.operators_bitstream)),
+            *(region.bitstream_id
+              for device in self._inventory.devices.values()
+              for region in device.regions
+              if (device.address, region.index) in held)) if image}
 
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
@@ -144,7 +153,7 @@ class Programming:
                   if at > since]
         if len(failed) >= _MOST_FAILURES:
             error = exception.DeviceUnavailable(
-                f'{image} was to be programmed, and {len(failed)} bitstreams '
+                f'{image} is not programmed, because {len(failed)} bitstreams '
                 f'of the project failed on cards of this host in the last '
                 f'{_FAILURE_SECONDS // 60} minutes: test yours, and try it '
                 f'{_FAILURE_SECONDS // 60} minutes later.')
@@ -209,8 +218,8 @@ class Programming:
         """Whether a region carries what the operator gave a name.
 
         It is the image itself, which has another name now; or its function,
-        which was on the card before an image told its name. Noted, so that it
-        is shown.
+        which was on the card before an image told its name. Noted, to be
+        shown.
         """
         same = region.bitstream_id == image.id
         if glance.origin(image.record) != model.OPERATOR or not (
@@ -250,7 +259,7 @@ class Programming:
         from the cache, or from Glance.
 
         :param project_id: of the server.
-        :param claims: those of the devices that are to be restored, none of
+        :param claims: those of the devices to restore, none of
             them in a running guest.
         :param requests: of the flavor by group, for a function that the server
             found on the card: only they say from which image it comes.
@@ -323,7 +332,7 @@ class Programming:
 
         :param cleared: which of glance.CLEARED it may clear.
         :returns: how, for the record of the hand-over.
-        :raises ImageNotFound: there is none.
+        :raises ImageNotFound: Glance has none.
         :raises BitstreamError: it cannot be used.
         :raises DeviceUnavailable: it clears the memory of the card, which a
             server uses by another region.
@@ -356,12 +365,12 @@ class Programming:
                   and c.state is not model.ClaimState.DELETING]
         if others:
             raise exception.DeviceUnavailable(
-                f'{device.address} {region.name} was to be cleaned with image '
+                f'{device.address} {region.name} cannot be cleaned with image '
                 f'{image.id}, which clears the memory of the whole card, and '
                 f'server {others[0].holder} has region'
                 f'{others[0].region_index} of it: the region waits for that '
                 f'server\'s end, and it is tried again each minute.',
-                found=f'{device.address} {region.name} was to be cleaned, and '
+                found=f'{device.address} {region.name} had to be cleaned, and '
                       f'that has to wait')
 
     def _load(self, client, image, device, region, begin=lambda: None):
@@ -422,9 +431,8 @@ class Programming:
 
         :param region: as it was before.
         """
-        after = next((r for d in [self._inventory.devices.get(device.address)]
-                      if d for r in d.regions if r.index == region.index),
-                     None)
+        now = self._inventory.devices.get(device.address)
+        after = now.find_region(region.index) if now else None
         self._holdings.record(model.Handover(
             time=datetime.datetime.now(datetime.UTC).isoformat(
                 timespec='seconds'),
@@ -575,14 +583,18 @@ class Programming:
                 self._inventory.programming_failed(
                     address, index,
                     report=not isinstance(error, exception.DeviceTimeout))
+                if loaded.origin == model.OPERATOR:
+                    self._inventory.health.in_vain(
+                        address, signals.PROGRAMMING)
             if isinstance(error, exception.AcceleratorError):
                 raise
             raise exception.ProgrammingFailed(
-                f'{what} failed ({type(error).__name__}: {error}): look at '
-                f'the card and the kernel log.',
+                f'{what} failed ({type(error).__name__}: {error}): check '
+                f'the card, and read the kernel log.',
                 found=f'{what} failed') from error
         self._inventory.table.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
+        self._inventory.health.in_vain(address, signals.PROGRAMMING, False)
         LOG.info('%s %s carries function %s of image %s; its origin: %s',
                  address, region.name, function, loaded.bitstream_id,
                  loaded.origin or 'unknown')
@@ -593,11 +605,11 @@ class Programming:
         for server_uuid, there in self._cloud.running().items():
             if addresses & there:
                 name = f'{device.address} {region.name}'
-                LOG.error('%s was to be programmed, and the guest of server '
-                          '%s, which runs, has %s: stop that server first',
-                          name, server_uuid, min(addresses & there))
+                LOG.error('%s cannot be programmed, because the guest of '
+                          'server %s, which runs, has %s: stop that server '
+                          'first', name, server_uuid, min(addresses & there))
                 raise exception.DeviceUnavailable(
-                    f'{name} was to be programmed, and a guest that runs has '
+                    f'{name} cannot be programmed while a running guest has '
                     f'{min(addresses & there)}: see the log of nova-compute.')
 
 
@@ -633,6 +645,5 @@ def _check_handles(device, region, claims):
                 not in (region or device).handles):
             raise exception.DeviceUnavailable(
                 f'Server {claim.instance_uuid} has {claim.handle.address} of '
-                f'{device.address}, which the host does not have now: look at '
-                f'it with nova-accel discover, and at [accel] '
-                f'virtual_functions.')
+                f'{device.address}, which the host does not have now: see '
+                f'nova-accel discover, and check [accel] virtual_functions.')

@@ -10,6 +10,7 @@ from nova_accel import inventory as host_inventory
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import log as logging
 from nova_accel import model
+from nova_accel import naming
 
 LOG = logging.getLogger(__name__)
 
@@ -20,6 +21,15 @@ class Publisher:
                  cloud: novas.Cloud):
         self._inventory = inventory
         self._cloud = cloud
+        self.background = inventory.scanner.after_look(
+            self._make_known,
+            f'Flavors cannot forbid or require {naming.SUSPECT}')
+
+    def _make_known(self) -> None:
+        """Placement refuses a request that names a trait which no provider
+        ever had (400, "No such trait"), also where it forbids it."""
+        self._cloud.make_trait(naming.SUSPECT)
+        self.background.end()
 
     def show(self, context, provider_uuids: Iterable[str]) -> None:
         """Show providers now; a failure is made good by the next report."""

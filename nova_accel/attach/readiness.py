@@ -29,7 +29,7 @@ class Readiness:
     def first(self, context, server: request.Server, claimed: Iterable[
             tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
             ) -> None:
-        """Make devices ready that a server has just got.
+        """Prepare devices that a server has just got.
 
         :param claimed: each request with its claims.
         :raises AcceleratorError: one is not ready.
@@ -45,7 +45,7 @@ class Readiness:
             self.bind(claims, wanted.chosen_by_owner)
 
     def again(self, context, server: request.Server, keep: plan.Keep) -> None:
-        """Make devices ready that a server had before: as they were, unless
+        """Prepare devices that a server had before: as they were, unless
         its image wants another bitstream.
 
         :raises AcceleratorError: one is not ready; the server keeps it.
@@ -61,7 +61,7 @@ class Readiness:
             else:
                 if keep.wanted in server.wanted:
                     self._holdings.ask(
-                        claims, attach_handles.asked(keep.wanted))
+                        claims, attach_handles.for_driver(keep.wanted))
                 self._programming.provision(
                     context, server.project_id, keep.wanted, claims)
             self._handles.prepare(claims, fresh=False)
@@ -71,11 +71,11 @@ class Readiness:
 
     def restore(self, context, server: request.Server,
                 claims: Sequence[model.Claim]) -> None:
-        """Make devices as they were, which are in no running guest.
+        """Restore devices that are in no running guest.
 
         :raises AcceleratorError: one is not.
         """
-        self.look_again(claims)
+        self.rescan(claims)
         self._programming.restore(
             context, server.project_id, claims,
             {r.group: r for r in server.requests})
@@ -93,8 +93,8 @@ class Readiness:
             self._holdings.bound(
                 mine, self._programming.region_of(mine), by_owner)
 
-    def look_again(self, claims: Iterable[model.Claim]) -> None:
-        """Look at cards that a guest could change, or had whole."""
+    def rescan(self, claims: Iterable[model.Claim]) -> None:
+        """Scan cards that a guest could change, or had whole."""
         claims, again = list(claims), set()
         self._inventory.scanner.scan_confined(
             {claim.device_address for claim in claims})
@@ -107,16 +107,16 @@ class Readiness:
                 again.add(address)
         if again:
             self._inventory.scanner.scan(addresses=again)
-        self.look_at_cards(claims)
+        self.rescan_cards(claims)
 
-    def look_at_cards(self, claims: Iterable[model.Claim]) -> None:
-        """Look at cards that a guest had whole."""
+    def rescan_cards(self, claims: Iterable[model.Claim]) -> None:
+        """Scan cards that a guest had whole."""
         whole = {claim.device_address for claim in claims
                  if claim.handle.address == claim.device_address}
         if whole:
             self._inventory.scanner.scan(addresses=whole)
 
-    def look_at_siblings(self, claims: Iterable[model.Claim]) -> None:
+    def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Creating or removing a vGPU changes what its siblings offer."""
         created = {c.device_address for c in claims if c.created_type}
         if created:

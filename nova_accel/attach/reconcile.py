@@ -58,19 +58,14 @@ class Reconciler:
             c.instance_uuid: (float('-inf'), PAUSE)
             for c in self._holdings.all()}
         self._once = logging.Once()
-        self._background = limited.Background(self._logged_run)
-        accelerators.words.learn('release', self.release)
+        self.background = limited.Background(
+            self.run, 'Claims could not be compared with libvirt and '
+            'Placement, and stay as they are')
+        accelerators.orders.accept('release', self.release)
 
     def run_if_due(self) -> None:
         """Compare in the background, at start and then periodically."""
-        self._background.start_if_due(CONF.accel.discovery_interval)
-
-    def _logged_run(self):
-        try:
-            self.run()
-        except Exception as error:
-            LOG.warning('Claims could not be compared with libvirt and '
-                        'Placement, and stay as they are: %s', error)
+        self.background.start_if_due(CONF.accel.discovery_interval)
 
     def run(self) -> int:
         """Compare now.
@@ -84,7 +79,7 @@ class Reconciler:
         accelerators.settling.run()
         accelerators.settling.clean()
         released = accelerators.releases.retry(self._cloud.admin_context())
-        snapshot, failure = self._look(self._holdings.all())
+        snapshot, failure = self._snapshot(self._holdings.all())
         self._fence_strangers(snapshot)
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
@@ -105,8 +100,8 @@ class Reconciler:
             raise failure
         return released
 
-    def _look(self, before: Collection[model.Claim],
-              ) -> tuple[judgement.Snapshot, Exception | None]:
+    def _snapshot(self, before: Collection[model.Claim],
+                  ) -> tuple[judgement.Snapshot, Exception | None]:
         """Ask about claims, in the order of attach.judgement.
 
         :returns: what was found, and the error of a Placement that does not
@@ -117,9 +112,9 @@ class Reconciler:
         shown_by = {c.uuid: inventory.provider_of(c) for c in before}
         consumers, failure = None, None
         try:
-            consumers = {uuid: cloud.consumers(uuid) for uuid in sorted({
+            consumers = cloud.consumers_of({
                 *(c.provider_uuid for c in before),
-                *filter(None, shown_by.values())})}
+                *filter(None, shown_by.values())})
         except exception.PlacementUnavailable as error:
             failure = error
         snapshot = judgement.Snapshot(
@@ -144,7 +139,7 @@ class Reconciler:
         :returns: how many accelerators were released.
         """
         with self._accelerators.exclusive(server_uuid):
-            snapshot, failure = self._look(self._holdings.now(claims))
+            snapshot, failure = self._snapshot(self._holdings.now(claims))
             found: dict[_Verdict, list[model.Claim]] = {
                 verdict: [] for verdict in _Verdict}
             for (uuid, verdict), claim in judgement.judge(snapshot).items():
@@ -230,7 +225,7 @@ class Reconciler:
 
     @contextlib.contextmanager
     def _offered(self, claims):
-        """While Placement is to allocate what is held back: it allocates
+        """While Placement must allocate what is held back: it allocates
         nothing that is reserved. After an error it is held back again."""
         inventory = self._accelerators.inventory
         handles = {c.handle for c in claims} & inventory.held_back
@@ -298,15 +293,15 @@ class Reconciler:
 
         def refuse(what, then):
             raise exception.DeviceUnavailable(
-                f'The claim of server {server} on {address} was to be '
-                f'released, and {what}: {then}.')
+                f'The claim of server {server} on {address} cannot be '
+                f'released, because {what}: {then}.')
         for guest, devices in sorted(self._cloud.guest_devices().items()):
             if address in devices and (guest, claim.role) != (
                     # its guest is defined until a move is confirmed
                     claim.instance_uuid, model.Role.OLD):
                 refuse(f'the guest of server {guest} has the device',
                        'delete or shelve the server')
-        snapshot, failure = self._look([claim])
+        snapshot, failure = self._snapshot([claim])
         if failure:
             raise failure
         if snapshot.has_guest(claim):
@@ -377,7 +372,7 @@ class Reconciler:
         if any(not self._once.has(('stranger', address))
                for address in strangers):
             # a server that was deleted since its guest was seen has none now
-            again = self._look(self._holdings.all())[0].strangers()
+            again = self._snapshot(self._holdings.all())[0].strangers()
             strangers = {address: server for address, server
                          in strangers.items() if address in again}
         found = self._accelerators.inventory.fence_in_guests(strangers)
@@ -385,7 +380,7 @@ class Reconciler:
         for address, server_uuid in found.items():
             self._once.say(
                 ('stranger', address), LOG.error,
-                'The guest of server %s has %s, for which there is no claim; '
+                'The guest of server %s has %s, without a claim of it; '
                 'it is offered to no other server. See virsh dumpxml %s, and '
                 'stop or delete the server.', server_uuid, address,
                 server_uuid)
@@ -395,6 +390,6 @@ def _record(server: novas.Instance) -> judgement.Record:
     try:
         asks = bool(server.accelerators.requests)
     except exception.InvalidRequest:
-        # whatever it asks for, it is something of ours
+        # whatever it asks for, it asks for an accelerator
         asks = True
     return judgement.Record(server.task_state is None, asks)

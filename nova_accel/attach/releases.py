@@ -134,8 +134,8 @@ class Releases:
         self._publisher.show_devices(context, left)
 
     def _freed(self, context, claim):
-        self._readiness.look_at_cards([claim])
-        self._readiness.look_at_siblings([claim])
+        self._readiness.rescan_cards([claim])
+        self._readiness.rescan_siblings([claim])
         self._holdings.released([claim])
         self._publisher.show_devices(context, [claim])
 

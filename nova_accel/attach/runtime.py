@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 _KEY = re.compile(f'accel({request.GROUP}):([^:]+)')
 _ASKS = 'bitstream_id'
-#: names that are ours in the metadata of a server
+#: names of nova_accel in the metadata of a server
 _KNOWN = (_ASKS, 'status', 'function', 'prefer', 'health')
 #: characters that Nova keeps of a key of metadata
 _KEY_ROOM = 255
@@ -45,25 +45,15 @@ class RuntimeProgramming:
                  cloud: novas.Cloud):
         self._accelerators = accelerators
         self._cloud = cloud
-        self._background = limited.Background(self._logged_run)
+        self.background = limited.Background(
+            self._start_all, 'The metadata of servers could not be searched '
+            'for bitstreams')
         self._lock = locks.Lock('runtime')
         #: servers that are being looked after, each by a thread of its own
         self._at_work: dict[str, futures.Future] = {}
         #: (device address, region index) -> when it was last programmed here
         self._programmed_at: dict = collections.defaultdict(
             lambda: float('-inf'))
-
-    def start_run(self) -> None:
-        """Look through the servers in the background, and work on each that
-        asks; one that takes long does not delay another."""
-        self._background.start()
-
-    def _logged_run(self):
-        try:
-            self._start_all()
-        except Exception:
-            LOG.exception('The metadata of servers could not be searched for '
-                          'bitstreams')
 
     def run(self) -> int:
         """Look through the servers now, and wait for all of them.
@@ -142,8 +132,8 @@ class RuntimeProgramming:
                 else f': {_TWICE}' not in said)
 
     def _corrections(self, server):
-        """Statuses that tell of a key that is not there any more, or is none
-        of ours: key -> text, None for one that goes."""
+        """Statuses that tell of a key that is not there any more, or that
+        nova_accel does not know: key -> text, None for one that goes."""
         changes: dict[str, str | None] = {}
         may_program = any(
             r.runtime_programming for r in server.accelerators.requests)
@@ -216,7 +206,7 @@ class RuntimeProgramming:
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):
                 LOG.exception('Programming at run time failed')
-            say('failed', exception.tell(
+            say('failed', exception.for_owner_and_log(
                 error, LOG.error, f'Server {server.uuid}, accel{group}'))
         else:
             say('programmed')
@@ -237,7 +227,7 @@ class RuntimeProgramming:
                   if c.group == wanted.group]
         if not claims:
             raise exception.DeviceUnavailable(
-                f'Server {server.uuid} was to have {wanted} programmed, and '
+                f'Server {server.uuid} asks for {wanted} at run time, and '
                 f'has no accelerator there: hard reboot it.')
         # nothing is programmed on a card that is not well, or disabled
         self._accelerators.inventory.find(
@@ -265,7 +255,7 @@ class RuntimeProgramming:
         """
         accelerators, function = self._accelerators, None
         try:
-            accelerators.readiness.look_again(claims)
+            accelerators.readiness.rescan(claims)
             region = accelerators.programming.region_of(claims)
             function = region and region.function_uuid
             accelerators.programming.provision(
@@ -284,7 +274,7 @@ class RuntimeProgramming:
         """Put back what a failed programming took from a server."""
         accelerators = self._accelerators
         now = accelerators.holdings.now(claims)
-        accelerators.readiness.look_again(now)
+        accelerators.readiness.rescan(now)
         accelerators.programming.restore(context, server.project_id, now)
         region = accelerators.programming.region_of(now)
         if function and not (region and region.function_uuid == function):
@@ -296,7 +286,7 @@ class RuntimeProgramming:
     def _detached(self, claims, error):
         self._accelerators.holdings.doubt(claims, str(error))
         addresses = ', '.join(c.handle.address for c in claims)
-        raise exception.DeviceDetached(exception.tell(
+        raise exception.DeviceDetached(exception.for_owner_and_log(
             error, LOG.error,
             f'{addresses} could not go back into its guest')) from error
 

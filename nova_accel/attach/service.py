@@ -84,7 +84,7 @@ def _start(accelerators: attach.Accelerators) -> None:
         LOG.warning('%s', sentence)
     accelerators.inventory.scanner.configure()
     accelerators.inventory.scanner.scan()
-    accelerators.inventory.check_configuration()
+    accelerators.inventory.scanner.check_configuration()
     accelerators.inventory.scanner.watch(accelerators.kernel)
     # an earlier release did not prepare the handles of every driver that
     # cleans them now
@@ -105,7 +105,7 @@ def _start(accelerators: attach.Accelerators) -> None:
         'nova-compute stopped while the device was prepared')
     _make_again(accelerators)
     accelerators.names.start()
-    accelerators.words.start()
+    accelerators.orders.start()
 
 
 def _make_again(accelerators):
@@ -133,5 +133,5 @@ def _make_again(accelerators):
                   '%d s; the start of nova-compute does not wait for them '
                   'any more', started[future],
                   CONF.accel.programming_timeout)
-    accelerators.readiness.look_at_siblings(
+    accelerators.readiness.rescan_siblings(
         [c for claims in by_device.values() for c in claims])

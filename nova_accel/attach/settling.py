@@ -10,8 +10,8 @@ unsettled is fenced, and stays so until everything below is known:
 ====================================== ======================================
 what is found                          what follows
 ====================================== ======================================
-no provider of ours in Placement, and  a new host: its devices are offered as
-no device of ours in a guest           they are
+Placement has no provider of           a new host: its devices are offered as
+nova_accel, and no guest a device      they are
 a guest of libvirt, running or not,    a claim of its server, BOUND
 has the handle
 the allocations of the provider leave  a claim of that consumer, BOUND
@@ -55,6 +55,7 @@ from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
+from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -82,6 +83,10 @@ class _Part:
     members: tuple[model.Device, ...]
     #: addresses of handles that have been settled
     settled: frozenset[str]
+
+    @property
+    def index(self) -> int | None:
+        return self.region.index if self.region else None
 
     @property
     def handles(self) -> tuple[model.AttachHandle, ...]:
@@ -112,7 +117,7 @@ class Settling:
         """Before our devices are shown: is the host as new as the store?
 
         Under Nova's resource tracker's lock; libvirt is asked only where the
-        store is new and Placement has nothing of ours.
+        store is new and Placement has nothing of nova_accel.
 
         :param tree: nova.compute.provider_tree.ProviderTree, with what
             Placement has.
@@ -121,7 +126,7 @@ class Settling:
         if model.EVERYTHING not in self._holdings.unsettled():
             return True
         try:
-            shown = self._inventory.reported(tree, node)
+            shown = provider_tree.accelerators(tree, node)
             # all devices that are here are meant in any case
             todo = {part for part in shown if not naming.is_pool(part)}
             if not shown and not self._in_guests():
@@ -149,7 +154,7 @@ class Settling:
         return any(ours & there
                    for there in self._cloud.guest_devices().values())
 
-    def look_again(self) -> None:
+    def settle_now(self) -> None:
         """Settle what can be, when a server needs it: also what its guest
         has just returned."""
         addresses = {row.address for row in self._holdings.unsettled()
@@ -264,12 +269,22 @@ class Settling:
                          for row in rows)
         if not by_address and any(
                 c.device_address == device.address
-                and self._inventory.whereabouts(c)[0]
+                and identity.whereabouts(c, self._inventory.devices)[0]
                 is not identity.Where.HERE for c in self._holdings.all()):
             raise _Unknown('servers have claims on another card at its '
                            'address; shelve or delete them')
         found: list[model.Claim] = []
         for part in mine:
+            # the VFs of a server, which a boot of the host has taken, would be
+            # cleaned with the whole function, or be its server's with that
+            if model.is_held_otherwise(
+                    part.region or device, device.address, {
+                        c.handle for c in self._holdings.all()
+                        if (c.device_address, c.region_index) == (
+                            device.address, part.index)}):
+                raise _Unknown('servers have VFs of it that are not there, or '
+                               'all of it; create the VFs again, or shelve or '
+                               'delete these servers')
             if by_address:
                 found += self._ties(part, guests, held, found)
             taken = held | {claim.handle for claim in found}
@@ -364,6 +379,13 @@ class Settling:
         mine = {handle: consumer for handle, _, consumer in owners}
         claims = {c.handle: c for c in self._holdings.all()}
         left = []
+        members = {member.address for member in part.members}
+        for held in claims.values():
+            # on what is not there now, as VFs that a boot of the host took
+            if (held.handle not in part.all_handles
+                    and held.device_address in members
+                    and held.region_index == part.index):
+                known[held.consumer_uuid] += 1
         for handle in part.all_handles:
             claim = claims.get(handle)
             server = next((s for s, there in guests.items()
@@ -467,8 +489,7 @@ class Settling:
         if not rows:
             return
         for device in self._inventory.devices.values():
-            mine = [row for row in rows
-                    if row.means(device, device.address)]
+            mine = [row for row in rows if row.card.means(device.card)]
             if not mine or device.health is model.Health.GONE:
                 continue
             for index, handle in _parts(device):
@@ -497,7 +518,7 @@ class Settling:
             claims = [c for c in claims if c.handle not in taken]
             self._holdings.settle(claims=claims)
         for claim in claims:
-            LOG.warning('%s of %s was given back by its last server while '
+            LOG.warning('%s of %s was released by its last server while '
                         '%s had less done to it than now: it is cleaned '
                         'before it is offered', claim.handle.address,
                         claim.device_address, handover.OPTION)

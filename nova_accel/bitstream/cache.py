@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 _PART = '.part'
 _LINK = 'image-'
-#: files that are kept: each use looks at all of them, and a project can make
+#: files that are kept: each use examines all of them, and a project can make
 #: any number of small ones
 _MOST = 1000
 #: of much data takes long
@@ -234,8 +234,8 @@ class BitstreamCache:
         with self._room:
             if not self._room.wait_for(fits, glance.download_seconds()):
                 raise exception.LockTimeout(
-                    f'Image {image.id} was to be downloaded, and the downloads '
-                    f'under way leave it no room in [accel] '
+                    f'Image {image.id} cannot be downloaded, because the '
+                    f'downloads under way leave it no room in [accel] '
                     f'bitstream_cache_size: try again, or raise that.')
             self._under_way[image.content] = size
         self._trim()

@@ -62,8 +62,6 @@ CLEARS = 'accel:clears'
 #: what an image may clear, by precedence
 CLEARED = ('memory', 'registers')
 
-#: number of images that an error names
-_NAMED = 3
 #: records of one answer that are read; more are not looked through
 _MOST = 1000
 #: the same of images that other projects share: each costs a request more
@@ -212,9 +210,10 @@ def find_operators(client, image_id: str) -> Image:
     record = _record(client, image_id)
     if record['status'] != 'active' or origin(record) != model.OPERATOR:
         raise exception.BitstreamError(
-            f'{_named([record])} was to be programmed for the operator, and '
-            f'it is {record["status"]} and {record.get("visibility")}: make it '
-            f'public, or add its project to [accel] bitstream_owners.')
+            f'{_named([record])} cannot be programmed for the operator, '
+            f'because it is {record["status"]} and '
+            f'{record.get("visibility")}: make it public, or add its '
+            f'project to [accel] bitstream_owners.')
     return _image(record)
 
 
@@ -254,13 +253,13 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
     found += _with(client, key, spellings, _MOST_SHARED) if name else ()
     if found:
         raise exception.BitstreamError(
-            f'{text.printable(name)} was to be programmed for the operator, '
-            f'and {_named([*found])} with it is not active or not the '
+            f'{text.printable(name)} cannot be programmed for the operator, '
+            f'because {_named([*found])} with it is not active or not the '
             f'operator\'s: make it public, or add its project to [accel] '
             f'bitstream_owners.')
     raise exception.ImageNotFound(
-        f'{text.printable(name)} was to be programmed, and it is neither the '
-        f'id of an image nor the {FUNCTION_ID} or {FUNCTION_NAME} of one: '
+        f'{text.printable(name)} cannot be programmed, because it is neither '
+        f'the id of an image nor the {FUNCTION_ID} or {FUNCTION_NAME} of one: '
         f'upload the image, or correct the name.')
 
 
@@ -311,10 +310,10 @@ def find_clearing(client, region_type: str | None,
             return _image(min(active, key=lambda r: r['id']))
         if records:
             raise exception.BitstreamError(
-                f'{_named(records[:1])} was to clear regions of type '
+                f'{_named(records[:1])} must clear regions of type '
                 f'{uuid.UUID(region_type)}, and its status in Glance is '
                 f'{records[0]["status"]}: reactivate it, upload another one, '
-                f'or delete it if no region is to be cleared so.')
+                f'or delete it if no region must be cleared so.')
     raise exception.ImageNotFound(
         f'An image that clears regions of type '
         f'{uuid.UUID(region_type) if region_type else "unknown"} was looked '
@@ -694,9 +693,7 @@ def _named(records) -> str:
     if len(records) == 1:
         record, = records
         return f'Image {record["id"]} ({text.printable(record.get("name"))})'
-    ids = ', '.join(r['id'] for r in list(records)[:_NAMED])
-    more = len(records) - _NAMED
-    return f'Images {ids}' + f' and {more} more' * (more > 0)
+    return f'Images {text.some([record["id"] for record in records])}'
 
 
 # Requests
@@ -757,7 +754,7 @@ def _data(client, image) -> Generator[bytes, None, None]:
                 raise exception.GlanceUnavailable(
                     f'Glance at {_where(client)} stopped sending {what} after '
                     f'{received} of {image.size} bytes '
-                    f'({_reason(e, handled)}): look at its log, then try '
+                    f'({_reason(e, handled)}): read its log, then try '
                     f'again.') from None
             if chunk is None:
                 return
@@ -825,7 +822,7 @@ def _refusal(client, what, code, reason) -> exception.AcceleratorError:
             f'({reason}): correct the request.')
     return exception.GlanceUnavailable(
         f'Glance at {_where(client)} was asked for {what} and is out of '
-        f'service ({code}, {reason}): look at its log, then try again.')
+        f'service ({code}, {reason}): read its log, then try again.')
 
 
 def _no_glance(client, what, response) -> exception.GlanceUnavailable:

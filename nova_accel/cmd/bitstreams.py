@@ -45,7 +45,7 @@ class MakeBitstream(command.Command):
         name, suffix = os.path.splitext(os.path.basename(path))
         if suffix not in _MAKERS:
             raise exception.BitstreamError(
-                f'{path!r} was to be written as a bitstream, and its suffix '
+                f'{path!r} is not a name for a bitstream, because its suffix '
                 f'is {suffix!r}: use {" or ".join(_MAKERS)}.')
         function = _uuid('--function', parsed_args.function)
         region_type = _uuid('--region-type', parsed_args.region_type)
@@ -61,7 +61,7 @@ class MakeBitstream(command.Command):
                 raise
         except OSError as error:
             raise exception.BitstreamError(
-                f'{path!r} was to be written as a bitstream, and that failed '
+                f'{path!r} cannot be written as a bitstream '
                 f'({error.strerror}): name a new file in a directory that you '
                 f'may write.') from error
         self.app.stdout.write(shlex.join((

@@ -76,7 +76,7 @@ class Capture(command.Command):
                 file.write(text.getvalue())
         except FileExistsError as error:
             raise exception.ConfigurationError(
-                f'The capture was to be written to {parsed_args.file}, which '
+                f'The capture is not written to {parsed_args.file}, which '
                 f'exists: give another name, or remove it.') from error
         except OSError as error:
             raise exception.ConfigurationError(

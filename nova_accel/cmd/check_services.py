@@ -22,6 +22,7 @@ from nova_accel import exception
 from nova_accel import naming
 from nova_accel import profiles
 from nova_accel import request
+from nova_accel import text
 
 CONF = conf.CONF
 Line = check_line.Line
@@ -41,8 +42,6 @@ _MICROVERSION = '1.38'
 _TIMEOUT = 30
 #: since which Nova shows extra specs with its flavors
 _FLAVORS_MICROVERSION = '2.61'
-#: of flavors and profiles, how many a line names
-_NAMED = 3
 #: status of an answer to a token that the service does not accept
 _UNAUTHORIZED = 401
 #: sections whose credentials are used here
@@ -296,8 +295,8 @@ def profiles_load(host) -> Iterator[Line]:
 
 
 def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Tell of profiles that send servers to regions for which no image
-    exists.
+    """Tell of profiles that prefer what no provider has, or send servers to
+    regions for which no image exists.
 
     :raises Refused: Placement cannot be asked.
     :raises ImageRefused: Glance does not show images to [service_user].
@@ -308,21 +307,29 @@ def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
         specs = profiles.expand({request.PROFILE_KEY: profile.name},
                                 lambda name: profile)
         for wanted in request.parse(specs):
-            if not wanted.programs:
+            if not (wanted.programs or wanted.prefer):
                 continue
-            if client is None:
+            if not known:
                 known = set(_placement('/traits?associated=true')['traits'])
-                client = _images()
-            yield from _dead_ends_of(profile, wanted, known, client)
+            for trait in wanted.prefer:
+                if trait not in known:
+                    yield _unknown_trait(profile, 'prefers', trait)
+            if wanted.programs:
+                client = client or _images()
+                yield from _dead_ends_of(profile, wanted, known, client)
+
+
+def _unknown_trait(profile, verb, traits) -> Line:
+    return Line(WARNING, f'the profile {profile.name} {verb} the trait '
+                         f'{traits}, which no provider has',
+                'correct the trait, or see that nova-compute reports devices '
+                'with it')
 
 
 def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
     if not known >= wanted.required:
-        missing = ', '.join(sorted(wanted.required - known))
-        yield Line(WARNING, f'the profile {profile.name} needs the trait '
-                            f'{missing}, which no provider has',
-                   'correct the trait, or see that nova-compute reports '
-                   'devices with it')
+        yield _unknown_trait(
+            profile, 'needs', ', '.join(sorted(wanted.required - known)))
         return
     unfit, fits = {}, False
     for region_type, traits in _types(wanted.required, known):
@@ -434,20 +441,9 @@ def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
         CONF.accel.device_profiles).good.values() for p in here}
     specs = {f'the profile {name}': {request.PROFILE_KEY: name}
              for name in sorted(found)}
-    unread = None
-    try:
-        specs.update({f'the flavor {flavor["name"]}': flavor['extra_specs']
-                      for flavor in _flavors()})
-    except (ks_exc.ClientException, OSError, ValueError) as error:
-        line = _unanswered(error, 'Nova', 'service_user',
-                           '[placement] region_name and valid_interfaces')
-        unread = Line(WARNING, f'flavors were not checked: {line.found}',
-                      line.remedy)
-    except KeyError:
-        unread = Line(
-            WARNING, 'flavors were not checked, because Nova does not show '
-                     'their extra specs to the user of [service_user]',
-            'give it the role reader or admin in its project')
+    listed, unread = flavors()
+    specs.update({f'the flavor {flavor["name"]}': flavor['extra_specs']
+                  for flavor in listed})
     users = {}
     for name, extra in specs.items():
         try:
@@ -457,6 +453,26 @@ def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
             continue
         users[name] = [one for one in wanted if one.runtime_programming]
     return {name: wanted for name, wanted in users.items() if wanted}, unread
+
+
+def flavors() -> tuple[list[dict], Line | None]:
+    """Return Nova's flavors with name, extra_specs and ram (MiB), and a line
+    where they cannot be read.
+
+    :raises NoCredentials: [service_user] has none.
+    """
+    try:
+        return list(_flavors()), None
+    except (ks_exc.ClientException, OSError, ValueError) as error:
+        line = _unanswered(error, 'Nova', 'service_user',
+                           '[placement] region_name and valid_interfaces')
+        return [], Line(WARNING, f'flavors were not checked: {line.found}',
+                        line.remedy)
+    except KeyError:
+        return [], Line(
+            WARNING, 'flavors were not checked, because Nova does not show '
+                     'their extra specs to the user of [service_user]',
+            'give it the role reader or admin in its project')
 
 
 def _flavors() -> Iterator[dict]:
@@ -479,8 +495,8 @@ def _flavors() -> Iterator[dict]:
         found = nova.get('/flavors/detail?' + parse.urlencode(query),
                          timeout=_TIMEOUT).json()['flavors']
         for flavor in found:
-            yield {'name': flavor['name'],
-                   'extra_specs': flavor['extra_specs']}
+            yield {name: flavor[name]
+                   for name in ('name', 'extra_specs', 'ram')}
         if not found:
             return
         query['marker'] = found[-1]['id']
@@ -505,8 +521,7 @@ def _not_cleared(users) -> Iterator[Line]:
             if why[region_type]:
                 concerned.setdefault(region_type, []).append(name)
     for region_type, names in sorted(concerned.items()):
-        shown = ', '.join(names[:_NAMED]) + (
-            f' and {len(names) - _NAMED} more' if len(names) > _NAMED else '')
+        shown = text.some(names)
         lets = 'lets' if len(names) == 1 else 'let'
         yield Line(
             WARNING, f'{shown} {lets} users program regions of type '

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -16,7 +17,9 @@ from oslo_config import cfg
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 
+from nova_accel.cmd import check_guests
 from nova_accel.cmd import check_line
+from nova_accel.cmd import check_peers
 from nova_accel.cmd import check_services
 from nova_accel.cmd import loading
 from nova_accel.cmd import store
@@ -53,6 +56,8 @@ _DRIVER = 'accel.AccelLibvirtDriver'
 #: bound to a vendor's VFIO driver are of Nova's
 #: MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION and ..._QEMU_VERSION
 _LIBVIRT, _LIBVIRT_VENDOR, _QEMU_VENDOR = (8, 0, 0), (10, 0, 0), (8, 2, 2)
+#: Nova's MIN_LIBVIRT_MAXPHYSADDR
+_LIBVIRT_BITS = (8, 7, 0)
 
 #: MiB below which no bitstream fits into the cache
 _LEAST_FREE = 16
@@ -110,9 +115,14 @@ class Host:
         except exception.AcceleratorError as error:
             self.problem = str(error)
         except (cfg.Error, ValueError) as error:
-            self.problem = (f'the devices are not looked at '
+            self.problem = (f'the devices are not checked '
                             f'({conf.why_invalid(error)}): correct the '
                             f'options.')
+
+    @functools.cached_property
+    def guests(self) -> check_guests.Guests:
+        """The guests that it could have."""
+        return check_guests.Guests(self)
 
     def _memory(self):
         """A store that knows what guests have now, and nothing else."""
@@ -132,7 +142,7 @@ class Host:
             except exception.ConfigurationError as error:
                 self.refused.append(str(error))
         try:
-            without_effect = found.without_effect()
+            without_effect = found.scanner.without_effect()
             # devices that were not found tell nothing of rules
             if self.drivers and not self.failed and not self.failures:
                 self.without_effect = without_effect
@@ -181,7 +191,7 @@ def _options(host) -> Iterator[Line]:
         yield Line(
             WARNING, f'[accel] simulated_host is {CONF.accel.simulated_host}',
             'a simulated host ends at Placement, because libvirt refuses '
-            'simulated devices: remove the option where servers are to run')
+            'simulated devices: remove the option where servers must run')
 
 
 def _nova(host) -> Iterator[Line]:
@@ -196,7 +206,7 @@ def _nova(host) -> Iterator[Line]:
 def _compute_driver(host) -> Iterator[Line]:
     if CONF.compute_driver != _DRIVER:
         yield Line(FAILURE, f'[DEFAULT] compute_driver is '
-                            f'{CONF.compute_driver}, so that nova-compute '
+                            f'{CONF.compute_driver}, with which nova-compute '
                             f'gives no accelerators to servers',
                    f'set it to {_DRIVER}')
         return
@@ -348,6 +358,15 @@ def _libvirt(host) -> Iterator[Line]:
             yield Line(FAILURE, f'{name} has version {_dotted(version)}, and '
                                 f'{_dotted(least)} is needed{why}',
                        f'upgrade {name}')
+    if (versions[0] < _LIBVIRT_BITS and host.guests.are_large
+            and CONF.libvirt.cpu_mode not in address_space.HOSTS_CPU):
+        yield Line(WARNING, f'libvirt has version {_dotted(versions[0])}, and '
+                            f'{_dotted(_LIBVIRT_BITS)} is needed to give '
+                            f'guests more than {address_space.DEFAULT_BITS} '
+                            f'bits of physical addresses: beside much memory '
+                            f'they do not see all of several large devices',
+                   'upgrade libvirt, or set [libvirt] cpu_mode = '
+                   'host-passthrough')
 
 
 def _version(number):
@@ -369,7 +388,7 @@ def _cache(host) -> Iterator[Line]:
         there = os.path.dirname(there)
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         yield Line(FAILURE, f'[accel] bitstream_cache {path} cannot be '
-                            f'written, so that no region is programmed',
+                            f'written, and no region is programmed',
                    'give the directory to the user of nova-compute; run '
                    'check as that user')
         return
@@ -421,7 +440,7 @@ def _answers(host, device) -> Iterator[Line]:
     try:
         yield from map(_of_driver, host.drivers[device.driver].check(device))
     except OSError as error:
-        if pci.driver(host.kernel, device.address) == pci.VFIO:
+        if pci.is_for_vfio(host.kernel, device.address):
             # a guest has it
             return
         yield Line(WARNING, f'it does not answer what {device.driver} asks of '
@@ -432,50 +451,6 @@ def _answers(host, device) -> Iterator[Line]:
 def _of_driver(finding) -> Line:
     return Line(FAILURE if finding.is_failure else WARNING, finding.found,
                 finding.remedy)
-
-
-def _bars(host, device) -> Iterator[Line]:
-    if os.uname().machine != 'x86_64':
-        return
-    sizes = {address: address_space.largest(host.kernel, address)
-             for address in sorted(device.functions())}
-    address = max(sizes, key=lambda a: sizes[a], default='')
-    largest = sizes.get(address, 0)
-    if largest < address_space.LARGE:
-        return
-    types = dict(item.partition('=')[::2]
-                 for item in CONF.libvirt.hw_machine_type or ())
-    if 'q35' not in types.get('x86_64', ''):
-        yield Line(
-            WARNING, f'{address} has a memory region of {largest >> 30} GiB, '
-                     f'which guests of the machine type pc may not be able to '
-                     f'map',
-            'set [libvirt] hw_machine_type = x86_64=q35, or '
-            'hw_machine_type=q35 and hw_firmware_type=uefi on the images')
-    alike = {
-        other.address: size for other in host.devices.values()
-        if (other.driver, other.vendor_id, other.product_id) == (
-            device.driver, device.vendor_id, device.product_id)
-        and (size := address_space.largest(host.kernel, other.address)
-             ) >= address_space.LARGE}
-    bits = _address_bits(host)
-    if bits and device.address == min(alike, default='') and (
-            not address_space.fits_uefi(alike.values(), bits)):
-        yield Line(
-            WARNING, f'a guest with all {len(alike)} of its kind on this host '
-                     f'may not see each: the UEFI of a guest has an eighth of '
-                     f'its address space for devices, and the CPU of this '
-                     f'host has {bits} bits',
-            'offer fewer to one server, or use an OVMF of September 2026 or '
-            'later')
-
-
-def _address_bits(host) -> int | None:
-    """Of a guest with large devices."""
-    try:
-        return host.kernel.physical_address_bits()
-    except OSError:
-        return None
 
 
 #: how oslo.config (10.7) begins what it says of a value
@@ -494,6 +469,8 @@ _CHECKS = (
     ('libvirt', {COMPUTE}, _libvirt),
     ('cache', {COMPUTE}, _cache),
     ('Glance', {COMPUTE}, check_services.glance_answers),
+    ('flavors', {COMPUTE}, check_guests.flavors),
+    ('switches', {COMPUTE}, check_peers.peers),
     ('Placement', {*SERVICES}, check_services.placement_answers),
     ('database', {SCHEDULER, API}, check_services.database_answers),
     ('filter', {SCHEDULER}, check_services.filters),
@@ -503,9 +480,10 @@ _CHECKS = (
     ('clearing images', {API}, check_services.clearing_images),
 )
 #: the same for each device; one line where all is well
-_DEVICE_CHECKS = (_device, _conflict, _answers, _bars)
+_DEVICE_CHECKS = (_device, _conflict, _answers,
+                  check_guests.large_regions)
 #: what cannot be said where the kernel could not be opened
-_NEED_KERNEL = (_iommu, _vfio)
+_NEED_KERNEL = (_iommu, _vfio, check_peers.peers)
 
 
 def lines(host: Host) -> Iterator[tuple[str, Line]]:
@@ -524,7 +502,7 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
                       about=name)
     for address, device in sorted(host.devices.items()):
         order.append(address)
-        batch.add(address, f'Looking at {address}', _done, _DEVICE_CHECKS,
+        batch.add(address, f'The check of {address}', _done, _DEVICE_CHECKS,
                   host, device, about=address)
     found = {address: [Line(FAILURE, *split(why))]
              for address, why in host.unseen.items()}

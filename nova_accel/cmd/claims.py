@@ -58,12 +58,12 @@ class Claims(output.Lister):
         if not parsed_args.server:
             devices = known.devices()
             rows += [
-                (address, '', '', '', '', 'disabled', word.since, '', '', '',
-                 word.reason or 'no reason given')
-                for word in known.disabled()
+                (address, '', '', '', '', 'disabled', row.since, '', '', '',
+                 row.reason or 'no reason given')
+                for row in known.disabled()
                 # where it is now, or was when it is not on this host
-                for address in identity.disabled(devices, [word]) or [
-                    word.device_address]
+                for address in identity.disabled(devices, [row]) or [
+                    row.device_address]
                 if parsed_args.device in (None, address)]
         return (self.COLUMNS,
                 sorted(rows, key=lambda row: list(map(str, row))))

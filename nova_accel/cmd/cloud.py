@@ -272,7 +272,7 @@ class Cloud:
     def flavor(self, name_or_id: str) -> dict:
         """Return a flavor, with its extra specs.
 
-        :raises NotThere: there is none.
+        :raises NotThere: Nova has none.
         :raises ConfigurationError: Nova does not show extra specs to these
             credentials.
         :raises: as asking().
@@ -416,7 +416,7 @@ def asking(service: str, what: str) -> Iterator[None]:
         if isinstance(error, KeyError):
             why = f'what came has no {error}'
         raise exception.ServiceUnavailable(
-            f'{asked} there was no answer ({why}): see the log of '
+            f'{asked} no answer came ({why}): see the log of '
             f'the service and the network between.') from error
 
 

@@ -73,7 +73,7 @@ def add_driver_argument(parser) -> None:
 def drivers(parsed_args) -> list[str]:
     """Return the names of the drivers to look with.
 
-    :raises ConfigurationError: there are none.
+    :raises ConfigurationError: none is named.
     """
     names = parsed_args.drivers or CONF.accel.enabled_drivers
     if not names:

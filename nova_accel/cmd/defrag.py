@@ -14,7 +14,7 @@ from nova_accel import exception
 from nova_accel.scheduler import capacity
 from nova_accel.scheduler import defrag
 
-#: seconds between two looks at a server, and for which one is migrated at most
+#: seconds between two requests for a server, and the most for a migration
 _PAUSE, _LONGEST = 2, 3600
 #: statuses that can be migrated cold, and that a migrated server has again
 _STEADY = 'ACTIVE', 'SHUTOFF'
@@ -47,7 +47,7 @@ class Defrag(clouds.Asks, output.Table):
             help='name or id of the flavor that room is made for')
         parser.add_argument(
             '-n', '--number', metavar='N', type=int, default=1,
-            help='servers of it that are to fit (default: 1)')
+            help='servers of it that must fit (default: 1)')
         parser.add_argument(
             '--do', metavar='PLAN',
             help='carry out the plan with this number')
@@ -76,9 +76,9 @@ class Defrag(clouds.Asks, output.Table):
         self._is_well = plan is not None
         if parsed_args.do and (plan is None or plan.id != parsed_args.do):
             raise exception.InvalidRequest(
-                f'Plan {parsed_args.do} was to be carried out, and it is not '
-                f'what would be done now: nothing was moved; give the command '
-                f'without --do, and look at the plan again.')
+                f'Plan {parsed_args.do} was not carried out, because it is '
+                f'not what would be done now: nothing was moved; give the '
+                f'command without --do, and read the plan again.')
         if plan is None:
             self.app.stderr.write(
                 f'No migrations were found after which {parsed_args.number} '
@@ -130,13 +130,13 @@ def _check(now, wanted, plan, step):
         then = defrag.after(plan.moves[step:], now.hosts, now.servers, wanted)
     except defrag.Changed as error:
         raise exception.InvalidRequest(
-            f'Server {error} was to be migrated, and it is not where it was, '
-            f'or the room for it is taken.') from error
+            f'Server {error} is not migrated, because it is not where it '
+            f'was, or the room for it is taken.') from error
     if then < plan.then:
         raise exception.InvalidRequest(
-            f'Server {plan.moves[step].server} was to be migrated, and only '
-            f'{then} servers of the flavor would fit after the rest of the '
-            f'plan, not {plan.then}.')
+            f'Server {plan.moves[step].server} is not migrated, because '
+            f'only {then} servers of the flavor would fit after the rest of '
+            f'the plan, not {plan.then}.')
 
 
 class State:

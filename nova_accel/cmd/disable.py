@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel disable, drain and enable: the operator's word about a device.
+"""nova-accel disable, drain and enable: whether servers get a device.
 
-The word is written into the claim store, whether nova-compute runs or not.
-nova-compute hears of it (nova_accel/attach/words.py) or finds it at its start.
+That is written into the claim store, whether nova-compute runs or not.
+nova-compute hears of it (nova_accel/attach/orders.py) or finds it at its start.
 """
 
 import datetime
@@ -21,7 +21,7 @@ LEFT = 3
 _LONGEST_REASON = 200
 
 
-class _Word(command.Command):
+class _OfDevice(command.Command):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -30,7 +30,7 @@ class _Word(command.Command):
         return parser
 
 
-class _Disables(_Word):
+class _Disables(_OfDevice):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -40,21 +40,21 @@ class _Disables(_Word):
         return parser
 
     def _disable(self, parsed_args) -> str:
-        """Write the word; returns the address of the device."""
+        """Disable the device; returns its address."""
         reason = parsed_args.reason
         if len(reason) > _LONGEST_REASON or not (
                 reason.isprintable() or not reason):
             raise exception.InvalidRequest(
-                f'--reason is to be one line of at most {_LONGEST_REASON} '
+                f'--reason must be one line of at most {_LONGEST_REASON} '
                 f'characters: shorten it.')
         known = store.to_write(parsed_args)
         devices = known.devices()
         address = identity.named(parsed_args.device, devices)
-        before = _words_about(address, devices, known.disabled())
+        before = _about(address, devices, known.disabled())
         known.disable(model.Disabled(
             address, identity.serial_for_claim(address, devices),
-            reason or next((w.reason for w in before), ''),
-            next((w.since for w in before), _now())), before)
+            reason or next((row.reason for row in before), ''),
+            next((row.since for row in before), _now())), before)
         return address
 
 
@@ -63,8 +63,9 @@ class Disable(_Disables):
 
     It is reserved in Placement, within seconds where nova-compute runs, else
     when it starts. A server that has it keeps it, and may be started again.
-    The word lasts: also when nova-compute or the host is started again, and
-    when the device, if it has a serial number, gets another address.
+    That lasts until it is enabled: also when nova-compute or the host is
+    started again, and when the device, if it has a serial number, gets another
+    address.
     """
 
     def take_action(self, parsed_args):
@@ -91,35 +92,34 @@ class Drain(_Disables, output.Table):
     def take_action(self, parsed_args):
         self.check_columns(parsed_args, self.COLUMNS)
         address = self._disable(parsed_args)
-        # read after the word is written: from then on the store takes none
+        # read after the device is disabled: then the store takes no claim
         known = store.read(parsed_args)
-        words = _words_about(address, known.devices(), known.disabled())
+        rows = _about(address, known.devices(), known.disabled())
         self._left = sorted(
             (claim.device_address, claim.handle.address, claim.holder,
              claim.state.value if claim.role is model.Role.CURRENT
              else f'{claim.state.value}, old', claim.error)
             for claim in known.claims()
-            if any(word.means(claim.device_address, claim.serial)
-                   for word in words))
+            if any(row.card.means(claim.card) for row in rows))
         if not self._left:
             self.app.stderr.write(
                 f'{address} is disabled, and no server has it\n')
         return self.COLUMNS, self._left
 
 
-class Enable(_Word):
-    """Take back what nova-accel disable or drain said of a device."""
+class Enable(_OfDevice):
+    """Undo nova-accel disable or drain of a device."""
 
     def take_action(self, parsed_args):
         known = store.to_write(parsed_args)
-        devices, words = known.devices(), known.disabled()
+        devices, disabled = known.devices(), known.disabled()
         try:
             address = identity.named(parsed_args.device, devices)
-            mine = _words_about(address, devices, words)
+            mine = _about(address, devices, disabled)
         except exception.DeviceUnavailable:
             # of a device that was taken out
-            mine = [w for w in words if parsed_args.device in (
-                w.serial or w.device_address, w.device_address)]
+            mine = [row for row in disabled if parsed_args.device in (
+                row.serial or row.device_address, row.device_address)]
             if not mine:
                 raise
             address = parsed_args.device
@@ -134,7 +134,7 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
 
 
-def _words_about(address, devices, words) -> list[model.Disabled]:
-    """Return the words that disable a device, one by one."""
-    return [word for word in words
-            if address in identity.disabled(devices, [word])]
+def _about(address, devices, rows) -> list[model.Disabled]:
+    """Return the rows that disable a device, one by one."""
+    return [row for row in rows
+            if address in identity.disabled(devices, [row])]

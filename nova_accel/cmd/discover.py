@@ -55,7 +55,7 @@ class Discover(output.Lister):
             help='show resource providers, with handles and traits')
         parser.add_argument(
             '--simulated-host', metavar='FILE',
-            help='look at the host that this file describes, in place of '
+            help='show the host that this file describes, in place of '
                  '[accel] simulated_host; it ends at Placement, because '
                  'libvirt refuses simulated devices')
         configuration.add_driver_argument(parser)
@@ -98,7 +98,7 @@ class Discover(output.Lister):
 
     def _known(self, parsed_args):
         """A copy of the claim store; None where it cannot be read, or is of
-        another host than the one that is looked at."""
+        another host than the one that is asked."""
         if parsed_args.simulated_host and not parsed_args.store:
             return None
         try:
@@ -152,7 +152,7 @@ class Discover(output.Lister):
 
     def _use(self, part, held):
         """(total, used, held by); a driver tells only which vGPUs could be
-        made now, so that those of servers are added."""
+        made now; those of servers are added."""
         if held is None:
             return len(part.handles), '', ''
         total = len({h.key for h in part.handles}
@@ -199,7 +199,7 @@ class Discover(output.Lister):
                 failed[f'driver {name}'] = str(e) or repr(e)
         self._loaded = loaded
         # without claims, and devices that it can see: to a driver every such
-        # card is new, so that it does nothing for which it would need
+        # card is new, and it does nothing for which it would need
         # privileges
         memory = claim_store.ClaimStore(claim_store.MEMORY)
         if known:
@@ -231,11 +231,11 @@ def _disable(memory, known):
 
     :returns: address -> why.
     """
-    words = identity.disabled(known.devices(), known.disabled())
-    for address, word in words.items():
+    disabled = identity.disabled(known.devices(), known.disabled())
+    for address, row in disabled.items():
         memory.disable(dataclasses.replace(
-            word, device_address=address, serial=''))
-    return {address: word.reason for address, word in words.items()}
+            row, device_address=address, serial=''))
+    return {address: row.reason for address, row in disabled.items()}
 
 
 @contextlib.contextmanager
@@ -334,10 +334,10 @@ def _healths(devices, parts):
 
 
 def _with_why(reason, why):
-    """A reason, with what the store says beside the word that disables a
+    """A reason, with what the store has as the reason of a disabled
     device, which owners of servers do not read."""
-    for word in device_table.WORDS if why else ():
-        reason = reason.replace(word, f'{word} ({why})')
+    for found in device_table.DISABLED_REASONS if why else ():
+        reason = reason.replace(found, f'{found} ({why})')
     return reason
 
 

@@ -15,9 +15,9 @@ from nova_accel import model
 _WIDTH = 32
 
 
-def _time(value):
+def time(value: str) -> str:
+    """Return a time of an argument as the record has it."""
     try:
-        # as the record has it, which is compared as text
         found = datetime.datetime.fromisoformat(value)
     except ValueError:
         raise argparse.ArgumentTypeError(
@@ -51,7 +51,7 @@ class Handovers(output.Lister):
             '--server', metavar='UUID',
             help='only hand-overs after this server')
         parser.add_argument(
-            '--since', metavar='TIME', type=_time,
+            '--since', metavar='TIME', type=time,
             help='only hand-overs from this time on, UTC, for example '
                  '2026-11-22 or 2026-11-22T02:17')
         return parser

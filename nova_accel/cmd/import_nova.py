@@ -292,7 +292,7 @@ class Translation:
         """Why nova_accel cannot offer what Nova does, as a clause."""
         device = self._seen.get(card)
         if card in self._failed:
-            return f'{card} could not be looked at ({self._failed[card]})'
+            return f'{card} could not be examined ({self._failed[card]})'
         if device and device.creatable:
             return (f'{card} is divided into vGPUs whose types you have '
                     f'chosen, so name them in {vgpu.OPTION} by hand')

@@ -18,6 +18,7 @@ import yaml
 from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import files
 from nova_accel import profiles
 
 CONF = conf.CONF
@@ -169,11 +170,8 @@ def _text_of(path):
 
 def _write(path, text):
     """nova-api never sees a part of the file."""
-    fresh = f'{path}.new'
     try:
-        with open(fresh, 'w', encoding='utf-8') as file:
-            file.write(text)
-        os.replace(fresh, path)
+        files.replace(path, text)
     except OSError as error:
         raise _refused(path, error) from error
 

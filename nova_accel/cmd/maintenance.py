@@ -1,14 +1,28 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel clean and program: the maintenance of a free device.
+"""nova-accel clean, program and drill: orders about a device.
 
-Orders that nova-compute carries out (nova_accel/attach/maintenance.py).
+nova-compute carries them out (nova_accel/attach/{maintenance,drill}.py).
 """
+
+import argparse
 
 from cliff import command
 
 from nova_accel.cmd import orders
 from nova_accel.cmd import store
+from nova_accel.health import signals
 from nova_accel.inventory import identity
+
+#: seconds that a drill may stay
+_LONGEST_STAY = 3600
+
+
+def _seconds(value: str) -> int:
+    if not value.isdecimal() or int(value) > _LONGEST_STAY:
+        raise argparse.ArgumentTypeError(
+            f'{value!r} is not a number of seconds up to {_LONGEST_STAY}: '
+            f'write it like 300')
+    return int(value)
 
 
 class _OfDevice(command.Command):
@@ -53,8 +67,8 @@ class Program(_OfDevice):
 
     nova-compute, which has to run, takes the image from Glance: one that is
     public or belongs to a project of [accel] bitstream_owners. The device has
-    to be disabled before (nova-accel disable), so that no server gets it
-    meanwhile. Else the command is refused, with exit status 1.
+    to be disabled before (nova-accel disable): no server gets it then.
+    Else the command is refused, with exit status 1.
     """
 
     VERB = 'program'
@@ -69,3 +83,32 @@ class Program(_OfDevice):
 
     def take_action(self, parsed_args):
         self._order(parsed_args, parsed_args.wanted)
+
+
+class Drill(_OfDevice):
+    """Have a device tell a false finding, and see that all are told of it.
+
+    The finding goes the way of a true one: nova-compute's log, a notification,
+    the file of metrics, and with [accel] health = act Placement and the
+    metadata of the servers that have the device, whose owners read it; where
+    none has it, the device is reset as one that has failed. The command ends
+    when the finding has arrived at each place and is gone from there. The
+    device has to be disabled before (nova-accel disable), and nova-compute has
+    to run. Else, and where it does not arrive within a minute, the exit status
+    is 1.
+    """
+
+    VERB = signals.DRILL
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--stay', metavar='SECONDS', type=_seconds, default=0,
+            help='how long the finding stays once it has arrived, up to an '
+                 'hour (default: %(default)s): as long as Prometheus needs to '
+                 'read it, and an alert to reach you')
+        return parser
+
+    def take_action(self, parsed_args):
+        parsed_args.timeout += parsed_args.stay
+        self._order(parsed_args, str(parsed_args.stay))

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Orders: what commands have nova-compute do.
 
-nova-compute carries them out (nova_accel/attach/words.py): it alone judges
+nova-compute carries them out (nova_accel/attach/orders.py): it alone judges
 claims and touches devices, and where it does not run the command is refused.
 """
 
@@ -39,7 +39,7 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
     ended = (_State.DONE, _State.REFUSED)
     try:
         while True:
-            known.look()
+            known.refresh()
             order = next((o for o in known.orders() if o.number == number),
                          None)
             if order is None or order.state in ended:

@@ -36,7 +36,7 @@ class Table(lister.Lister):
             if _normalized(column) not in known:
                 self.app.stderr.write(
                     f'{self.cmd_name or self.app.NAME}: error: argument '
-                    f'-c/--column: there is no column {column!r}: choose from '
+                    f'-c/--column: unknown column {column!r}: choose from '
                     f'{", ".join(map(repr, column_names))}.\n')
                 raise SystemExit(2)
         # cliff 4.9 knows the names as they are shown only

@@ -3,16 +3,15 @@
 
 import collections
 from collections.abc import Iterable, Mapping
-import contextlib
 import datetime
 import html
-import os
 
 from cliff import command
 
 from nova_accel.cmd import cloud
 from nova_accel.cmd import tree
 from nova_accel import exception
+from nova_accel import files
 from nova_accel import naming
 
 #: class of a cell -> its meaning
@@ -54,7 +53,7 @@ small {{ opacity: .75 }}
 
 
 class Page(cloud.Asks, command.Command):
-    """Write the accelerators of the cloud as one HTML file to look at.
+    """Write the accelerators of the cloud as one HTML file.
 
     Hosts with a cell for each accelerator: whether it is free, in use or
     fenced, who holds it, and which function an FPGA region carries. The file
@@ -80,14 +79,9 @@ class Page(cloud.Asks, command.Command):
             if any(p.held for p in providers)})
         text = draw(found, servers, tree.function_names(known.adapter, shown),
                     datetime.datetime.now(datetime.timezone.utc))
-        new = f'{parsed_args.file}.new'
         try:
-            with open(new, 'w') as file:
-                file.write(text)
-            os.replace(new, parsed_args.file)
+            files.replace(parsed_args.file, text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
             raise exception.ConfigurationError(
                 f'The page cannot be written to {parsed_args.file}: '
                 f'{error.strerror}: name another file.')

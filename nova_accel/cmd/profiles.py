@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel profile list, show and check: what nova-api makes of profiles."""
 
+import importlib
+import logging
 import os
-
 
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -49,7 +50,9 @@ class ListProfiles(_Reads, output.Table):
 class ShowProfile(_Reads, output.Table):
     """Show the extra specs that a flavor with a device profile gets.
 
-    They are what nova-api writes into the flavor of a new server.
+    They are what nova-api writes into the flavor of a new server. With
+    --memory on a compute host, the exit status is 1 where a guest would not
+    see each of the devices that it gets there.
     """
 
     COLUMNS = 'Extra spec', 'Value'
@@ -57,9 +60,16 @@ class ShowProfile(_Reads, output.Table):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('name', metavar='NAME')
+        parser.add_argument(
+            '--memory', metavar='GIB', type=int,
+            help='also look whether a guest with so much memory sees the '
+                 'devices of this host; run it on a compute host')
         return parser
 
     def take_action(self, parsed_args):
+        if parsed_args.memory is not None:
+            # seconds of Nova, whose options have to be there first
+            importlib.import_module('nova_accel.cmd.checks')
         known = {p.name: p for p in self._configured(parsed_args)}
         if parsed_args.name not in known:
             raise exception.InvalidProfile(
@@ -68,7 +78,31 @@ class ShowProfile(_Reads, output.Table):
                 f'{", ".join(sorted(known)) or "none"}.')
         specs = profiles.expand(
             {request.PROFILE_KEY: parsed_args.name}, known.__getitem__)
+        if parsed_args.memory is not None:
+            self._look(parsed_args, specs)
         return self.COLUMNS, sorted(specs.items())
+
+    def _look(self, parsed_args, specs):
+        """Name on stderr what a guest would not see."""
+        from nova_accel.cmd import checks
+        configuration.read(parsed_args.config_file, configuration.COMPUTE)
+        # drivers tell the log of what is not offered
+        logging.disable(logging.CRITICAL)
+        try:
+            host = checks.Host([checks.COMPUTE])
+        finally:
+            logging.disable(logging.NOTSET)
+        guests = host.guests
+        if host.problem or not guests.offers(specs):
+            raise exception.DeviceUnavailable(
+                host.problem or f'This host does not have all that '
+                f'{parsed_args.name!r} asks for: run it on one that has.')
+        why = guests.unseen(specs, parsed_args.memory << 30)
+        if why:
+            self.left_out = True
+            self.app.stderr.write(
+                f'A guest with {parsed_args.memory} GiB does not see all that '
+                f'it gets on this host: {why}.\n')
 
 
 class CheckProfiles(_Reads):
@@ -115,7 +149,7 @@ def _without_shell(found):
             yield (f'WARNING: {profile.where}: {len(open_)} of the groups of '
                    f'{profile.name!r} ask for a function, and no trait says '
                    f'of which type the region is; where regions have several '
-                   f'types, a server may get one for which there is no image: '
+                   f'types, a server may get one without an image for it: '
                    f'add trait:CUSTOM_FPGA_<VENDOR>_REGION_<TYPE>: required.')
 
 

@@ -89,14 +89,14 @@ def _free(known, name) -> model.Device:
     device = devices[address]
     if address not in identity.disabled(devices, known.disabled()):
         raise exception.InvalidRequest(
-            f'{address} was to be tried, and nova-compute may give it to a '
-            f'server meanwhile: run nova-accel disable {address} first.')
+            f'{address} cannot be tried while nova-compute may give it to '
+            f'a server: run nova-accel disable {address} first.')
     holders = {claim.holder for claim in known.claims()
                if claim.device_address == address
                or claim.serial and claim.serial == device.serial}
     if holders:
         raise exception.InvalidRequest(
-            f'{address} was to be tried, and {", ".join(sorted(holders))} '
+            f'{address} cannot be tried while {", ".join(sorted(holders))} '
             f'holds it: run nova-accel drain {address}, and wait until no '
             f'claim is left.')
     return device

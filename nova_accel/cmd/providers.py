@@ -55,9 +55,9 @@ class PurgeProviders(cloud.Asks, output.Table):
         except (keystone.ClientException,
                 exception.ServiceUnavailable) as error:
             raise exception.PlacementUnavailable(
-                f'The providers of {parsed_args.host} were to be removed, and '
-                f'a service did not answer ({str(error).rstrip(".")}): try '
-                f'again when it does; what is removed already stays so.'
+                f'The providers of {parsed_args.host} are not removed, '
+                f'because a service did not answer ({str(error).rstrip(".")}): '
+                f'try again when it does; what is removed already stays so.'
             ) from error
         if running:
             self.app.stderr.write(
@@ -119,7 +119,7 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
         else:
             return removed
     raise exception.PlacementUnavailable(
-        f'The providers of {host} were to be removed, and Placement refused '
+        f'The providers of {host} are not removed, because Placement refused '
         f'it {_ATTEMPTS} times ({" ".join(answer.split())}): stop '
         f'nova-compute of the host, and try again.')
 

@@ -57,7 +57,7 @@ def given_whole(known: claim_store.ClaimStore, kernel,
     """
     held = {claim.handle.address for claim in known.claims()}
     return {address: device for address, device in known.devices().items()
-            if address in held and pci.driver(kernel, address) == pci.VFIO}
+            if address in held and pci.is_for_vfio(kernel, address)}
 
 
 def path() -> str:

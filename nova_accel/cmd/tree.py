@@ -3,6 +3,7 @@
 
 import collections
 from collections.abc import Iterable, Mapping
+import contextlib
 import dataclasses
 import re
 from urllib import parse
@@ -72,6 +73,11 @@ class Tree(cloud.Asks, output.Lister):
         parser = super().get_parser(prog_name)
         self.add_cloud_arguments(parser)
         parser.add_argument(
+            '--evacuation-list', action='store_true',
+            help='show nothing but the uuids, one in a line, of the servers '
+                 'whose metadata say that an accelerator of theirs is not '
+                 'well; nova-compute writes that with [accel] health = act')
+        parser.add_argument(
             'hosts', metavar='HOST', nargs='*',
             help='name of a compute node, or of a provider below it, as '
                  'Placement has it (default: all)')
@@ -83,14 +89,28 @@ class Tree(cloud.Asks, output.Lister):
         hosts = dict.fromkeys(parsed_args.hosts)
         found = providers(known, hosts)
         shown = [p for providers in found.values() for p in providers]
-        servers = server_names(service, {
-            host for host, providers in found.items()
-            if any(p.held for p in providers)})
+        in_use = {host for host, providers in found.items()
+                  if any(p.held for p in providers)}
+        if parsed_args.evacuation_list:
+            held = {consumer for p in shown for consumer in p.held}
+            with cloud.asking('compute', 'its servers'):
+                return None, sorted({
+                    server['id'] for server in _servers(
+                        service, in_use, '/servers/detail')
+                    if server['id'] in held
+                    and any(map(naming.is_health_key, server['metadata']))})
+        servers = server_names(service, in_use)
         functions = function_names(service, shown)
         self.nothing = (
             f'Placement shows no accelerators of {", ".join(hosts)}.' if hosts
             else 'Placement shows no accelerators.')
         return self.rows(found, servers, functions)
+
+    def produce_output(self, parsed_args, column_names, data):
+        if column_names is not None:
+            return super().produce_output(parsed_args, column_names, data)
+        self.app.stdout.writelines(f'{server}\n' for server in data)
+        return 0
 
     def rows(self, found, servers, functions):
         """Return (names of columns, rows).
@@ -222,20 +242,24 @@ def server_names(service, hosts: Iterable[str]) -> dict[str, str]:
     """Uuid of a server -> its name, of those on hosts; a request for each
     host. Where Nova does not answer, uuids are shown."""
     names = {}
-    try:
-        nova = service('compute')
-        for host in hosts:
-            url: str | None = '/servers?' + parse.urlencode({
-                'all_tenants': 1, 'node': f'^{re.escape(host)}$'})
-            while url:
-                answer = nova.get(url).json()
-                names.update({server['id']: output.clean(server['name'])
-                              for server in answer['servers']})
-                url = next((link['href'] for link in answer.get(
-                    'servers_links', ()) if link['rel'] == 'next'), None)
-    except (exceptions.ClientException, *cloud.NOT_AN_ANSWER):
-        pass
+    with contextlib.suppress(exceptions.ClientException,
+                             *cloud.NOT_AN_ANSWER):
+        for server in _servers(service, hosts, '/servers'):
+            names[server['id']] = output.clean(server['name'])
     return names
+
+
+def _servers(service, hosts, path):
+    """The servers of hosts, as Nova lists them there."""
+    nova = service('compute')
+    for host in hosts:
+        url: str | None = f'{path}?' + parse.urlencode({
+            'all_tenants': 1, 'node': f'^{re.escape(host)}$'})
+        while url:
+            answer = nova.get(url).json()
+            yield from answer['servers']
+            url = next((link['href'] for link in answer.get(
+                'servers_links', ()) if link['rel'] == 'next'), None)
 
 
 def function_names(service, providers: Iterable[Provider],

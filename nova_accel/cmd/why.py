@@ -33,8 +33,6 @@ _LIMIT = 1000
 #: on the root of a host whose nova-compute is disabled (os-traits)
 _DISABLED = 'COMPUTE_STATUS_DISABLED'
 _ALL = '(all)'
-#: hosts that a row names
-_NAMED = 3
 
 FOUND, NONE, UNKNOWN = 0, 1, 2
 
@@ -49,7 +47,7 @@ class Why(clouds.Asks, output.Table):
     credentials and changes nothing. Run it where the configuration and the
     device profiles are those of nova-api.
 
-    The exit status is 0 when a host was found, 1 when there is none, and 2
+    The exit status is 0 when a host was found, 1 when none was, and 2
     when this could not be found out.
     """
 
@@ -132,7 +130,7 @@ class Question:
         if not question.server.wanted:
             raise exception.NotThere(
                 f'The flavor {flavor["name"]} asks for no accelerator, and '
-                f'only those are looked at: see the log of nova-scheduler.')
+                f'only those are known here: see the log of nova-scheduler.')
         return question
 
     @classmethod
@@ -296,7 +294,7 @@ class Answer:
             'placement', f'/allocations/{consumer}').get('consumer_type')
         if kind == 'MIGRATION':
             return f'migration {consumer}, until it is confirmed or reverted'
-        return (f'{consumer}, which is no server of Nova: see openstack '
+        return (f'{consumer}, which is not a server of Nova: see openstack '
                 f'resource provider allocation show {consumer}, and delete it '
                 f'with allocation delete')
 
@@ -309,13 +307,24 @@ class Answer:
         if self._refusal:
             rows.append(_row(_ALL, why=self._refusal))
         if self._bare:
-            more = len(self._bare) - _NAMED
             rows.append(_row(
-                ', '.join(self._bare[:_NAMED])
-                + (f' and {more} more' if more > 0 else ''),
-                why='no accelerators are reported: look at compute_driver and '
+                text.some(self._bare),
+                why='no accelerators are reported: check compute_driver and '
                     '[accel] enabled_drivers of nova-compute'))
-        return rows
+        return rows + self._preferences()
+
+    def _preferences(self):
+        """Rows for preferred traits that no provider has."""
+        preferred = {trait for wanted in self._question.server.wanted
+                     for trait in wanted.prefer}
+        there = preferred and self._cloud.get(
+            'placement', '/traits?associated=true&name=in:'
+            + ','.join(sorted(preferred)), key='traits')
+        return [_row(_ALL, group=wanted.group, why=(
+            f'accel{wanted.group}:prefer names {trait}, which no provider '
+            f'has: correct it, or see that nova-compute reports devices with '
+            f'it')) for wanted in self._question.server.wanted
+            for trait in wanted.prefer if trait not in there]
 
     def of_host(self, root: str) -> Host:
         """Return what is known of one host."""
@@ -371,7 +380,7 @@ class Answer:
                     f'Placement, of which Nova takes as many ([scheduler] '
                     f'max_placement_results)']
         return ['Placement offers nothing of it now, and everything that was '
-                'looked at is free: ask again']
+                'examined is free: ask again']
 
     def _ranks(self, ordered):
         """(group, provider UUID) -> 1 for what is taken first, and so on."""

@@ -26,7 +26,7 @@ def load(names, kernel) -> dict[str, base.AcceleratorDriver]:
 
 def _load(name, kernel):
     # DriverManager of stevedore 5.4 has no callback for a missing one, and
-    # logs a line beside ours
+    # logs a line of its own
     try:
         found = named.NamedExtensionManager(
             NAMESPACE, [name], on_load_failure_callback=_failed,

@@ -26,6 +26,7 @@ from nova_accel.host import bus
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.host import usage
+from nova_accel.host import vfio
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import privsep
@@ -264,7 +265,7 @@ class AcceleratorDriver(abc.ABC):
 
         :param created_type: name of one of the device's creatable types, None
             where it has none and the driver PREPARES_EVERY_HANDLE.
-        :param fresh: the server has just been given it: whatever is there is
+        :param fresh: the server has just been given it: what it contains is
             not this server's.
         :param use: what the server asked for, and what is remembered of it.
             When it raises after use.remember(), release() is called.
@@ -355,6 +356,20 @@ class AcceleratorDriver(abc.ABC):
         :raises DeviceError: it cannot be done.
         """
 
+    def steps(self, device: model.Device,
+              ) -> Mapping[str, Callable[[], object]]:
+        """Return what may bring back a device that has failed.
+
+        Of those inventory.recovery takes one after another until the device is
+        well, once for each cause, while no server has anything of the device.
+        A step may raise OSError or DeviceError, also before it has done
+        anything: then the host may use the device.
+
+        :param device: as examine() returned it last.
+        :returns: names of inventory.recovery.LADDER -> the step.
+        """
+        return {}
+
 
 def is_fixed(address: str) -> bool:
     """Whether [accel] fixed_devices has a device.
@@ -383,6 +398,10 @@ def whole_cards() -> frozenset[str]:
 
 class Defect(Exception):
     """Why a device or region is not to be used; one clause."""
+
+
+class Failure(Defect):
+    """A defect of a device that a reset may end, see steps()."""
 
 
 class PciDriver(AcceleratorDriver):
@@ -484,14 +503,14 @@ class PciDriver(AcceleratorDriver):
             bridges=pci.bridges(self.kernel, address))
 
     def _lost(self, before: model.Device) -> model.Device:
-        return self._quarantined(
+        return dataclasses.replace(self._quarantined(
             dataclasses.replace(before, health=model.Health.OK, reason=''),
             before, 'its PCI ids cannot be read any more, which is how a dead '
-            'card looks: power-cycle it')
+            'card looks: power-cycle it'), failed=True)
 
     def _check_answers(self, address: str) -> None:
         if not pci.answers(self.kernel, address):
-            raise Defect('it does not answer on the PCI bus: power-cycle it')
+            raise Failure('it does not answer on the PCI bus: power-cycle it')
 
     def _looked_at(self, device: model.Device, before: model.Device | None,
                    check: Callable[[], None] = lambda: None) -> model.Device:
@@ -503,12 +522,25 @@ class PciDriver(AcceleratorDriver):
             check()
             self._check_rule(device)
             found = self.look(device, before)
-            return self._resettable(found) if self.RESETS else found
+            return self._with_migration(
+                self._resettable(found) if self.RESETS else found, before)
         except Defect as e:
-            return self._quarantined(device, before, str(e))
+            return dataclasses.replace(
+                self._quarantined(device, before, str(e)),
+                failed=isinstance(e, Failure))
         except (OSError, ValueError) as e:
             return self._quarantined(device, before,
                                      f'sysfs cannot be read ({e})')
+
+    def _with_migration(self, device, before):
+        """What is true of one handle is true of all."""
+        if device.handles:
+            by, why = vfio.migrates(
+                self.kernel, device.handles[0], device.address)
+            return dataclasses.replace(device, migrates_by=by, stays=why)
+        return dataclasses.replace(
+            device, migrates_by=before.migrates_by,
+            stays=before.stays) if before else device
 
     def _check_rule(self, device):
         if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
@@ -564,6 +596,7 @@ class PciDriver(AcceleratorDriver):
                 device, regions=before.regions, handles=before.handles,
                 creatable=before.creatable,
                 shell_id=device.shell_id or before.shell_id,
+                migrates_by=before.migrates_by, stays=before.stays,
                 record=before.record)
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED, reason=reason)
@@ -677,6 +710,41 @@ class PciDriver(AcceleratorDriver):
         if not self.RESETS or not self.is_reset(device, handle):
             return None
         return self.reset(device, handle)
+
+    def steps(self, device):
+        """See the base class; what is done with a whole function between two
+        servers, by the usual reset and by that of its bus.
+
+        Source: reset_method in Documentation/ABI/testing/sysfs-bus-pci of
+        Linux, since 5.15.
+        """
+        handle = self.whole(device)
+        if handle is None or not self.RESETS or not self.is_reset(
+                device, handle):
+            return {}
+
+        def reset():
+            return self.release(device, handle, None, Use())
+
+        def reset_card():
+            self.kernel.write_attribute(
+                device.address, 'reset_method', 'bus')
+            try:
+                reset()
+            finally:
+                self.kernel.write_attribute(
+                    device.address, 'reset_method', 'default')
+        methods = pci.reset_methods(self.kernel, device.address)
+        return {'function reset': reset, **(
+            {'card reset': reset_card} if 'bus' in methods[1:] else {})}
+
+    def whole(self, device: model.Device) -> model.AttachHandle | None:
+        """The handle of a device that is given to servers as one function,
+        where the operator has not left it to the host."""
+        if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
+            return None
+        return next((handle for handle in device.handles
+                     if handle.address == device.address), None)
 
     def reset(self, device: model.Device, handle: model.AttachHandle,
               others: Iterable[str] = ()) -> str:

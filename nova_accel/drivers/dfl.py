@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""FPGAs on the DFL drivers of Linux: Intel PAC, OFS boards, Silicom N5010.
+"""FPGAs on the DFL drivers of Linux: Intel PAC, Silicom N5010.
 
 A card is a PCI function with an FME (the management engine) and up to four
 ports; each port is a region, programmed alone. Ports can be handed
@@ -15,6 +15,7 @@ driver is bound, so cards are known by PCI address and ports by their id only.
 import contextlib
 import dataclasses
 import errno
+import functools
 import re
 import time
 
@@ -73,6 +74,10 @@ _BOARDS = {
 _OFS = ('8086', 'bcce')
 #: product -> its memory, which no attribute tells; from Intel's product briefs
 _MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
+
+
+class _Stuck(_Defect):
+    """A port is disabled until dfl-pci is bound again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,7 +391,7 @@ class DflDriver(base.PciDriver):
             if self._manager_state(fme) in ('write init', 'write',
                                             'write complete'):
                 raise _Defect('it is being programmed') from None
-            raise _Defect(_stuck(port.function)) from None
+            raise _Stuck(_stuck(port.function)) from None
         function = model.uuid_hex(text)
         if function == _ALL_ONES:
             raise _Defect('its registers read as all ones, which is how a '
@@ -465,7 +470,7 @@ class DflDriver(base.PciDriver):
             not the bitstream's; nothing was touched.
         """
         address, index = device.address, region.index
-        what = (f'{region.name} of {address} was to be programmed with '
+        what = (f'{region.name} of {address} had to be programmed with '
                 f'{bitstream.function_uuid or "a file without function id"}')
         if base.is_fixed(address):
             raise exception.ProgrammingFailed(
@@ -491,22 +496,33 @@ class DflDriver(base.PciDriver):
         return function
 
     def reset_region(self, device, region):
-        """See the base class; resets the port."""
-        what = f'{region.name} of {device.address} was to be reset'
+        """See the base class; resets the port.
+
+        One that does not end in a millisecond stays disabled until dfl-pci is
+        bound again (__afu_port_disable() in dfl-afu-main.c of Linux).
+        """
+        what = f'{region.name} of {device.address} had to be reset'
         try:
-            fme, port = self._prepare(device.address, region.index)
-            self.kernel.reset_dfl_port(port.function, port.id)
-            self._function(port, fme)
-            # what the server's guest has caused
-            self._clear_errors(port)
-            # the ids of a VF read as ones in every state
-            if not pci.answers(self.kernel, device.address):
-                raise _Defect('the card does not answer after it')
+            try:
+                self._reset_port(device.address, region.index)
+            except (_Stuck, TimeoutError):
+                self.recover(device.address)
+                self._reset_port(device.address, region.index)
         except (_Defect, OSError, ValueError) as error:
             raise exception.DeviceError(
                 f'{what}, and that failed ({error}): read dmesg, and '
                 f'power-cycle the card if others fail as well.') from error
         return 'port reset'
+
+    def _reset_port(self, address, index):
+        fme, port = self._prepare(address, index)
+        self.kernel.reset_dfl_port(port.function, port.id)
+        self._function(port, fme)
+        # what the server's guest has caused
+        self._clear_errors(port)
+        # the ids of a VF read as ones in every state
+        if not pci.answers(self.kernel, address):
+            raise _Defect('the card does not answer after it')
 
     def _clear_errors(self, port):
         """Clear the errors of a port; the log keeps them.
@@ -562,6 +578,11 @@ class DflDriver(base.PciDriver):
             raise exception.DeviceError(
                 f'{address} could not be recovered by binding '
                 f'{KERNEL_DRIVER} again ({e}): read dmesg.') from e
+
+    def steps(self, device):
+        """See the base class."""
+        return {'driver rebind': functools.partial(
+            self.recover, device.address)}
 
     def _prepare(self, address, index) -> tuple[str, _Port]:
         """The FME and the port of a region, as they are numbered now."""
@@ -663,6 +684,6 @@ class DflDriver(base.PciDriver):
 
 
 def _stuck(function) -> str:
-    return (f'its port is disabled since a programming that failed: unbind '
+    return (f'its port is disabled since a programming or reset failed: unbind '
             f'{function} from {KERNEL_DRIVER} and bind it again when no server '
             f'uses the card')

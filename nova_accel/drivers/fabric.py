@@ -2,7 +2,7 @@
 """GPUs that a fabric joins: NVLink through NVSwitches, AMD's XGMI.
 
 Over the fabric a GPU reaches the memory of the others, past every IOMMU. Which
-GPUs are given together, or one by itself, is therefore the operator's word,
+GPUs are given together, or one alone, is therefore the operator's word,
 device by device. NVSwitches let a guest use only the partition that Fabric
 Manager has activated, before the guest starts; after the guest it has to be
 deactivated. Which partition has which GPUs, Fabric Manager tells only by
@@ -40,6 +40,11 @@ _NVIDIA, _AMD = '10de', '1002'
 _UNDER_HIDDEN_SWITCHES = ((0x2900, 0x297f), (0x3180, 0x31ff))
 #: MI210 and MI250 by bridges, MI300 and later on a board of eight
 _XGMI = ((0x7408, 0x740f), (0x74a0, 0x74b9), (0x75a0, 0x75b3))
+#: GH200, GB200 and GB300, whose memory is not a region of the function: this
+#: variant of vfio-pci alone shows it to a guest (nvgrace_gpu_vfio_pci_table in
+#: drivers/vfio/pci/nvgrace-gpu/main.c of Linux 7.2)
+_COHERENT = frozenset(('2342', '2345', '2348', '2941', '31c2'))
+_COHERENT_DRIVER = 'nvgrace-gpu-vfio-pci'
 #: those of gim, with its parameter fb_sharing_mode
 _XGMI_OF_GIM = _XGMI[1:]
 _SHARING = 'module/gim/parameters/fb_sharing_mode'
@@ -82,6 +87,37 @@ def obstacle(kernel, device: model.Device, option: str,
                 f'and nothing activates their partition, without which CUDA '
                 f'fails in the guest (error 802): set {OPTION}')
     return ''
+
+
+def memory_obstacle(kernel, device: model.Device) -> str:
+    """Return why a guest would have a GPU without its memory, as a clause,
+    or ''.
+
+    :raises OSError: sysfs cannot be read.
+    """
+    if device.vendor_id != _NVIDIA or device.product_id not in _COHERENT:
+        return ''
+    bound = pci.driver(kernel, device.address)
+    if bound == _COHERENT_DRIVER:
+        return ''
+    return (f'its memory is none of its memory regions, and a guest has it '
+            f'under {_COHERENT_DRIVER} only: bind it to that (Linux 6.9) in '
+            f'place of {bound or "no driver"}')
+
+
+def obstacle_of_vgpus(kernel, device: model.Device) -> str:
+    """Return why vGPUs of a GPU of NVIDIA would not work, a clause, or ''.
+
+    For each guest a partition has to be active with the VFs that it has
+    (fmActivateFabricPartitionWithVFs() of NVIDIA's Fabric Manager SDK).
+
+    :raises OSError: sysfs cannot be read.
+    """
+    if CONF.accel.fabric_command == STATIC or not _switch(kernel, device):
+        return ''
+    return (f'NVSwitches join it with other GPUs, and CUDA fails in the guest '
+            f'of a vGPU without an active partition (error 802): have Fabric '
+            f'Manager activate one for its VFs, and set {OPTION} = {STATIC}')
 
 
 def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
@@ -168,5 +204,5 @@ def _run(kernel, device, action):
                   (done.stderr or done.stdout).strip()[-300:])
         problem = f'it ended with {done.returncode}, see the log'
     raise exception.DeviceError(
-        f'The partition of {device.address} was to be {action}d, and '
+        f'The partition of {device.address} had to be {action}d, and '
         f'{OPTION} failed ({problem}): run it by hand; it is tried again.')

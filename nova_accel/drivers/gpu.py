@@ -102,7 +102,7 @@ class GpuDriver(slot.SlotDriver):
             product_id=device, driver=self.NAME, traits=(by_id,))
 
     def _is_shared(self, address):
-        """Whether it is, or is to be, made into vGPUs."""
+        """Return whether it is, or will be, made into vGPUs."""
         return (address in sriov.wanted()
                 or self.kernel.exists(pci.path(address,
                                                'mdev_supported_types'))
@@ -127,9 +127,10 @@ class GpuDriver(slot.SlotDriver):
             raise base.Defect(
                 f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
                 f'have "sriov-manage -e {address}" run, or bind it to '
-                f'{base.VFIO} if servers are to have it whole')
-        joined = fabric.obstacle(self.kernel, device, rules.INCLUDE,
-                                 rules.DeviceRules().include)
+                f'{base.VFIO} if servers must have it whole')
+        joined = fabric.obstacle(
+            self.kernel, device, rules.INCLUDE, rules.DeviceRules().include,
+        ) or fabric.memory_obstacle(self.kernel, device)
         if joined:
             raise base.Defect(joined)
         company, companions = self.checked_company(address)

@@ -3,7 +3,7 @@
 
 A controller that the host uses itself is shown, and no server gets it. So is
 one that has something on it when it is first seen: what it has later, it may
-have from a server. Where disks are erased after each server it is looked at
+have from a server. Where disks are erased after each server it is read
 once more before the next one gets it. Sources: the PCI code of the
 NVM Express interface (010802), drivers/nvme/host of Linux for what is below a
 controller in sysfs, the NVM Express Base Specification 2.0 for what a server
@@ -53,7 +53,7 @@ _LIVE_SECONDS = 130
 _STARTING = frozenset(('new', 'connecting', 'resetting'))
 #: in which the host's driver must show the namespaces of a disk that it has
 _SETTLE_SECONDS = 0.5
-#: between two looks at a sanitize operation
+#: between two reads of the state of a sanitize operation
 _POLL_SECONDS = 1
 #: bytes; capacity that the granularity of namespaces leaves unused
 _ROUNDING = 1 << 30
@@ -102,7 +102,7 @@ class NvmeDriver(base.PciDriver):
             self.kernel.read_nvme(device.address)
 
     def configure(self):
-        """See the base class; makes VFs."""
+        """See the base class; creates VFs."""
         self.make_virtual_functions()
 
     def fingerprint(self):
@@ -145,7 +145,7 @@ class NvmeDriver(base.PciDriver):
     def look(self, device, before):
         address = device.address
         if self._is_dead(address):
-            raise base.Defect(
+            raise base.Failure(
                 f'the driver {_DRIVER} has given its controller up (state '
                 f'dead): see the kernel log, and power-cycle or replace the '
                 f'disk')
@@ -187,8 +187,8 @@ class NvmeDriver(base.PciDriver):
         serial, firmware, layout = now
         if not serial:
             raise base.Defect(
-                'its controller reports no serial number, so that it could '
-                'not be told from another disk: exclude it, or replace it')
+                'its controller reports no serial number, by which it could '
+                'be told from another disk: exclude it, or replace it')
         begins = (not device.record or bool(device.foreign)
                   or _policy(device) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
@@ -206,7 +206,7 @@ class NvmeDriver(base.PciDriver):
         return device
 
     def _check_erasable(self, device):
-        """:raises Defect: the disk is to be erased after each server, and its
+        """:raises Defect: the disk must be erased after each server, and its
         controller cannot."""
         if _policy(device) is not Policy.CLEAR:
             return
@@ -220,7 +220,7 @@ class NvmeDriver(base.PciDriver):
             raise base.Defect(
                 'its controller has neither Sanitize nor Format NVM to erase '
                 'it after a server: set [accel] handover to none or operator '
-                'for it if servers are to have it all the same')
+                'for it if servers must have it all the same')
 
     def _foreign(self, address, signed=False):
         """What is on the disks of a controller, a clause, or ''.
@@ -233,7 +233,7 @@ class NvmeDriver(base.PciDriver):
         except OSError as error:
             raise base.Defect(
                 f'what is on it cannot be told ({error.strerror}), and what '
-                f'somebody needs is not to be erased: see whether wipefs of '
+                f'may be needed is not erased: see whether wipefs of '
                 f'util-linux is installed and the disk can be read') from error
         found = [(disk, kind) for disk, kind in found
                  if not signed or kind != nvme_admin.UNSIGNED]
@@ -362,7 +362,7 @@ class NvmeDriver(base.PciDriver):
 
     def _cleanable(self, device, handles, before):
         """Return those VFs that can be cleaned after a server and are its own
-        only, and those for which nothing is to be done.
+        only, and those for which nothing has to be done.
 
         :raises Defect: there are VFs, and none of them can be given away.
         """
@@ -433,13 +433,13 @@ class NvmeDriver(base.PciDriver):
                 self._check_vf(device, handle.address)
         except base.Defect as defect:
             raise exception.DeviceUnavailable(
-                f'{handle.address} was to be given to a server, and '
+                f'{handle.address} had to be given to a server, and '
                 f'{defect}.',
                 found=f'{handle.address} cannot be given to a server now'
                 ) from defect
         except (OSError, ValueError) as error:
             raise exception.DeviceUnavailable(
-                f'{handle.address} was to be given to a server, and which '
+                f'{handle.address} had to be given to a server, and which '
                 f'disk it is cannot be read '
                 f'({getattr(error, "strerror", error)}): see the kernel '
                 f'log.') from error
@@ -502,7 +502,7 @@ class NvmeDriver(base.PciDriver):
                         else 'reset controller')
         except OSError as error:
             raise exception.DeviceError(
-                f'{handle.address} was to be erased after its server, and '
+                f'{handle.address} had to be erased after its server, and '
                 f'that failed ({error.strerror}): erase it with nvme format, '
                 f'or free it, and it is tried again.') from error
 
@@ -526,6 +526,37 @@ class NvmeDriver(base.PciDriver):
                 f'{log.used} percent of its life'))
         if log.warning & _TEMPERATURE:
             yield signals.Reading('temperature', about='NVMe critical warning')
+
+    def steps(self, device):
+        """See the base class; a disk that the host uses is left alone."""
+        handle, address = self.whole(device), device.address
+        if handle is None or _policy(device) in (
+                Policy.NONE, Policy.OPERATOR):
+            return {}
+
+        bound = pci.driver(self.kernel, address)
+
+        def reset():
+            self._check_unused(address)
+            self._reset(address)
+
+        def rebind():
+            self._check_unused(address)
+            self.kernel.rebind(address, _DRIVER)
+            try:
+                self._await_controller(address)
+            finally:
+                if bound == base.VFIO:
+                    self.kernel.rebind(address, base.VFIO)
+        return {'driver rebind': rebind, **(
+            {'controller reset': reset} if bound == _DRIVER else {})}
+
+    def _check_unused(self, address):
+        """:raises OSError: the host uses the disk, or it cannot be told."""
+        used = usage.usage(self.kernel, address)
+        if used:
+            raise OSError(errno.EBUSY, used)
+        self.kernel.check_disks(address)
 
     @contextlib.contextmanager
     def _bound(self, address):
@@ -564,9 +595,10 @@ class NvmeDriver(base.PciDriver):
     def _sanitize(self, address, method):
         """Sanitize a disk, and wait until that has ended.
 
-        An operation that runs already is ours after a restart of nova-compute
-        if it is of the same kind; one that the server began erases as well,
-        but an overwrite has a pattern of its choice, which no log page tells.
+        An operation that runs already was begun here before a restart of
+        nova-compute if it is of the same kind; one that the server began
+        erases as well, but an overwrite has a pattern of its choice, which no
+        log page tells.
         One that has ended proves nothing: the server may have written after
         it.
         """
@@ -582,7 +614,7 @@ class NvmeDriver(base.PciDriver):
         if status.state != 'done':
             self._exit_failure(address)
             raise exception.DeviceError(
-                f'{address} was to be erased after its server, and Sanitize '
+                f'{address} had to be erased after its server, and Sanitize '
                 f'({method}) ended in failure mode: replace the disk, or set '
                 f'[accel] handover to operator for it; it is tried again.')
 
@@ -626,7 +658,7 @@ class NvmeDriver(base.PciDriver):
                                           found.firmware)
         if difference:
             raise exception.DeviceError(
-                f'{device.address} was to be given to the next server, and '
+                f'{device.address} had to be given to the next server, and '
                 f'{difference}.')
 
     def _release_vf(self, device, vf, policy, use):
@@ -643,7 +675,7 @@ class NvmeDriver(base.PciDriver):
         if (policy is Policy.CLEAR
                 and not self.kernel.format_nvme_vf(pf, number)):
             raise exception.DeviceError(
-                f'{vf} was to be erased after its server, and it has no '
+                f'{vf} had to be erased after its server, and it has no '
                 f'namespace: attach one to its secondary controller, and it '
                 f'is tried again.')
         try:
@@ -652,7 +684,7 @@ class NvmeDriver(base.PciDriver):
             if any(resources):
                 raise
             raise exception.DeviceError(
-                f'{vf} was to be brought online after its server, and that '
+                f'{vf} had to be brought online after its server, and that '
                 f'failed without queues and interrupts ({error.strerror}): '
                 f'give its secondary controller some with nvme virt-mgmt, and '
                 f'it is tried again.') from error
@@ -665,8 +697,8 @@ class NvmeDriver(base.PciDriver):
     def _resources(self, pf, number, use):
         """Return the queues and interrupts of the controller of a VF.
 
-        Going offline takes them away: they are remembered before, so that a
-        call after one that failed, or was killed, can give them back.
+        Going offline takes them away: they are remembered before. A call
+        after one that failed, or was killed, can then restore them.
         """
         for found in self.kernel.read_nvme_vfs(pf):
             if found.vf == number and (found.queues or found.interrupts):

@@ -35,7 +35,8 @@ def _handover():
 _READERS: tuple[Callable[[], object], ...] = (
     rules.DeviceRules, base.fixed_devices, base.whole_cards, sriov.wanted,
     sets.wanted, _handover, naming.class_traits, pci_rule.wanted,
-    qat.wanted_services, timecard.named, vgpu.wanted_types, signals.modes)
+    qat.wanted_services, timecard.named, vgpu.wanted_types, vgpu.wanted_quotas,
+    signals.modes)
 
 
 def malformed() -> list[str]:

@@ -30,8 +30,6 @@ OPTION = '[accel] pci_devices'
 _KEYS = ('vendor', 'product', 'class', 'address', 'driver',
          'type', 'traits', 'name')
 _BRIDGE = 0x06
-#: drivers of a function that a guest has, or had a moment ago
-_OF_A_GUEST = (base.VFIO, '')
 #: others go by their id
 _VENDORS = {
     '1002': 'AMD', '10de': 'NVIDIA', '10ee': 'XILINX', '15b3': 'MELLANOX',
@@ -51,7 +49,7 @@ class PciRuleDriver(slot.SlotDriver):
     POOLED = True
 
     def configure(self):
-        """See the base class; tells which rules do not work, makes VFs."""
+        """See the base class; tells which rules do not work, creates VFs."""
         for sentence in self._ineffective():
             LOG.warning('%s', sentence)
         self.make_virtual_functions()
@@ -97,7 +95,7 @@ class PciRuleDriver(slot.SlotDriver):
 
     def may_be_mine(self, address):
         values = self._values(address)
-        if values['driver'] in _OF_A_GUEST:
+        if self._may_be_a_guests(address):
             # see recognize()
             del values['driver']
         return not _is_bridge(values) and any(
@@ -106,18 +104,24 @@ class PciRuleDriver(slot.SlotDriver):
     def recognize(self, address, before):
         """See the base class.
 
-        The driver of a function that a guest has is vfio-pci, and none while
-        it is reset; that says nothing of the one that it has otherwise.
+        The driver of a function that a guest has is vfio-pci or a variant of
+        it, which libvirt 10.0 and later choose, and none while it is reset;
+        that says nothing of the one that it has otherwise.
         """
         values = self._values(address)
         if _is_bridge(values):
             return None
         found = [r for r in wanted() if r.matches(values)]
-        if not found and before and values['driver'] in _OF_A_GUEST:
+        if not found and before and self._may_be_a_guests(address):
             del values['driver']
             found = [r for r in wanted() if r.matches(values)]
         return (self._device(address, values, found[0].pairs) if found
                 else None)
+
+    def _may_be_a_guests(self, function) -> bool:
+        """Whether a guest has the function, or had it a moment ago."""
+        return (pci.driver(self.kernel, function) is None
+                or pci.is_for_vfio(self.kernel, function))
 
     def _values(self, address):
         return {
@@ -137,7 +141,8 @@ class PciRuleDriver(slot.SlotDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
-        joined = fabric.obstacle(self.kernel, device, OPTION, wanted())
+        joined = (fabric.obstacle(self.kernel, device, OPTION, wanted())
+                  or fabric.memory_obstacle(self.kernel, device))
         if joined:
             raise base.Defect(joined)
         company, companions = self.checked_company(device.address)
@@ -148,7 +153,7 @@ class PciRuleDriver(slot.SlotDriver):
     def company(self, address):
         """See the base class.
 
-        VFs are reset by themselves, and so is a function for which the
+        VFs are reset without a command, and so is a function for which the
         operator wants nothing more.
         """
         # no rule may match it any more
@@ -162,7 +167,7 @@ class PciRuleDriver(slot.SlotDriver):
     def goes_along(self, address, function):
         """See the base class; not what is a device of its own by a rule."""
         values = self._values(function)
-        if values['driver'] in _OF_A_GUEST:
+        if self._may_be_a_guests(function):
             # see recognize()
             del values['driver']
         return not _is_bridge(values) and not any(
@@ -203,7 +208,7 @@ def wanted() -> list[rules.Rule]:
                 for trait in pairs.get('traits', '').split(','):
                     if trait and not re.fullmatch('CUSTOM_[A-Z0-9_]{1,248}',
                                                   trait):
-                        problem = f'{trait!r} is no trait CUSTOM_<NAME>'
+                        problem = f'{trait!r} is not a trait CUSTOM_<NAME>'
                 naming.normalize(pairs.get('name', 'x'), 'it')
             except exception.InvalidName:
                 problem = (f'the name {pairs["name"]!r} may have letters, '

@@ -100,7 +100,7 @@ class QatDriver(base.PciDriver):
         cards = [address for address in self.names(pci.DEVICES)
                  if self._is_bound_card(address)]
         failed = [
-            f'{OPTION} names {address}, which is no QAT card whose PF has a '
+            f'{OPTION} names {address}, which is not a QAT card whose PF has a '
             f'driver of the host: correct the address, or bind the driver.'
             for address in wanted if address not in (None, *cards)]
         for address in cards:
@@ -140,7 +140,7 @@ class QatDriver(base.PciDriver):
                 f'qat/cfg_services): leave it out of the option.') from None
         except OSError as e:
             raise exception.DeviceError(
-                f'{what}, and what it has now cannot be read ({e}): look into '
+                f'{what}, and what it has now cannot be read ({e}): read '
                 f'dmesg.') from e
         same = sorted(before.split(';')) == sorted(wanted.split(';'))
         if same and state == 'up':

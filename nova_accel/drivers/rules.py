@@ -99,7 +99,7 @@ def _rule(option, text, keys):
 
 
 def _instead_of(word):
-    """What is to be written where a word has no key: other tools name devices
+    """Return what to write where a word has no key: other tools name devices
     by the values alone."""
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
@@ -134,7 +134,7 @@ def traits_of(rule: Rule) -> tuple[str, ...]:
     for trait in found:
         if not naming.is_custom(trait):
             raise exception.ConfigurationError(
-                f'{rule} has {trait!r} among its traits, which is no custom '
+                f'{rule} has {trait!r} among its traits, which is not a custom '
                 f'trait: write traits=CUSTOM_..., several with "," between '
                 f'them, of A-Z, 0-9 and "_".')
     return found
@@ -189,8 +189,8 @@ class DeviceRules:
         return bool(self._matching(self.include, device, device.address))
 
     def excludes(self, address: str) -> bool:
-        """Whether a rule excludes the address, whatever the device is: it
-        need not even be looked at."""
+        """Return whether a rule excludes the address, whatever the device
+        is: it need not even be read."""
         found = [str(rule) for rule in self._exclude
                  if rule.pairs.keys() == {'address'}
                  and rule.matches({'address': address})]

@@ -120,13 +120,13 @@ class SlotDriver(base.PciDriver):
                                 'a server: %s', function, handle.address, used)
                     raise exception.DeviceUnavailable(
                         f'{handle.address} was allocated, and {function}, '
-                        f'which goes with it, is used by somebody else: the '
+                        f'which goes with it, is used by another process: the '
                         f'build is retried on another host.')
                 if not pci.is_for_vfio(self.kernel, function):
                     self.kernel.rebind(function, base.VFIO)
             except OSError as error:
                 raise exception.DeviceError(
-                    f'{function}, which goes with {device.address}, was to be '
+                    f'{function}, which goes with {device.address}, had to be '
                     f'bound to {base.VFIO}, and the kernel refused '
                     f'({error.strerror}): see whether that module is loaded, '
                     f'and the kernel log.') from error
@@ -148,12 +148,12 @@ class SlotDriver(base.PciDriver):
                          if (used := self._use(handle.address, f))), None)
         except OSError as error:
             raise exception.DeviceError(
-                f'{handle.address} was to be reset after its server, and its '
+                f'{handle.address} had to be reset after its server, and its '
                 f'slot cannot be read ({error.strerror}): see the kernel log; '
                 f'it is tried again.') from error
         if used:
             raise exception.DeviceError(
-                f'{handle.address} was to be reset after its server with '
+                f'{handle.address} had to be reset after its server with '
                 f'{used[0]} of the same slot, and {used[1]}: end that, and it '
                 f'is tried again.')
         return self.reset(device, handle, company)

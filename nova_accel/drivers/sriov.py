@@ -35,7 +35,7 @@ def wanted() -> dict[str, int]:
 
 
 def missing(kernel, pf: str) -> int:
-    """How many VFs are to be made of a PF that has none; 0 where all is well.
+    """Return how many VFs a PF without VFs must get; 0 where all is well.
 
     :raises ConfigurationError: more are wanted than it can have.
     :raises DeviceError: it has another number, or does not say.
@@ -63,7 +63,7 @@ def missing(kernel, pf: str) -> int:
 
 
 def make(kernel, pf: str) -> None:
-    """Make the VFs that a PF is to have, without drivers of the host: what a
+    """Create the wanted VFs of a PF, without drivers of the host: what a
     server leaves in one must not meet such a driver before it is reset.
 
     :raises AcceleratorError: see missing(), or the kernel refused.
@@ -76,5 +76,5 @@ def make(kernel, pf: str) -> None:
     except OSError as error:
         raise exception.DeviceError(
             f'{OPTION} wants {count} VFs of {pf}, and the kernel refused '
-            f'({error.strerror}): read dmesg. A driver that makes VFs itself '
+            f'({error.strerror}): read dmesg. A driver that creates VFs itself '
             f'answers ENOENT.') from error

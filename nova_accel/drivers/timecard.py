@@ -3,8 +3,8 @@
 
 A time card (driver ptp_ocp) tells its serial number, whether it follows its
 GNSS receiver, and how far it is from its source; of any other PTP hardware
-clock sysfs tells that it is one. While a guest has the card nothing of that is
-to be seen. A guest can write the card's settings, its memory and its flash:
+clock sysfs tells that it is one. While a guest has the card nothing of that can
+be seen. A guest can write the card's settings, its memory and its flash:
 after it the card is reset, its serial number and firmware are compared with
 what they were, and its settings restored. Sources:
 Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of Linux,
@@ -44,13 +44,18 @@ _NETWORK = 0x02
 _BANDS = {100: '100NS', 1000: '1US', 10000: '10US'}
 #: what is restored after a server, in this order
 _SETTINGS = ('utc_tai_offset', 'ts_window_adjust', 'irig_b_mode',
+             'tod_correction', *(f'freq{n}/seconds' for n in range(1, 5)),
              'sma1', 'sma2', 'sma3', 'sma4', 'clock_source')
+#: of the generators, which are ended after a server: the driver does not know
+#: of a signal that a server has begun (ptp_ocp_signal_enable() in ptp_ocp.c of
+#: Linux). Attribute -> the interrupt of the card that it takes.
+_GENERATORS = {f'gen{n}/signal': 10 + n for n in range(1, 5)}
 #: of a card whose memory was never written
 _NO_SERIAL = '00:00:00:00:00:00'
 _SETTING, _FIRMWARE = 'setting ', 'firmware '
 #: in which the host's driver should show a card after it is bound to it
 _READY_SECONDS = 20
-#: of ptp_ocp.c; NONE is no source
+#: of ptp_ocp.c; NONE means that there is not a source
 _SOURCES = ('TOD', 'IRIG', 'PPS', 'PTP', 'RTC', 'DCF', 'REGS', 'EXT')
 
 
@@ -66,7 +71,7 @@ _STATES = frozenset((
 
 
 class TimecardDriver(base.PciDriver):
-    """A card is looked at each [accel] discovery_interval, because nothing in
+    """A card is read each [accel] discovery_interval, because nothing in
     sysfs' directories tells that it lost its source: four attributes."""
 
     CONTRACT = base.CONTRACT
@@ -80,7 +85,7 @@ class TimecardDriver(base.PciDriver):
         """See the base class.
 
         :raises ConfigurationError: [accel] ptp_devices names a network card,
-            or what is no PCI address.
+            or what is not a PCI address.
         """
         for address in named():
             try:
@@ -201,8 +206,8 @@ class TimecardDriver(base.PciDriver):
         if text in (None, _NO_SERIAL):
             return set()
         if not re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', text):
-            raise base.Defect(f'its serialnum is {text!r}, which is no serial '
-                              f'number: read dmesg')
+            raise base.Defect(f'its serialnum is {text!r}, which is not a '
+                              f'serial number: read dmesg')
         return {_trait('SERIAL', text.replace(':', '_'))}
 
     def _gnss(self, card) -> set[str]:
@@ -228,12 +233,25 @@ class TimecardDriver(base.PciDriver):
         if text is not None:
             if not re.fullmatch('-?[0-9]+', text):
                 raise base.Defect(
-                    f'its clock_status_offset is {text!r}, which is no number '
-                    f'of nanoseconds: read dmesg')
+                    f'its clock_status_offset is {text!r}, which is not a '
+                    f'number of nanoseconds: read dmesg')
             traits |= {_trait('OFFSET', 'WITHIN', band)
                        for most, band in _BANDS.items()
                        if abs(int(text)) <= most}
         return traits
+
+    def _resettable(self, device):
+        """See the base class; a change of the power state alone leaves an FPGA
+        as it is."""
+        for handle in device.handles:
+            if self.is_reset(device, handle) and pci.reset_methods(
+                    self.kernel, handle.address) == ('pm',):
+                raise base.Defect(
+                    f'its only reset is a change of its power state (pm), '
+                    f'which an FPGA survives: set {handover.OPTION} to '
+                    f'{handle.address}=operator or {handle.address}=none to '
+                    f'offer it all the same')
+        return super()._resettable(device)
 
     # What servers get
 
@@ -264,7 +282,7 @@ class TimecardDriver(base.PciDriver):
                 self.kernel.rebind(address, base.VFIO)
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
-                f'{address} was to be compared and set as before its server, '
+                f'{address} had to be compared and set as before its server, '
                 f'and that failed ({error}): see the kernel log; it is tried '
                 f'again.') from error
         return (f'{done}, compared, {restored} '
@@ -291,25 +309,34 @@ class TimecardDriver(base.PciDriver):
                 f'accepts it.')
 
     def _restore(self, address, before, now) -> int:
-        """Write settings that are others than before; how many there were."""
-        count = 0
-        for name in _SETTINGS:
-            value = before.get(f'{_SETTING}{name}')
-            if not value or now.get(f'{_SETTING}{name}') == value:
-                continue
+        """Write settings that are others than before, and end signals.
+
+        :returns: how many settings there were.
+        """
+        top = pci.path(address, 'timecard',
+                       *self._children(address, 'timecard'))
+        others = [(name, before[key]) for name in _SETTINGS
+                  if before.get(key := f'{_SETTING}{name}')
+                  and now.get(key) != before[key]]
+        # without its interrupt a generator has its attribute all the same, and
+        # in a write the kernel follows a null pointer: seen on 6.12
+        interrupts = len(self.names(pci.path(address, 'msi_irqs')))
+        for name, value in (*others, *(
+                (name, '0') for name, its in _GENERATORS.items()
+                if its < interrupts
+                and self._attribute(top, name) is not None)):
             try:
                 self.kernel.write_timecard(address, name, value)
             except OSError as error:
                 raise OSError(error.errno, f'{name} {value!r}: '
                                            f'{error.strerror}') from error
-            count += 1
         after = dict(self._record(address))
         for name in _SETTINGS:
             key = f'{_SETTING}{name}'
             if key in before and after.get(key) != before[key]:
                 raise ValueError(f'{name} is {after.get(key)!r} and not '
                                  f'{before[key]!r}')
-        return count
+        return len(others)
 
 
 def _unseen(device, before):

@@ -30,6 +30,7 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 OPTION = '[accel] vgpu_types'
+QUOTAS = '[accel] xe_quotas'
 #: what the kernel has of mediated devices, below their parents
 MDEV_BUS = 'class/mdev_bus'
 
@@ -46,6 +47,12 @@ _SLOTS = 256
 _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
 #: end of the trait of such a type: slices, GB and series
 _MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
+#: end of the trait of another type: GB and series (NVIDIA's vGPU user guide)
+_SIZE = re.compile('(?<!_[0-9])_([1-9][0-9]*)[ABCQ]$')
+#: what xe lets each VF have, below sriov_admin/.bulk_profile, and since which
+#: Linux. Source: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov
+_SINCE = {'vram_quota': '7.0', 'exec_quantum_ms': '6.19',
+          'preempt_timeout_us': '6.19'}
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 #: errno of a mediated device for which no room, or no type, is left
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EUSERS, errno.ENOENT, errno.ENODEV))
@@ -85,6 +92,8 @@ class _Offer:
     made: tuple[model.AttachHandle, ...] = ()
     #: whether it says all that it could make if nothing were in use
     complete: bool = True
+    #: names of the types of what was made of VFs, by whomever
+    taken: tuple[str, ...] = ()
 
 
 class VgpuDriver(base.PciDriver):
@@ -107,6 +116,7 @@ class VgpuDriver(base.PciDriver):
                     continue
                 elsewhere = _made_by(device)
                 if not elsewhere:
+                    self._share_out(address)
                     sriov.make(self.kernel, address)
                 elif sriov.missing(self.kernel, address):
                     raise exception.DeviceError(
@@ -120,6 +130,24 @@ class VgpuDriver(base.PciDriver):
         self._warn_of_types()
         if failed:
             raise failed[0]
+
+    def _share_out(self, address):
+        """Write what each VF of a GPU gets, before its VFs are made.
+
+        :raises DeviceError: the kernel refused.
+        """
+        if not sriov.missing(self.kernel, address):
+            return
+        for name, value in wanted_quotas().get(address, {}).items():
+            try:
+                self.kernel.write_attribute(
+                    address, f'sriov_admin/.bulk_profile/{name}', value)
+            except OSError as error:
+                raise exception.DeviceError(
+                    f'{QUOTAS} has {name}={value} for {address}, whose VFs are '
+                    f'not made because the kernel refused ({error.strerror}): '
+                    f'correct the value; xe has it since Linux '
+                    f'{_SINCE[name]}.') from error
 
     def _warn_of_types(self):
         """Warn of types of the option that no device offers."""
@@ -216,12 +244,23 @@ class VgpuDriver(base.PciDriver):
             driver=self.NAME)
 
     def look(self, device, before):
+        joined = device.vendor_id == _NVIDIA and fabric.obstacle_of_vgpus(
+            self.kernel, device)
+        if joined:
+            raise base.Defect(joined)
         offer = self._offer(device.address)
         if not offer.types and device.vendor_id != _NVIDIA:
             # with xe the reset is what clears a VF's memory
             # (xe_gt_sriov_pf_control.c of Linux)
             return self._resettable(dataclasses.replace(
                 device, handles=self._ready_vfs(device)))
+        try:
+            traits = {t.name: naming.vgpu_trait(
+                device.vendor, device.product_id, t.title)
+                for t in offer.types.values()}
+        except exception.InvalidName as e:
+            raise base.Defect(str(e)) from None
+        offer = _within_room(offer, traits, before)
         chosen = _chosen(device.address, offer.types.values())
         names = {t.name for t in chosen}
         most = max((t.available for t in chosen), default=0)
@@ -229,12 +268,6 @@ class VgpuDriver(base.PciDriver):
         free = sorted(
             (h for h, types in offer.free.items() if types & names),
             key=lambda h: -len(offer.free[h] & names))
-        try:
-            traits = {t.name: naming.vgpu_trait(
-                device.vendor, device.product_id, t.title)
-                for t in offer.types.values()}
-        except exception.InvalidName as e:
-            raise base.Defect(str(e)) from None
         creatable = tuple(
             model.CreatableType(t.name, traits[t.name], t.available)
             for t in chosen)
@@ -365,7 +398,7 @@ class VgpuDriver(base.PciDriver):
             raise base.Defect(f'it has no VFs: have "sriov-manage -e '
                               f'{address}" run before nova-compute starts')
         titles: dict[str, str] = {}
-        free, complete, problems = {}, True, []
+        free, taken, problems = {}, [], []
         for vf in vfs:
             problem = pci.obstacle(self.kernel, vf)
             try:
@@ -383,7 +416,7 @@ class VgpuDriver(base.PciDriver):
             # where it is not 0 the vGPU is a server's, which the claims tell,
             # or another program's
             if current != '0':
-                complete = False
+                taken.append(_vendor_name(current))
             elif catalog:
                 free[model.AttachHandle(
                     model.HandleType.PCI, vf, managed=False, parent=address,
@@ -394,7 +427,7 @@ class VgpuDriver(base.PciDriver):
             {name: VgpuType(name, titles[name], sum(
                 name in names for names in free.values()))
              for name in sorted(titles, key=_natural)}, free,
-            complete=complete)
+            complete=not taken, taken=tuple(taken))
 
     def _current(self, vf) -> str:
         """Number of the type of a VF, '0' for none."""
@@ -408,7 +441,7 @@ class VgpuDriver(base.PciDriver):
     def prepare(self, device, handle, created_type, fresh, use):
         if created_type is None:
             return
-        what = f'{handle.address} was to become a {created_type}'
+        what = f'{handle.address} had to become a {created_type}'
         if handle.type is model.HandleType.MDEV:
             self._make_mdev(what, device, handle, created_type, fresh)
         else:
@@ -537,6 +570,41 @@ def _made_by(device) -> str:
             }.get(device.vendor_id, '')
 
 
+def _within_room(offer: _Offer, traits: Mapping[str, str],
+                 before: model.Device | None) -> _Offer:
+    """Return the offer of NVIDIA's VFs by the memory that is left, where
+    the names of types say how much they have.
+
+    A VF only says that there is room for one more (kernel/hypeman pull request
+    383). The memory of the GPU is that of the largest type that was ever seen
+    of it, which has all of it.
+
+    :param traits: by the name of the type.
+    """
+    if not any(not handle.managed for handle in offer.free):
+        return offer
+    sizes = {name: _size(trait) for name, trait in traits.items()}
+    known = {**{t.name: _size(t.trait) for t in (
+        before.creatable if before else ())}, **sizes}
+    whole = max((*sizes.values(), *map(
+        _size, before.state_traits if before else ())), default=0)
+    taken = [known.get(name, 0) for name in offer.taken]
+    left = whole - sum(taken)
+    if not all(taken) or left < max(sizes.values(), default=0):
+        # others have made what is not known, or the GPU was never seen empty
+        return offer
+    return dataclasses.replace(offer, types={
+        name: dataclasses.replace(type_, available=min(
+            type_.available, left // sizes[name]))
+        if sizes[name] else type_ for name, type_ in offer.types.items()})
+
+
+def _size(trait: str) -> int:
+    """GB of a vGPU of a type, by its trait; 0 where that does not say."""
+    found = _SIZE.search(trait)
+    return int(found[1]) if found else 0
+
+
 def _why_not_offered(device, created_type) -> str:
     """A type that MIG backs, such as A100-1-5C, is there only while a GPU
     instance of its size is, which the driver forgets at each boot (NVIDIA's
@@ -597,6 +665,23 @@ def wanted_types() -> list[tuple[str | None, str]]:
                 f'{OPTION} has {item!r}, which is neither <type> nor '
                 f'<PCI address>=<type>: correct it.') from None
         result.append((address or None, text))
+    return result
+
+
+def wanted_quotas() -> dict[str, dict[str, str]]:
+    """Address of a PF -> attribute -> value, of [accel] xe_quotas.
+
+    :raises ConfigurationError: it cannot be read.
+    """
+    result: dict[str, dict[str, str]] = {}
+    for item in CONF.accel.xe_quotas:
+        found = re.fullmatch('([^/]+)/([a-z_]+)=([0-9]{1,15})', item)
+        if not found or found[2] not in _SINCE:
+            raise exception.ConfigurationError(
+                f'{QUOTAS} has {item!r}, which is not <PCI address>/<name>='
+                f'<number> with a name of {", ".join(_SINCE)}: correct it.')
+        address, = pci.addresses(QUOTAS, [found[1]])
+        result.setdefault(address, {})[found[2]] = found[3]
     return result
 
 

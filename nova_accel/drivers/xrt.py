@@ -41,6 +41,7 @@ from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import firmware
 from nova_accel.host import pci
+from nova_accel.host import privileged
 from nova_accel import model
 
 MANAGEMENT_DRIVER = 'xclmgmt'
@@ -51,8 +52,8 @@ READY_SECONDS = 3
 MAILBOX = 'config_mailbox_channel_disable'
 #: has xclmgmt load the host's file in place of what a guest sends
 FETCH = 'config_xclbin_change'
-#: LOAD_XCLBIN and LOAD_SLOT_XCLBIN, of which FETCH takes the payload
-FETCHED_REQUESTS = 1 << 8 | 1 << 18
+#: of which FETCH takes the payload
+FETCHED_REQUESTS = privileged.FETCHED_REQUESTS
 #: requests by which a guest loads another function or shell: these two,
 #: LOAD_XCLBIN_KADDR, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR. Those with KADDR
 #: take an address of the host's memory, for xocl on the host: xclmgmt takes
@@ -72,7 +73,9 @@ _V80 = 'V80'
 #: (vendor, device) of the management function -> product, family; devices.h
 _PRODUCTS = {
     ('10ee', '5000'): ('U200', _ALVEO), ('10ee', '5004'): ('U250', _ALVEO),
+    ('10ee', '5008'): ('U280', _ALVEO), ('10ee', '500c'): ('U280', _ALVEO),
     ('10ee', '5020'): ('U50', _ALVEO), ('10ee', '5050'): ('U25', _ALVEO),
+    ('10ee', '5058'): ('U55N', _ALVEO), ('10ee', '5060'): ('U50LV', _ALVEO),
     ('10ee', '505c'): ('U55C', _ALVEO), ('10ee', '506c'): ('U50C', _ALVEO),
     ('10ee', '503c'): ('U30', _ALVEO), ('10ee', '504e'): ('U26Z', _ALVEO),
     ('10ee', '5028'): ('VERSAL_5028', _VERSAL),
@@ -89,12 +92,17 @@ _PRODUCTS = {
     ('10ee', '6098'): ('VCK190', _VERSAL),
     # with the image that they are sold with
     ('10ee', 'd000'): ('U200', _ALVEO), ('10ee', 'd004'): ('U250', _ALVEO),
+    ('10ee', 'd008'): ('U280', _ALVEO), ('10ee', 'd00c'): ('U280', _ALVEO),
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
     ('10ee', 'd04c'): ('U25', _ALVEO),
 }
 #: product -> its memory, which no attribute tells; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
+           'U280': (('DDR', 32768), ('HBM', 8192)),
            'U50': (('HBM', 8192),), 'U55C': (('HBM', 16384),)}
+#: (vendor, device) of the management function -> device of the user function,
+#: where it is not the next number; devices.h
+_USERS = {('13fe', '006c'): '0065', ('13fe', '0078'): '0077'}
 #: errno of the ioctl -> what it means; others are failures of the card
 _REFUSALS = {
     errno.EACCES: 'its DNA certificate is not for this card',
@@ -264,7 +272,7 @@ class XrtDriver(base.PciDriver):
                 raise _Defect(meaning)
 
     def _number(self, address, name) -> int | None:
-        """An attribute in decimal or 0x..., None where there is none."""
+        """Return an attribute in decimal or 0x..., None where it is missing."""
         try:
             return int(self.kernel.read(pci.path(address, name)), 0)
         except FileNotFoundError:
@@ -273,17 +281,19 @@ class XrtDriver(base.PciDriver):
     def _user_function(self, device) -> str:
         """PCI address of the user function of a card.
 
-        :raises Defect: there is none, or it is not in order.
+        :raises Defect: it is missing, or not in order.
         """
         head, number = device.address.split('.')
         user = f'{head}.{int(number) + 1}'
         if not self.kernel.exists(pci.path(user)):
-            raise _Defect(f'there is no user function {user} beside it: flash '
+            raise _Defect(f'its user function {user} is missing: flash '
                           f'a shell by xbmgmt program --base')
         bound = pci.driver(self.kernel, user)
         if bound != USER_DRIVER:
             # without its driver only the ids tell
-            wanted = (device.vendor_id, f'{int(device.product_id, 16) + 1:04x}')
+            ids = device.vendor_id, device.product_id
+            wanted = (device.vendor_id, _USERS.get(
+                ids, f'{int(device.product_id, 16) + 1:04x}'))
             found = tuple(pci.identifier(self.kernel, user, name)
                           for name in ('vendor', 'device'))
             if found != wanted:
@@ -353,15 +363,19 @@ class XrtDriver(base.PciDriver):
         """
         if address in base.whole_cards():
             return ''
-        requests = CHANGE_REQUESTS
+        requests, opens = CHANGE_REQUESTS, 0
         try:
-            if not self._takes(address, CHANGE_REQUESTS):
+            # what releases before FETCH wrote: no guest could use the card
+            if (self._refused(address) == CHANGE_REQUESTS
+                    and self._number(address, FETCH) == 0):
+                opens = FETCHED_REQUESTS
+            elif not self._takes(address, CHANGE_REQUESTS):
                 return ''
             with contextlib.suppress(FileNotFoundError):
                 # an XRT of before 2020 has no such attribute
                 self.kernel.write_attribute(address, FETCH, '1')
                 requests &= ~FETCHED_REQUESTS
-            self.kernel.close_mailbox(address, requests)
+            self.kernel.close_mailbox(address, requests, opens)
             if not self._takes(address, CHANGE_REQUESTS):
                 return ''
             problem = f'it is {self._refused(address):#x} after that'
@@ -478,7 +492,7 @@ class XrtDriver(base.PciDriver):
             bitstream's; nothing was touched.
         """
         address = device.address
-        what = (f'{region.name} of {address} was to be programmed with '
+        what = (f'{region.name} of {address} had to be programmed with '
                 f'{bitstream.function_uuid}')
         if base.is_fixed(address):
             raise exception.ProgrammingFailed(
@@ -533,7 +547,7 @@ class XrtDriver(base.PciDriver):
         these cards do not have (xclmgmt_ocl_reset(), mgmt-core.c).
         """
         address = device.address
-        what = f'{region.name} of {address} was to be reset'
+        what = f'{region.name} of {address} had to be reset'
         try:
             if not pci.answers(self.kernel, address):
                 raise _Defect('it does not answer on the PCI bus')

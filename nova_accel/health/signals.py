@@ -19,6 +19,12 @@ from nova_accel import model
 
 CONF = conf.CONF
 OPTION = '[accel] health'
+#: the signal that nova-accel drill makes up, and the verb of its order
+DRILL = 'drill'
+#: the signal of a device on probation
+RECOVERED = 'recovered'
+#: those of what nova-compute did with a device in vain (Device.in_vain)
+IN_VAIN = PROGRAMMING, START = 'programming', 'start'
 
 
 class State(enum.Enum):
@@ -84,6 +90,8 @@ class Signal(typing.NamedTuple):
     sticky: bool = False
     #: whether it is only observed unless [accel] health names it
     is_new: bool = False
+    #: whether inventory.recovery may end it where it is a quarantine
+    recovers: bool = False
 
 
 _OK, _SUSPECT, _BAD = State.OK, State.SUSPECT, State.QUARANTINED
@@ -105,11 +113,12 @@ SIGNALS: Mapping[str, Signal] = {
     'link_width': Signal(
         'its PCIe link has {value} lanes {about}', _SUSPECT, _SUSPECT),
     'link_width_half': Signal(
-        'its PCIe link has {value} lanes {about}', _BAD, _BAD),
+        'its PCIe link has {value} lanes {about}', _BAD, _BAD,
+        recovers=True),
     'link_speed': Signal(
         # drivers in guests lower it while a device has nothing to do
         'its PCIe link has {value} MT/s {about}', _SUSPECT, _OK, is_new=True),
-    'power': Signal('its power_state is error', _BAD, _BAD),
+    'power': Signal('its power_state is error', _BAD, _BAD, recovers=True),
     # Events of the kernel: host.kernel.Kernel.changes
     'recovery_failed': Signal(
         'the kernel could not recover it from a PCIe error',
@@ -119,7 +128,7 @@ SIGNALS: Mapping[str, Signal] = {
         _BAD, _SUSPECT, counts=True, sticky=True),
     # What a card reports while its physical function stays with the host:
     # drivers.*.health
-    'card_failed': Signal('{about}', _BAD, _SUSPECT),
+    'card_failed': Signal('{about}', _BAD, _SUSPECT, recovers=True),
     'card_errors': Signal(
         'it counted {value} errors ({about})',
         _SUSPECT, _SUSPECT, counts=True),
@@ -127,6 +136,22 @@ SIGNALS: Mapping[str, Signal] = {
     'wear': Signal('{about}', _SUSPECT, _SUSPECT),
     'temperature': Signal('it is too hot ({about})', _SUSPECT, _SUSPECT,
                           is_new=True),
+    # model.Device.failed, by inventory.conditions
+    'failed': Signal('its driver says that it has failed', _BAD, _BAD,
+                     recovers=True),
+    # inventory.recovery
+    RECOVERED: Signal('it had failed and was recovered, and no server has had '
+                      'it since', _SUSPECT, _SUSPECT, counts=True),
+    # attach.programming: an image of a project may just be a bad one
+    PROGRAMMING: Signal(
+        'an image of the operator could not be programmed into it',
+        _SUSPECT, _SUSPECT),
+    # attach.plugs
+    START: Signal('a guest with it could not be started, because of it',
+                  _SUSPECT, _SUSPECT),
+    # attach.drill
+    DRILL: Signal('the operator has a drill (nova-accel drill)',
+                  _BAD, _SUSPECT, recovers=True),
 }
 
 

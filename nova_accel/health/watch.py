@@ -9,6 +9,7 @@ of a counter           growth since the last round       the end of a claim
                                                          on the device, or
                                                          acknowledge()
 of an event            note()                            the same
+of Card.in_vain        being there                       not being there
 =====================  ================================  ===================
 
 Of the first round after the start nothing is known to compare with. What a
@@ -55,6 +56,8 @@ class Card(typing.NamedTuple):
     kind: tuple[str, str]
     #: uuids of the claims on it, also of those that are being released
     claims: frozenset[str]
+    #: of signals.IN_VAIN
+    in_vain: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -150,6 +153,10 @@ class Watch:
                 if found is not None:
                     self._read(known, card, modes, found)
                     known.was_read = True
+            for signal in signals.IN_VAIN:
+                known.levels.pop((signal, ''), None)
+                if signal in card.in_vain:
+                    self._found(known, card, modes, signals.Reading(signal))
             known.claims = card.claims
             if not (known.levels or known.kept):
                 known.spared.clear()

@@ -8,7 +8,7 @@ physical addresses, unless it has the host's CPU or a number is given
 (x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nova_accel.host import pci
 
@@ -25,6 +25,8 @@ _CLASSIC_WINDOW = 32 << 30
 _BELOW_4G = 2 << 30
 #: BARs of a function in its attribute resource, the first lines of it
 _BARS = 6
+#: modes of a guest's CPU in which it is the host's
+HOSTS_CPU = ('host-passthrough', 'maximum')
 #: flag of a memory region; source: IORESOURCE_MEM in include/linux/ioport.h
 _IS_MEMORY = 0x200
 
@@ -45,11 +47,44 @@ def largest(kernel, address: str) -> int:
         return 0
 
 
+def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
+               bits: object) -> int | None:
+    """Return how many address bits a guest under KVM is told.
+
+    :param host_bits: of the host's CPU.
+    :param cpu_mode: of the guest, as [libvirt] cpu_mode.
+    :param mode: hw:maxphysaddr_mode of its flavor or image, if any.
+    :param bits: hw:maxphysaddr_bits, if any.
+    :returns: None where the guest may be told any number.
+    """
+    if mode:
+        return host_bits if mode == 'passthrough' else int(
+            str(bits or DEFAULT_BITS))
+    return host_bits if cpu_mode in HOSTS_CPU else None
+
+
+def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
+    """Return why a guest does not see each device, a clause; '' where it
+    does.
+
+    :param memory: of the guest, bytes.
+    :param sizes: the largest region of each device, bytes.
+    :param bits: of the guest's physical addresses.
+    """
+    large = [size for size in sizes if size >= LARGE]
+    fit = placed(memory, large, bits)
+    if fit == len(large):
+        return ''
+    return (f'of its {len(large)} devices with large memory regions '
+            f'{fit} fit above its {memory >> 30} GiB of memory into {bits} '
+            f'bits of physical addresses')
+
+
 def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
     """Return how many devices find room above a guest's memory.
 
     A region begins at a multiple of its size. The small regions of the same
-    device are beside it in the window of the device's port, so that the next
+    device are beside it in the window of the device's port. Hence the next
     one begins a whole size later (issue 12997 of tianocore/edk2).
 
     :param memory: of the guest, bytes.

@@ -69,6 +69,17 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
         yield signals.Reading('power')
 
 
+def most(kernel, function: str, port: str) -> tuple[int, int]:
+    """Return (lanes, MT/s) that a link can have, 0 for what is not known.
+
+    :param port: the function at its other end.
+    :raises OSError: one of the two is not there.
+    """
+    own, other = (kernel.read_some(pci.path(end), _LIMITS.values())
+                  for end in (function, port))
+    return _least(own, other, _MOST_WIDTH), _least(own, other, _MOST_SPEED)
+
+
 def _errors(found, where) -> Iterator[signals.Reading]:
     fatal, nonfatal, corrected = (
         _counters(found.get(name, '')) for name in _ERRORS)

@@ -9,6 +9,7 @@ privileged one. Both raise OSError as the kernel does.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import errno
+import functools
 import os
 import re
 import socket
@@ -21,6 +22,7 @@ from nova_accel.host import limited
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import privileged
+from nova_accel.host import vfio
 
 #: include/uapi/linux/netlink.h
 _NETLINK_KOBJECT_UEVENT = 15
@@ -189,6 +191,34 @@ class Kernel:
                 return int(found[1])
         return None
 
+    @limited.blocking
+    def vfio_module(self, function: str) -> str | None:
+        """Return the module of the VFIO driver that libvirt binds a PCI
+        function to, for example 'mlx5_vfio_pci'.
+
+        Source: modules.alias, as libvirt reads it.
+
+        :returns: None where no module is for it.
+        :raises OSError: the modules of the kernel cannot be read.
+        """
+        path = f'/lib/modules/{os.uname().release}/modules.alias'
+        return vfio.best_variant(
+            _vfio_aliases(path, os.stat(path).st_mtime_ns),
+            self.read(pci.path(function, 'modalias')))
+
+    @limited.blocking
+    def has_iova_bitmap(self) -> bool:
+        """Whether the kernel reports to QEMU what a device has written.
+
+        VFIO does so by functions that are left out without
+        CONFIG_IOMMUFD_DRIVER (include/linux/iova_bitmap.h of Linux); then
+        QEMU can begin, and fails.
+        """
+        # a module can bring the function
+        return _has_iova_bitmap(
+            os.path.join(self._proc, 'kallsyms'),
+            tuple(sorted(os.listdir(self._at('module')))))
+
     # Operations; functions are given by their PCI addresses
 
     def program_dfl_port(self, pf: str, port: int, path: str, offset: int,
@@ -287,6 +317,14 @@ class Kernel:
         """
         return privileged.read_device_serial(function)
 
+    def read_acs(self, function: str) -> int | None:
+        """Return how a port treats what passes it on its way to another one.
+
+        :returns: the control register of ACS; None where it has no ACS.
+        :raises OSError: its configuration space cannot be read.
+        """
+        return privileged.read_acs(function)
+
     def reset_function(self, function: str) -> None:
         """Reset a PCI function by the first of its methods that works.
 
@@ -340,17 +378,20 @@ class Kernel:
         """
         by(function, attribute, value)
 
-    def close_mailbox(self, function: str, requests: int) -> None:
+    def close_mailbox(self, function: str, requests: int, opens: int = 0,
+                      ) -> None:
         """Have the mailbox of a card under XRT refuse requests of a guest.
 
-        Those that it refuses already stay refused. Source: mgmt-sysfs.c and
-        req_is_disabled() in mailbox.c of XRT.
+        Those that it refuses already stay refused, but for those of `opens`.
+        Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
 
         :param function: PCI address of the management function.
         :param requests: a bit for each, by the numbers of mailbox_proto.h.
+        :param opens: privileged.FETCHED_REQUESTS, or none; only where
+            xclmgmt ignores what else a guest sends with them.
         :raises OSError: ENOENT when its driver has no such setting.
         """
-        privileged.close_mailbox(function, requests)
+        privileged.close_mailbox(function, requests, opens)
 
     def offer_xclbin(self, function: str, path: str, size: int,
                      function_uuid: str, interface: str, layout: bytes,
@@ -571,6 +612,28 @@ def change_of(message: bytes) -> Change | None:
     if action == 'change' and function and fields.get(key):
         return Change(subsystem, function, f'{key}={fields[key]}')
     return None
+
+
+@functools.lru_cache(maxsize=1)
+def _vfio_aliases(path, changed):
+    """The lines of modules.alias for VFIO drivers, of some ten thousand.
+
+    :param changed: when the file was changed.
+    """
+    with open(path, encoding='ascii', errors='replace') as file:
+        return tuple(line for line in file
+                     if line.startswith('alias vfio_pci:'))
+
+
+@functools.lru_cache(maxsize=1)
+def _has_iova_bitmap(path, modules):
+    """See Kernel.has_iova_bitmap().
+
+    :param path: of kallsyms, which has some 200,000 lines.
+    :param modules: names of those that are loaded.
+    """
+    with open(path, 'rb') as file:
+        return any(b' iova_bitmap_for_each' in line for line in file)
 
 
 def _number(path):

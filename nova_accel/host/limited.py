@@ -45,8 +45,8 @@ class _Pool:
             if time.monotonic() > end:
                 raise exception.DeviceTimeout(
                     f'{most} calls into the kernel hang, which is as many as '
-                    f'nova-compute makes at a time: look at the cards and the '
-                    f'kernel log, and reset those that hang.')
+                    f'nova-compute makes at a time: read the kernel '
+                    f'log, and reset the cards that hang.')
             time.sleep(0.01)
         self._used += 1
         try:
@@ -151,35 +151,9 @@ def start(function, *args) -> concurrent.futures.Future:
 
 
 class Background:
-    """One piece of work in the background, never twice at the same time."""
+    """A piece of work in the background, never twice at the same time."""
 
-    def __init__(self, function):
-        """:param function: must not raise: its exceptions are lost."""
-        self._function = function
-        self._future = None
-        self._started_at = float('-inf')
-        self._lock = locks.Lock('background')
-
-    def start(self, *args) -> bool:
-        """Call function with args; False where an earlier call still runs."""
-        with self._lock:
-            if self._future and not self._future.done():
-                return False
-            self._future = start(self._function, *args)
-            self._started_at = time.monotonic()
-            return True
-
-    def start_if_due(self, seconds: float) -> bool:
-        """Call function where its last call began that long ago, or never."""
-        return (time.monotonic() - self._started_at >= seconds
-                and self.start())
-
-
-class Follower:
-    """A function that runs in the background after something has happened, and
-    once more where that happens again meanwhile."""
-
-    def __init__(self, function: Callable[[], None], failure: str):
+    def __init__(self, function: Callable[[], object], failure: str):
         """
         :param function: what it raises is logged, and not again until it has
             succeeded.
@@ -187,13 +161,18 @@ class Follower:
         """
         self._function = function
         self._failure = failure
-        self._failed = ''
+        self._once = logging.Once()
         self._lock = locks.Lock('background')
-        self._runs = self._again = False
+        self._runs = self._again = self._ended = False
+        #: time.monotonic() when it was last asked for
+        self._asked_at = float('-inf')
 
     def start(self) -> None:
-        """Have the function run, now or as soon as it has ended."""
+        """Have the function run now; where it runs, once more after that."""
         with self._lock:
+            self._asked_at = time.monotonic()
+            if self._ended:
+                return
             self._again = True
             if self._runs:
                 return
@@ -201,10 +180,24 @@ class Follower:
         try:
             start(self._run)
         except RuntimeError as error:
-            # the process has no thread left
+            # the process cannot start another thread
             with self._lock:
                 self._runs = False
             self._fails(error)
+
+    def start_if_due(self, seconds: float) -> None:
+        """The same, where that was asked for so long ago, or never."""
+        if time.monotonic() - self._asked_at >= seconds:
+            self.start()
+
+    def postpone(self) -> None:
+        """Count as asked for now: the work is done in another way."""
+        self._asked_at = time.monotonic()
+
+    def end(self) -> None:
+        """The work is done for good: it is not begun again."""
+        with self._lock:
+            self._ended, self._again = True, False
 
     @property
     def runs(self) -> bool:
@@ -217,16 +210,22 @@ class Follower:
                 self._runs, self._again = self._again, False
                 if not self._runs:
                     return
-            try:
-                self._function()
-                self._failed = ''
-            except Exception as error:
-                self._fails(error)
+            self.run()
+
+    def run(self) -> None:
+        """Call the function here and now; what it raises is logged."""
+        try:
+            self._function()
+            self._once.forget('failure')
+        except Exception as error:
+            self._fails(error)
 
     def _fails(self, error):
-        if self._failed != str(error):
-            self._failed = str(error)
-            LOG.warning('%s (%s); it is tried again', self._failure, error)
+        # the log has the stack of what is unexpected
+        self._once.say(('failure',), functools.partial(
+            LOG.warning, exc_info=None if isinstance(
+                error, exception.AcceleratorError) else error),
+            '%s (%s); it is tried again', self._failure, error)
 
 
 def wait(future, seconds: float, what: str):
@@ -241,5 +240,5 @@ def wait(future, seconds: float, what: str):
         if future.done():
             raise
         raise exception.DeviceTimeout(
-            f'{what} did not end within {seconds:.0f} s: look at the card and '
+            f'{what} did not end within {seconds:.0f} s: check the card, read '
             f'the log of nova-compute, and repeat the operation.') from None

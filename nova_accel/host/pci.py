@@ -27,6 +27,9 @@ _DENYLIST = frozenset(('8086', device) for device in (
 #: resets that reach every function of a bus, which the kernel refuses where
 #: there are several; source: pci_parent_bus_reset() in pci.c of Linux
 _OF_THE_BUS = frozenset(('bus', 'cxl_bus'))
+#: bit of ACS control: what a device sends to another one below the same switch
+#: goes up to the root complex. Source: PCI_ACS_RR in pci_regs.h of Linux
+ACS_REDIRECTS = 0x04
 
 
 def address(text: str) -> str:
@@ -139,6 +142,31 @@ def bridges(kernel, function: str) -> tuple[str, ...]:
         if re.fullmatch('pci[0-9a-f]{4,}:[0-9a-f]{2}', name):
             return tuple(above[number:])
     return ()
+
+
+def below_root(above: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of bridges() that are functions, the root port first; of a
+    root complex below a function (Intel's VMD) those below it."""
+    roots = [number for number, name in enumerate(above)
+             if name.startswith('pci')]
+    return above[roots[-1] + 1:] if roots else above
+
+
+def ports_between(above: tuple[str, ...], switch: str) -> tuple[str, ...]:
+    """Return the downstream ports of switches among bridges() that are between
+    a switch, one of switches(), and a function below it."""
+    return above[above.index(switch) + 1::2]
+
+
+def switches(above: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the upstream ports of the switches among bridges(), the widest
+    first.
+
+    A switch is two bridges, one below the other; the last one of bridges() is
+    a port to the function. NCCL goes up in the same way
+    (ncclTopoGetXmlFromSys() in xml.cc of 2.30).
+    """
+    return below_root(above)[-2::-2][::-1]
 
 
 def driver(kernel, function: str) -> str | None:

@@ -42,20 +42,31 @@ MAX_VFS = 0xffff
 MAX_PORTS = 4
 
 #: attributes of PCI functions that may be written -> pattern of their values.
-#: Source: Documentation/ABI/testing/sysfs-driver-qat of Linux; NVIDIA's vGPU
-#: user guide for the VFIO framework of the vendor; mgmt-sysfs.c of XRT
+#: Source: sysfs-bus-pci, sysfs-driver-qat and sysfs-driver-intel-xe-sriov in
+#: Documentation/ABI/testing of Linux; NVIDIA's vGPU user guide for the VFIO
+#: framework of the vendor; mgmt-sysfs.c of XRT
 WRITABLE = {
+    'reset_method': 'bus|default',
     'qat/cfg_services': '[a-z]+(;[a-z]+){0,3}',
     'qat/state': 'up|down',
     'nvidia/current_vgpu_type': '[0-9]{1,6}',
+    'sriov_admin/.bulk_profile/vram_quota': '[0-9]{1,15}',
+    'sriov_admin/.bulk_profile/exec_quantum_ms': '[0-9]{1,15}',
+    'sriov_admin/.bulk_profile/preempt_timeout_us': '[0-9]{1,15}',
     'mgmt_reset': '2',
     'config_xclbin_change': '1',
 }
 
+#: requests of the mailbox of XRT of which xclmgmt takes a UUID alone, where it
+#: fetches files itself: LOAD_XCLBIN and LOAD_SLOT_XCLBIN of mailbox_proto.h
+FETCHED_REQUESTS = 1 << 8 | 1 << 18
+
 #: bytes of the configuration space of PCI Express, and where its extended
-#: capabilities begin; id of the Device Serial Number capability. Source: PCI
-#: Express Base Specification, include/uapi/linux/pci_regs.h of Linux
-_CONFIG_SPACE, _EXTENDED, _DEVICE_SERIAL = 4096, 0x100, 0x0003
+#: capabilities begin; ids of those: Device Serial Number, and Access Control
+#: Services. Source: PCI Express Base Specification, include/uapi/linux/
+#: pci_regs.h of Linux
+_CONFIG_SPACE, _EXTENDED = 4096, 0x100
+_DEVICE_SERIAL, _ACS = 0x0003, 0x000d
 
 _PARENT = re.compile('[A-Za-z0-9_][A-Za-z0-9_.:-]*')
 _MDEV_TYPE = re.compile('[A-Za-z0-9_][A-Za-z0-9_.-]*')
@@ -248,12 +259,15 @@ def write(function: str, attribute: str, value: str,
 
 
 @privsep.ctx.entrypoint
-def close_mailbox(function: str, requests: int) -> None:
+def close_mailbox(function: str, requests: int, opens: int = 0) -> None:
     check_function(function)
     check_number('set of requests', requests, (1 << 64) - 1)
-    path = f'{SYS}/bus/pci/devices/{function}/config_mailbox_channel_disable'
-    # opens none that is closed
-    _write(path, f'{int(_read(path), 0) | requests:#x}')
+    device = f'{SYS}/bus/pci/devices/{function}'
+    if opens and (opens != FETCHED_REQUESTS or int(
+            _read(f'{device}/config_xclbin_change'), 0) != 1):
+        raise _invalid('a set of requests', opens)
+    path = f'{device}/config_mailbox_channel_disable'
+    _write(path, f'{(int(_read(path), 0) | requests) & ~opens:#x}')
 
 
 @privsep.ctx.entrypoint
@@ -363,8 +377,28 @@ def reset_nvme(function: str) -> None:
 
 @privsep.disks.entrypoint
 def read_device_serial(function: str) -> str:
-    # beyond its first 64 bytes the kernel shows it to CAP_SYS_ADMIN only
-    # (pci_read_config() of Linux)
+    found = _capability(function, _DEVICE_SERIAL)
+    if not found:
+        return ''
+    low, high = struct.unpack('<II', found)
+    serial = f'{high:08x}{low:08x}'
+    # of a device that was never given one, or that does not answer
+    return '' if set(serial) in ({'0'}, {'f'}) else serial
+
+
+@privsep.disks.entrypoint
+def read_acs(function: str) -> int | None:
+    found = _capability(function, _ACS)
+    # after what the port is able to
+    return struct.unpack_from('<H', found, 2)[0] if found else None
+
+
+def _capability(function, number) -> bytes:
+    """Return the first eight bytes of an extended capability; b'' for none.
+
+    Beyond its first 64 bytes the kernel shows the configuration space to
+    CAP_SYS_ADMIN only (pci_read_config() of Linux).
+    """
     check_function(function)
     with open(f'{SYS}/bus/pci/devices/{function}/config', 'rb') as file:
         config = file.read(_CONFIG_SPACE)
@@ -373,13 +407,11 @@ def read_device_serial(function: str) -> str:
     for _ in range((_CONFIG_SPACE - _EXTENDED) // 8):
         if at < _EXTENDED or at + 12 > len(config):
             break
-        header, low, high = struct.unpack_from('<III', config, at)
-        if header & 0xffff == _DEVICE_SERIAL and header != 0xffffffff:
-            serial = f'{high:08x}{low:08x}'
-            # of a device that was never given one, or that does not answer
-            return '' if set(serial) in ({'0'}, {'f'}) else serial
+        header, = struct.unpack_from('<I', config, at)
+        if header & 0xffff == number and header != 0xffffffff:
+            return config[at + 4:at + 12]
         at = header >> 20 & 0xffc
-    return ''
+    return b''
 
 
 @privsep.disks.entrypoint
@@ -645,12 +677,16 @@ def mapped(path: str, offset: int, size: int):
 
 
 #: attributes of time cards that may be written -> pattern of their values.
-#: Source: Documentation/ABI/testing/sysfs-timecard of Linux
+#: Source: Documentation/ABI/testing/sysfs-timecard and ptp_ocp.c of Linux
 TIMECARD_WRITABLE = {
     'clock_source': '[A-Za-z0-9_]{1,16}',
     'irig_b_mode': '[0-7]',
     'ts_window_adjust': '[0-9]{1,10}',
     'utc_tai_offset': '[0-9]{1,5}',
+    'tod_correction': '-?[0-9]{1,10}',
+    **{f'freq{number}/seconds': '[0-9]{1,3}' for number in range(1, 5)},
+    # ends its signal
+    **{f'gen{number}/signal': '0' for number in range(1, 5)},
     **{f'sma{number}': '(IN|OUT):( [A-Za-z0-9_]{1,16}){0,16}'
        for number in range(1, 5)},
 }

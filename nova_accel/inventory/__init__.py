@@ -21,10 +21,8 @@ from typing import Any
 
 from nova_accel import conf
 from nova_accel.drivers import base
-from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
-from nova_accel.host import limited
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
@@ -76,12 +74,13 @@ class Inventory:
         self.table = devices.DeviceTable(store, drivers)
         #: runs every call of a driver about one card
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
-        self._conditions = conditions.Conditions(self.table, store)
+        #: what follows from the health of the devices
+        self.health = conditions.Conditions(self.table, store)
         self.scanner = scanner.Scanner(
             drivers, self.table, self.cards, taken_elsewhere,
-            self._conditions, reads_serials)
-        self._recovery = recovery.Recovery(self.table, self.cards, store,
-                                           self.claiming, drivers)
+            self.health, reads_serials)
+        self.recovery = recovery.Recovery(
+            self.table, self.cards, store, self.claiming, drivers, self.health)
         self._tree = provider_tree.Tree(store)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
@@ -127,11 +126,6 @@ class Inventory:
     # The devices
 
     @property
-    def rules(self) -> rules.DeviceRules:
-        """Which devices and handles the operator leaves to us."""
-        return self.scanner.rules
-
-    @property
     def devices(self) -> dict[str, model.Device]:
         """A snapshot by address. health is what counts: of the driver's word
         and our fences. Do not change the dict."""
@@ -150,7 +144,7 @@ class Inventory:
                 raise exception.DeviceUnavailable(
                     f'{_name(address, index)} was allocated, and it is '
                     f'{part.health.value} ({part.reason}): build the server '
-                    f'elsewhere.',
+                    f'on another host.',
                     found=f'{_name(address, index)} was allocated, and it is '
                           f'{part.health.value}')
         return device, region
@@ -169,31 +163,27 @@ class Inventory:
         device, region = identity.part(name, self.devices)
         for one in (device, region or device):
             if (one.health is not model.Health.OK
-                    and one.reason not in devices.WORDS):
+                    and one.reason not in devices.DISABLED_REASONS):
                 raise exception.DeviceUnavailable(
-                    f'{name} was to be worked on, and it is '
+                    f'{name} cannot be worked on, because it is '
                     f'{one.health.value} ({one.reason}): see to that first.')
         for claim in self._store.claims():
             if (claim.device_address == device.address
                     and (region is None or claim.region_index == region.index)
                     and claim.state is not model.ClaimState.DELETING):
                 raise exception.DeviceUnavailable(
-                    f'{name} was to be worked on, and server {claim.holder} '
+                    f'{name} cannot be worked on while server {claim.holder} '
                     f'has {claim.handle.address}: move, shelve or delete the '
                     f'server.')
         return device, region
 
     def _part(self, address, index):
         device = self.devices.get(address)
-        try:
-            region = (None if device is None or index is None
-                      else device.region(index))
-        except KeyError:
-            device = None
-        if device is None:
+        region = device.find_region(index) if device else None
+        if device is None or index is not None and region is None:
             raise exception.DeviceUnavailable(
                 f'{_name(address, index)} was allocated, and the device is '
-                f'not on this host any more: build the server elsewhere.')
+                f'not on this host any more: build the server on another.')
         return device, region
 
     def find_held(self, claim: model.Claim,
@@ -203,7 +193,7 @@ class Inventory:
         Quarantine does not matter while the card answers. A card that is not
         well is asked, under its time limit ([accel] discovery_timeout), also
         while another call for it hangs: what takes long may be the work for
-        another server, and is no obstacle for a VF, a vGPU or a region for
+        another server, and does not matter to a VF, a vGPU or a region for
         which nothing has to be done.
 
         :raises DeviceUnavailable: it is gone, its slot has another card, it
@@ -241,29 +231,9 @@ class Inventory:
                 found=f'{name} is held by the server, and does not answer')
         return device, region
 
-    def conditions(self) -> dict[str, conditions.Condition]:
-        """Return what is known of the health of the devices, by address."""
-        return self._conditions.conditions()
-
-    def after_look(self, function: Callable[[], None],
-                   failure: str) -> limited.Follower:
-        """Have a function called in the background each time the devices have
-        been read.
-
-        :param function, failure: see limited.Follower.
-        """
-        follower = limited.Follower(function, failure)
-        self.scanner.after_look.append(follower)
-        return follower
-
     def disabled(self) -> dict[str, model.Disabled]:
         """See identity.disabled()."""
         return identity.disabled(self.devices, self._store.disabled())
-
-    def whereabouts(self, claim: model.Claim,
-                    ) -> tuple[identity.Where, model.Device | None]:
-        """See identity.whereabouts()."""
-        return identity.whereabouts(claim, self.devices)
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
         """Return the fields of a claim that say which card it is about."""
@@ -305,17 +275,17 @@ class Inventory:
     def guest_can_reprogram(self, address: str, index: int | None) -> bool:
         """Whether a guest can change what the region carries unseen."""
         device = self.devices.get(address)
-        return any(r.guest_can_reprogram for r in device.regions
-                   if r.index == index) if device else False
+        region = device.find_region(index) if device else None
+        return bool(region and region.guest_can_reprogram)
 
     def fence_in_guests(self, in_guests: Mapping[str, str],
                         ) -> dict[str, str]:
-        """Fence devices of ours that guests have without a claim, and lift
+        """Fence offered devices that guests have without a claim, and lift
         the fence from those that no guest has any more.
 
-        :param in_guests: address of a host device in a guest, for which there
-            is no claim -> uuid of the guest's server.
-        :returns: the part of in_guests that is ours.
+        :param in_guests: address of a host device in a guest, without a
+            claim -> uuid of the guest's server.
+        :returns: the part of in_guests that nova_accel offers.
         """
         found = {}
         for address, device in self.devices.items():
@@ -358,7 +328,7 @@ class Inventory:
             the project's that begin_programming() noted, or of unknown
             origin, until the next programming. False
             when it may still run (DeviceTimeout): the content stays unknown
-            until the region is programmed again. The card is fenced by itself
+            until the region is programmed again. The card is fenced alone
             as long as the call runs.
         :raises IllegalTransition: the region is not being programmed.
         """
@@ -378,33 +348,16 @@ class Inventory:
 
     # Scans
 
-    def check_configuration(self) -> None:
-        """At start, after the first scan. Logs rules without effect.
-
-        :raises ConfigurationError: two drivers find the same device, one of
-            Nova's options has it as well, or an option cannot be read.
-        """
-        for sentence in self.without_effect():
-            LOG.warning('%s', sentence)
-
-    def without_effect(self) -> list[str]:
-        """check_configuration() for a command: logs nothing.
-
-        :returns: a sentence for each rule without effect.
-        :raises ConfigurationError: as check_configuration().
-        """
-        return list(self.scanner.check_configuration())
-
     def recover(self, in_use: Callable[[str], bool] = lambda address: False,
                 ) -> None:
-        """Have drivers bring back quarantined regions of unused cards.
+        """Bring back what has failed of unused cards, see recovery.
 
         Once for each reason. Cards on which a server has a claim are left
         alone.
 
         :param in_use: whether a card is used although no claim says so.
         """
-        recovered = self._recovery.run(in_use)
+        recovered = self.recovery.run(in_use)
         if recovered:
             self.scanner.scan(addresses=recovered)
 
@@ -432,7 +385,7 @@ class Inventory:
         """The uuid of the provider that shows the device of a claim now.
 
         claim.provider_uuid is the one from which it is allocated, which may
-        be another one until the allocation moves (attach.relocation).
+        be another one until the allocation moves (attach.reshape).
 
         :returns: None for a device that is not shown, and before
             update_tree() was called.
@@ -462,8 +415,8 @@ class Inventory:
                 return self._made[1]
             before = self._made[1]
         made = self._make(self._store.claims(), node, root_uuid, held_back)
-        # what did not change is the same object, so that it costs nothing
-        # when the tree is compared
+        # what did not change is the same object, which costs nothing when
+        # the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new
                 for uuid, new in made.items()}
         with self._lock:
@@ -496,11 +449,6 @@ class Inventory:
         self._once.say(('device', address), LOG.error,
                        'Device %s is not reported: %s', address, why)
 
-    def reported(self, tree, node: str) -> set[str]:
-        """What a provider tree has of ours, by the names: addresses of
-        devices, and names of pools (naming.is_pool())."""
-        return provider_tree.reported(tree, node)
-
     def update_tree(self, tree, node: str, in_use: Callable[[str], bool],
                     moved: Iterable[model.Claim] = (),
                     used: Callable[[str], int] = lambda uuid: 0,
@@ -519,7 +467,7 @@ class Inventory:
             same request to Placement, as they will be.
         :param used: how much of a provider will be allocated then.
         :param named: uuids of the providers of a name in all of Placement;
-            asked only before one of ours is made. It may raise
+            asked only before nova_accel adds one. It may raise
             PlacementUnavailable.
         :param write: changes a provider in Placement at once: what is there
             already and has to change. None where Nova writes the whole tree.
@@ -570,16 +518,16 @@ class Inventory:
                            configured)
 
     def allocated(self, allocations: Mapping[str, Mapping] | None,
-                  mine: Iterable[tuple[str, int | None]] = (),
+                  unused: Iterable[tuple[str, int | None]] = (),
                   ) -> list[request.Allocation]:
-        """The part of an instance's allocations that is ours.
+        """Return the part of an instance's allocations that nova_accel gave.
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
-        :param mine: (address, region index) that count as unused, because the
-            instance itself has claims on them.
+        :param unused: pairs (address, region index) that count as unused,
+            because the instance itself has claims on them.
         """
         found = []
-        unused = set(mine)
+        unused = set(unused)
         own = self.providers()
         for uuid, allocation in (allocations or {}).items():
             provider = own.get(uuid)

@@ -11,7 +11,7 @@ A key is in one of three states::
       ^                   |                             |
       +------ended--------+---------------ended---------+
 
-While it hangs no further call of the key begins, so that a card costs one
+While it hangs no further call of the key begins. Hence a card costs one
 thread, for ever if need be.
 """
 
@@ -37,13 +37,13 @@ _SLOW_SECONDS = 0.5
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """One call that runs, or is to run."""
+    """One call that runs, or will run."""
 
     key: str
     what: str
     function: Callable
     seconds: float
-    #: time.monotonic() after which nobody waits for it
+    #: time.monotonic() after which its caller does not wait for it
     deadline: float
     late: Callable[[], None] | None = None
     #: whether the limit counts from when it begins
@@ -112,7 +112,7 @@ class Cards:
     def batch(self, seconds: float) -> 'Batch':
         """Calls for many keys side by side under one common deadline.
 
-        :param seconds: from now until nobody waits for any of them.
+        :param seconds: from now until the caller waits for none of them.
         """
         return Batch(self, seconds)
 
@@ -166,7 +166,7 @@ class Cards:
 
     def _give_up(self, call: _Call) -> str:
         """The limit of a running call has passed; returns why its key hangs,
-        to be told outside of the lock."""
+        to be reported outside of the lock."""
         call.hangs = (
             f'{call.what} did not end within {call.seconds:g} s: see what '
             f'keeps the device open, and the kernel log; else reset the card')
@@ -214,8 +214,8 @@ class Batch:
         """Each call once it has ended or its limit has passed; outcome() of
         it returns or raises."""
         while self._waiting:
-            done, told = self._next()
-            for key, why in told:
+            done, hung = self._next()
+            for key, why in hung:
                 LOG.error('%s', why)
                 self._cards._tell_hangs(key, why)
             for call in done:
@@ -226,18 +226,18 @@ class Batch:
         changed = self._cards._changed
         with changed:
             while True:
-                told: list[tuple[str, str]] = []
+                hung: list[tuple[str, str]] = []
                 if self._cards._closed:
                     self._leave()
                 self._start_those_that_can()
                 now = time.monotonic()
                 for call in self._waiting:
-                    self._check(call, now, told)
+                    self._check(call, now, hung)
                 done = [c for c in self._waiting if c.ended or c.hangs]
-                if done or told:
+                if done or hung:
                     self._waiting = [c for c in self._waiting
                                      if not (c.ended or c.hangs)]
-                    return [self._seen(c) for c in done], told
+                    return [self._seen(c) for c in done], hung
                 changed.wait(self._until(now))
 
     def _leave(self) -> None:
@@ -253,7 +253,7 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """What its caller is to see, which a late end does not change."""
+        """What its caller sees, which a late end does not change."""
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))
@@ -272,14 +272,14 @@ class Batch:
                 self._cards._start(call)
                 left -= 1
 
-    def _check(self, call: _Call, now: float, told) -> None:
+    def _check(self, call: _Call, now: float, hung) -> None:
         if call.ended:
             return
         before = (call if call.began is not None
                   else self._cards._running.get(call.key))
         if before and not before.hangs and now >= before.deadline:
             # of an earlier call the own caller may not have looked yet
-            told.append((before.key, self._cards._give_up(before)))
+            hung.append((before.key, self._cards._give_up(before)))
         if before is call:
             return
         if before and before.hangs:
@@ -293,7 +293,7 @@ class Batch:
                    if before else '') + '.', exception.DeviceBusy)
 
     def _until(self, now: float) -> float:
-        """Seconds until something has to be looked at again."""
+        """Return the seconds until something has to be examined again."""
         times = []
         for call in self._waiting:
             before = self._cards._running.get(call.key)

@@ -12,12 +12,13 @@ QUARANTINED, sticky       the same, and the device is disabled in the store,
 ========================  ====================================================
 
 Nothing of that takes a device from a server, or keeps its server from starting
-again. A device that does not answer, or whose driver is given up, is told
+again. A device that does not answer, or whose driver is given up, is reported
 QUARANTINED by its driver, and one at which a call hangs is fenced by
-inventory.cards: these have no part here.
+inventory.cards: nothing of that is done here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import datetime
 import typing
 
@@ -41,7 +42,8 @@ _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', 'recovery_failed'),
 #: fences that say that a device is not well
 _OF_DEVICE = frozenset((
     devices.Fence.DISCOVERY, devices.Fence.HANGS, devices.Fence.HEALTH))
-#: characters of the reason of a word in the store, as for nova-accel disable
+#: characters of the reason of a disabled device in the store, as for
+#: nova-accel disable
 _LONGEST_REASON = 200
 
 
@@ -70,6 +72,8 @@ class Conditions:
         #: address -> (signal, what it is about) of the findings that the log
         #: has told
         self._said: dict[str, frozenset[tuple[str, str]]] = {}
+        #: addresses of devices that tell a false finding as well
+        self._drilled: set[str] = set()
 
     def note(self, change: host_kernel.Change) -> bool:
         """Have the next round count what the kernel says of a device.
@@ -87,6 +91,24 @@ class Conditions:
                     return True
         return False
 
+    @contextlib.contextmanager
+    def drilled(self, address: str) -> Iterator[None]:
+        """While a device tells the signal drill, beside what it tells.
+
+        :raises DeviceUnavailable: it does so already.
+        """
+        with self._lock:
+            if address in self._drilled:
+                raise exception.DeviceUnavailable(
+                    f'A drill of {address} was asked for, and there is one '
+                    f'already: wait for its end.')
+            self._drilled.add(address)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._drilled.discard(address)
+
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
         """Draw the conclusions from a look.
@@ -101,10 +123,13 @@ class Conditions:
         cards = {
             address: watch.Card(
                 (device.driver, device.ids),
-                frozenset(claims[address]) if address in claims else none)
+                frozenset(claims[address]) if address in claims else none,
+                device.in_vain)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
         with self._lock:
+            readings = {address: self._with_own(address, given)
+                        for address, given in readings.items()}
             for kind, spared in self._watch.round(cards, readings).items():
                 LOG.error(
                     '%d devices of the driver %s are not fit, all since the '
@@ -133,6 +158,36 @@ class Conditions:
         self._table.set_suspects({
             address: why for address, (why, _) in suspects.items()})
 
+    def _with_own(self, address, readings):
+        """What a device tells, and what nova_accel adds to it."""
+        reported = self._table.reported(address)
+        if reported and reported.failed:
+            # of one that has failed nothing else may be readable
+            readings = (*(readings or ()), signals.Reading('failed'))
+        if readings is not None and address in self._drilled:
+            readings = (*readings, signals.Reading(signals.DRILL))
+        return readings
+
+    def is_drilled(self, address: str) -> bool:
+        """See drilled()."""
+        with self._lock:
+            return address in self._drilled
+
+    def event(self, address: str, signal: str) -> None:
+        """Have the next round count an event of a device."""
+        if not signals.is_off():
+            with self._lock:
+                self._watch.note(address, signal)
+
+    def in_vain(self, address: str, signal: str, is_so: bool = True) -> None:
+        """Have the next round, and those after a restart, know whether
+        something was done with a device in vain.
+
+        :param signal: one of signals.IN_VAIN.
+        """
+        if not (is_so and signals.is_off()):
+            self._table.set_in_vain(address, signal, is_so)
+
     def _tell(self, address, findings) -> None:
         # of a counter the number changes, and the finding does not
         now = {(f.signal, f.about): f for f in findings}
@@ -155,8 +210,8 @@ class Conditions:
         if not findings:
             return
         try:
-            before = [word for word in self._store.disabled()
-                      if address in identity.disabled(found, [word])]
+            before = [row for row in self._store.disabled()
+                      if address in identity.disabled(found, [row])]
             said = '; '.join(f.reason for f in findings)
             reason = f'{model.OF_HEALTH}{said}'
             if before and before[0].reason:
@@ -177,12 +232,13 @@ class Conditions:
         """Return what is known of the devices, by address."""
         whole = {claim.device_address for claim in self._store.claims()
                  if claim.handle.address == claim.device_address}
-        of_health = identity.disabled(self._table.snapshot(), [
-            word for word in self._store.disabled()
-            if model.OF_HEALTH in word.reason])
+        found = self._table.snapshot()
+        of_health = identity.disabled(found, [
+            row for row in self._store.disabled()
+            if row.is_of_health])
         result = {}
         with self._lock:
-            for address, device in self._table.snapshot().items():
+            for address, device in found.items():
                 findings = self._watch.findings(address)
                 state = signals.state_of(
                     device, bool(findings), self._watch.is_read(address),
@@ -202,9 +258,9 @@ class Conditions:
         device that is well."""
         if device.health is model.Health.GONE:
             return _State.GONE
-        told = self._table.told(device.address)
+        reported = self._table.reported(device.address)
         if is_disabled or _OF_DEVICE & self._table.fences(
                 device.address).keys() or (
-                told and told.health is not model.Health.OK):
+                reported and reported.health is not model.Health.OK):
             return _State.QUARANTINED
         return _State.SUSPECT if device.suspect else _State.OK

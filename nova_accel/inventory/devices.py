@@ -7,14 +7,15 @@ nova_accel's own reasons to withhold it.
 =================  =======================================  ==================
 state of a device  comes by                                 goes by
 =================  =======================================  ==================
-told OK            adopt() of a sound device                adopt(), gone()
-told QUARANTINED   adopt() of one with a defect             adopt(), gone()
-told GONE          gone(): its driver does not find it      adopt(): it is
+reported OK        adopt() of a sound device                adopt(), gone()
+reported           adopt() of one with a defect             adopt(), gone()
+QUARANTINED
+reported GONE      gone(): its driver does not find it      adopt(): it is
                                                             back; remove()
 fence of a cause   fence()                                  unfence()
 =================  =======================================  ==================
 
-GONE is computed as such; any fence makes a device that is told OK
+GONE is computed as such; with any fence a device that is reported OK is
 QUARANTINED. A device may have fences of several causes.
 
 A device that is not the card that a claim is about (inventory.identity), that
@@ -35,7 +36,7 @@ unknown              ended(report=False), or the   begin(), forget(),
 ===================  ============================  ===========================
 
 Each content has an origin (model.Region.origin). As the driver reads: the
-operator's from the start, then what forget() was told, or the project of a
+operator's from the start, then what forget() was given, or the project of a
 server that was found to be able to load what it likes (note_open()). Known:
 that of the image; where the driver reads another function, as after a power
 cut, the project's, because its function can answer as any other; the
@@ -50,9 +51,9 @@ Which card is at an address is found out when it is adopted: _place().
 what is adopted at an address     what is known of it
 ================================  ============================================
 the card that was there, or one   what was known there
-that cannot be told from it
-one that was elsewhere, or comes  its record, the origins of its contents, and
-back                              all that the store says of it; not what else
+that cannot be distinguished
+one from another address, or one  its record, the origins of its contents, and
+that returns                      all that the store says of it; not what else
                                   its regions carry
 a new one in place of another     nothing, nor what its regions carry
 a new one where none was          nothing; its regions carry the operator's
@@ -92,14 +93,14 @@ _UNSETTLED = ('it may have data of a server, and it is being found out whose, '
 # not why: owners of servers read it
 DISABLED = 'the operator has disabled it'
 _OF_HEALTH = 'nova-compute has disabled it'
-#: of a device that is disabled and has no fence
-WORDS = frozenset((DISABLED, _OF_HEALTH))
+#: reasons of a device that is disabled and has no fence
+DISABLED_REASONS = frozenset((DISABLED, _OF_HEALTH))
 
 
 class Fence(enum.Enum):
-    """Why a device that its driver finds is not given to anybody."""
+    """Why a device that its driver finds is given to no server."""
 
-    #: its driver failed, or looking at it did
+    #: its driver failed, or its scan did
     DISCOVERY = 'discovery'
     #: a call about it does not return, whatever the call is for
     HANGS = 'hangs'
@@ -109,7 +110,7 @@ class Fence(enum.Enum):
     CONFLICT = 'conflict'
     #: another driver has one of its functions
     SHARED = 'shared'
-    #: a guest has a part of it for which there is no claim
+    #: a guest has a part of it without a claim
     GUEST = 'guest'
     #: what it tells of its health (nova_accel.health)
     HEALTH = 'health'
@@ -129,12 +130,12 @@ class DeviceTable:
         self._lock = locks.Lock('devices')
         # held while the store is written, always taken before _lock
         self._writing = locks.Lock('changes', reentrant=True)
-        self._told: dict[str, model.Device] = dict(store.devices())
+        self._reported: dict[str, model.Device] = dict(store.devices())
         self._loaded: dict[Key, model.Loaded] = dict(store.loaded())
         #: (function, type of region) -> name, by the operator's images
         self._names: dict[tuple[str, str | None], str] = {}
-        self._saved = dict(self._told)
-        self._unsaved_since_error = False
+        self._saved = dict(self._reported)
+        self._once = logging.Once()
         self._fences: dict[str, dict[Fence, str]] = {}
         #: address -> why servers get it last
         self._suspects: dict[str, str] = {}
@@ -150,7 +151,7 @@ class DeviceTable:
         #: serial numbers of the cards at addresses
         self._serials: dict[str, str] = dict(store.serials())
         self._away: list[model.Card] = list(store.away())
-        #: address -> why the store says that no server is to get a device, as
+        #: address -> why the store says that no server may get a device, as
         #: last known
         self._not_given: dict[str, list[str]] = {}
         #: what it was made of -> the devices
@@ -174,36 +175,35 @@ class DeviceTable:
                     self._not_given = self._not_to_be_given()
                 self._snapshot = made_of, {
                     address: self._computed(device)
-                    for address, device in self._told.items()}
+                    for address, device in self._reported.items()}
             return self._snapshot[1]
 
     def _not_to_be_given(self) -> dict[str, list[str]]:
         unsettled, claims = self._store.unsettled(), self._store.claims()
         found = {address: [why] for address, why in {
-            **{address: _UNSETTLED for address, device in self._told.items()
+            **{address: _UNSETTLED for address, device in self._reported.items()
                if any(row.means(device) for row in unsettled)},
-            **identity.misplaced(self._told, claims)}.items()}
+            **identity.misplaced(self._reported, claims)}.items()}
         claimed = {claim.device_address for claim in claims}
-        for address, device in self._told.items():
+        for address, device in self._reported.items():
             # while it is found out whose it is, it may be a server's
             if device.foreign and address not in claimed | found.keys():
                 found[address] = [device.foreign]
-        for address, word in identity.disabled(
-                self._told, self._store.disabled()).items():
+        for address, disabled in identity.disabled(
+                self._reported, self._store.disabled()).items():
             found.setdefault(address, []).append(
-                _OF_HEALTH if word.reason.startswith(model.OF_HEALTH)
-                else DISABLED)
+                DISABLED if disabled.is_operators else _OF_HEALTH)
         return found
 
-    def told(self, address: str) -> model.Device | None:
+    def reported(self, address: str) -> model.Device | None:
         """What the driver said last, for the driver's next look."""
         with self._lock:
-            return self._told.get(address)
+            return self._reported.get(address)
 
     def record_of(self, serial: str,
                   ) -> tuple[tuple[str, str], ...] | None:
         """The record of the device with a serial number, wherever it was;
-        None where there is none."""
+        None for an unknown one."""
         with self._lock:
             known = self._elsewhere(serial, '')
             return known.record if known else None
@@ -211,7 +211,7 @@ class DeviceTable:
     def of_driver(self, name: str) -> list[str]:
         """Addresses of the devices of a driver that are not gone."""
         with self._lock:
-            return [a for a, d in self._told.items() if d.driver == name
+            return [a for a, d in self._reported.items() if d.driver == name
                     and d.health is not model.Health.GONE]
 
     def fences(self, address: str) -> dict[Fence, str]:
@@ -286,7 +286,7 @@ class DeviceTable:
     # What drivers say
 
     def ticket(self) -> int:
-        """To be taken before a look at the hardware begins."""
+        """To be taken before a scan of the hardware begins."""
         with self._lock:
             return next(self._clock)
 
@@ -310,7 +310,7 @@ class DeviceTable:
         with self._lock:
             if self._is_stale(address, ticket):
                 return False
-            before = self._told.get(address)
+            before = self._reported.get(address)
             if before and before.driver != device.driver and (
                     before.health is not model.Health.GONE):
                 owner, other = sorted(
@@ -324,9 +324,12 @@ class DeviceTable:
             if before:
                 device = _with_earlier_traits(device, before)
             if before and not identity.is_other_card(before, device):
-                device = self._with_past(device, before)
+                device = self._with_past(dataclasses.replace(
+                    device, in_vain=before.in_vain), before)
+            else:
+                device = dataclasses.replace(device, in_vain=())
             if before != device:
-                self._told[address] = device
+                self._reported[address] = device
                 self._generation += 1
                 self._fence_shared()
             return True
@@ -371,12 +374,12 @@ class DeviceTable:
         """Find out which card is at an address, and write it down where it is
         another one than before.
 
-        :returns: what is known of it, where it comes from elsewhere.
+        :returns: what is known of it, where it comes from another address.
         """
         address = device.address
         with self._writing:
             with self._lock:
-                before = self._told.get(address)
+                before = self._reported.get(address)
                 is_other = bool(
                     before and identity.is_other_card(before, device))
                 known = (None if self._serials.get(address) == device.serial
@@ -420,7 +423,7 @@ class DeviceTable:
             del self._loaded[key]
 
     def _is_present(self, address):
-        device = self._told.get(address)
+        device = self._reported.get(address)
         return (device is not None
                 and device.health is not model.Health.GONE)
 
@@ -429,7 +432,7 @@ class DeviceTable:
         one address; with self._lock."""
         for address, other in self._serials.items():
             if serial and other == serial and address != but_at:
-                there = self._told.get(address)
+                there = self._reported.get(address)
                 return model.Card(
                     serial, there.ids if there else '',
                     there.record if there else (),
@@ -450,20 +453,20 @@ class DeviceTable:
                     'other firmware', other, device.address, device.serial)
 
     def _may_be_moved(self, device) -> bool:
-        """Whether a card without serial number may be one from elsewhere with
-        what a project has loaded."""
+        """Return whether a card without serial number may be one from another
+        address with what a project has loaded."""
         if device.serial:
             return False
         for (address, _), loaded in self._loaded.items():
-            # what is gone is told before what has come is looked at
-            there = self._told.get(address)
+            # what is gone is noted before what has come is scanned
+            there = self._reported.get(address)
             if address != device.address and _is_a_projects(loaded.origin) and (
                     there is None or not self._is_present(address)
                     and not there.serial
                     and not identity.is_other_card(there, device)):
                 return True
         return any(any(map(_is_a_projects, card.origins.values()))
-                   and not identity.are_other_products(card.ids, device.ids)
+                   and not model.are_other_products(card.ids, device.ids)
                    for card in self._away)
 
     def _write(self, address: str, index: int, loaded: model.Loaded) -> None:
@@ -472,22 +475,27 @@ class DeviceTable:
         else:
             self._store.set_loaded(address, index, loaded)
 
-    def gone(self, address: str, driver: str, ticket: int) -> None:
-        """A driver does not find a device any more."""
+    def gone(self, address: str, driver: str, ticket: int) -> str:
+        """A driver does not find a device any more.
+
+        :returns: the driver that found it as well, and did not get it from
+            this one; '' without one.
+        """
         with self._lock:
-            device = self._told.get(address)
+            device = self._reported.get(address)
             if (device is None or device.driver != driver
                     or device.health is model.Health.GONE
                     or self._is_stale(address, ticket)):
-                return
+                return ''
             LOG.warning('Device %s is not found any more', address)
             self._since[address] = ticket
-            self._told[address] = dataclasses.replace(
+            self._reported[address] = dataclasses.replace(
                 device, health=model.Health.GONE,
                 reason='its driver does not find it any more')
-            self._shared.pop(address, None)
+            _, other = self._shared.pop(address, ('', ''))
             self._generation += 1
             self._fence_shared()
+            return other
 
     def remove(self, address: str) -> None:
         """Nothing of a device that is gone is left anywhere.
@@ -495,21 +503,21 @@ class DeviceTable:
         :raises IllegalTransition: it is not gone.
         """
         with self._lock:
-            device = self._told.get(address)
+            device = self._reported.get(address)
             if device is None:
                 return
             if device.health is not model.Health.GONE:
                 raise exception.IllegalTransition(
-                    f'{address} was to be removed, and it is '
+                    f'{address} cannot be removed, because it is '
                     f'{device.health.value}.')
-            del self._told[address]
+            del self._reported[address]
             self._fences.pop(address, None)
             self._generation += 1
         self.save()
         with self._writing:
             away = self._store.away()
             with self._lock:
-                if address not in self._told:
+                if address not in self._reported:
                     self._serials.setdefault(address, '')
                     self._forget_place(address)
                     self._away = away
@@ -524,7 +532,7 @@ class DeviceTable:
         """The driver that finds a device has its function and those in its
         slot, of others the first driver; devices of others with it are fenced.
         """
-        present = [d for d in self._told.values()
+        present = [d for d in self._reported.values()
                    if d.health is not model.Health.GONE]
         present.sort(key=lambda d: self._order.get(
             d.driver, len(self._order)))
@@ -562,7 +570,7 @@ class DeviceTable:
         :returns: whether that is new.
         """
         with self._lock:
-            return address in self._told and self._fence(
+            return address in self._reported and self._fence(
                 address, cause, reason)
 
     def _fence(self, address, cause, reason) -> bool:
@@ -594,19 +602,33 @@ class DeviceTable:
                 self._suspects = dict(suspects)
                 self._generation += 1
 
+    def set_in_vain(self, address: str, signal: str, is_so: bool) -> None:
+        """Write down whether the last thing of a kind that nova-compute did
+        with a device was in vain."""
+        with self._lock:
+            device = self._reported.get(address)
+            if device is None or (signal in device.in_vain) == is_so:
+                return
+            now = {*device.in_vain, signal} if is_so else (
+                {*device.in_vain} - {signal})
+            self._reported[address] = dataclasses.replace(
+                device, in_vain=tuple(sorted(now)))
+            self._generation += 1
+        self.save()
+
     # What regions carry
 
     def _region(self, address: str, index: int) -> model.Region:
-        device = self._told.get(address)
-        for region in device.regions if device else ():
-            if region.index == index:
-                return self._with_content(address, region)
+        device = self._reported.get(address)
+        region = device.find_region(index) if device else None
+        if region:
+            return self._with_content(address, region)
         raise exception.DeviceUnavailable(
-            f'{address} region{index} was to be programmed, and it is not '
-            f'on this host any more: build the server elsewhere.')
+            f'{address} region{index} cannot be programmed, because it is not '
+            f'on this host any more: build the server on another.')
 
     def begin(self, address: str, index: int, origin: str | None) -> None:
-        """Note durably that nobody knows what the region carries.
+        """Note durably that what the region carries is not known.
 
         Call it before the hardware is touched. Where what the region has or
         what it gets is a project's, that is the origin of what it carries
@@ -615,7 +637,7 @@ class DeviceTable:
 
         :param origin: of the image; None: Glance does not say whose it is.
         :raises IllegalTransition: the region is being programmed already.
-        :raises DeviceUnavailable: there is no such region.
+        :raises DeviceUnavailable: the region is not on this host.
         :raises AcceleratorsUnavailable: the store cannot be written; nothing
             has changed.
         """
@@ -625,7 +647,7 @@ class DeviceTable:
                 before = self._region(address, index)
                 if key in self._programming:
                     raise exception.IllegalTransition(
-                        f'{address} region{index} was to be programmed while '
+                        f'{address} region{index} cannot be programmed while '
                         f'it is being programmed.')
             unknown = model.Loaded(
                 None, None, None, None, before.origin_with(origin))
@@ -663,8 +685,8 @@ class DeviceTable:
         with self._lock:
             if key not in self._programming:
                 raise exception.IllegalTransition(
-                    f'The programming of {key[0]} region{key[1]} was to end, '
-                    f'and none had begun.')
+                    f'The programming of {key[0]} region{key[1]} cannot end, '
+                    f'because none had begun.')
             self._programming.discard(key)
             self._since[key[0]] = next(self._clock)
             return self._loaded[key].origin
@@ -711,7 +733,7 @@ class DeviceTable:
                 self._region(address, index)
                 if key in self._programming:
                     raise exception.IllegalTransition(
-                        f'The content of {address} region{index} was to be '
+                        f'The content of {address} region{index} cannot be '
                         f'noted while it is being programmed.')
             self._write(address, index, loaded)
             with self._lock:
@@ -741,7 +763,7 @@ class DeviceTable:
     def _function_names(self) -> dict[Key, str | None]:
         return {(address, region.index):
                 self._with_content(address, region).function_name
-                for address, device in self._told.items()
+                for address, device in self._reported.items()
                 for region in device.regions}
 
     def forget(self, address: str, index: int, origin: str | None) -> None:
@@ -761,7 +783,7 @@ class DeviceTable:
             with self._lock:
                 if key in self._programming:
                     raise exception.IllegalTransition(
-                        f'The content of {address} region{index} was to be '
+                        f'The content of {address} region{index} cannot be '
                         f'forgotten while it is being programmed.')
             self._write(address, index, as_read)
             with self._lock:
@@ -802,9 +824,9 @@ class DeviceTable:
 
     def _function(self, key: Key, function: str | None) -> None:
         """For drivers that cannot read it: what they said before counts."""
-        device = self._told.get(key[0])
+        device = self._reported.get(key[0])
         if device is not None:
-            self._told[key[0]] = device.with_region(
+            self._reported[key[0]] = device.with_region(
                 key[1], function_uuid=function)
 
     # The store
@@ -814,18 +836,17 @@ class DeviceTable:
         logged, and the next call tries again."""
         with self._writing:
             with self._lock:
-                told = dict(self._told)
-            if told == self._saved:
+                reported = dict(self._reported)
+            if reported == self._saved:
                 return
             try:
-                self._store.set_devices(told)
+                self._store.set_devices(reported)
             except exception.AcceleratorError as error:
-                if not self._unsaved_since_error:
-                    LOG.error('What the drivers found is not written down: '
-                              '%s', error)
-                self._unsaved_since_error = True
+                self._once.say(('store',), LOG.error, 'What the drivers '
+                               'found is not written down: %s', error)
                 return
-            self._saved, self._unsaved_since_error = told, False
+            self._saved = reported
+            self._once.forget('store')
 
 
 def clause(error: BaseException) -> str:

@@ -2,12 +2,12 @@
 """Match claims, and what an operator names, to cards.
 
 A claim remembers the serial number of its device, because a PCI address only
-names a place in the host: a boot may number the places anew, and people
+names a place in the host: a boot may number the places otherwise, and people
 exchange cards.
 
 ======================== ================= =================================
 at the claim's address   the card of the   where it is
-                         claim elsewhere
+                         claim, at others
 ======================== ================= =================================
 the same serial number   anything          HERE
 another one, none known, at one place      MOVED
@@ -21,11 +21,11 @@ nothing                  the same          HERE
 ======================== ================= =================================
 
 A claim without a serial number is as where none is known at its address and the
-card is not found elsewhere. Products are compared by the ids of vendor and
-device, and those of the subsystem where both are known. The operator's word
-about a device (model.Disabled), which has no product, goes by the same table;
-where that is EXCHANGED, the word is about every device that has the serial
-number. Pure: no I/O, no state.
+card is not found at others. Products are compared by the ids of vendor and
+device, and those of the subsystem where both are known. A row of a disabled
+device (model.Disabled), which has no product, goes by the same table; where
+that is EXCHANGED, every device with the serial number is disabled. Pure: no
+I/O, no state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,38 +58,24 @@ def whereabouts(claim: model.Claim | model.Disabled,
                 ) -> tuple[Where, model.Device | None]:
     """Find the card of a claim.
 
-    :param claim: or the operator's word about a device.
+    :param claim: or a row of a disabled device.
     :param devices: by address.
     :returns: where it is, and the device there: for EXCHANGED the other card,
         for HERE None when nothing is known of the address.
     """
     here = devices.get(claim.device_address)
     present = here if here and here.health is not model.Health.GONE else None
-    if claim.serial:
-        if present and present.serial == claim.serial:
-            return Where.HERE, here
+    is_same = present is None or claim.card.means(present.card)
+    if claim.serial and not (present and present.serial == claim.serial):
         found = _others(claim.device_address, claim.serial, devices)
         if len(found) == 1:
             return Where.MOVED, found[0]
-        if present and present.serial:
-            return Where.EXCHANGED, present
-    ids = claim.ids if isinstance(claim, model.Claim) else ''
-    if present and are_other_products(ids, present.ids):
-        return Where.EXCHANGED, present
-    return Where.HERE, here
+    return (Where.HERE, here) if is_same else (Where.EXCHANGED, present)
 
 
 def is_other_card(before: model.Device, now: model.Device) -> bool:
     """Whether there is another card at an address than before."""
-    if before.serial and now.serial:
-        return before.serial != now.serial
-    return are_other_products(before.ids, now.ids)
-
-
-def are_other_products(one: str, other: str) -> bool:
-    """Compare two Device.ids, as far as both are known."""
-    return any(a != b for a, b in zip(one.split(), other.split(),
-                                      strict=False))
+    return not before.card.means(now.card._replace(address=before.address))
 
 
 def _others(address, serial, devices):
@@ -100,17 +86,18 @@ def _others(address, serial, devices):
 
 
 def disabled(devices: Mapping[str, model.Device],
-             words: Iterable[model.Disabled]) -> dict[str, model.Disabled]:
-    """Devices that no other server is to get, because the operator said so.
+             rows: Iterable[model.Disabled]) -> dict[str, model.Disabled]:
+    """Devices that no other server may get, because the operator said so.
 
-    :returns: address now -> the word about it.
+    :param rows: of the store.
+    :returns: address now -> the row that is about it.
     """
     found: dict[str, model.Disabled] = {}
-    for word in words:
-        where, device = whereabouts(word, devices)
+    for row in rows:
+        where, device = whereabouts(row, devices)
         there = [device] if device and where is not Where.EXCHANGED else (
-            _others(word.device_address, word.serial, devices))
-        found.update({device.address: word for device in there})
+            _others(row.device_address, row.serial, devices))
+        found.update({device.address: row for device in there})
     return found
 
 
@@ -136,7 +123,7 @@ def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:
 
 def misplaced(devices: Mapping[str, model.Device],
               claims: Iterable[model.Claim]) -> dict[str, str]:
-    """Devices that no server is to get, because a claim is about another card
+    """Devices that no server may get, because a claim is about another card
     at their address, or about them at another address.
 
     :returns: address -> why, a clause.

@@ -23,8 +23,8 @@ no row, any value                       reserves that value; nothing where the
 ======================================  ====================================
 
 While it is not known whether our last write reached Placement, the value before
-it is ours as well, and of the two the lower one counts: rather more stays
-reserved than he asked for than less.
+it is nova_accel's as well, and of the two the lower one counts: rather more
+stays reserved than he asked for than less.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -52,7 +52,7 @@ class Wanted:
 
     total: int
     #: how many, beside the operator's; total or more: all of it
-    ours: int = 0
+    withheld: int = 0
     #: addresses of handles that wait for the operator, the oldest first
     waiting: tuple[str, ...] = ()
     #: at most as much may be reserved, because the rest will be allocated
@@ -79,17 +79,17 @@ def balance(row: model.Reserved | None, found: Found | None, wanted: Wanted,
     :param row: of the ledger.
     :param found: what Placement has; None where it has no such inventory.
     :param marked: whether the provider has the trait FENCED there. As long as
-        it has, a row stays: without it, the value would count as ours.
+        it has, a row stays: without it, the value would count as nova_accel's.
     """
     operators, returned = _operators_word(row, found, marked)
     waiting = tuple(a for a in wanted.waiting if a not in returned)
-    value = min(operators + wanted.ours + len(waiting), wanted.total,
+    value = min(operators + wanted.withheld + len(waiting), wanted.total,
                 wanted.total if wanted.room is None else wanted.room)
     there = found.reserved if found else 0
     now = model.Reserved(
         operators, value, generation=found.generation if found else None,
         before=None if found and there == value else there,
-        all=0 < wanted.total <= wanted.ours, waiting=waiting,
+        all=0 < wanted.total <= wanted.withheld, waiting=waiting,
         addresses=wanted.addresses, traits=wanted.traits)
     if row and row == dataclasses.replace(now, generation=row.generation) and (
             now.before is None or now.generation == row.generation):
@@ -155,7 +155,7 @@ def _expected(row, found) -> int:
 class Ledger:
     """The rows, in the store and in memory; nothing else writes them.
 
-    Not thread-safe by itself, see tree.Tree.
+    Not thread-safe: see tree.Tree.
     """
 
     def __init__(self, store: claim_store.ClaimStore):

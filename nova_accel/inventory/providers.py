@@ -48,7 +48,7 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Provider:
-    """One resource provider of ours and what stands behind it."""
+    """One resource provider of nova_accel and what stands behind it."""
 
     uuid: str
     name: str
@@ -62,9 +62,9 @@ class Provider:
     inventory: Mapping[str, int]
     #: what we say of it now
     traits: frozenset[str]
-    #: nothing of it may be given to anybody: reserved = total
+    #: no server may get anything of it: reserved = total
     fenced: bool = False
-    #: ours, of a state that it is not in now
+    #: traits of nova_accel, of a state that it is not in now
     retired_traits: frozenset[str] = frozenset()
     #: handles that wait for the operator, the oldest first: as many are
     #: reserved
@@ -78,7 +78,7 @@ class Provider:
     step: int = 1
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
-        """Ours now, and of those present the ones that others set."""
+        """Return its own now, and of those present the ones that others set."""
         return self.traits | {
             t for t in set(present) - self.traits - self.retired_traits
             if not naming.is_volatile(t)}
@@ -335,7 +335,7 @@ class _Use:
 
 
 def _member(name, device, node, use) -> Provider:
-    """What of a device its pool shows, to be checked by itself."""
+    """Return what of a device its pool shows, to be checked alone."""
     use.is_held_otherwise(device, device.address, None)
     return Provider(
         uuid='', name=name, parent=node, addresses=(device.address,),
@@ -361,7 +361,7 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     has, and the other way round
     a server has it from here      1       0: it is allocated
     a server has it from another   1       1
-    provider (attach.relocation)
+    provider (attach.reshape)
     a device of a set is missing,  1       1
     or does not say what it has
     =============================  ======= ========================
@@ -369,10 +369,10 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     What a server has from here counts also when its device is in another pool
     by now.
 
-    A set is allocated as a whole, so that it is given to no server while
-    anything of it is reserved.
+    A set is allocated as a whole: no server gets it while anything of it is
+    reserved.
 
-    :param of_set: number of its devices, None where it is no set.
+    :param of_set: number of its devices; None for what is not a set.
     """
     uuid = naming.provider_uuid(root_uuid, node, name)
     owners = {handle: device for device in members

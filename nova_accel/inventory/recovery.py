@@ -1,12 +1,29 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Having drivers bring back quarantined regions of unused cards."""
+"""Bringing back what has failed, while no server has anything of the card.
+
+==================  =========================================================
+What has failed     What is done
+==================  =========================================================
+regions             AcceleratorDriver.recover()
+a device, by a      one step of LADDER after another, of those that its driver
+signal that         has (AcceleratorDriver.steps()), until it is well. It is
+recovers, where     on probation then: suspect, until a server has had it
+that is acted upon
+==================  =========================================================
+
+Once for each cause: a device that fails again on probation stays as it is.
+Where no step helps, what is left is a boot of the host, or another card.
+"""
 
 from collections.abc import Callable, Mapping
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import contract
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.inventory import cards as card_calls
+from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import devices
 from nova_accel import locks
 from nova_accel import log as logging
@@ -16,19 +33,28 @@ from nova_accel.store import claim_store
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
+#: names of steps, the one that reaches least first
+LADDER = ('function reset', 'controller reset', 'driver rebind', 'card reset')
+
 
 class Recovery:
 
     def __init__(self, table: devices.DeviceTable, cards: card_calls.Cards,
                  store: claim_store.ClaimStore, claiming: locks.Lock,
-                 drivers: Mapping[str, base.AcceleratorDriver]):
+                 drivers: Mapping[str, base.AcceleratorDriver],
+                 health: device_conditions.Conditions):
         self._table = table
         self._cards = cards
         self._store = store
         self._claiming = claiming
         self._drivers = drivers
+        self._health = health
         #: address -> the reasons for which a recovery has been tried
         self._tried: dict[str, list[str]] = {}
+        #: address -> the same of a device, and not of its regions
+        self._climbed: dict[str, list[str]] = {}
+        #: address -> the step that helped the last time; '' where none did
+        self.steps: dict[str, str] = {}
 
     def run(self, in_use: Callable[[str], bool]) -> list[str]:
         """See Inventory.recover().
@@ -37,35 +63,88 @@ class Recovery:
         such regions, and others that a guest of the same card prevented from
         being brought back at once.
 
-        :returns: addresses of the cards that are to be scanned.
+        :returns: addresses of the cards that have to be scanned.
         """
         batch = self._cards.batch(CONF.accel.programming_timeout)
         chosen = []
-        for address, reasons in self._candidates().items():
-            device = self._table.told(address)
+        failed = self._failed()
+        for address, reasons in (*failed.items(),
+                                 *self._candidates().items()):
+            device = self._table.reported(address)
             try:
-                if device is None or not self._quarantine(address, in_use):
+                if (device is None or address in chosen
+                        or not self._quarantine(address, in_use)):
                     continue
             except exception.AcceleratorError as error:
-                # nobody knows whether a server has it
+                # a server may have it
                 LOG.error('Device %s is not recovered: %s', address, error)
                 continue
             chosen.append(address)
-            self._tried[address] = reasons
+            driver = self._drivers[device.driver]
             LOG.info('Device %s is recovered: %s', address,
                      '; '.join(reasons))
-            batch.add(address, f'Recovering {address}',
-                      self._drivers[device.driver].recover, address,
-                      about=address)
+            if address in failed:
+                self._climbed[address] = reasons
+                batch.add(address, f'Recovering {address}', climb, driver,
+                          device, about=address)
+            else:
+                self._tried[address] = reasons
+                batch.add(address, f'Recovering {address}', driver.recover,
+                          address, about=address)
         for call in batch:
             try:
-                call.outcome()
+                step = call.outcome()
+                if call.about in failed:
+                    self._climbed_to(call.about, step, failed[call.about])
             except Exception as error:
                 LOG.error('Device %s could not be recovered: %s', call.about,
                           error)
             self._table.invalidate(call.about)
             self._table.unfence(call.about, devices.Fence.RECOVERY)
         return chosen
+
+    def _climbed_to(self, address: str, step: str, reasons: list[str]) -> None:
+        self.steps[address] = step
+        if not step:
+            LOG.error('Device %s has failed (%s), and nova-compute has no step '
+                      'that helps: boot the host, or exchange the card',
+                      address, '; '.join(reasons))
+            return
+        LOG.warning('Device %s had failed (%s), and is well after: %s',
+                    address, '; '.join(reasons), step)
+        if not self._health.is_drilled(address):
+            self._health.event(address, signals.RECOVERED)
+
+    def _failed(self) -> dict[str, list[str]]:
+        """Devices that have failed, and of which nothing else is known that
+        keeps servers from them -> why."""
+        found: dict[str, list[str]] = {}
+        if not signals.acts():
+            return found
+        try:
+            conditions = self._health.conditions()
+            unsettled = self._store.unsettled()
+        except exception.AcceleratorsUnavailable as error:
+            LOG.warning('Whether devices have failed is not known, and none '
+                        'is recovered: %s', error)
+            return found
+        for address, known in conditions.items():
+            if not known.findings:
+                self._climbed.pop(address, None)
+                self.steps.pop(address, None)
+            device = self._table.reported(address)
+            reasons = sorted(
+                f.reason for f in known.findings
+                if f.acts and f.state is signals.State.QUARANTINED
+                and signals.SIGNALS[f.signal].recovers)
+            if (reasons and device and address not in self._climbed
+                    and device.driver in self._drivers
+                    and self._table.fences(address).keys() <= {
+                        devices.Fence.HEALTH}
+                    and not any(row.means(device) for row in unsettled)
+                    and not self._cards.is_busy(address)):
+                found[address] = reasons
+        return found
 
     def _candidates(self) -> dict[str, list[str]]:
         found = {}
@@ -93,3 +172,34 @@ class Recovery:
                 return False
             return self._table.fence(address, devices.Fence.RECOVERY,
                                      'it is being recovered')
+
+
+def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:
+    """Take one step after another until a device is well.
+
+    In the worker of its card.
+
+    :returns: the step that helped; '' where none did.
+    """
+    steps = driver.steps(device)
+    for name in LADDER:
+        if name not in steps:
+            continue
+        try:
+            steps[name]()
+            if _is_well(driver, device):
+                return name
+            LOG.warning('Device %s is not well after: %s', device.address,
+                        name)
+        except (OSError, exception.AcceleratorError) as error:
+            LOG.warning('Device %s is not well, and %s failed: %s',
+                        device.address, name, error)
+    return ''
+
+
+def _is_well(driver: base.AcceleratorDriver, device: model.Device) -> bool:
+    found = contract.device(device.driver, device.address, driver.examine(
+        device.address, device))
+    return found is not None and not found.failed and not any(
+        signals.SIGNALS[reading.signal].recovers for reading
+        in contract.readings(device.driver, driver.health(found)))

@@ -60,8 +60,7 @@ class Scanner:
         self._taken_elsewhere = taken_elsewhere
         self._health = health
         self.rules = rules.DeviceRules()
-        #: what is done after each look
-        self.after_look: list[limited.Follower] = []
+        self._after_look: list[limited.Background] = []
         # guards the fields below
         self._lock = locks.Lock('scan')
         #: driver -> its fingerprint at its last find()
@@ -77,13 +76,9 @@ class Scanner:
         self._due: dict[str, tuple[str, str]] = {}
         #: time.monotonic() until which the start may take
         self._start_ends: float | None = None
-        #: devices of which the log says that they are here
-        self._told: set[str] = set()
-        #: address -> why its health could not be read at the last look
-        self._unread: dict[str, str] = {}
-        self._looked_at: float | None = None
-        #: whether a look runs, and whether another one was asked for
-        self._looking = self._look_again = False
+        self._once = logging.Once()
+        self.looks = limited.Background(
+            self.look, 'It is not known which devices have changed')
         self._closed = False
 
     # Scans
@@ -127,7 +122,7 @@ class Scanner:
 
         :param names: of the drivers to ask which devices they have; by
             default all.
-        :param addresses: look at these cards only, and not for others.
+        :param addresses: scan these cards only, and search no others.
         """
         everything = names is None and addresses is None
         if everything:
@@ -149,13 +144,12 @@ class Scanner:
                 if kind is _FIND:
                     self._found(batch, name, call)
                 else:
-                    self._examined(name, address, call)
+                    self._examined(batch, name, address, call)
             except Exception:
                 LOG.exception('A scan by the driver %s failed', name)
         self._table.save()
         if everything:
-            with self._lock:
-                self._looked_at = time.monotonic()
+            self.looks.postpone()
 
     def scan_confined(self, addresses: Iterable[str]) -> str:
         """Scan those of these cards of whose guests only a look tells that
@@ -185,7 +179,7 @@ class Scanner:
 
     def _driver_of(self, address: str) -> str:
         """Return the driver that knows a card; '' if none does."""
-        device = self._table.told(address)
+        device = self._table.reported(address)
         with self._lock:
             return (device.driver if device
                     else self._due.get(address, ('', ''))[0])
@@ -218,20 +212,26 @@ class Scanner:
             self._failed.pop(name, None)
             self._fingerprints[name] = fingerprint
         for address in set(self._table.of_driver(name)).difference(found):
-            self._gone(address, name, ticket)
+            self._gone(address, name, ticket, batch)
         for address in dict.fromkeys(found):
             if not self.rules.excludes(address):
                 self._add_card(batch, name, address)
             else:
                 self._gone(address, name, ticket)
 
-    def _gone(self, address, name, ticket):
-        self._table.gone(address, name, ticket)
+    def _gone(self, address, name, ticket, batch=None):
+        """
+        :param batch: of the scan, in which the card is examined for a driver
+            that found it before this one had lost it.
+        """
+        other = self._table.gone(address, name, ticket)
         with self._lock:
             self._states.pop(address, None)
             self._serials.pop(address, None)
             self._due.pop(address, None)
-            self._told.discard(address)
+        self._once.forget('here', address)
+        if other and batch is not None:
+            self._add_card(batch, other, address)
 
     def _driver_failed(self, name: str, error: Exception) -> None:
         with self._lock:
@@ -249,7 +249,7 @@ class Scanner:
         if self._table.is_programming(address):
             self._note_due(address, name)
             return
-        batch.add(address, f'The driver {name} looking at {address}',
+        batch.add(address, f'The scan of {address} by the driver {name}',
                   self._examine, name, address,
                   about=(_EXAMINE, name, address))
 
@@ -265,7 +265,7 @@ class Scanner:
         """In the worker of the card."""
         driver = self._drivers[name]
         ticket = self._table.ticket()
-        before = self._told_by(name, address)
+        before = self._reported_by(name, address)
         state = driver.state(address)
         serial = self._serial(name, address)
         device = contract.device(name, address, driver.examine(
@@ -273,7 +273,7 @@ class Scanner:
         if device is not None and address not in base.whole_cards() and (
                 self._confines(name) and self._table.note_open(device)):
             ticket = self._table.ticket()
-            before = self._told_by(name, address)
+            before = self._reported_by(name, address)
             device = contract.device(name, address, driver.examine(
                 address, self._with_own_record(address, before, serial)))
         if device is not None:
@@ -293,16 +293,16 @@ class Scanner:
             kept = ('' if conflict or not device.company
                     else self._conflict(device))
             if kept:
-                # it does not belong to it alone, so that the host can start
+                # it does not belong to it alone: quarantine lets the host start
                 device = dataclasses.replace(
                     device, health=model.Health.QUARANTINED,
                     reason=f'{kept}, and goes with it as a function of the '
                            f'same slot: take it out of there')
         return ticket, state, device, conflict
 
-    def _told_by(self, name: str, address: str) -> model.Device | None:
+    def _reported_by(self, name: str, address: str) -> model.Device | None:
         """What a driver said last of a device, None where it did not."""
-        before = self._table.told(address)
+        before = self._table.reported(address)
         return before if before and before.driver == name else None
 
     def _confines(self, name: str) -> bool:
@@ -334,7 +334,7 @@ class Scanner:
 
     def _with_own_record(self, address, before, serial):
         """What was known of a device, with the record of the card that is
-        there now, where it was elsewhere before."""
+        there now, where it was at another address before."""
         if not serial or before and before.serial == serial:
             return before
         record = self._table.record_of(serial)
@@ -352,7 +352,7 @@ class Scanner:
                         '%s', device.address, error)
             return ''
 
-    def _examined(self, name: str, address: str, call) -> None:
+    def _examined(self, batch, name: str, address: str, call) -> None:
         try:
             ticket, state, device, conflict = call.outcome()
         except exception.DeviceBusy:
@@ -366,13 +366,16 @@ class Scanner:
             self._card_failed(name, address, error)
             return
         if device is None:
-            self._gone(address, name, ticket)
+            self._gone(address, name, ticket, batch)
             return
-        before = self._table.told(address)
+        before = self._table.reported(address)
         if not self._table.adopt(device, ticket):
-            owner = self._table.told(address)
+            owner = self._table.reported(address)
             if owner and owner.driver == name:
                 self._note_due(address, name)
+            elif owner and owner.health is model.Health.GONE:
+                # the other driver has lost it while this one examined it
+                self._add_card(batch, name, address)
             return
         with self._lock:
             self._states[address] = state
@@ -389,15 +392,14 @@ class Scanner:
         """One line for what is new of a device: that it is here, why it is
         fenced, that it is not any more."""
         address = device.address
-        with self._lock:
-            new = address not in self._told
-            self._told.add(address)
+        new = not self._once.has(('here', address))
         if new:
-            LOG.info('Device %s is %s: %s %s of vendor %s, found by the '
-                     'driver %s', address, 'back' if before and (
-                         before.health is model.Health.GONE) else 'here',
-                     device.type, device.product_id, device.vendor_id,
-                     device.driver)
+            self._once.say(
+                ('here', address), LOG.info, 'Device %s is %s: %s %s of '
+                'vendor %s, found by the driver %s', address,
+                'back' if before and before.health is model.Health.GONE
+                else 'here', device.type, device.product_id, device.vendor_id,
+                device.driver)
         earlier = _reasons(before) if before and not new else {}
         now = _reasons(device)
         for part, reason in now.items():
@@ -408,10 +410,10 @@ class Scanner:
             LOG.info('%s can be given to servers again', part)
 
     def _card_failed(self, name, address, error):
-        known = self._table.told(address)
+        known = self._table.reported(address)
         if known is not None and known.driver != name:
             return
-        reason = f'looking at it failed: {devices.clause(error)}'
+        reason = f'its scan failed: {devices.clause(error)}'
         if self._note_due(address, name, reason):
             LOG.error('Device %s of the driver %s is fenced: %s', address,
                       name, error or repr(error), exc_info=None if isinstance(
@@ -420,8 +422,24 @@ class Scanner:
 
     # Configuration
 
-    def check_configuration(self) -> Iterator[str]:
-        """See Inventory.without_effect()."""
+    def check_configuration(self) -> None:
+        """At start, after the first scan. Logs rules without effect.
+
+        :raises ConfigurationError: two drivers find the same device, one of
+            Nova's options has it as well, or an option cannot be read.
+        """
+        for sentence in self.without_effect():
+            LOG.warning('%s', sentence)
+
+    def without_effect(self) -> list[str]:
+        """check_configuration() for a command: logs nothing.
+
+        :returns: a sentence for each rule without effect.
+        :raises ConfigurationError: as check_configuration().
+        """
+        return list(self._without_effect())
+
+    def _without_effect(self) -> Iterator[str]:
         for address, names in self._table.shared.items():
             raise exception.ConfigurationError(
                 f'{address} is found by the drivers {" and ".join(names)} of '
@@ -502,37 +520,13 @@ class Scanner:
     def scan_if_due(self) -> None:
         """Look in the background, each [accel] discovery_interval, which
         drivers and cards have changed, and scan those."""
-        now = time.monotonic()
-        with self._lock:
-            if (self._looked_at is not None and
-                    now - self._looked_at < CONF.accel.discovery_interval):
-                return
-            self._looked_at = now
-        self._start_look()
-
-    def _start_look(self) -> None:
-        """Look in the background; where a look runs already, once more."""
-        with self._lock:
-            if self._looking:
-                self._look_again = True
-                return
-            self._looking = True
-        limited.start(self._looks)
-
-    def _looks(self) -> None:
-        again = True
-        while again and not self._closed:
-            try:
-                self.look()
-            except Exception:
-                LOG.exception('Looking for changed devices failed')
-            with self._lock:
-                again, self._look_again = self._look_again, False
-                self._looking = again
+        self.looks.start_if_due(CONF.accel.discovery_interval)
 
     def look(self) -> None:
-        """Scan those drivers and cards of which another answer is to be
+        """Scan those drivers and cards of which another answer can be
         expected."""
+        if self._closed:
+            return
         batch = self._cards.batch(CONF.accel.discovery_timeout)
         reads_health = not signals.is_off()
         readings: dict[str, Any] = {}
@@ -578,8 +572,18 @@ class Scanner:
             self.scan(names, addresses)
         if reads_health:
             self._health.round(readings)
-        for follower in self.after_look:
-            follower.start()
+        for background in self._after_look:
+            background.start()
+
+    def after_look(self, function: Callable[[], None],
+                   failure: str) -> limited.Background:
+        """Have a function called in the background after each look.
+
+        :param function, failure: see limited.Background.
+        """
+        background = limited.Background(function, failure)
+        self._after_look.append(background)
+        return background
 
     def _look_at(self, device: model.Device, reads_health: bool,
                  ) -> tuple[Hashable, tuple[signals.Reading, ...] | None]:
@@ -593,16 +597,12 @@ class Scanner:
         try:
             found = contract.readings(name, driver.health(device))
         except Exception as error:
-            reason = devices.clause(error)
-            with self._lock:
-                is_new = self._unread.get(address) != reason
-                self._unread[address] = reason
-            if is_new:
-                LOG.warning('Of the health of %s nothing is known now: %s',
-                            address, reason)
+            self._once.say(
+                ('health', address), LOG.warning,
+                'Of the health of %s nothing is known now: %s', address,
+                devices.clause(error))
             return state, None
-        with self._lock:
-            self._unread.pop(address, None)
+        self._once.forget('health', address)
         return state, found
 
     def watch(self, kernel) -> None:
@@ -619,7 +619,7 @@ class Scanner:
                     if change is None:
                         if changed:
                             changed = False
-                            self._start_look()
+                            self.looks.start()
                     elif (self._health.note(change) if change.said
                           else change.subsystem in _WATCHED):
                         # as for VFs, many come at a time

@@ -10,12 +10,12 @@ a provider under our names      what is done
 of a device that is there       made, and kept as the device is
 of one that is gone             fenced; removed in a later pass when nothing
                                 is allocated from it
-ours without a device           the same; what the operator reserved of it,
+nova_accel's, without a device  the same; what the operator reserved of it,
                                 and his traits, go to the providers that
                                 show its devices now
-of somebody else                the same, with an ERROR in the log; ours of
+of another program              the same, with an ERROR in the log; one of
                                 that name is not made meanwhile
-of somebody else, outside of    left alone, with an ERROR in the log; ours of
+of another program, outside of  left alone, with an ERROR in the log; one of
 Nova's tree of this host        that name is not made meanwhile
 ==============================  ============================================
 
@@ -92,7 +92,7 @@ class _Pass:
 
 
 class Tree:
-    """Not thread-safe by itself: Nova calls under its resource tracker's
+    """Not thread-safe: Nova calls under its resource tracker's
     lock."""
 
     def __init__(self, store: claim_store.ClaimStore):
@@ -102,9 +102,8 @@ class Tree:
         self.foreign_traits: dict[str, frozenset[str]] = {}
         #: provider uuid -> (Provider, its inventory, its traits) for which
         #: there was nothing to do
-        self._settled: dict[str, tuple] = {}
-        #: providers of somebody else that the log has named
-        self._named: set[str] = set()
+        self._unchanged: dict[str, tuple] = {}
+        self._once = logging.Once()
 
     def update(self, tree, node: str,
                wanted: Mapping[str, providers.Provider],
@@ -187,7 +186,7 @@ class Tree:
         back = ledger.by_address(self._store.waiting(), tuple(returned))
         self._ledger.write(rows, back)
         for waiting in back:
-            LOG.info('The operator has given back %s of %s',
+            LOG.info('The operator has released %s of %s',
                      waiting.handle.address, waiting.device_address)
 
     def _rows(self, uuid: str, plan: _Pass | None = None,
@@ -206,7 +205,7 @@ class Tree:
     def _foreign(self, everything: Mapping[str, _Shown],
                  wanted: Mapping[str, providers.Provider],
                  ) -> dict[str, _Shown]:
-        """Providers of somebody else under names that we want, by name."""
+        """Return providers of other programs under names that we want."""
         if wanted.keys() <= everything.keys():
             return {}
         names = {p.name for p in wanted.values()
@@ -229,10 +228,10 @@ class Tree:
                 plan.made.append((provider.name, provider.parent, uuid))
                 shown = _Shown(uuid, provider.name, {}, frozenset())
                 self._say_reserved(provider)
-            settled = self._settled.get(uuid)
-            if (settled and settled[0] is provider
-                    and settled[1] == shown.inventory
-                    and settled[2] == shown.traits and not plan.used(uuid)
+            unchanged = self._unchanged.get(uuid)
+            if (unchanged and unchanged[0] is provider
+                    and unchanged[1] == shown.inventory
+                    and unchanged[2] == shown.traits and not plan.used(uuid)
                     and uuid not in plan.inherited):
                 continue
             known = self._rows(uuid, plan)
@@ -240,17 +239,17 @@ class Tree:
             rows = {(uuid, name): row for name, row in merged.rows.items()}
             self.foreign_traits[uuid] = traits - provider.traits
             if merged.inventory != shown.inventory or traits != shown.traits:
-                self._settled.pop(uuid, None)
+                self._unchanged.pop(uuid, None)
             elif is_there and plan.write and _is_confirmed(known, merged.rows):
                 # nothing has to be asked: Placement was seen to have it
                 plan.rows |= rows
-                self._settled.pop(uuid, None)
+                self._unchanged.pop(uuid, None)
                 continue
             elif not _differ(known, merged.rows):
                 # an inventory of a class that it has not any more may go at
                 # any time
                 if merged.inventory.keys() == provider.inventory.keys():
-                    self._settled[uuid] = (
+                    self._unchanged[uuid] = (
                         provider, merged.inventory, frozenset(traits))
                 continue
             if is_there and plan.write:
@@ -297,10 +296,10 @@ class Tree:
                       'name: %s', provider.name, error)
             plan.asks = False
             return False
-        for uuid in others - self._named:
-            self._named.add(uuid)
-            LOG.error(
-                'Provider %s was to be made for %s, and Placement has one of '
+        for uuid in others:
+            self._once.say(
+                ('foreign', uuid), LOG.error,
+                'Provider %s must be created for %s, and Placement has one of '
                 'this name (%s) that nova_accel did not make, outside of the '
                 'tree of this host: delete it, or rename it with "openstack '
                 'resource provider set --name", as the device is not reported '
@@ -335,7 +334,7 @@ class Tree:
                     and not any(plan.in_use(u) for u in
                                 plan.tree.get_provider_uuids(shown.uuid))):
                 plan.removed.append(shown.uuid)
-                self._settled.pop(shown.uuid, None)
+                self._unchanged.pop(shown.uuid, None)
                 self.foreign_traits.pop(shown.uuid, None)
                 continue
             left.add(part)
@@ -396,7 +395,7 @@ class Tree:
                 LOG.warning(
                     'The operator had reserved %d of the devices that share '
                     'the provider %s now. As many are reserved of it, but any '
-                    'of the devices: name those that no server is to get in '
+                    'of the devices: name those that no server may get in '
                     '[accel] exclude_devices', given[uuid], provider.name)
             elif uuid in given:
                 LOG.warning(
@@ -445,7 +444,7 @@ class Tree:
                     None if found else 0)
             plan.rows[to, name] = dataclasses.replace(
                 has, operators=has.operators + count)
-            self._settled.pop(to, None)
+            self._unchanged.pop(to, None)
             given[to] = given.get(to, 0) + count
         plan.rows[key] = dataclasses.replace(
             row, operators=row.operators - sum(shares.values()))
@@ -481,17 +480,17 @@ class Tree:
                     wanted[to].name)
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
-        """Say once that a provider under our names is not ours."""
+        """Say once that a provider under our names is of another program."""
         root = next((s.uuid for s in there.values() if s.name == node), None)
-        if (shown.uuid in wanted or shown.uuid in self._named
+        if (shown.uuid in wanted or self._once.has(('foreign', shown.uuid))
                 or root is None or shown.uuid == naming.provider_uuid(
                     root, node, shown.name)):
             return
-        self._named.add(shown.uuid)
-        LOG.error(
+        self._once.say(
+            ('foreign', shown.uuid), LOG.error,
             'Provider %s (%s) has a name that nova_accel gives, and was made '
-            'by somebody else; it is fenced, and removed once nothing is '
-            'allocated from it. Look at it with "openstack resource provider '
+            'by another program; it is fenced, and removed once nothing is '
+            'allocated from it. See "openstack resource provider '
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 
     def _forget_unknown(self, plan, everything, wanted) -> None:
@@ -556,7 +555,7 @@ class Tree:
         generation = write(uuid, change)
         if result is None:
             return None
-        self._settled.pop(uuid, None)
+        self._unchanged.pop(uuid, None)
         is_fenced = naming.FENCED in result[1]
         rows: _Rows = {}
         for name, row in self._ledger.of(uuid).items():
@@ -592,8 +591,9 @@ def _is_confirmed(known, rows) -> bool:
     return all(is_so(known.get(name), row) for name, row in rows.items())
 
 
-def reported(tree, node: str) -> set[str]:
-    """See Inventory.reported()."""
+def accelerators(tree, node: str) -> set[str]:
+    """What a provider tree has of nova_accel, by the names: addresses of
+    devices, and names of pools (naming.is_pool())."""
     names = {shown.name for shown in _walk(tree, node).values()}
     return set(filter(None, (
         naming.part_of_provider(node, name) for name in names)))

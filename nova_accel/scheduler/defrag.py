@@ -3,8 +3,8 @@
 
 Pure. One migration after the other is thought of: a server takes room on its
 new host before it leaves that of its old one, and then that is free. The search
-looks at plans of one migration, then of two, and so on, so that the first one
-found is of the fewest. It leaves out what cannot end well: more room than the
+tries plans of one migration, then of two, and so on: the first one found is
+of the fewest. It leaves out what cannot end well: more room than the
 hosts would have if all migrations left to go took servers away and needed none.
 """
 
@@ -14,7 +14,7 @@ import hashlib
 
 from nova_accel.scheduler import capacity
 
-#: states of the cloud that are looked at for plans of one length, and for how
+#: states of the cloud that are tried for plans of one length, and for how
 #: many lengths as many
 _STATES, _LENGTHS = 2000, 5
 #: the longest plan that is looked for
@@ -46,7 +46,7 @@ class Plan:
     #: servers of the flavor that fit now, and after it
     now: int
     then: int
-    #: whether no shorter plan can be had; False where not all was looked at
+    #: whether no shorter plan can be had; False where not all was tried
     is_shortest: bool = True
 
     @property
@@ -89,7 +89,7 @@ def plan(hosts: Mapping[str, capacity.Host],
     :param servers: name of a host -> those on it that may be migrated; equal
         flavors are the same object.
     :param wanted: of the flavor.
-    :param states: that are looked at for plans of one length.
+    :param states: that are tried for plans of one length.
     :returns: None where none was found.
     """
     search = _Search(hosts, servers, wanted, amount, states)

@@ -42,8 +42,7 @@ _SAID = 10
 #: of the log where an error of nova_accel was caught, once for each request
 UNTOLD = ('A server is scheduled without regard to its accelerators: report '
           'this error to nova_accel.')
-#: hosts that the log has named because they do not run our driver
-_STALE: set[str] = set()
+_ONCE = logging.Once()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
                     lambda spec: SCHEDULINGS.end(spec))
@@ -128,7 +127,7 @@ def _has_driver(host, scheduling):
     Nova's own vGPUs.
     """
     if naming.STATISTIC in (host.stats or {}):
-        _STALE.discard(host.uuid)
+        _ONCE.forget('driver', host.uuid)
         return True
     candidates = host.allocation_candidates
     if not candidates:
@@ -136,9 +135,9 @@ def _has_driver(host, scheduling):
     kept = [c for c in candidates if not scheduling.takes_ours(c)]
     if kept:
         candidates[:] = kept
-    elif host.uuid not in _STALE:
-        _STALE.add(host.uuid)
-        LOG.warning(
+    else:
+        _ONCE.say(
+            ('driver', host.uuid), LOG.warning,
             'Host %(host)s gets no servers with accelerators: Placement has '
             'providers of nova_accel for it, and its nova-compute does not run '
             'the driver accel.AccelLibvirtDriver, or an earlier release of '

@@ -12,9 +12,7 @@ import typing
 from nova_accel import matching
 from nova_accel import naming
 from nova_accel import request
-
-#: servers that a reason names
-_NAMED = 3
+from nova_accel import text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +143,7 @@ def _of_class(name, amount, provider, who):
 def _holders(name, provider, who):
     holders = sorted(consumer for consumer, given
                      in provider.allocations.items() if given.get(name))
-    more = len(holders) - _NAMED
-    return ', '.join(map(who, holders[:_NAMED])) + (
-        f' and {more} more' if more > 0 else '')
+    return text.some(holders, who)
 
 
 def of_host(groups: Mapping[str, request.Group],
@@ -209,13 +205,13 @@ def _is_of_accelerators(need):
 def _no_class(need, providers):
     there = sorted({name for p in providers for name in p.inventories
                     if naming.is_accelerator_class(name)})
-    text = f'no provider of the host has {" and ".join(need.resources)}'
+    said = f'no provider of the host has {" and ".join(need.resources)}'
     if not _is_of_accelerators(need):
-        return text
+        return said
     # their classes are not known: Placement has no inventory of 0
     empty = sorted(p.name for p in providers
                    if naming.FENCED in p.traits and not p.inventories)
-    return (f'{text} (of accelerators it has {", ".join(there) or "none"})'
+    return (f'{said} (of accelerators it has {", ".join(there) or "none"})'
             + (f'; fenced, with nothing to give: {", ".join(empty)}, see '
                f'nova-accel discover and nova-accel claims on the host'
                if empty else ''))

@@ -9,6 +9,7 @@ there is a candidate): {provider: {'resources': {class: {'capacity': amount,
 
 import collections
 from collections.abc import Callable, Iterable, Mapping
+import copy
 import enum
 import functools
 import itertools
@@ -50,15 +51,26 @@ class Listed(list[Candidate]):
     """
 
     def __deepcopy__(self, memo):
-        return [{
-            **candidate,
-            'allocations': {
-                provider: {**given, 'resources': {**given['resources']}}
-                for provider, given in candidate['allocations'].items()},
-            'mappings': {
-                group: [*mapped]
-                for group, mapped in candidate['mappings'].items()},
-        } for candidate in self]
+        try:
+            return list(map(_copied, self))
+        # Nova copies those of servers without accelerators, too
+        except Exception:
+            LOG.exception('Candidates are copied as Nova does it: report this '
+                          'error to nova_accel.')
+            return copy.deepcopy([*self], memo)
+
+
+def _copied(candidate):
+    # loops: each comprehension is a call of a function (Python 3.11)
+    new = candidate.copy()
+    new['allocations'] = allocations = {}
+    for provider, given in candidate['allocations'].items():
+        allocations[provider] = one = given.copy()
+        one['resources'] = given['resources'].copy()
+    new['mappings'] = mappings = {}
+    for group, mapped in candidate['mappings'].items():
+        mappings[group] = mapped.copy()
+    return new
 
 
 class Refusal(enum.Enum):
@@ -368,25 +380,26 @@ class Scheduling:
         return {kind: (found - least) / most if most else 0.0
                 for kind, found in sums.items()}
 
-    def free_of_hosts(self, roots: set[str]) -> Mapping[str, int]:
-        """Return how many accelerators of any kind are free on hosts.
-
-        :param roots: UUIDs of root providers; of others nothing is returned.
-        """
+    def free_of_hosts(self) -> Mapping[str, int]:
+        """Return how many accelerators of any kind are free, by the UUID of a
+        root provider; hosts without a free one are not named."""
         result: dict[str, int] = {}
-        # many providers, few sets of classes
-        known: dict[tuple[str, ...], list[str]] = {}
+        # a class -> whether it is of accelerators. There are many providers,
+        # most of which have no class, and few classes
+        known: dict[str, bool] = {}
         for summary in self._summaries.values():
             resources = summary['resources']
             if not resources:
                 continue
-            names = known.get(key := tuple(resources))
-            if names is None:
-                names = known[key] = list(naming.accelerators(resources))
-            if names and (root := summary.get('root_provider_uuid')) in roots:
-                result[root] = result.get(root, 0) + sum(
-                    resources[name]['capacity'] - resources[name]['used']
-                    for name in names)
+            for name in resources:
+                if name not in known:
+                    known[name] = naming.is_accelerator_class(name)
+                if known[name]:
+                    found = resources[name]
+                    free = found['capacity'] - found['used']
+                    if free:
+                        root = summary.get('root_provider_uuid', '')
+                        result[root] = result.get(root, 0) + free
         return result
 
     @staticmethod

@@ -61,7 +61,7 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
         return False
 
     @functools.wraps(original)
-    def told(self, context, spec_obj, provider_summaries):
+    def wrapped(self, context, spec_obj, provider_summaries):
         try:
             begin(spec_obj, provider_summaries)
         except Exception:
@@ -69,8 +69,8 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
                           'functions: report this error to nova_accel.')
         return original(self, context, spec_obj, provider_summaries)
 
-    setattr(told, _MARK, True)
-    setattr(manager.SchedulerManager, _METHOD, told)
+    setattr(wrapped, _MARK, True)
+    setattr(manager.SchedulerManager, _METHOD, wrapped)
     return True
 
 
@@ -127,7 +127,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
         return
 
     @messaging.expected_exceptions(exception.NoValidHost)
-    def told(self, context, *args, **kwargs):
+    def wrapped(self, context, *args, **kwargs):
         try:
             return tried(self, context, *args, **kwargs)
         finally:
@@ -161,8 +161,8 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
                               'to nova_accel.')
         raise exception.NoValidHost(reason=reason) if reason else raised
 
-    setattr(told, _MARK, True)
-    setattr(manager.SchedulerManager, _RPC, told)
+    setattr(wrapped, _MARK, True)
+    setattr(manager.SchedulerManager, _RPC, wrapped)
 
 
 def _parameters(method) -> list[str]:

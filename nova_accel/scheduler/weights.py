@@ -66,14 +66,16 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
 
     @staticmethod
     def _without_accelerators(hosts, scheduling):
-        having = {host.uuid for host in hosts
-                  if naming.STATISTIC in (host.stats or {})}
-        if not (having and scheduling.packs_hosts
-                and scheduling.packing == 'stack'):
+        if not (scheduling.packs_hosts and scheduling.packing == 'stack'):
             return [0.0] * len(hosts)
-        free = scheduling.free_of_hosts(having)
-        return [ranking.score_without_accelerators(free.get(host.uuid, 0))
-                for host in hosts]
+        # providers stay in Placement when a host returns to Nova's driver
+        having = [naming.STATISTIC in (host.stats or {}) for host in hosts]
+        if not any(having):
+            return [0.0] * len(hosts)
+        free = scheduling.free_of_hosts()
+        return [ranking.score_without_accelerators(
+            free.get(host.uuid, 0) if has else 0)
+            for host, has in zip(hosts, having)]
 
     def _weigh_object(self, host_state, weigh):
         """Return the score; 0 also for hosts without candidates (rebuild).

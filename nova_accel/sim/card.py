@@ -2,9 +2,9 @@
 """A simulated PCI device, the base class of all kinds of devices.
 
 A card is frozen and holds what the description says. The state of the card and
-of the kernel is a dictionary, called mine. A kind of devices is a subclass in
-a module of its own and an entry in description.KINDS; one of another package
-is behind an entry point (description.NAMESPACE).
+of the kernel is a dictionary, which its methods take first. A kind of devices
+is a subclass in a module of its own and an entry in description.KINDS; one of
+another package is behind an entry point (description.NAMESPACE).
 """
 
 import dataclasses
@@ -37,8 +37,13 @@ class Card:
     vf_device: str | None = None
     #: driver that takes new VFs
     vf_driver: str | None = None
+    #: variant of vfio-pci that libvirt 10.0 and later bind instead, as
+    #: mlx5_vfio_pci (driver model in docs/formatdomain.rst of libvirt)
+    vfio_driver: str = 'vfio-pci'
     #: initial number of VFs
     vfs: int = 0
+    #: its version, as devlink shows it; '' where its driver does not tell
+    firmware: str = ''
     #: further attributes of the physical function while it is bound to the
     #: initial driver: path -> text
     attributes: dict = dataclasses.field(default_factory=dict)
@@ -48,6 +53,9 @@ class Card:
     reset_method: str = 'flr'
     #: the Device Serial Number of the physical function at first
     device_serial: str = ''
+    #: ACS control of the ports above it; None: as Linux sets it where it has an
+    #: IOMMU, validation, redirects and upstream forwarding
+    acs: int | None = None
 
     #: fault -> function that checks its value
     FAULTS: ClassVar[dict] = {
@@ -55,6 +63,10 @@ class Card:
         #: errno of binding another driver
         'bind': reader.one_of('EBUSY', 'EINVAL', 'ENODEV'),
         'dead': reader.boolean,
+        #: the step of inventory.recovery that ends 'dead', 'controller' and
+        #: 'attributes'
+        'ends_by': reader.one_of('function reset', 'controller reset',
+                                 'driver rebind', 'card reset'),
         #: of the port above, as 'attributes' of the card
         'port': reader.attributes,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
@@ -65,7 +77,7 @@ class Card:
     }
 
     #: name of an operation of the driver's own package (Kernel.call()) ->
-    #: method (self, mine, vf, further arguments) that plays it
+    #: method that plays it (self, the state, the VF, further arguments)
     OPERATIONS: ClassVar[dict[str, typing.Callable]] = {}
 
     # Description
@@ -90,6 +102,8 @@ class Card:
             vfs=item.take('vfs', reader.up_to(total), 0),
             vf_device=item.take('vf_device', reader.identifier, None),
             vf_driver=item.take('vf_driver', reader.text, None),
+            vfio_driver=item.take('vfio_driver', reader.text, 'vfio-pci'),
+            firmware=item.take('firmware', reader.text, ''),
             attributes=item.take('attributes', reader.attributes, {}))
 
     @classmethod
@@ -102,6 +116,7 @@ class Card:
             iommu_group=item.take('iommu_group', reader.natural, None),
             reset_method=item.take('reset_method', reader.text, 'flr'),
             device_serial=item.take('device_serial', reader.text, ''),
+            acs=item.take('acs', reader.natural, None),
             faults=cls.describe_faults(item))
         if 'driver' in item.items:
             fields['driver'] = item.take('driver', reader.text, None)
@@ -188,7 +203,8 @@ class Card:
 
     def drivers(self) -> set[str]:
         """Return the drivers that its functions can be bound to."""
-        return {'vfio-pci', *filter(None, (self.driver, self.vf_driver))}
+        return {'vfio-pci', self.vfio_driver,
+                *filter(None, (self.driver, self.vf_driver))}
 
     def in_use(self, mine) -> list[str]:
         """Return what a guest may have open beside the physical function."""
@@ -201,9 +217,12 @@ class Card:
     def bound(self, state, mine, driver) -> None:
         """Bind the physical function to another driver."""
         mine.update(driver=driver, number=number(state), vfs=[])
+        if driver == self.driver:
+            self.ends(mine, 'driver rebind')
 
     def reset(self, mine, vf) -> None:
-        """Reset one of its functions.
+        """Reset one of its functions: reset_store() in drivers/pci/pci-sysfs.c
+        of Linux, whose attribute is there where a method is.
 
         :param vf: number of the VF, None for the physical function.
         :raises OSError: as the kernel does.
@@ -219,9 +238,19 @@ class Card:
             raise sysfs.error(getattr(errno, fault), address)
         bound = mine['driver'] if vf is None else mine['vfs'][vf]['driver']
         mine.setdefault('resets', []).append([address, bound])
+        if vf is None:
+            self.ends(mine, 'card reset' if mine.get('reset_method') == 'bus'
+                      else 'function reset')
+
+    def ends(self, mine, step) -> None:
+        """End what a step of recovery ends."""
+        if self.faulty(mine).get('ends_by') == step:
+            for name in 'dead', 'controller', 'attributes', 'ends_by':
+                mine['faults'].pop(name, None)
 
     def check_vfs(self, mine, count) -> None:
-        """:raises OSError: the driver refuses this number of VFs."""
+        """:raises OSError: the driver refuses this number of VFs, as
+            sriov_numvfs_store() in drivers/pci/iov.c of Linux."""
         if not self.total_vfs or mine['driver'] is None:
             raise sysfs.error(errno.ENOENT, self.address)
         if not 0 <= count <= self.total_vfs:
@@ -272,7 +301,7 @@ class Card:
         pf = sysfs.add_function(tree, self.place(), mine['ids'],
                                 self.class_code, mine['driver'], own)
         pf['numa_node'] = str(self.numa_node)
-        _resettable(pf, self.reset_method)
+        _resettable(pf, mine.get('reset_method') or self.reset_method)
         functions = [pf]
         if faults.get('dead'):
             pf['config'] = b'\xff' * 64

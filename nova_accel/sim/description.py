@@ -64,7 +64,8 @@ def load(path: str) -> operations.Host:
     host = operations.Host(
         iommu=top.take('iommu', reader.boolean, True), cards={},
         disable_denylist=top.take('disable_denylist', reader.boolean, False),
-        address_bits=top.take('address_bits', reader.natural, 46))
+        address_bits=top.take('address_bits', reader.natural, 46),
+        iova_bitmap=top.take('iova_bitmap', reader.boolean, True))
     used: set[str] = set()
     bridges: dict[str, reader.Mapping] = {}
     others = set(top.items).difference(KINDS)

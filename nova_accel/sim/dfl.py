@@ -170,6 +170,7 @@ class DflCard(card.Card):
         if mine['driver'] != 'dfl-pci':
             raise sysfs.error(errno.ENODEV, self.address)
         super().check_vfs(mine, count)
+        # dfl_fpga_cdev_config_ports_vf() in dfl.c
         if count and not mine['vfs'] and (
                 count != len(mine['released']) or self.is_ofs()):
             raise sysfs.error(errno.EINVAL, self.address)
@@ -244,7 +245,7 @@ class DflCard(card.Card):
                     'dev': f'244:{count + port}'}
             elif port not in mine['released']:
                 base[f'dfl-port.{count + port}'] = _port(
-                    mine, faults, port, of_pf=True)
+                    mine, faults, port, mine['disabled'].get(str(port)))
 
     def add_virtual(self, tree, mine, n, function):
         vf = mine['vfs'][n]
@@ -252,7 +253,10 @@ class DflCard(card.Card):
             base = _base_region(tree, self.place(self.vf_address(n)), function,
                                 vf['number'])
             base[f'dfl-port.{vf["number"]}'] = _port(
-                mine, self.faulty(mine), vf['port'], of_pf=False)
+                mine, self.faulty(mine), vf['port'],
+                # a VF has a count of its own, which programming through the
+                # PF ignores
+                vf.get('stuck') == vf['number'])
 
 
 def _base_region(tree, place, function, count):
@@ -265,9 +269,8 @@ def _base_region(tree, place, function, count):
     return base
 
 
-def _port(mine, faults, port, of_pf):
-    # a VF has a count of its own, which programming through the PF ignores
-    if of_pf and mine['disabled'].get(str(port)):
+def _port(mine, faults, port, is_disabled):
+    if is_disabled:
         function: str | sysfs.Errno = sysfs.Errno(errno.EBUSY)
     else:
         function = (_ALL_ONES if faults.get('dead')
@@ -292,6 +295,7 @@ class DflOperations(operations.Operations):
     """Operations of a simulated kernel on DFL cards."""
 
     def program_dfl_port(self, pf, port, path, offset, size):
+        # errors: fme_pr() in dfl-fme-pr.c, fme_mgr_write() in dfl-fme-mgr.c
         with open(path, 'rb') as file:
             file.seek(offset)
             payload = file.read(32)
@@ -346,11 +350,22 @@ class DflOperations(operations.Operations):
             failure = faults.get('port_reset') or (
                 'EBUSY' if mine['program'] else None) or (
                 'ETIMEDOUT' if faults.get('dead') else None)
-            if failure:
-                raise sysfs.error(getattr(errno, failure), function)
-            card.forget(mine, port, 'registers')
+            if failure == 'ETIMEDOUT':
+                # __afu_port_disable() in dfl-afu-main.c counts before it
+                # waits, 1 ms, and does not count back: until the function is
+                # bound again
+                if vf is None:
+                    mine['disabled'][str(port)] = 1 + mine['disabled'].get(
+                        str(port), 0)
+                else:
+                    shown['stuck'] = shown['number']
+            if not failure:
+                card.forget(mine, port, 'registers')
+        if failure:
+            raise sysfs.error(getattr(errno, failure), function)
 
     def release_dfl_port(self, pf, port):
+        # dfl_fpga_cdev_release_port() in dfl.c
         with self._update() as (host, state):
             self._bound_card(host, state, pf, port)
             released = state['cards'][pf]['released']
@@ -359,6 +374,7 @@ class DflOperations(operations.Operations):
             released.append(port)
 
     def assign_dfl_port(self, pf, port):
+        # dfl_fpga_cdev_assign_port() in dfl.c
         with self._update() as (host, state):
             self._bound_card(host, state, pf, port)
             mine = state['cards'][pf]

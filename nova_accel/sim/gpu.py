@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from nova_accel.sim import card
 from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,8 @@ class GpuCard(card.Card):
 
     def is_busy(self, mine):
         # the vendors' drivers wait for the last close without a time limit
-        return mine['driver'] not in (None, 'vfio-pci') and bool(
+        return mine['driver'] is not None and (
+            not sysfs.is_for_vfio(mine['driver'])) and bool(
             self.faulty(mine).get('in_use'))
 
     def add_physical(self, tree, mine, function):

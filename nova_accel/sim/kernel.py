@@ -18,6 +18,7 @@ import typing
 
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import pci
 from nova_accel.sim import card as cards
 from nova_accel.sim import description
 from nova_accel.sim import dfl
@@ -42,7 +43,7 @@ _IN_MEMORY = frozenset((
     'sriov_totalvfs', 'serial', 'firmware_rev', 'subsysnqn'))
 #: ids of the ports of a switch
 _BRIDGE = ('10b5', '8747', '10b5', '8747')
-#: drivers that make VFs when they are loaded (gim_driver in gim_drv.c of
+#: drivers that create VFs when they are loaded (gim_driver in gim_drv.c of
 #: amd/MxGPU-Virtualization)
 _OWN_VFS = frozenset(('gim',))
 #: vendor and device that vfio-pci refuses without disable_denylist
@@ -168,6 +169,15 @@ class SimulatedKernel(sysfs.Reads,
         return '' if vf is not None or card.faulty(mine).get('dead') else (
             mine['device_serial'])
 
+    def read_acs(self, function):
+        host, _ = self._look()
+        for card in host.cards.values():
+            # of a switch the ports to its devices have ACS
+            if function in pci.below_root(card.bridges)[::-2]:
+                return card.acs if card.acs is not None else (
+                    0x1d if host.iommu else 0)
+        return None
+
     def reset_function(self, function):
         while True:
             with self._update() as (host, state):
@@ -210,6 +220,10 @@ class SimulatedKernel(sysfs.Reads,
         while True:
             with self._update() as (host, state):
                 card, vf = self._owner(host, state, function)
+                if attribute == 'reset_method':
+                    state['cards'][card.address][attribute] = (
+                        '' if value == 'default' else value)
+                    return
                 if not (card.ends_vfs(attribute, value)
                         and _held(card, state)):
                     card.write(state['cards'][card.address], vf, attribute,
@@ -296,7 +310,9 @@ class SimulatedKernel(sysfs.Reads,
         self.reboot()
 
     def guest_takes(self, *addresses: str) -> None:
-        """Give functions to a guest, as libvirt does for managed hostdevs.
+        """Give functions to a guest, as libvirt does for managed hostdevs
+        (virHostdevPreparePCIDevices() in virhostdev.c); a group with a driver
+        of the host is not viable (vfio.rst in Documentation/driver-api).
 
         libvirt attaches all functions of a guest that starts at once, and
         those of a running guest one by one.
@@ -310,8 +326,8 @@ class SimulatedKernel(sysfs.Reads,
                 tree, f'{_PCI}/{address}/iommu_group/devices')
             for member in set(group) - set(addresses):
                 function, _ = sysfs.find(tree, f'{_PCI}/{member}')
-                if os.path.basename(function.get('driver', 'vfio-pci')
-                                    ) not in _HARMLESS:
+                bound = os.path.basename(function.get('driver', 'vfio-pci'))
+                if bound not in _HARMLESS and not sysfs.is_for_vfio(bound):
                     raise sysfs.error(errno.EPERM,
                                       f'the IOMMU group of {address}')
         taken = []
@@ -331,9 +347,11 @@ class SimulatedKernel(sysfs.Reads,
             with self._update() as (host, state):
                 if address in state['guests']:
                     raise sysfs.error(errno.EBUSY, address)
-                if self._rebind(host, state, address, 'vfio-pci'):
+                driver = (bound if sysfs.is_for_vfio(bound) else self._owner(
+                    host, state, address)[0].vfio_driver)
+                if self._rebind(host, state, address, driver):
                     state['guests'].append(address)
-                    if bound == 'vfio-pci':
+                    if sysfs.is_for_vfio(bound):
                         state.setdefault('stay', []).append(address)
                     return
             time.sleep(_TICK)
@@ -341,7 +359,7 @@ class SimulatedKernel(sysfs.Reads,
     def guest_returns(self, address: str) -> None:
         """Undo guest_takes.
 
-        A function that was bound to vfio-pci before stays so. Others get the
+        A function that was bound to VFIO before stays so. Others get the
         driver that the kernel has for them.
         """
         with self._update() as (host, state):
@@ -372,6 +390,15 @@ class SimulatedKernel(sysfs.Reads,
 
     def physical_address_bits(self):
         return self._described().address_bits
+
+    def has_iova_bitmap(self):
+        return self._described().iova_bitmap
+
+    def vfio_module(self, function):
+        host, state = self._look()
+        card, _ = self._owner(host, state, function)
+        # in modules.alias are names of modules
+        return card.vfio_driver.replace('-', '_')
 
     def guest_writes(self, function: str, **what: str) -> None:
         """Have the guest that has an FPGA region write into it.

@@ -360,6 +360,7 @@ class NvmeOperations(operations.Operations):
             found, mine, faults = self._nvme(host, state, function)
             if faults.get('reset'):
                 raise sysfs.error(errno.EBUSY, function)
+            found.ends(mine, 'controller reset')
             for vf in mine['vfs']:
                 vf['online'] = False
 

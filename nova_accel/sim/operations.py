@@ -20,6 +20,8 @@ class Host:
     disable_denylist: bool
     #: of physical addresses
     address_bits: int
+    #: whether VFIO can report what a device has written
+    iova_bitmap: bool
     #: PCI address of the physical function -> card
     cards: dict[str, card.Card]
 

@@ -1,5 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""QAT cards under the kernel's drivers, from the sources of Linux 6.16."""
+"""QAT cards under the kernel's drivers, from the sources of Linux 6.16.
+
+Below drivers/crypto/intel/qat/qat_common: state and services of adf_sysfs.c,
+VFs of adf_sriov.c, the heartbeat of adf_heartbeat.c, errors of
+adf_sysfs_ras_counters.c.
+"""
 
 import dataclasses
 import errno

@@ -12,10 +12,11 @@ from nova_accel.sim import tree as sysfs
 
 #: operations that only ask. Others change the host, and are refused
 QUESTIONS = frozenset((
-    'mounted_devices', 'offers_xclbin', 'physical_address_bits',
+    'has_iova_bitmap', 'mounted_devices', 'offers_xclbin',
+    'physical_address_bits',
     'read_device_serial', 'read_firmware', 'read_nvme', 'read_nvme_health',
     'read_nvme_sanitize', 'read_nvme_vfs', 'read_qat_heartbeat',
-    'read_signatures', 'xclbin_layout'))
+    'read_signatures', 'vfio_module', 'xclbin_layout'))
 #: an attribute that exists and was not read
 UNREAD = sysfs.Errno(errno.ENODATA)
 _TEXTS = (str, bytes)

@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """PTP hardware clocks: OCP time cards under ptp_ocp, and other clocks.
 
+Attributes and their texts are those of drivers/ptp/ptp_ocp.c and ptp_sysfs.c of
+Linux 7.2. What a reset leaves, SETTINGS, is an assumption.
+
 The fault "attributes" sets values that change on real cards, such as the
 offset.
 """
@@ -72,6 +75,8 @@ class TimeCard(ClockCard):
     offset: int | None = 0
     #: as devlink shows it
     firmware: str = '32771'
+    #: that the kernel has given it
+    interrupts: int = 17
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
@@ -80,6 +85,10 @@ class TimeCard(ClockCard):
     }
     #: what the card has when it was reset, beside the source
     SETTINGS: ClassVar[dict] = {
+        'tod_correction': '0', **{f'freq{n}/seconds': '0' for n in range(1, 5)},
+        # period, duty, phase, polarity, start
+        **{f'gen{n}/signal': '0 0 0 0 1970-01-01T00:00:00 TAI'
+           for n in range(1, 5)},
         'utc_tai_offset': '37', 'ts_window_adjust': '0', 'irig_b_mode': '0',
         'sma1': 'IN: 10Mhz', 'sma2': 'IN: PPS1', 'sma3': 'OUT: 10Mhz',
         'sma4': 'OUT: PHC'}
@@ -96,7 +105,8 @@ class TimeCard(ClockCard):
             gnss=item.take('gnss', reader.text, 'SYNC') if tells else None,
             source=item.take('source', reader.text, 'PPS'),
             offset=item.take('offset', int, 0) if tells else None,
-            firmware=item.take('firmware', reader.text, '32771'))
+            firmware=item.take('firmware', reader.text, '32771'),
+            interrupts=item.take('interrupts', int, 17))
 
     def fresh(self, state):
         return {**super().fresh(state), 'serial': self.serial,
@@ -116,16 +126,22 @@ class TimeCard(ClockCard):
             return
         ptp = f'ptp{mine["number"]}'
         attributes: sysfs.Directory = {
-            'serialnum': mine['serial'], **mine['settings'],
+            'serialnum': mine['serial'],
             'available_clock_sources':
                 'NONE TOD IRIG PPS PTP RTC DCF REGS EXT',
             'ptp': sysfs.Link(f'{self.place()}/ptp/{ptp}')}
+        for path, text in mine['settings'].items():
+            group, _, name = path.rpartition('/')
+            (attributes.setdefault(group, {}) if group else attributes)[
+                name] = text
         if self.gnss is not None:
             attributes.update(
                 gnss_sync=self.gnss, clock_status_offset=str(self.offset),
                 clock_status_drift='0')
         self.add_class(tree, function, 'timecard', f'ocp{mine["number"]}',
                        attributes)
+        function['msi_irqs'] = {
+            str(24 + n): 'msi' for n in range(self.interrupts)}
 
 
 _product = reader.checked(lambda v: v in PRODUCTS,
@@ -144,10 +160,22 @@ class TimecardOperations(operations.Operations):
             if refused or attribute not in mine['settings']:
                 raise sysfs.error(getattr(errno, refused or 'ENOENT'),
                                   attribute)
-            mine['settings'][attribute] = value
+            if (attribute.startswith('gen')
+                    and found.interrupts <= 10 + int(attribute[3])):
+                # signal_out[] of ptp_ocp.c has nothing there: the kernel ends
+                # the thread that writes
+                raise RuntimeError('Oops: ptp_ocp_signal_enable')
+            # signal_store() in ptp_ocp.c takes up to four numbers
+            mine['settings'][attribute] = (
+                TimeCard.SETTINGS[attribute] if attribute.startswith('gen')
+                and value == '0' else value)
 
     def read_firmware(self, function):
-        found, mine = self._timecard(*self._look(), function)
+        host, state = self._look()
+        found, _ = self._owner(host, state, function)
+        if not isinstance(found, TimeCard):
+            return {'fw.version': found.firmware} if found.firmware else {}
+        found, mine = self._timecard(host, state, function)
         return ({'fw': mine['firmware']} if mine['driver'] == found.driver
                 else {})
 

@@ -142,6 +142,12 @@ def errors(attribute: str, **counts: int) -> str:
 _ERRORS = {attribute: errors(attribute) for attribute in _ERROR_NAMES}
 
 
+def is_for_vfio(driver: str | None) -> bool:
+    """Whether a driver is vfio-pci or a variant of it, by its name: those of
+    Linux 7.2 below drivers/vfio/pci all end so."""
+    return bool(driver) and str(driver).replace('_', '-').endswith('vfio-pci')
+
+
 def add_function(tree, place, ids, class_code, driver, group):
     """Add a PCI function with the attributes that all functions have.
 
@@ -160,7 +166,7 @@ def add_function(tree, place, ids, class_code, driver, group):
         'class': class_code, 'revision': '0x00', 'numa_node': '-1',
         'driver_override': 'vfio-pci' if driver == 'vfio-pci' else '(null)',
         # vfio-pci enables a function when a guest opens it
-        'enable': '0' if driver in (None, 'vfio-pci') else '1',
+        'enable': '0' if driver is None or is_for_vfio(driver) else '1',
         'config': config.ljust(64, b'\0'),
         **_ERRORS, 'power_state': 'D0',
         'current_link_width': '16', 'max_link_width': '16',
@@ -176,6 +182,9 @@ def add_function(tree, place, ids, class_code, driver, group):
         made['driver'] = Link(f'bus/pci/drivers/{driver}')
         tree['bus']['pci']['drivers'].setdefault(driver, {})[address] = (
             Link(place))
+    if is_for_vfio(driver):
+        # vfio_device_fs_init() of Linux 6.1
+        made['vfio-dev'] = {'vfio0': {}}
     if group is not None:
         made['iommu_group'] = Link(f'kernel/iommu_groups/{group}')
         tree['kernel']['iommu_groups'].setdefault(

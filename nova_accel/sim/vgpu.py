@@ -21,6 +21,9 @@ from nova_accel.sim import tree as sysfs
 FRAMEWORKS = ('mdev', 'sriov-mdev', 'vendor-vfio', 'sriov')
 
 _MDEV_BUS = 'class/mdev_bus'
+#: of sysfs-driver-intel-xe-sriov in Documentation/ABI/testing of Linux
+_BULK = frozenset(f'sriov_admin/.bulk_profile/{name}' for name in (
+    'vram_quota', 'exec_quantum_ms', 'preempt_timeout_us'))
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
@@ -169,6 +172,10 @@ class VgpuCard(MdevParent):
     framework: str = 'mdev'
     #: whether the catalogs of VFs have a header line
     header: bool = True
+    #: MiB that the VFs of a GPU under xe share
+    vram_mib: int = 0
+    #: version of the driver nvidia
+    driver_version: str = '550.54.16'
 
     @classmethod
     def describe(cls, item):
@@ -177,6 +184,9 @@ class VgpuCard(MdevParent):
             'mdev')
         fields = {'framework': framework,
                   'header': item.take('header', reader.boolean, True),
+                  'driver_version': item.take(
+                      'driver_version', reader.text, '550.54.16'),
+                  'vram_mib': item.take('vram_mib', reader.natural, 0),
                   **cls.describe_shares(item, mixed=False),
                   **super(MdevParent, cls).describe(item)}
         if framework != 'sriov':
@@ -218,10 +228,24 @@ class VgpuCard(MdevParent):
 
     def make_vfs(self, state, mine, count):
         super().make_vfs(state, mine, count)
+        if not count:
+            # all provisioning is released (sysfs-driver-intel-xe-sriov)
+            mine.pop('quotas', None)
+        elif self.driver == 'xe':
+            # equal parts, unless the operator has said what each gets
+            mine.setdefault('quotas', {}).setdefault(
+                'vram_quota', str((self.vram_mib << 20) // count))
         for vf in mine['vfs']:
             vf.update(type='0', open=False)
 
     def write(self, mine, vf, attribute, value):
+        if self.driver == 'xe' and vf is None and attribute in _BULK:
+            name = attribute.rpartition('/')[2]
+            if name == 'vram_quota' and int(value) > self.vram_mib << 20:
+                # the firmware refuses (sysfs-driver-intel-xe-sriov)
+                raise sysfs.error(errno.EIO, self.address)
+            mine.setdefault('quotas', {})[name] = value
+            return
         if (self.framework != 'vendor-vfio' or vf is None
                 or attribute != 'nvidia/current_vgpu_type'):
             super().write(mine, vf, attribute, value)
@@ -266,9 +290,21 @@ class VgpuCard(MdevParent):
 
     def add(self, tree, mine, group):
         card.Card.add(self, tree, mine, group)
+        if self.driver == 'nvidia':
+            tree['module']['nvidia'] = {'version': self.driver_version}
 
     def add_physical(self, tree, mine, function):
         self._add_shares(tree, mine, self.address, function)
+
+        if self.driver == 'xe' == mine['driver']:
+            # those of .bulk_profile can be written only
+            function['sriov_admin'] = {'.bulk_profile': {
+                path.rpartition('/')[2]: sysfs.Errno(errno.EACCES)
+                for path in _BULK}, **{
+                f'vf{n + 1}': {'profile': {
+                    'exec_quantum_ms': '0', 'preempt_timeout_us': '0',
+                    'vram_quota': '0', **mine.get('quotas', {})}}
+                for n in range(self.total_vfs)}}
 
     def add_virtual(self, tree, mine, n, function):
         self._add_shares(tree, mine, self.vf_address(n), function)

@@ -20,7 +20,7 @@ from nova_accel.sim import xclbin
 #: product -> device ids of management and user function
 PRODUCTS = {
     'U200': ('5000', '5001'), 'U250': ('5004', '5005'),
-    'U50': ('5020', '5021'), 'U55C': ('505c', '505d'),
+    'U280': ('500c', '500d'), 'U50': ('5020', '5021'), 'U55C': ('505c', '505d'),
     'V70': ('5094', '5095'),
 }
 #: products whose driver does not record what it programmed
@@ -137,6 +137,8 @@ class XrtCard(card.Card):
                 raise sysfs.error(errno.ENOENT, attribute)
             mine['fetches'] = value != '0'
             return None
+        # icap's platform_reset_axi_gate(), which says nothing of how it ended,
+        # and is not there on Versal (xclmgmt_ocl_reset() in mgmt-core.c)
         if not self.versal:
             card.forget(mine, 0, 'registers')
         if self.faulty(mine).get('reset_kills'):
@@ -299,7 +301,7 @@ class XrtOperations(operations.Operations):
     def xclbin_layout(self, function):
         return firmware.layout(self._xclbins(), function)
 
-    def close_mailbox(self, function, requests):
+    def close_mailbox(self, function, requests, opens=0):
         with self._update() as (host, state):
             found, _ = self._owner(host, state, function)
             mine = state['cards'][found.address]
@@ -312,7 +314,7 @@ class XrtOperations(operations.Operations):
                 return
             if fault:
                 raise sysfs.error(getattr(errno, fault), function)
-            mine['mailbox'] |= requests
+            mine['mailbox'] = (mine['mailbox'] | requests) & ~opens
 
     def loaded_xclbin(self, function):
         """The UUID of what the card carries, None where it is nothing; no

@@ -78,7 +78,7 @@ class Cards(file.File):
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
-        """Another card is at an address than before: from elsewhere, or back.
+        """Another card is at an address than before: it came, or returned.
 
         What is known of the card goes with it; of the one that was there it
         stays, for its return.
@@ -188,27 +188,27 @@ class Cards(file.File):
         """Return the devices that no other server may get; from memory."""
         return self._known.disabled
 
-    def disable(self, word: model.Disabled,
+    def disable(self, row: model.Disabled,
                 instead: Iterable[model.Disabled] = ()) -> None:
-        """:param instead: words that it replaces."""
-        self._change_disabled(instead, [word])
+        """:param instead: rows that it replaces."""
+        self._change_disabled(instead, [row])
 
-    def enable(self, words: Iterable[model.Disabled]) -> None:
-        """The operator takes these words back."""
-        self._change_disabled(words, ())
+    def enable(self, gone: Iterable[model.Disabled]) -> None:
+        """Remove rows of disabled devices."""
+        self._change_disabled(gone, ())
 
     def _change_disabled(self, old, new):
         with self._transaction() as db, self._facts(db):
-            for word in old:
+            for row in old:
                 db.execute(
                     'UPDATE cards SET disabled = NULL WHERE serial = ?1 AND '
                     "(?1 <> '' OR address = ?2)",
-                    (word.serial, word.device_address))
-            for word in new:
+                    (row.serial, row.device_address))
+            for row in new:
                 db.execute(
                     'UPDATE cards SET disabled = ?, since = ? WHERE number = '
-                    '?', (word.reason, word.since, rows.card(
-                        db, word.device_address, word.serial)))
+                    '?', (row.reason, row.since, rows.card(
+                        db, row.device_address, row.serial)))
 
     @contextlib.contextmanager
     def _facts(self, db):

@@ -2,7 +2,7 @@
 """The persistent store of a compute host: claims, and what devices were.
 
 nova-compute writes it. The operator's commands write tables of their own, which
-nova-compute polls with look().
+nova-compute polls with refresh().
 """
 
 from collections.abc import Iterable
@@ -60,10 +60,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             # from the file: another process writes this table
             disabled = rows.disabled(db)
             for claim in claims:
-                if any(word.means(claim.device_address, claim.serial)
-                       for word in disabled):
+                if any(row.card.means(claim.card) for row in disabled):
                     raise exception.DeviceUnavailable(
-                        f'Server {claim.instance_uuid} was to get '
+                        f'Server {claim.instance_uuid} cannot get '
                         f'{claim.handle.address}, which the operator has '
                         f'disabled: the build is retried on another host.')
             self._add_claims(db, claims)
@@ -86,7 +85,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             if claims:
                 self._add_claims(db, claims)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read what commands have written since the last call.
 
         Where they have not, this reads memory that SQLite shares between

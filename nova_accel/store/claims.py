@@ -46,13 +46,13 @@ class Claims(file.File):
                 if holder is None:
                     raise
                 # the owner of the one is not told who the other is
-                LOG.warning('Server %s was to get %s, which server %s '
+                LOG.warning('Server %s cannot get %s, which server %s '
                             'holds', claim.instance_uuid,
                             claim.handle.address, holder[0])
                 raise exception.ClaimConflict(
-                    f'Server {claim.instance_uuid} was to get '
+                    f'Server {claim.instance_uuid} cannot get '
                     f'{claim.handle.address}, which another server '
-                    f'holds: the build has to go elsewhere.') from None
+                    f'holds: the build is retried on another host.') from None
         self._change(claims=_in_order((*self._known.claims, *claims)))
 
     def claims(self, instance_uuid: str | None = None,

@@ -83,7 +83,7 @@ class File:
             lambda: timeout, exception.AcceleratorsUnavailable)
         self._timeout = timeout
         self._generation = 0
-        #: PRAGMA data_version when look() last read the file
+        #: PRAGMA data_version when refresh() last read the file
         self._data_version: int | None = None
         self._known = Memory()
         #: what it will be when the transaction under way ends, if it changes

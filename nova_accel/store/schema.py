@@ -2,7 +2,8 @@
 """The tables of the claim store, and how stores of earlier releases get them.
 
 A store has a version (PRAGMA user_version). Stores are taken over of release
-0.1, of this one, and of the last commit before it that wrote another version.
+0.1, of this one, and of the last commits before it that wrote another version,
+8 and 9.
 """
 
 import json
@@ -60,7 +61,8 @@ CREATE TABLE IF NOT EXISTS handovers (
     method TEXT NOT NULL,
     before TEXT NOT NULL,
     after TEXT NOT NULL,
-    result TEXT NOT NULL
+    result TEXT NOT NULL,
+    since TEXT NOT NULL DEFAULT ''
 )"""
 
 _OF_DEVICE = (
@@ -149,7 +151,7 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
     """Version 0, without a number: the store of release 0.1, which becomes as
     one of version 8.
 
-    Also of one that was given back to release 0.1; docs/source/operate/host.rst
+    Also of one that release 0.1 has used since; docs/source/operate/host.rst
     says how. For 0.1, which reads claims by position, the order of the columns
     stays.
     """
@@ -159,7 +161,7 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
         if old in columns:
             db.execute(f'ALTER TABLE claims RENAME COLUMN {old} TO {new}')
     # release 0.1 did not write this for handles that are made on demand, and
-    # took back what was made in every state but this one; nor does it mark
+    # removed what was made in every state but this one; nor does it mark
     # regions that a guest may have had, which are cleaned now
     db.execute("UPDATE claims SET prepared = 1 "
                "WHERE created_type IS NOT NULL AND state <> 'Initial'")
@@ -184,7 +186,7 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
 def _from_version_8(db: sqlite3.Connection) -> None:
     """Version 8 has what is durable about a card in seven tables, by its
     address, by its serial number, or by its handles."""
-    # there are some in a store that was given back to release 0.1
+    # there are some in a store that release 0.1 has used since
     for statement in (_CARDS, _REGIONS, *_ONE_CARD):
         db.execute(statement)
     db.execute('UPDATE cards SET placed = 0, device = NULL')
@@ -275,11 +277,18 @@ def _ledger_from_version_8(db: sqlite3.Connection) -> None:
         db.execute(f'DROP TABLE IF EXISTS {table}')
 
 
+def _from_version_9(db: sqlite3.Connection) -> None:
+    """Version 9 does not say since when a server had what it released."""
+    _add_column(db, 'handovers', 'since', "TEXT NOT NULL DEFAULT ''")
+
+
 #: version of a store -> how it becomes one of VERSION
-MIGRATIONS = {0: (_from_release_0_1, _from_version_8, _ledger_from_version_8),
-              8: (_from_version_8, _ledger_from_version_8)}
+MIGRATIONS = {0: (_from_release_0_1, _from_version_8, _ledger_from_version_8,
+                  _from_version_9),
+              8: (_from_version_8, _ledger_from_version_8, _from_version_9),
+              9: (_from_version_9,)}
 #: the newest, which this release reads and writes (PRAGMA user_version)
-VERSION = 9
+VERSION = 10
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:

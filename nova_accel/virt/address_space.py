@@ -13,8 +13,6 @@ from nova_accel import model
 
 LOG = logging.getLogger(__name__)
 
-_HOSTS_CPU = ('host-passthrough', 'maximum')
-
 
 def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
               can_emulate: bool, is_new: bool) -> None:
@@ -57,25 +55,19 @@ def widen(xml, sizes: Sequence[int], host_bits: int | None,
     :param can_emulate: see make_room().
     :returns: why a device will not be usable, a clause; '' where all are.
     """
-    large = [size for size in sizes if size >= address_space.LARGE]
-    # QEMU without KVM has 40 bits and no others
-    if not large or not host_bits or xml.virt_type != 'kvm':
+    if not host_bits or max(sizes, default=0) < address_space.LARGE:
         return ''
-    bits = address_space.DEFAULT_BITS
     cpu = xml.cpu
-    if cpu is not None and cpu.maxphysaddr is not None:
-        bits = (host_bits if cpu.maxphysaddr.mode == 'passthrough'
-                else cpu.maxphysaddr.bits or bits)
-    elif cpu is not None and cpu.mode in _HOSTS_CPU:
-        bits = host_bits
-    elif cpu is not None and can_emulate:
-        cpu.maxphysaddr = config.LibvirtConfigGuestCPUMaxPhysAddr()
-        cpu.maxphysaddr.mode = 'emulate'
-        cpu.maxphysaddr.bits = bits = host_bits
-    memory = (xml.memory or 0) << 10
-    fit = address_space.placed(memory, large, bits)
-    if fit == len(large):
-        return ''
-    return (f'of its {len(large)} devices with large memory regions '
-            f'{fit} fit above its {memory >> 30} GiB of memory into {bits} '
-            f'bits of physical addresses')
+    bits: int | None = address_space.DEFAULT_BITS
+    # QEMU without KVM has these and no others
+    if cpu is not None and xml.virt_type == 'kvm':
+        asked = cpu.maxphysaddr
+        bits = address_space.guest_bits(
+            host_bits, cpu.mode, asked and asked.mode,
+            asked and asked.bits)
+        if bits is None and can_emulate:
+            cpu.maxphysaddr = config.LibvirtConfigGuestCPUMaxPhysAddr()
+            cpu.maxphysaddr.mode = 'emulate'
+            cpu.maxphysaddr.bits = bits = host_bits
+    return address_space.unseen((xml.memory or 0) << 10, sizes,
+                                bits or address_space.DEFAULT_BITS)

@@ -24,13 +24,14 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import request
+from nova_accel.virt import consumers
 from nova_accel.virt import guest as guest_devices
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 #: how often a write to Placement is tried where others write as well
 _TRIES = 5
-#: beginnings of the extra specs that request.parse() looks at
+#: beginnings of the extra specs that request.parse() reads
 _OURS = ('resources', 'accel', 'function', 'bitstream')
 
 
@@ -42,6 +43,9 @@ class NovaCloud:
         self._driver = driver
         #: devices in guest XML and in running guests
         self.hostdevs = guest_devices.Hostdevs(driver._set_managed_mode)
+        self._consumers = consumers.Consumers(
+            lambda url, version: self._answer(self._get(url, version)),
+            self._allocations_of, self._copy_of)
 
     def admin_context(self):
         return nova_context.get_admin_context()
@@ -59,10 +63,12 @@ class NovaCloud:
                 context, consumer_uuid)['allocations']
         except (nova_exception.ConsumerAllocationRetrievalFailed,
                 ks_exc.ClientException) as error:
+            # the error of keystoneauth has the address
+            asked = (f'Placement was asked what is allocated to '
+                     f'{consumer_uuid}, and did not say')
             raise exception.PlacementUnavailable(
-                f'Placement was asked what is allocated to {consumer_uuid}, '
-                f'and did not say ({_short(error)}): see that it answers '
-                f'nova-compute, and try again.') from error
+                f'{asked} ({_short(error)}): see that it answers '
+                f'nova-compute, and try again.', found=asked) from error
 
     def put_back(self, server_uuid, resources):
         context, client = self.admin_context(), self._placement
@@ -82,36 +88,59 @@ class NovaCloud:
                 ks_exc.ClientException) as error:
             reason = _short(error)
         raise exception.PlacementUnavailable(
-            f'What server {server_uuid} holds was to be allocated to it '
+            f'What server {server_uuid} holds had to be allocated to it '
             f'again, and Placement has not done so ({reason}): it is tried '
             f'again.')
 
     def consumers(self, provider_uuid):
+        return {*self._allocations_of(provider_uuid)}
+
+    def consumers_of(self, provider_uuids):
+        return self._consumers.of(provider_uuids)
+
+    def _allocations_of(self, provider_uuid):
         try:
-            return set(self._placement.get_allocations_for_resource_provider(
-                self.admin_context(), provider_uuid).allocations)
+            return self._placement.get_allocations_for_resource_provider(
+                self.admin_context(), provider_uuid).allocations
         except (nova_exception.ResourceProviderAllocationRetrievalFailed,
                 ks_exc.ClientException) as error:
             if _is_absent(error):
                 # Placement removes no provider that is allocated
-                return set()
+                return {}
             raise exception.PlacementUnavailable(
                 f'Placement was asked who uses provider {provider_uuid}, and '
                 f'did not say ({_short(error)}): see that it answers '
                 f'nova-compute.') from error
 
+    def _copy_of(self, provider_uuid):
+        """Generation and inventory of a provider in Nova's copy; None where
+        that does not have it."""
+        try:
+            data = self._placement._provider_tree.data(provider_uuid)
+        except ValueError:
+            return None
+        return data.generation, data.inventory
+
+    def _get(self, url, version):
+        """What Placement answers, None where it does not answer at all.
+
+        :raises PlacementUnavailable: it cannot be reached.
+        """
+        try:
+            return self._placement.get(url, version=version)
+        except ks_exc.ClientException as error:
+            raise exception.PlacementUnavailable(
+                f'Placement was asked for {url}, and did not answer '
+                f'({_short(error)}): see that it answers nova-compute.',
+                found=f'Placement was asked for {url}, and did not answer'
+            ) from error
+
     def find_providers(self, trait=None, uuid=None, name=None):
         query = {'required': trait, 'uuid': uuid, 'name': name}
         url = '/resource_providers?' + parse.urlencode(
             {key: value for key, value in query.items() if value})
-        try:
-            # 1.18: required
-            response = self._placement.get(url, version='1.18')
-        except ks_exc.ClientException as error:
-            raise exception.PlacementUnavailable(
-                f'Placement was asked for {url}, and did not answer '
-                f'({_short(error)}): see that it answers nova-compute.'
-            ) from error
+        # 1.18: required
+        response = self._get(url, '1.18')
         if (response is not None and response.status_code == 400
                 and 'Invalid trait' in response.text):
             # no provider ever had it
@@ -119,8 +148,21 @@ class NovaCloud:
         return {provider['uuid'] for provider
                 in self._answer(response)['resource_providers']}
 
+    def make_trait(self, trait):
+        url = f'/traits/{trait}'
+        try:
+            # 1.6: custom traits
+            response = self._placement.put(url, {}, version='1.6')
+        except ks_exc.ClientException as error:
+            raise exception.PlacementUnavailable(
+                f'Placement was asked to know {trait}, and did not answer '
+                f'({_short(error)}): see that it answers nova-compute.'
+            ) from error
+        if response is None or response.status_code not in (201, 204):
+            self._answer(response)
+
     def reporting(self):
-        # a report under way would overwrite ours with what it copied before;
+        # a report under way would overwrite it with what it copied before;
         # the lock of nova.utils.synchronized, which is for functions only
         return lockutils.lock(
             resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)
@@ -142,7 +184,7 @@ class NovaCloud:
                 refused)
             refused = False
             if inventory is not None:
-                # of an operator's own type Placement may have no class yet
+                # Placement may lack the class of an operator's own type
                 client._ensure_resource_classes(
                     context, inventory.keys() - found['inventories'].keys())
                 generation = self._put(
@@ -159,7 +201,7 @@ class NovaCloud:
             if generation is not None:
                 return generation
         raise exception.PlacementUnavailable(
-            f'Provider {provider_uuid} was to be shown in Placement, and '
+            f'Provider {provider_uuid} had to be shown in Placement, and '
             f'others changed it {_TRIES} times meanwhile: the next report '
             f'shows it.')
 
@@ -209,7 +251,7 @@ class NovaCloud:
             return nova_glance.GlanceClientWrapper(
                 context,
                 endpoint=nova_glance.generate_glance_url(context)).client
-        # at run time and at host boot there is no user
+        # no user asks at run time and at host boot
         return self.service_images()
 
     def service_images(self):
@@ -271,7 +313,7 @@ class NovaCloud:
         the record: the config drive is made of that.
 
         Nova lets no owner write metadata meanwhile (check_instance_state of
-        nova.compute.api.API.update_instance_metadata), so that none is lost.
+        nova.compute.api.API.update_instance_metadata): none is lost.
 
         :param instance: nova.objects.Instance
         """
@@ -300,12 +342,27 @@ class NovaCloud:
     def detach(self, instance_uuid, handles):
         self.hostdevs.detach(self._guest(instance_uuid), handles)
 
-    def attach(self, instance_uuid, handles):
+    def attach(self, instance_uuid, handles, lasts=False):
         # a guest that was shut down meanwhile gets them when it starts
         with contextlib.suppress(nova_exception.InstanceNotFound):
             guest = self._guest(instance_uuid)
             if guest.is_active():
-                self.hostdevs.attach(guest, handles)
+                self.hostdevs.attach(guest, handles, lasts)
+                self._describe(instance_uuid)
+
+    def _describe(self, instance_uuid):
+        """Have the guest read in its metadata which device is where now."""
+        context = self.admin_context()
+        try:
+            instance = objects.Instance.get_by_uuid(
+                context, instance_uuid, expected_attrs=['device_metadata'])
+            instance.device_metadata = self._driver._build_device_metadata(
+                context, instance)
+            instance.save()
+        except Exception as error:
+            LOG.warning('The metadata of server %s do not say which '
+                        'accelerator is where in its guest now (%s): they do '
+                        'when it is hard rebooted.', instance_uuid, error)
 
     def _guest(self, instance_uuid):
         return self._driver._host.get_guest(
@@ -382,7 +439,7 @@ def _is_too_late(response) -> bool:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Whether Placement answered that there is no such provider.
+    """Return whether Placement answered that it has no such provider.
 
     A second request could find it: the report of nova-compute creates
     providers meanwhile.

@@ -3,8 +3,8 @@
 
 Overrides only, in the order of a server's life. Each says when Nova calls it;
 one method of accelerators, or of the rooms beside this file, answers. super()
-always does Nova's own work, and a server that holds nothing of ours takes
-Nova's way alone. References are to nova 34; where releases differ the
+always does Nova's own work, and a server without accelerators takes
+Nova's way alone. Facts about Nova are of nova 34; where releases differ the
 arguments that we do not read are passed through.
 """
 
@@ -19,6 +19,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
 from oslo_utils import excutils
 
+from nova_accel.attach import drill
 from nova_accel.attach import maintenance
 from nova_accel.attach import metrics
 from nova_accel.attach import notices
@@ -37,11 +38,17 @@ from nova_accel.virt import address_space
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
 from nova_accel.virt import errors
+from nova_accel.virt import guest_devices
 from nova_accel.virt import guest_nodes
+from nova_accel.virt import live_migration
 
 CONF = conf.CONF
 _REBUILDS = (task_states.REBUILDING, task_states.REBUILD_SPAWNING,
              task_states.REBUILD_BLOCK_DEVICE_MAPPING)
+#: how often the deletion of an allocation is tried
+_DELETIONS = 3
+#: mark of the method that does so; the client is that of the process
+_TRIES_AGAIN = '_nova_accel_tries_again'
 
 
 class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
@@ -67,8 +74,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.accelerators = found
         self.reconciler = reconcile.Reconciler(found, self.cloud)
         self.runtime = runtime.RuntimeProgramming(found, self.cloud)
+        self.live_migrations = live_migration.LiveMigrations(
+            found, self.cloud, self._host.has_min_version)
         owners.Owners(found, self.cloud)
-        notices.Notices(found, self.cloud)
+        drill.Drill(found, self.cloud, notices.Notices(found, self.cloud))
         metrics.MetricsFile(found)
         maintenance.Maintenance(found, self.cloud)
 
@@ -78,7 +87,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At start, before anything else: find devices, read claims.
 
         Before Nova's own: Nova 31 makes the mediated devices of guests again
-        and has to know which are ours.
+        and has to know which are nova_accel's.
         """
         self._host_name = host
         self._waker.start()
@@ -96,6 +105,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             guest_nodes.GuestNodes(self.accelerators).watch(manager)
             self._watch_first_report(manager)
             self._watch_failed_rebuilds(manager)
+            self._watch_deletions(manager)
             manager.add_periodic_task(self._runtime_programming())
 
     def _watch_first_report(self, manager):
@@ -113,15 +123,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 raise
             finally:
                 self._starting = False
-            self.accelerators.reported()
+            self.accelerators.report_written()
         manager.pre_start_hook = watched
 
     def _watch_failed_rebuilds(self, manager):
         """Where a rebuild fails, Nova deletes what Placement has allocated to
         the server on this host, as after an evacuation to it that failed
         (ComputeManager.rebuild_instance, 31 to 34). A server of this host
-        stays, with its devices: they stay allocated, so that they count for
-        its project, and no other server is sent to them."""
+        stays, with its devices: they stay allocated, count for its project,
+        and no other server is sent to them."""
         delete = getattr(manager.rt,
                          'delete_allocation_for_evacuated_instance', None)
         if delete is None:
@@ -137,12 +147,36 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         manager.rt.delete_allocation_for_evacuated_instance = watched
 
     @staticmethod
+    def _watch_deletions(manager):
+        """Placement refuses to delete what is allocated from several
+        providers while one of them is written: all its tries are in one
+        transaction. A new request succeeds, and Nova makes none after a move
+        (ComputeManager._delete_allocation_after_move, 31 to 34): the server
+        would be in ERROR because its old device is shown as free just then."""
+        client = getattr(manager, 'reportclient', None)
+        delete = getattr(client, 'delete_allocation_for_instance', None)
+        if delete is None or hasattr(delete, _TRIES_AGAIN):
+            return
+
+        @functools.wraps(delete)
+        def watched(*args, **kwargs):
+            for _ in range(_DELETIONS - 1):
+                try:
+                    return delete(*args, **kwargs)
+                except nova_exception.AllocationDeleteFailed as error:
+                    if 'conflict' not in str(error):
+                        raise
+            return delete(*args, **kwargs)
+        setattr(watched, _TRIES_AGAIN, True)
+        manager.reportclient.delete_allocation_for_instance = watched
+
+    @staticmethod
     def _runtime_programming():
         @periodic_task.periodic_task(
             spacing=CONF.accel.runtime_programming_interval,
             name='accel_runtime_programming')
         def program_at_run_time(manager, context):
-            manager.driver.runtime.start_run()
+            manager.driver.runtime.background.start()
         return program_at_run_time
 
     def cleanup_host(self, host):
@@ -244,6 +278,17 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 is_new=instance.vm_state == vm_states.BUILDING)
         return guest
 
+    def _build_device_metadata(self, context, instance):
+        """Wherever Nova notes which devices the guest has: at each start, and
+        when a disk, a network card or a share is attached."""
+        found = super()._build_device_metadata(context, instance)
+        roles = self.accelerators.roles(instance.uuid)
+        if not roles:
+            return found
+        return guest_devices.with_accelerators(
+            found, self._host.get_guest(instance).get_xml_desc(), roles,
+            self.accelerators.kernel)
+
     def _handles_to_start(self, context, instance):
         with self._translated(instance):
             return self.accelerators.handles_to_start(
@@ -253,8 +298,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # Nova's own vGPUs
 
     def _vgpu_allocations(self, allocations):
-        """At each start of a guest: what Nova is to make itself, among which
-        may be ours where standard resource classes are in force."""
+        """At each start of a guest: what Nova must make itself, among which
+        may be nova_accel's where standard resource classes are in force."""
         own = self.accelerators.inventory.providers()
         return super()._vgpu_allocations({
             uuid: allocation for uuid, allocation
@@ -264,7 +309,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _get_all_assigned_mediated_devices(self, instance=None):
         """At hard reboot, rescue, revert and, with Nova 31, at start: what
         Nova makes again, or puts into guest XML as it was in the old one.
-        Of ours the claims say who has them."""
+        Of nova_accel's the claims say who has them."""
         own = self.accelerators.mediated_devices()
         return {
             uuid: guest for uuid, guest in
@@ -326,9 +371,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """After a cold snapshot, where Nova does not call resume()."""
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
-        handles = self.accelerators.handles(instance.uuid)
-        if handles and guest.is_active():
-            self.cloud.hostdevs.attach(guest, handles)
+        if handles := self.accelerators.handles(instance.uuid):
+            self.cloud.attach(instance.uuid, handles)
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
                                   **kwargs):
@@ -359,15 +403,84 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     # A server moves
 
-    def check_can_live_migrate_source(self, context, instance, *args,
-                                      **kwargs):
-        """Before a live migration, where nova-api has not refused it."""
-        if self.accelerators.handles(instance.uuid):
-            raise nova_exception.MigrationPreCheckError(
-                reason=f'Server {instance.uuid} has accelerators, which '
-                       f'cannot move while it runs: migrate it cold.')
-        return super().check_can_live_migrate_source(
+    def check_can_live_migrate_destination(self, context, instance, *args,
+                                           **kwargs):
+        """At live migration, on the destination: the first we hear of it."""
+        data = super().check_can_live_migrate_destination(
             context, instance, *args, **kwargs)
+        self.live_migrations.offer(instance, data)
+        return data
+
+    def check_can_live_migrate_source(self, context, instance,
+                                      dest_check_data, *args, **kwargs):
+        """At live migration, on the source, for the destination."""
+        self.live_migrations.check_source(instance, dest_check_data)
+        return super().check_can_live_migrate_source(
+            context, instance, dest_check_data, *args, **kwargs)
+
+    def check_source_migrate_data_at_dest(
+            self, ctxt, instance, migrate_data, migration, limits, allocs):
+        """At live migration, on the destination: the last of the checks."""
+        # Nova's own mediated devices would take its place
+        moved = live_migration.moved(migrate_data)
+        data = super().check_source_migrate_data_at_dest(
+            ctxt, instance, migrate_data, migration, limits, allocs)
+        self.live_migrations.check_destination(
+            instance, data, migration, allocs, moved)
+        return data
+
+    def pre_live_migration(self, context, instance, block_device_info,
+                           network_info, disk_info, migrate_data):
+        """At live migration, on the destination."""
+        self.live_migrations.prepare(context, instance, migrate_data)
+        try:
+            return super().pre_live_migration(
+                context, instance, block_device_info, network_info, disk_info,
+                migrate_data)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self.live_migrations.release(context, instance)
+
+    def live_migration(self, context, instance, dest, post_method,
+                       recover_method, block_migration=False,
+                       migrate_data=None):
+        """At live migration, on the source. An exception would leave the
+        server in ERROR."""
+        if self.live_migrations.leave(instance, migrate_data):
+            super().live_migration(
+                context, instance, dest, post_method, recover_method,
+                block_migration, migrate_data)
+        else:
+            recover_method(context, instance, dest, migrate_data)
+
+    def post_live_migration_at_source(self, context, instance, network_info):
+        """After a live migration, on the source."""
+        super().post_live_migration_at_source(
+            context, instance, network_info)
+        self.live_migrations.left(context, instance)
+
+    def post_live_migration_at_destination(self, context, instance,
+                                           network_info, *args, **kwargs):
+        """After a live migration, on the destination."""
+        super().post_live_migration_at_destination(
+            context, instance, network_info, *args, **kwargs)
+        self.live_migrations.arrive(context, instance)
+
+    def rollback_live_migration_at_source(self, context, instance,
+                                          migrate_data):
+        """After a live migration that failed, on the source."""
+        super().rollback_live_migration_at_source(
+            context, instance, migrate_data)
+        self.live_migrations.stay(instance)
+
+    def rollback_live_migration_at_destination(self, context, instance,
+                                               *args, **kwargs):
+        """After a live migration that failed, on the destination."""
+        try:
+            super().rollback_live_migration_at_destination(
+                context, instance, *args, **kwargs)
+        finally:
+            self.live_migrations.release(context, instance)
 
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """At resize and cold migration, on the source: what the server has
@@ -437,7 +550,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 context, instance.uuid, model.Role.OLD, wait)
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
-        """In destroy(), and by itself when a resize to another cell is
+        """In destroy(), and alone when a resize to another cell is
         confirmed on the source, which only destroy_vifs tells."""
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):

@@ -51,7 +51,7 @@ def tell_move_refused(error: Exception) -> None:
     :param error: nova.exception.ReshapeFailed
     """
     LOG.critical(
-        'Allocations of servers were to move to the providers that show their '
+        'Allocations of servers must move to the providers that show their '
         'devices now, and Placement refused (%s): nova-compute does not start '
         'before you undo the change of [accel] pools, device_sets or '
         'resource_classes, or correct what Placement names, and start it '
@@ -135,8 +135,8 @@ class Builds:
         return self._contexts.get(instance.uuid)
 
     def may_go_elsewhere(self, instance) -> bool:
-        """Only a boot goes elsewhere: a rebuild that is told to is left
-        ACTIVE without a guest."""
+        """Return whether it may be retried on another host: only a boot. A
+        rebuild that is told to is left ACTIVE without a guest."""
         return (instance.task_state == task_states.SPAWNING
                 and instance.uuid not in self._last_hosts)
 
@@ -146,16 +146,16 @@ class Builds:
         abort with our sentence as the fault. On the last host, translate
         libvirt's errors too.
 
-        :param has_accelerators: whether the server is to have any.
+        :param has_accelerators: whether the server must have any.
         """
         try:
             yield
         except exception.AcceleratorError as error:
             if error.elsewhere and self.may_go_elsewhere(instance):
                 raise nova_exception.ComputeResourcesUnavailable(
-                    reason=told(error, instance)) from error
+                    reason=fault(error, instance)) from error
             raise BuildRefused(instance_uuid=instance.uuid,
-                               reason=told(error, instance)) from error
+                               reason=fault(error, instance)) from error
         except Exception as error:
             if not (instance.uuid in self._last_hosts
                     and is_of_libvirt(error) and has_accelerators()):
@@ -163,18 +163,18 @@ class Builds:
             # libvirt names the other domains of the host, and paths
             LOG.error('libvirt refuses to start server %s with its '
                       'accelerators: %s', instance.uuid, error)
-            said = exception.told(error)
+            said = exception.for_owner(error)
             if CONF.accel.simulated_host:
                 raise BuildRefused(instance_uuid=instance.uuid, reason=(
-                    f'Server {instance.uuid} was to start with devices of a '
+                    f'Server {instance.uuid} cannot start with devices of a '
                     f'simulated host, which libvirt refuses: remove '
                     f'[accel] simulated_host on that host.')) from error
             raise BuildRefused(instance_uuid=instance.uuid, reason=(
-                f'Server {instance.uuid} was to start with its accelerators, '
-                f'and libvirt refuses: {said}')) from error
+                f'Server {instance.uuid} cannot start with its accelerators, '
+                f'because libvirt refuses: {said}')) from error
 
 
-def told(error, instance) -> str:
+def fault(error, instance) -> str:
     """Return what the owner of a server may read of our error, and Nova keeps
     of it; the whole is in the log."""
     room = exception.FAULT
@@ -182,7 +182,7 @@ def told(error, instance) -> str:
         # Nova begins that fault with words of its own
         room -= len(str(nova_exception.InstanceNotRescuable(
             instance_id=instance.uuid, reason='Driver Error: ')))
-    return exception.tell(
+    return exception.for_owner_and_log(
         error, LOG.error, f'Server {instance.uuid}', room)
 
 

@@ -7,7 +7,7 @@ node that is tied to the host node of a device therefore gets a root of its own,
 QEMU's pxb-pcie, and each device a root port below it, which no other device
 can take: libvirt puts devices without an address into any free port.
 
-libvirt keeps the alias of a port, so that the guest itself tells where a
+libvirt keeps the alias of a port: hence the guest itself tells where a
 device was that comes back (port_of).
 """
 

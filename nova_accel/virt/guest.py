@@ -46,13 +46,18 @@ class Hostdevs:
             hostdev.port = ports.get(_address(hostdev))
             xml.add_device(hostdev)
 
-    def attach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
+    def attach(self, guest, handles: Iterable[model.AttachHandle],
+               lasts: bool = False) -> None:
         """Into a running guest, where it has not got them; a device that was
-        in it before comes back to its place."""
+        in it before comes back to its place.
+
+        :param lasts: also into what libvirt starts it from, which has what
+            was in the guest before.
+        """
         for hostdev in self._missing(handles, self.addresses(guest)):
             hostdev.port = expanders.port_of(
                 _address(hostdev), guest.get_xml_desc())
-            guest.attach_device(hostdev, live=True)
+            guest.attach_device(hostdev, persistent=lasts, live=True)
 
     def complete(self, xml: str,
                  handles: Iterable[model.AttachHandle]) -> str:
@@ -91,7 +96,7 @@ class Hostdevs:
         while left := left & self.addresses(guest):
             if time.monotonic() > deadline:
                 raise exception.DeviceError(
-                    f'Guest {guest.uuid} was to give back '
+                    f'Guest {guest.uuid} must release '
                     f'{", ".join(sorted(left))} and did not within '
                     f'{_DETACH_SECONDS} s: stop using the device inside the '
                     f'server, or shut the server down.')
@@ -149,7 +154,15 @@ def _address(device) -> str:
     if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
         return device.uuid
     if isinstance(device, config.LibvirtConfigGuestHostdevPCI):
-        return '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
-            int(part, 16) for part in (
-                device.domain, device.bus, device.slot, device.function)))
+        return pci_address(
+            device.domain, device.bus, device.slot, device.function)
     return ''
+
+
+def pci_address(*parts: str) -> str:
+    """Return a PCI address as in model.AttachHandle.
+
+    :param parts: domain, bus, slot and function as libvirt writes them.
+    """
+    return '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
+        int(part, 16) for part in parts))

@@ -37,7 +37,7 @@ _PARAMETERS = ['self', 'compute_node', 'limit']
 #: of the resource tracker
 _CLAIMS = ('instance_claim', '_move_claim')
 _MARK = '_nova_accel_guest_nodes'
-#: sets of nodes that are looked at, under the lock that each build needs
+#: sets of nodes that are tried, under the lock that each build needs
 _SETS = 32
 
 
@@ -60,14 +60,14 @@ class GuestNodes:
                         'its accelerators')
             return
         for name, claim in zip(_CLAIMS, watched):
-            setattr(tracker, name, self._told(claim))
+            setattr(tracker, name, self._watched(claim))
         setattr(tracker, _MARK, self)
 
-    def _told(self, claim):
+    def _watched(self, claim):
         parameters = inspect.signature(claim)
 
         @functools.wraps(claim)
-        def told(*args, **kwargs):
+        def watched(*args, **kwargs):
             try:
                 given = parameters.bind(*args, **kwargs).arguments
             except TypeError:
@@ -78,7 +78,7 @@ class GuestNodes:
                 return claim(*args, **kwargs)
             finally:
                 self._claiming.allocations = None
-        return told
+        return watched
 
     def suitable(self, claim, compute_node) -> list[tuple[int, ...]]:
         """Return sets of nodes to which a guest may be limited, to be tried

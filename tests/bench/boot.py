@@ -17,7 +17,7 @@ FULL; SQLite waits for the disk once in each while its connection stays open.
 Times are of one process with one interpreter lock, SQLite in place of a
 database server, and without network, libvirt, image or disk: compare them with
 each other. "Ours" are the milliseconds inside our code, each in one place
-only, so that they add up; all but the wait are what we do, and the wait is
+only: they add up; all but the wait are what we do, and the wait is
 what of it a boot has to wait for, since the rest of plug() runs beside what
 Nova does. Not measured: programming, the release, and the periodic report
 (tests.bench.report).

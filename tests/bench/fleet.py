@@ -62,6 +62,7 @@ from nova_accel.scheduler import filters  # noqa: E402
 from nova_accel.scheduler import scheduling  # noqa: E402
 from tests.bench import reuse  # noqa: E402
 from tests.bench import weigh  # noqa: E402
+from tests import scheduling as options  # noqa: E402
 
 FPGA = weigh.FPGA
 REGIONS = weigh.REGIONS
@@ -109,7 +110,7 @@ class Fleet:
         everything = [reuse.Region(n) for n in range(len(self.carried))]
         for region, function in zip(everything, self.carried, strict=True):
             region.function = function
-        busy = [(end, n) for end, n in self.running]
+        busy = list(self.running)
         heapq.heapify(busy)
         taken = {n for _, n in busy}
         idle = [r for n, r in enumerate(everything) if n not in taken]
@@ -150,15 +151,7 @@ class Cloud(test.TestCase):
     def begin(self, fleet, hosts, functions, limit, schedulers, randomize):
         self.fleet = fleet
         self.flags(max_placement_results=limit, group='scheduler')
-        self.flags(
-            available_filters=[
-                'nova.scheduler.filters.all_filters',
-                'nova_accel.scheduler.filters.AcceleratorFilter'],
-            enabled_filters=['ComputeFilter', 'AcceleratorFilter'],
-            weight_classes=[
-                'nova.scheduler.weights.all_weighers',
-                'nova_accel.scheduler.weights.AcceleratorWeigher'],
-            group='filter_scheduler')
+        self.flags(**options.OPTIONS)
         running = self.useFixture(nova_fixtures.PlacementFixture())
         running.conf_fixture.config(
             randomize_allocation_candidates=randomize, group='placement')
@@ -401,7 +394,7 @@ class Cloud(test.TestCase):
 
 
 def measure(hosts, functions, limit, schedulers, requests, load,
-            randomize=False):
+            randomize):
     fleet = Fleet(hosts, functions, load, requests)
     cloud = Cloud()
     cloud.plan = fleet, hosts, functions, limit, schedulers, randomize

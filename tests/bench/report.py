@@ -15,6 +15,9 @@ LibvirtDriver; "LibvirtDriver", the latter; "Placement", the requests, which
 Nova makes (one for each provider of the host: what is allocated from it);
 "rest of Nova", copying and comparing the provider tree. "First" is ours for
 the pass that makes all the providers in the tree, at the start of the service.
+Of the regions also "compared": requests to Placement of a comparison of claims
+(attach.reconcile) where a server has each region, of the first, and of the next
+one in which nothing has changed.
 
 Not measured: looking for devices, which runs in a thread when they may have
 changed, and the network. The times are of a process that has an API, a
@@ -24,6 +27,7 @@ scheduler and Placement beside nova-compute: compare them with each other.
 import functools
 import statistics
 import sys
+import uuid
 
 from nova_accel.store import claim_store
 from tests.bench import boot
@@ -34,6 +38,8 @@ from nova import context
 from nova.scheduler.client import report
 from nova.virt.libvirt import driver as libvirt_driver
 
+from nova_accel import model
+from nova_accel import naming
 from nova_accel.virt.driver import AccelLibvirtDriver
 
 #: ports of a simulated card
@@ -88,6 +94,8 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                     base.card(f'0000:{number // 32:02x}:{number % 32:02x}.0',
                               [base.NLB0, base.NLB3] * (PORTS // 2))
                     for number in range(size // PORTS)]}, passes[0]))
+            print(f'{"":16} compared: {self.compare(f"host{size}")}',
+                  file=boot.OUT, flush=True)
         self.flags(enabled_drivers=['gpu', 'qat'], group='accel',
                    virtual_functions=[f'{qat}=16' for qat in QATS])
         for pools in ('none', 'host'):
@@ -112,6 +120,47 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                 results.append(self.meter.read())
         return (len(tracker.provider_tree.get_provider_uuids(host)), first,
                 results)
+
+    def compare(self, host):
+        """Requests of a comparison, and of the next one."""
+        self.hold_all(host)
+        requests = []
+        for _ in range(2):
+            # Nova's copy is as Placement again, as after five minutes
+            manager = self.computes[host].manager
+            manager.reportclient.clear_provider_cache()
+            manager.rt.update_available_resource(
+                context.get_admin_context(), host)
+            self.meter.clear()
+            manager.driver.reconciler.run()
+            requests.append(sum(
+                count for (_, kind), count in self.meter.counts.items()
+                if kind == 'read'))
+        return requests
+
+    def hold_all(self, host):
+        """Have a server of its own have each region."""
+        accelerators = self.computes[host].driver.accelerators
+        claims = []
+        for provider in accelerators.inventory.providers().values():
+            if provider.region_index is None:
+                continue
+            address, = provider.addresses
+            region = accelerators.inventory.devices[address].region(
+                provider.region_index)
+            name, = naming.accelerators(provider.inventory)
+            server = str(uuid.uuid4())
+            claims.append(model.Claim(
+                uuid=str(uuid.uuid4()), instance_uuid=server,
+                consumer_uuid=server, project_id='one',
+                provider_uuid=provider.uuid, resource_class=name, group='1',
+                device_address=address, region_index=region.index,
+                handle=region.handles[0], state=model.ClaimState.BOUND))
+            self.placement.put(f'/allocations/{server}', {
+                'allocations': {provider.uuid: {'resources': {name: 1}}},
+                'project_id': 'one', 'user_id': 'one',
+                'consumer_generation': None}, version='1.28')
+        accelerators.holdings.claim(claims)
 
     @staticmethod
     def show(name, providers, first, results):

@@ -15,7 +15,7 @@ Placement has them, the best score first and ties by chance; "ours of 3" are
 three schedulers that know of a third of the requests each. "uses per idle
 copy" counts all requests since the start, without decay, and knows of all.
 
-Each rule plays the same traces with the same seeds, so that two rules are
+Each rule plays the same traces with the same seeds: two rules are
 compared seed by seed: the mean of the differences, and its standard error
 (their standard deviation by the root of the number of seeds). The benchmark
 fails in a row where ours is worse than "uses per idle copy", or three
@@ -23,7 +23,7 @@ schedulers are worse than "random", by more than seeds explain: where the mean
 difference is more than two standard errors below zero.
 
 Run with ``python -m tests.bench.reuse [--seeds N] [--requests N] [TRACE...]``.
-No times are measured, so that any machine gives the same figures.
+No times are measured: any machine gives the same figures.
 """
 
 import argparse

@@ -41,8 +41,8 @@ PROFILE = {'name': 'crypto', 'groups': [{
     'accel:function_id': FUNCTION}]}
 #: what compute/api.py of Nova 31 to 34 has block_accelerators() for, without a
 #: version from which on it is allowed
-REFUSED_BY_NOVA = ('What Nova refuses for servers with devices of Cyborg: '
-                   'suspend, resize, cold migration')
+REFUSED_BY_NOVA = ("What Nova refuses with Cyborg's devices: suspend, resize, "
+                   'cold migration')
 
 
 class Story(operations.OperationsTestBase):
@@ -170,13 +170,15 @@ class Story(operations.OperationsTestBase):
         specs = {**base.fpga_flavor(),
                  'trait1:CUSTOM_FPGA_INTEL_PAC_N3000': 'required'}
         self.names['four'] = four = self.boot(specs, expected_state='ERROR')
-        SCREEN.line(f'A card that no host has: "{self.fault(four)}"')
+        SCREEN.line(f'Server four, a card that no host has: '
+                    f'"{self.fault(four)}"')
         wrong = self.upload_bitstream(
             str(uuid.uuid4()), interface=base.SHELL_12)
         self.names['five'] = five = self.boot(
             base.fpga_flavor(bitstream_id=wrong), expected_state='ERROR')
         self.assertIn(base.SHELL_12, self.fault(five))
-        SCREEN.line(f'An image for another shell: "{self.fault(five)}"')
+        SCREEN.line(f'Server five, an image for another shell: '
+                    f'"{self.fault(five)}"')
 
     def operations(self, flavor):
         self.give_credentials()

@@ -55,8 +55,10 @@ class Screen:
         """Begin a step; commands: what a person would type for it."""
         self.steps.append(Step(title, commands, before=self._cards,
                                after=self._cards))
+        heading = f'{len(self.steps)}. {title}'
+        assert len(heading) <= WIDTH, heading
         self.say()
-        self.say(self.paint(f'{len(self.steps)}. {title}', '1;36'))
+        self.say(self.paint(heading, '1;36'))
         if not self.wait:
             return
         for command in commands:

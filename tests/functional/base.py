@@ -35,6 +35,7 @@ from tests import functional
 from tests.functional import cloud
 from tests.functional import process
 from tests import glance_service
+from tests import scheduling as options
 from tests.unit import host as simulated
 
 CONF = conf.CONF
@@ -264,15 +265,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                    runtime_programming_pause=0,
                    bitstream_cache=os.path.join(self.directory, 'cache'),
                    group='accel')
-        self.flags(
-            available_filters=[
-                'nova.scheduler.filters.all_filters',
-                'nova_accel.scheduler.filters.AcceleratorFilter'],
-            enabled_filters=['ComputeFilter', 'AcceleratorFilter'],
-            weight_classes=[
-                'nova.scheduler.weights.all_weighers',
-                'nova_accel.scheduler.weights.AcceleratorWeigher'],
-            group='filter_scheduler')
+        self.flags(**options.OPTIONS)
         # what other clouds of this process were asked for does not count
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.scheduler.filters.SCHEDULINGS',
@@ -289,6 +282,10 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             'placement.requestlog.context', PlacementLogContext))
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.virt.errors.end_process', _end_process))
+        # a report would fork this process, with all its memory, for uptime
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.virt.libvirt.driver.LibvirtDriver.get_host_uptime',
+            lambda driver: '00:00:00 up 1 day, 0 users, load average: 0'))
         with mock.patch.object(nova_fixtures, 'GlanceFixture', RealGlance):
             # that of Nova, not that of a test
             base.ServersTestBase.setUp(self)

@@ -42,8 +42,8 @@ class Options:
 class CloudOfClass:
     """Before Nova's test case among the bases of a class.
 
-    A subclass has build(), which sets up the cloud, remember(), which notes
-    its state, and empty(), which restores that state.
+    A subclass has build(), which sets up the cloud, and for tests that share
+    one remember(), which notes its state, and empty(), which restores that.
     """
 
     #: whether each test gets a cloud of its own: for tests that configure
@@ -102,7 +102,8 @@ class CloudOfClass:
             cloud.stopped = set()
             CloudOfClass._running = cloud
             cloud.build()
-            cloud.remember()
+            if not self._is_fresh():
+                cloud.remember()
         return CloudOfClass._running
 
     def _leave(self):
@@ -149,10 +150,10 @@ class CloudOfClass:
         service = super().start_service(*args, **kwargs)
         stop = service.stop
 
-        def told(*args, **kwargs):
+        def wrapped(*args, **kwargs):
             self.stopped.add(service)
             return stop(*args, **kwargs)
-        service.stop = told
+        service.stop = wrapped
         return service
 
 

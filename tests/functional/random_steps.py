@@ -29,6 +29,8 @@ ACTIONS = {
     'rebuild': (None, 'ACTIVE SHUTOFF ERROR'),
     'resize': (None, 'ACTIVE SHUTOFF'),
     'migrate': ({'migrate': None}, 'ACTIVE SHUTOFF'),
+    'live migrate': ({'os-migrateLive': {
+        'host': None, 'block_migration': 'auto'}}, 'ACTIVE'),
     'confirm': ({'confirmResize': None}, 'VERIFY_RESIZE'),
     'revert': ({'revertResize': None}, 'VERIFY_RESIZE'),
     'shelve': ({'shelve': None}, 'ACTIVE SHUTOFF PAUSED SUSPENDED'),

@@ -230,7 +230,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel2:function_name', 'nlb 0,nlb-1'),
                 ('accel:device_profile', 'nlb'), ('accel:profile', 'nlb'),
                 ('accel1:driver_power_limit', '100'),
-                *((key, value) for key, values in request.PLACE_KEYS.items()
+                *((key, value) for key, values in request.FLAVOR_KEYS.items()
                   for value in values), ('accelerate:foo', 'not ours'),
                 (f'function:CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
                  'required'),

@@ -230,7 +230,7 @@ class GuestTest(operations.OperationsTestBase):
             self.api.post_server_action(self.server['id'], {'suspend': None})
             event = self._wait_for_action_fail_completion(
                 self.server, 'suspend', 'compute_suspend_instance')
-        self.assertIn('was to give back', event['details'])
+        self.assertIn('must release', event['details'])
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
         return asked.call_args

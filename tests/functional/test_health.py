@@ -1,7 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A device of a server is not well: who is told, by real Nova."""
 
+from nova_accel.cmd import orders
+from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 from tests.functional import base
 from tests.functional import process
 
@@ -47,3 +50,56 @@ class HealthTest(base.AcceleratorTestBase):
         self.report()
         self.assertNotIn(naming.SUSPECT, self.traits(REGION))
         self._delete_server(server)
+
+    def test_drill(self):
+        """nova-accel drill: all that real services are told, and that it is
+        over there."""
+        self.flags(health=['act'], group='accel')
+        server = self.boot(self.FLAVOR)
+        self.look()
+        known = claim_store.existing(self.accelerators('compute1').store.path)
+        known.disable(model.Disabled(DEVICE, '', 'a drill', 'now'))
+        process.until(lambda: self.assertIn(
+            DEVICE, self.accelerators('compute1').inventory.disabled()))
+        answer = orders.carry_out(known, 'drill', f'{DEVICE} 0', 120)
+        for place in ('in a notification', 'in Placement',
+                      'in the metadata of 1 servers'):
+            self.assertIn(place, answer)
+        self.until_owner_reads(server)
+        self.assertNotIn(naming.SUSPECT, self.traits(REGION))
+        self.assertEqual([['drill'], []], [
+            n.payload['signals'] for n in self.notifier.notifications
+            if n.event_type == 'accel.device.state'
+            and n.payload['servers'] == [server['id']]][-2:])
+        known.enable(known.disabled())
+        self._delete_server(server)
+        self.report()
+
+    def test_flavors(self):
+        """Placement sends no server that forbids it to a suspect device,
+        and one that asks for it to no other."""
+        self.flags(health=['act'], group='accel')
+        trait = f'trait1:{naming.SUSPECT}'
+        forbids, asks = ({**self.FLAVOR, trait: word}
+                         for word in ('forbidden', 'required'))
+        # the trait is known before any device has it
+        self.look()
+        process.until(lambda: self.assertIn(
+            naming.SUSPECT, self._get_all_traits()))
+        well = self.boot(forbids)
+        self._delete_server(well)
+        self.look()
+        self.look(current_link_width='8')
+        self.report()
+        refused = self.boot(forbids, expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(refused))
+        self._delete_server(refused)
+        for flavor in asks, self.FLAVOR:
+            server = self.boot(flavor)
+            self.assertEqual([VF], self.hostdevs(server))
+            self._delete_server(server)
+        self.look()
+        self.report()
+        refused = self.boot(asks, expected_state='ERROR')
+        self.assertIn('No valid host', self.fault(refused))
+        self._delete_server(refused)

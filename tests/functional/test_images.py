@@ -6,6 +6,7 @@ leaves a context without token as the current one of the thread, with each
 notification and also where none is sent anywhere.
 """
 
+from unittest import mock
 import uuid
 
 import fixtures
@@ -13,6 +14,7 @@ from nova import rpc
 from nova.tests.functional.api import client as api_client
 import oslo_messaging
 
+from nova_accel.drivers import dfl
 from tests.functional import base
 from tests.functional import operations
 
@@ -108,6 +110,24 @@ class TenantTest(operations.OperationsTestBase):
         held = self.held(server)
         self.assertEqual(1, len(held))
         self.assertFunction(held, FUNCTION)
+
+    def test_bitstream_that_fails_costs_one_card(self):
+        """However many hosts Nova may try for one request."""
+        self.upload_as(self.glance.service.client(
+            'tenant', self.api.project_id))
+        for host in self.HOSTS:
+            for address in ('0000:5e:00.0', '0000:af:00.0'):
+                self.kernel(host).set_fault(address, pr_error='crc')
+        touched, program = set(), dfl.DflDriver.program
+
+        def programs(driver, device, *args):
+            touched.add((driver.kernel, device.address))
+            return program(driver, device, *args)
+        with mock.patch.object(dfl.DflDriver, 'program', programs):
+            server = self.boot('ERROR')
+            self.assertIn('CRC', self.fault(server))
+            self._delete_server(server)
+        self.assertEqual(1, len(touched), touched)
 
     def test_migration_by_an_administrator(self):
         """Whose token sees the images of all projects."""

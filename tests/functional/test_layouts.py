@@ -24,12 +24,6 @@ LOAD = textwrap.dedent('''
     assert api.API.create.__wrapped__
     print('LOADED', nova_accel.__file__, weigher.__name__, filter.__name__)
 ''')
-FILTER = textwrap.dedent('''
-    import nova.conf
-    from nova.scheduler import filters
-    filters.HostFilterHandler().get_matching_classes(
-        ['nova_accel.scheduler.filters.AcceleratorFilter'])
-''')
 
 
 class LayoutTest(base.LayoutTestCase):
@@ -48,11 +42,14 @@ class LayoutTest(base.LayoutTestCase):
         self.assertIn(
             f'LOADED {self.there.packages}/nova_accel/__init__.py '
             'AcceleratorWeigher AcceleratorFilter', said)
+        self.assertIn('STARTED ComputeFilter AcceleratorFilter',
+                      self.there.start_scheduler())
         self.there.accel_uninstall()
         self.assertNovaIsWhole()
-        # a nova-scheduler that still names the filter
-        self.assertIn("No module named 'nova_accel'", self.there.run(
-            self.there.python, '-W', 'ignore', '-c', FILTER).stdout)
+        # a nova-scheduler that still names the filter does not start
+        said = self.there.start_scheduler()
+        self.assertIn("No module named 'nova_accel'", said)
+        self.assertNotIn('STARTED', said)
 
     def test_editable_beside_editable(self):
         """DevStack installs Nova first."""

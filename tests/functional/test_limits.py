@@ -38,3 +38,20 @@ class LimitsTest(operations.OperationsTestBase):
         self._delete_server(second)
         self._unshelve_server(first)
         self.assertHas(first)
+
+    def test_rebuild_that_fails(self):
+        """Its owner makes it fail; the server keeps its device, which goes on
+        to count."""
+        server = self.boot(base.fpga_flavor())
+        held = self.assertHas(server)
+        image = self.glance.service.upload(
+            self.glance.client, 'bad', b'a guest', visibility='public',
+            hw_video_ram='64')['id']
+        self.api.post_server_action(
+            server['id'], {'rebuild': {'imageRef': image}})
+        self._wait_for_state_change(server, 'ERROR')
+        refusal = self.assertRaises(
+            api_client.OpenStackApiException, self.boot, base.fpga_flavor())
+        self.assertEqual(403, refusal.response.status_code)
+        self._rebuild_server(server, self.glance.guest_image)
+        self.assertEqual(held, self.assertHas(server))

@@ -74,19 +74,23 @@ class NotAwaitedTest(operations.OperationsTestBase):
         self.delete_servers()
 
     def test_start_after_an_evacuation(self):
+        """What their new host does with the servers is nothing to the old
+        one."""
         self.stop_host()
-        for server in self.servers:
+        for server, busy in zip(self.servers, (
+                task_states.RESIZE_MIGRATING, task_states.REBUILDING)):
             self._evacuate_server(server)
+            self.set_task(server, busy)
         self.assertNotAwaited(self.restart_compute_service, 'compute1')
+        self.assertEqual(len(DISKS), len(self.claims('compute2')))
+        for server in self.servers:
+            self.set_task(server, None)
         self.delete_servers()
 
     def test_start_after_deletes_that_were_interrupted(self):
         self.computes['compute1'].stop()
         for server in self.servers:
-            instance = objects.Instance.get_by_uuid(
-                nova_context.get_admin_context(), server['id'])
-            instance.task_state = task_states.DELETING
-            instance.save()
+            self.set_task(server, task_states.DELETING)
         self.assertNotAwaited(self.restart_compute_service, 'compute1')
         for server in self.servers:
             self._wait_until_deleted(server)
@@ -103,6 +107,13 @@ class NotAwaitedTest(operations.OperationsTestBase):
         self.hang(None)
         self._wait_for_assert(lambda: self.assertEqual([], self.claims()))
         self.delete_servers()
+
+    @staticmethod
+    def set_task(server, state):
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), server['id'])
+        instance.task_state = state
+        instance.save()
 
     def stop_host(self):
         compute = self.computes['compute1']

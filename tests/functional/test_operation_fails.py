@@ -7,10 +7,16 @@ Found by test_random_operations; one test for each.
 import os
 from unittest import mock
 
+from nova.scheduler.client import report
+from placement import exception as placement_exc
+from placement.objects import allocation
+
 from nova_accel import exception
 from nova_accel import model
 from tests.functional import base
 from tests.functional import operations
+from tests.functional import process
+from tests import limits
 
 
 class FailedOperationsTest(operations.OperationsTestBase):
@@ -50,6 +56,32 @@ class FailedOperationsTest(operations.OperationsTestBase):
         self.assertEqual(held, self.held(server))
         self.mend_cards()
         self.delete_servers()
+
+    def test_placement_refuses_the_end_of_a_move(self):
+        """As where a region is shown as free just then: all tries of one
+        request fail, see docs/source/contributor/testing.rst."""
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        self._migrate_server(server)
+        usual, refusals = allocation.replace_all, []
+        put = report.SchedulerReportClient.put
+
+        def later(client, url, *args, **kwargs):
+            if url.startswith('/allocations/'):
+                # that the region is shown as free refuses no third request
+                process.until(lambda: self.assertEqual(set(), limits.at_work()))
+            return put(client, url, *args, **kwargs)
+
+        def refuse(context, allocs):
+            if len(refusals) < 2 and not any(a.used for a in allocs):
+                refusals.append(allocs)
+                raise placement_exc.ResourceProviderConcurrentUpdateDetected
+            return usual(context, allocs)
+        with mock.patch.object(allocation, 'replace_all', refuse), \
+                mock.patch.object(report.SchedulerReportClient, 'put', later):
+            self._confirm_resize(server)
+        self.assertEqual(2, len(refusals))
+        self.assertHas(server)
+        self.delete_all()
 
     def test_migration_away_from_a_host_whose_disk_is_full(self):
         """The claim store cannot be written: the server is as it was, with its

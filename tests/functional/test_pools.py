@@ -230,7 +230,7 @@ class MovedTest(PoolsTestBase):
                               self.pools, 'host', host)
         self.assertRegex(
             self.stdlog.logger.output,
-            'CRITICAL .* Allocations of servers were to move to the providers '
+            'CRITICAL .* Allocations of servers must move to the providers '
             'that show their devices now, and Placement refused .*violate '
             'inventory constraints.*: nova-compute does not start before you')
         alone = [(1, 0, 0)] * 7 + [(1, 0, 1)]

@@ -1,17 +1,25 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A host leaves nova_accel: its providers, with Placement and Nova."""
 
+import os
+
 import fixtures
 from nova.cmd import manage
 from nova.virt.libvirt import driver as libvirt_driver
+from oslo_config import cfg
 from oslo_utils import uuidutils
 
 from nova_accel.cmd import cloud as commands_cloud
 from nova_accel.cmd import providers
 from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
+from tests.host import base as host_base
+
+CONF = cfg.CONF
 
 
 class PurgeTest(base.AcceleratorTestBase):
@@ -68,6 +76,31 @@ class PurgeTest(base.AcceleratorTestBase):
         self.assertEqual(3, len(self.names('compute2')))
         self.report()
         self.assertEqual(set(), self.names('compute1'))
+
+    @cloud.fresh
+    def test_what_remains_on_a_host(self):
+        """The driver of Nova runs, and the providers are removed."""
+        image = self.upload_bitstream(base.CRYPTO)
+        self._delete_server(self.boot(
+            base.fpga_flavor(function_id=base.CRYPTO), host='compute1'))
+        self.claims()
+        self.stock_driver('compute1')
+        providers.purge(self.service, 'compute1')
+        kernel, card = self.simulated('compute1'), '0000:5e:00.0'
+        carried = sorted(host_base.function_on_card(kernel, vf)
+                         for vf in pci.virtual_functions(kernel, card))
+        self.assertEqual(2, len(carried))
+        self.assertIn(model.uuid_hex(base.CRYPTO), carried)
+        cache = os.path.join(self.directory, 'cache')
+        cached = os.listdir(cache)
+        self.assertIn(f'image-{image.replace("-", "")}', cached)
+        self.assertTrue(os.path.exists(os.path.join(
+            CONF.state_path, 'accel_claims_compute1.sqlite')))
+        kernel.reboot()
+        self.assertEqual([], pci.virtual_functions(kernel, card))
+        self.assertEqual(carried, sorted(
+            host_base.functions_on_card(kernel, card)))
+        self.assertEqual(cached, os.listdir(cache))
 
     @cloud.fresh
     def test_refused_while_a_server_has_a_device(self):

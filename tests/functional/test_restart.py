@@ -17,6 +17,7 @@ from tests.functional import operations
 from tests.functional import process
 from tests.functional import test_vgpu
 from tests.host import base as host_base
+from tests import limits
 
 FPGA, VF, DISK = '0000:5e:00.0', '0000:5e:00.1', '0000:02:00.0'
 SECRET = 'data of the tenant'
@@ -251,6 +252,8 @@ class StopTest(base.AcceleratorTestBase):
         loaded, = self.accelerators('compute1').store.loaded().values()
         self.assertIsNone(loaded.content)
         kernel.set_fault(FPGA, hang=None)
+        # the process that has ended does nothing to the card any more
+        process.until(lambda: self.assertEqual(set(), limits.at_work()))
         self.restart_compute_service('compute1')
         self.report()
         self.assertFalse({naming.function_trait(function) for function in (

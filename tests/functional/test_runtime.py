@@ -14,11 +14,12 @@ from tests.functional import base
 from tests.functional import cloud
 from tests.functional import operations
 from tests.functional import process
+from tests.functional import test_guest_devices
 
 CARDS = ('0000:5e:00.0', '0000:af:00.0')
 
 
-class RuntimeTest(operations.OperationsTestBase):
+class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
 
     FLAVOR = {**base.fpga_flavor(function_id=base.CRYPTO),
               'accel1:runtime_programming': 'true'}
@@ -98,6 +99,11 @@ class RuntimeTest(operations.OperationsTestBase):
         self.assertEqual([[]], there)
         self.assertProgrammed()
         self.assertEqual(f'programmed {self.image}', self.status())
+        # the guest reads it in its metadata
+        self.assertIn(['accelerator', 'accel1', 'FPGA',
+                       base.NLB3.replace('-', '')],
+                      [device.get('tags') for device
+                       in self.devices(self.server)])
         # Placement has heard
         region = f'{self.host}_accel_{base.pf(self.before[0][1])}_region0'
         self.assertIn(base.NLB3.upper().replace('-', '_'),

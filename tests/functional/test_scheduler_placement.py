@@ -18,6 +18,7 @@ from nova_accel import naming
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import scheduling
 from tests import functional
+from tests import scheduling as options
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = str(uuid.UUID('d8424dc4a4a3c413f89e433683f9040b'))
@@ -31,16 +32,9 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     def setUp(self):
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
-        self.flags(
-            available_filters=[
-                'nova.scheduler.filters.all_filters',
-                'nova_accel.scheduler.filters.AcceleratorFilter'],
-            enabled_filters=['ComputeFilter', 'ServerGroupAntiAffinityFilter',
-                             'AcceleratorFilter'],
-            weight_classes=[
-                'nova.scheduler.weights.all_weighers',
-                'nova_accel.scheduler.weights.AcceleratorWeigher'],
-            group='filter_scheduler')
+        self.flags(**{**options.OPTIONS, 'enabled_filters': [
+            'ComputeFilter', 'ServerGroupAntiAffinityFilter',
+            'AcceleratorFilter']})
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.scheduler.filters.SCHEDULINGS',
@@ -138,7 +132,10 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.host('host1', None, None, OTHER, OTHER)
         self.host('host2', OTHER, OTHER, THIRD, THIRD)
         self.fill('host2')
+        # no card has the function: Nova's request, and no other one
+        self.gets.clear()
         first = self.boot(WANTED)
+        self.assertEqual(1, len(self.gets), self.gets)
         self.program(first[0], WANTED)
         for region in ('host2/0', 'host2/3'):
             self.program(region, WANTED)
@@ -187,15 +184,18 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
     def test_many_servers_fill_all_hosts(self):
         self.host('host1', WANTED, WANTED)
         self.host('host2', None, WANTED, OTHER)
+        self.gets.clear()
         self.assertEqual([['host1/0'], ['host1/1'], ['host2/0'], ['host2/1'],
                           ['host2/2']], self.boot_many(5, WANTED))
+        # as many as for one
+        self.assertEqual(1, len(self.gets), self.gets)
 
     def test_more_servers_than_regions(self):
         self.host('host1', WANTED)
         self.assertEqual([[], []], self.boot_many(2, WANTED, 'ERROR'))
 
     def lose_first_claim(self):
-        """Somebody else takes the region of the first claim just before it.
+        """Another server takes the region of the first claim just before it.
 
         :returns: list that gets the UUID of that region.
         """
@@ -220,14 +220,18 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.host('host1', WANTED, WANTED)
         self.host('host2', None)
         stolen = self.lose_first_claim()
+        self.gets.clear()
         got = self.boot_many(2, WANTED)
         self.assertEqual(sorted([name] for name, rp in self.regions.items()
                                 if rp not in stolen), got)
         self.assertEqual(2, len(got))
+        # it is asked again of one host only
+        self.assertEqual(2, len(self.gets), self.gets)
+        self.assertIn('in_tree', self.gets[1])
 
     def test_claim_lost_and_taken_host_dropped(self):
         # the second server may not go to host2, and another filter says so
-        # before ours sees that it was taken
+        # before that of nova_accel sees that it was taken
         self.host('host1', WANTED, WANTED)
         self.host('host2', None, None)
         stolen = self.lose_first_claim()
@@ -253,31 +257,6 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         trait = naming.function_trait(WANTED)
         counts = filters.SCHEDULINGS._demand.counts([trait])
         self.assertEqual(2, round(counts[trait]))
-
-    # What it costs
-
-    def test_one_request_of_nova_and_none_of_ours(self):
-        for number in range(3):
-            self.host(f'host{number}', OTHER, THIRD, None)
-        self.gets.clear()
-        self.boot(WANTED)
-        self.assertEqual(1, len(self.gets), self.gets)
-
-    def test_several_servers_ask_no_more(self):
-        self.host('host1', WANTED, None)
-        self.host('host2', OTHER, None)
-        self.gets.clear()
-        self.assertEqual(3, len(self.boot_many(3, WANTED)))
-        self.assertEqual(1, len(self.gets), self.gets)
-
-    def test_lost_claim_asks_for_one_host(self):
-        self.host('host1', WANTED, WANTED)
-        self.host('host2', None)
-        self.lose_first_claim()
-        self.gets.clear()
-        self.assertEqual(2, len(self.boot_many(2, WANTED)))
-        self.assertEqual(2, len(self.gets), self.gets)
-        self.assertIn('in_tree', self.gets[1])
 
 
 def drop_first(self, host_state, spec_obj):

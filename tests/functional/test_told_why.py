@@ -20,6 +20,7 @@ from unittest import mock
 import fixtures
 from keystoneauth1 import loading
 from oslo_privsep import daemon
+import yaml
 
 from nova_accel.cmd import check
 from nova_accel.cmd import why
@@ -34,6 +35,7 @@ from tests.functional.base import (
     card, CRYPTO, fpga_flavor, NLB0, NLB3, SHELL_11, SHELL_12)
 from tests.functional import process
 from tests.unit import commands
+from tests.unit import pages
 from tests.unit import test_cmd_check
 
 A = '0000:5e:00.0'
@@ -381,6 +383,13 @@ class ToldTest(base.AcceleratorTestBase):
             ('a profile of a trait that no provider has', 'check',
              profile(**{'trait:CUSTOM_FPGA_INTL': 'required'}),
              'CUSTOM_FPGA_INTL, which no provider has'),
+            ('a profile that prefers what no provider has', 'check',
+             profile(CRYPTO, **{'accel:prefer': 'CUSTOM_FPGA_D5006'}),
+             'prefers the trait CUSTOM_FPGA_D5006, which no provider has'),
+            ('a flavor that prefers what no provider has', 'why',
+             specs(**{f'resources1__{FPGA}': '2',
+                      'accel1__prefer': 'CUSTOM_FPGA_D5006'}),
+             'accel1:prefer names CUSTOM_FPGA_D5006, which no provider has'),
             ('a profile that is not there', 'why',
              specs(accel__device_profile='nbl'), 'nova-api refuses'),
             ('a flavor without accelerators', 'why',
@@ -446,6 +455,26 @@ class ToldTest(base.AcceleratorTestBase):
             finally:
                 self.end()
         self.assertEqual({}, wrong)
+
+    def test_first_profiles_lead_to_the_right_shell(self):
+        """Those that one copies: of README, of the page, and the shipped
+        one. There is an image for the shell of compute1."""
+        self.upload_bitstream(NLB0)
+        with open(pages.ROOT / 'etc/nova_accel/device_profiles/nlb.yaml'
+                  ) as file:
+            shipped = yaml.safe_load(file)
+        found = [shipped[0], *(
+            pages.Page(pages.ROOT / name).profiles()[0]
+            for name in ('README.rst', 'docs/source/profiles.rst'))]
+        for profile in found:
+            self.write_profiles(profile)
+            specs = {'accel:device_profile': profile['name']}
+            for host, status in ('compute1', 'ACTIVE'), ('compute2', 'ERROR'):
+                server = self.boot(specs, host=host, expected_state=status)
+                if status == 'ERROR':
+                    self.assertIn('No valid host', self.fault(server))
+                self._delete_server(server)
+            self.claims()
 
 
 def _unlink(path):

@@ -83,9 +83,6 @@ class TwoReleases(operations.OperationsTestBase):
         self.flags(enabled_drivers=['dfl', 'nvme'], include_devices=[],
                    virtual_functions=[], group='accel')
 
-    def remember(self):
-        pass
-
     def simulated(self, host):
         if host not in self.of_old:
             return super().simulated(host)

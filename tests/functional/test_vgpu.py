@@ -26,7 +26,9 @@ NATIVE_TYPE = {'id': fakelibvirt.NVIDIA_11_VGPU_TYPE, 'units': 1}
 def gpu(framework='mdev', **more):
     """A GPU with room for four small vGPUs, or two large ones."""
     vfs = 0 if framework == 'mdev' else 4
-    types = [{**t, 'id': t['id'][-3:]} for t in TYPES] if (
+    # the largest type has all of the GPU
+    types = [*({**t, 'id': t['id'][-3:]} for t in TYPES), {
+        'id': '560', 'name': 'NVIDIA A40-4Q', 'units': 4}] if (
         framework == 'vendor-vfio') else TYPES
     return {'address': GPU, 'vendor': '10de', 'device': '2235', 'units': 4,
             'types': types, 'framework': framework, 'total_vfs': vfs,

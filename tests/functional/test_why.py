@@ -259,7 +259,7 @@ class PoolTest(WhyTestCase):
         self.assertIn(f'4 held by migration {moving}, until it is confirmed',
                       self.reason(gpus(5), self.name))
         left = self.server(None, self.name, **{GPU: 4})
-        self.assertIn(f'{left}, which is no server of Nova',
+        self.assertIn(f'{left}, which is not a server of Nova',
                       self.reason(gpus(5), self.name))
 
     def test_of_the_host(self):

@@ -13,6 +13,7 @@ import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
+from nova_accel.attach import drill
 from nova_accel.attach import maintenance
 from nova_accel.attach import metrics
 from nova_accel.attach import notices
@@ -64,6 +65,7 @@ class Host:
         self.owners = owners.Owners(self.accelerators, self.cloud)
         self.notices = notices.Notices(self.accelerators, self.cloud)
         self.metrics = metrics.MetricsFile(self.accelerators)
+        self.drill = drill.Drill(self.accelerators, self.cloud, self.notices)
         self.maintenance = maintenance.Maintenance(
             self.accelerators, self.cloud)
         self.report(starting=True)
@@ -193,7 +195,7 @@ class Host:
         """The store as a command of nova-accel has it."""
         return claim_store.existing(self.accelerators.store.path)
 
-    def write_word(self, address, reason='it is hot'):
+    def write_disabled(self, address, reason='it is hot'):
         """As nova-accel disable; nova-compute has not heard of it."""
         known = self.command()
         known.disable(model.Disabled(
@@ -201,17 +203,17 @@ class Host:
             reason, '2026-11-22T02:17:43+00:00'))
 
     def disable(self, address):
-        self.write_word(address)
-        self.accelerators.words.look()
+        self.write_disabled(address)
+        self.accelerators.orders.poll()
 
-    def take_back_word(self):
+    def write_enabled(self):
         """As nova-accel enable."""
         known = self.command()
         known.enable(known.disabled())
 
     def enable(self):
-        self.take_back_word()
-        self.accelerators.words.look()
+        self.write_enabled()
+        self.accelerators.orders.poll()
 
     def start_again(self, uuid_):
         if uuid_ not in self.cloud.running():
@@ -398,13 +400,18 @@ def wait_until_programmed(kernel, address):
 
 def function_on_card(kernel, vf):
     """What the region behind a VF answers that no guest has."""
-    top = pci.path(vf, 'fpga_region')
-    function, = [
+    function, = functions_on_card(kernel, vf)
+    return function
+
+
+def functions_on_card(kernel, address):
+    """What the regions answer whose ports a PF or VF has."""
+    top = pci.path(address, 'fpga_region')
+    return [
         model.uuid_hex(kernel.read(f'{top}/{region}/{port}/afu_id'))
         for region in kernel.listdir(top)
         for port in kernel.listdir(f'{top}/{region}')
         if port.startswith('dfl-port')]
-    return function
 
 
 def asks(function=None, **more):

@@ -134,6 +134,9 @@ class Cloud:
                 in self.read()['allocations'].items()
                 if provider_uuid in allocation}
 
+    def consumers_of(self, provider_uuids):
+        return {uuid_: self.consumers(uuid_) for uuid_ in provider_uuids}
+
     def find_providers(self, trait=None, uuid=None, name=None):
         self.named += name is not None
         if self.placement_error:
@@ -143,6 +146,12 @@ class Cloud:
                                           *self.other_providers.items())
             if trait in (None, *provider['traits']) and uuid in (None, uuid_)
             and name in (None, provider.get('name'))}
+
+    def make_trait(self, trait):
+        if self.placement_error:
+            raise self.placement_error
+        with self.state() as state:
+            state.setdefault('traits', []).append(trait)
 
     def reporting(self):
         return self._reporting
@@ -221,7 +230,7 @@ class Cloud:
             if managed is not None:
                 self._returns(handle.address, managed)
 
-    def attach(self, instance_uuid, handles):
+    def attach(self, instance_uuid, handles, lasts=False):
         if self.attach_error:
             raise self.attach_error
         if instance_uuid not in self.running():
@@ -325,7 +334,7 @@ class Cloud:
                 guest['running'] = False
 
     def upload(self, data: bytes, **properties) -> str:
-        image_id = str(uuid.uuid4())
+        image_id = properties.get('id', str(uuid.uuid4()))
         record = {
             'id': image_id, 'name': 'bitstream', 'status': 'active',
             'size': len(data), 'owner': OPERATORS, 'visibility': 'public',
@@ -369,7 +378,7 @@ class Cloud:
             accelerators.report(tree, NODE, allocations)
             self.reshape(tree, allocations)
         if starting:
-            accelerators.reported()
+            accelerators.report_written()
 
     def reshape(self, tree, allocations):
         """Placement changes inventories and allocations at once."""

@@ -136,7 +136,7 @@ class CleaningTest(CleaningTestCase):
         self.write()
         self.host.kernel.set_fault(A, port_reset='ETIMEDOUT')
         self.delete(server)
-        self.assertFenced('was to be reset', 'power-cycle')
+        self.assertFenced('had to be reset', 'power-cycle')
         self.assertEqual(0, self.host.reconciler.run())
         self.assertEqual(1, self.log.output.count('not given to another'))
         self.host.kernel.set_fault(A, port_reset=None)

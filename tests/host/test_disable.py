@@ -51,10 +51,10 @@ class RegionTest(DisableTestCase):
     def test_shown_while_nova_compute_runs(self):
         """Nothing asks for it: no report and no build."""
         self.assertEqual((0, 1, False), self.shown(A))
-        self.host.write_word(A)
+        self.host.write_disabled(A)
         self.wait_for(lambda: self.shown(A) == (1, 1, True))
         self.assertEqual((0, 1, False), self.shown(B))
-        self.host.take_back_word()
+        self.host.write_enabled()
         self.wait_for(lambda: self.shown(A) == (0, 1, False))
         self.host.report()
         self.assertEqual([], self.host.fenced())
@@ -70,22 +70,22 @@ class RegionTest(DisableTestCase):
 
     def test_said_just_before_a_build_claims(self):
         """nova-compute has not heard of it."""
-        self.host.accelerators.words.close()
-        self.host.write_word(A)
+        self.host.accelerators.orders.close()
+        self.host.write_disabled(A)
         self.assertRaises(exception.DeviceUnavailable, self.boot)
         self.assertEqual([], self.host.holdings.all())
 
-    @ddt.data('look', 'choose')
+    @ddt.data('poll', 'choose')
     def test_said_while_a_build_claims(self, when):
         """Between the choice of a device and the claim on it."""
-        self.host.accelerators.words.close()
+        self.host.accelerators.orders.close()
         add = self.host.accelerators.store.add
 
         def late(found):
             if not self.host.command().disabled():
-                self.host.write_word(A)
-            if when == 'look':
-                self.host.accelerators.words.look()
+                self.host.write_disabled(A)
+            if when == 'poll':
+                self.host.accelerators.orders.poll()
             add(found)
         self.host.accelerators.store.add = late
         error = self.assertRaises(exception.DeviceUnavailable, self.boot)
@@ -176,11 +176,11 @@ class RegionTest(DisableTestCase):
 
     def test_nova_compute_does_not_run(self):
         self.host.accelerators.close()
-        self.host.write_word(A)
+        self.host.write_disabled(A)
         self.restart()
         self.assertEqual((1, 1, True), self.shown(A))
         self.host.accelerators.close()
-        self.host.take_back_word()
+        self.host.write_enabled()
         self.restart()
         self.host.report()
         self.assertEqual((0, 1, False), self.shown(A))
@@ -273,8 +273,8 @@ class PoolTest(DisableTestCase):
 
     def test_another_one_is_chosen_at_once(self):
         """A build that nova-compute has begun before it heard of the word."""
-        self.host.accelerators.words.close()
-        self.host.write_word(ONE)
+        self.host.accelerators.orders.close()
+        self.host.write_disabled(ONE)
         self.assertHas(self.boot(), TWO)
 
     def test_a_server_has_it(self):

@@ -101,7 +101,7 @@ class LoadedByTenantTest(Base):
         self.leave(**NAMES)
         self.assertEqual((plain(FUNCTION), self.trojan), (
             self.region().function_uuid, self.region().bitstream_id))
-        # nothing of it is shown, so that nothing prefers it
+        # nothing of it is shown: nothing prefers it
         self.assertEqual(set(), self.shown())
         genuine = self.host.upload(FUNCTION, NAMES)
         self.boot({**base.ONE, **{f'accel1:{k}': v for k, v in accel.items()}})
@@ -132,6 +132,15 @@ class LoadedByTenantTest(Base):
                 'accel:bitstream_id': self.trojan})
             self.assertIn('not exist or is not visible', said)
         self.assertEqual(0, self.programmed)
+
+    def test_since_when_the_server_had_it(self):
+        server = self.host.boot(base.ONE, self.host.allocation(A))
+        claim, = self.host.accelerators.holdings.of(server)
+        self.host.delete(server)
+        record = self.host.accelerators.store.handovers()[-1]
+        self.assertEqual((server, claim.since), (record.server, record.since))
+        self.assertLessEqual(claim.since, record.time)
+        self.assertNotEqual('', claim.since)
 
     def test_next_server_of_the_same_project(self):
         self.leave()
@@ -223,7 +232,7 @@ class OriginTest(Base):
         self.assertIn(naming.function_name_trait('crypto'), self.shown(B))
 
     def test_name_before_a_server_asks_for_it(self):
-        """By which it is sent to this card and not to one that is to be
+        """By which it is sent to this card and not to one that has to be
         programmed."""
         trait = naming.function_name_trait('crypto')
         image = self.host.upload(FIRST, {'accel:function_name': 'crypto'})
@@ -265,7 +274,7 @@ class OriginTest(Base):
         for name in 'four', 'five':
             self.host.upload(FIRST, {'accel:function_name': name})
         self.ask_glance()
-        # which one it is nobody says
+        # which one it is is not known
         self.assertIsNone(self.region().function_name)
 
     def test_name_that_a_project_has_content_for(self):
@@ -377,7 +386,7 @@ class OriginTest(Base):
             self.assertEqual({key: got}, self.told(server, **{key: FUNCTION}))
             self.assertEqual({}, self.told(server, **{key: got}))
             self.host.delete(server)
-        # what is no question is not answered, and what was told is corrected
+        # what does not ask is not answered, and what was told is corrected
         server = self.boot(base.asks(OTHER))
         self.assertEqual({}, self.told(server, mine='1'))
         self.assertEqual({key: OTHER}, self.told(server, **{key: FUNCTION}))
@@ -679,7 +688,7 @@ class TextTest(Base):
     def told(self, specs):
         """What the owner of a server reads that cannot be built."""
         error = self.assertRaises(exception.AcceleratorError, self.boot, specs)
-        return str(error), exception.told(error)
+        return str(error), exception.for_owner(error)
 
     def test_why_a_card_is_fenced(self):
         allocation = self.host.allocation(A)
@@ -691,8 +700,8 @@ class TextTest(Base):
         reason = self.host.inventory.devices[A].reason
         self.assertTrue(reason)
         self.assertIn(reason, str(error))
-        self.assertNotIn(reason, exception.told(error))
-        self.assertIn('ask the operator', exception.told(error))
+        self.assertNotIn(reason, exception.for_owner(error))
+        self.assertIn('ask the operator', exception.for_owner(error))
 
     def test_error_that_nobody_expects(self):
         """Of the kernel, Python or a driver of another package."""
@@ -820,7 +829,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.inventory.scanner.scan()
         self.assertRaises(OSError, self.guest_loads, OTHER)
         for _ in range(2):
-            # however often it is looked at since, and after a restart
+            # however often it is scanned since, and after a restart
             self.host.inventory.scanner.scan()
             self.assertEqual((EVE, False), (
                 self.region().origin, self.region().guest_can_reprogram))

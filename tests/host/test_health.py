@@ -8,7 +8,8 @@ from nova_accel.health import signals
 from nova_accel import naming
 from nova_accel.sim import tree
 from tests.host import base
-from tests.unit.host import A, B, vf
+from tests.host import cloud as clouds
+from tests.unit.host import A, B, OTHER, vf
 
 ONE, TWO, THREE, FOUR = (f'0000:{n:02x}:00.0' for n in (2, 3, 4, 5))
 CARD = 'CUSTOM_ACCELERATOR_CARD'
@@ -42,7 +43,7 @@ class HealthTestCase(base.HostTestCase):
 
     def states(self):
         return {address: condition.state.value for address, condition
-                in self.host.inventory.conditions().items()}
+                in self.host.inventory.health.conditions().items()}
 
     def shown(self, address=ONE, name=CARD):
         """Traits and (reserved, total) of its provider in Placement."""
@@ -56,6 +57,12 @@ class HealthTestCase(base.HostTestCase):
         return self.host.boot(
             {f'resources1:{CARD}': str(amount), **more},
             self.host.allocation(address, CARD, amount))
+
+    def wait_for(self, condition):
+        ends = time.monotonic() + base.PATIENCE
+        while not condition():
+            self.assertLess(time.monotonic(), ends)
+            time.sleep(0.02)
 
 
 class SingleTest(HealthTestCase):
@@ -79,6 +86,26 @@ class SingleTest(HealthTestCase):
         self.assertNotIn(naming.SUSPECT, self.shown()[0])
         # of a whole device in a guest only the bus can be seen
         self.assertEqual('unknown', self.states()[ONE])
+
+    def test_trait_is_known(self):
+        """Before any device has it, once; a Placement that did not answer is
+        asked again."""
+        def known():
+            return self.host.cloud.read().get('traits', [])
+        self.wait_for(lambda: known() == [naming.SUSPECT])
+        self.host.cloud.placement_error = exception.PlacementUnavailable('No.')
+        self.restart()
+        self.look()
+        self.wait_for(lambda: f'Flavors cannot forbid or require '
+                      f'{naming.SUSPECT} (No.)' in self.log.output)
+        self.host.cloud.placement_error = None
+        for _ in range(2):
+            self.look()
+            self.wait_for(lambda: len(known()) == 2)
+        background = self.host.accelerators.publisher.background
+        self.wait_for(lambda: not background.runs)
+        self.look()
+        self.assertFalse(background.runs)
 
     def test_level(self):
         """A fence as long as it is so."""
@@ -274,8 +301,7 @@ class PoolTest(HealthTestCase):
             **{f'trait1:{naming.SUSPECT}': 'required'}), ONE)
 
 
-class RegionsTest(base.HostTestCase):
-    """FPGAs: the trait is on the card and on its regions."""
+class RegionsTestCase(base.HostTestCase):
 
     def setUp(self):
         super().setUp()
@@ -288,6 +314,10 @@ class RegionsTest(base.HostTestCase):
         self.host.report()
         uuid, = self.host.allocation(address)
         return self.host.cloud.read()['providers'][uuid]['traits']
+
+
+class RegionsTest(RegionsTestCase):
+    """FPGAs: the trait is on the card and on its regions."""
 
     def test_fme_fails_while_a_server_has_a_region(self):
         """What its server may have done ends with the server; what is so
@@ -302,6 +332,96 @@ class RegionsTest(base.HostTestCase):
         self.host.delete(server)
         self.host.inventory.scanner.look()
         self.assertIn(naming.FENCED, self.traits(A))
+
+
+class InVainTest(RegionsTestCase):
+    """What nova-compute did with a device in vain: it is given last until the
+    same succeeds, also after its server."""
+
+    def look(self):
+        self.host.inventory.scanner.look()
+
+    def condition(self, address=A):
+        found = self.host.inventory.health.conditions()[address]
+        return found.state.value, [f.signal for f in found.findings]
+
+    def programming_fails(self, image):
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.host.boot_that_fails(
+            base.asks(bitstream_id=image), self.host.allocation(A))
+
+    def test_programming(self):
+        image = self.host.upload(OTHER)
+        self.programming_fails(image)
+        self.look()
+        self.assertEqual(('suspect', ['programming']), self.condition())
+        self.assertIn(naming.SUSPECT, self.traits(A))
+        self.assertNotIn(naming.SUSPECT, self.traits(B))
+        server = self.host.boot(
+            base.asks(bitstream_id=image), self.host.allocation(A))
+        self.look()
+        self.assertEqual(('ok', []), self.condition())
+        self.assertHas(server, vf(A))
+
+    def test_image_of_a_project(self):
+        """It may just be a bad one: a tenant cannot make a card suspect."""
+        self.programming_fails(self.host.upload(
+            OTHER, {'owner': clouds.PROJECT, 'visibility': 'private'}))
+        self.look()
+        self.assertEqual(('ok', []), self.condition())
+
+    def start_fails(self, said):
+        boot = self.host.start_guest
+
+        def fail(uuid_):
+            raise RuntimeError(said)
+        self.host.start_guest = fail
+        self.assertRaises(RuntimeError, self.host.boot, base.asks(),
+                          self.host.allocation(A))
+        self.host.start_guest = boot
+        self.look()
+
+    def test_start(self):
+        """QEMU names the device that it cannot have."""
+        self.start_fails(f'vfio {vf(A)}: failed to setup container')
+        self.assertEqual(('suspect', ['start']), self.condition())
+        server = self.host.boot(base.asks(), self.host.allocation(A))
+        self.look()
+        self.assertEqual(('ok', []), self.condition())
+        self.assertHas(server, vf(A))
+
+    def test_restart(self):
+        """It is in the store at once, and ends as before."""
+        self.start_fails(f'vfio {vf(A)}: failed to setup container')
+        image = self.host.upload(OTHER)
+        self.programming_fails(image)
+        for _ in range(2):
+            self.restart()
+            self.look()
+            self.assertEqual(
+                ('suspect', ['programming', 'start']), self.condition())
+            self.assertIn(naming.SUSPECT, self.traits(A))
+            self.assertEqual(('ok', []), self.condition(B))
+        self.host.boot(base.asks(bitstream_id=image), self.host.allocation(A))
+        self.restart()
+        self.look()
+        self.assertEqual(('ok', []), self.condition())
+
+    def test_another_card(self):
+        """It is of the one that was there."""
+        self.start_host(*({'address': address, 'device_serial': serial}
+                          for address, serial in ((A, '01'), (B, '02'))))
+        self.start_fails(f'vfio {vf(A)}: failed to setup container')
+        self.assertEqual(('suspect', ['start']), self.condition())
+        self.host.kernel.exchange_cards(A, B)
+        self.look()
+        self.restart()
+        self.look()
+        self.assertEqual(([], []), (self.condition(A)[1], self.condition(B)[1]))
+
+    def test_start_that_fails_for_another_reason(self):
+        self.start_fails('the network is down')
+        self.assertEqual(('ok', []), self.condition())
 
 
 class OwnersTest(HealthTestCase):
@@ -365,8 +485,8 @@ class OwnersTest(HealthTestCase):
         self.host.cloud.say(self.server, 'accel2:health', 'gone: 1 of 1')
         self.restart()
         self.look()
-        self.wait(None)
-        self.assertEqual({}, self.metadata())
+        # one key is removed after the other
+        self.wait_for(lambda: self.metadata() == {})
 
     def test_nothing_is_asked_while_nothing_changes(self):
         self.look()
@@ -409,7 +529,7 @@ class OwnersTest(HealthTestCase):
         self.host.delete(self.server)
         self.turn()
         self.host.owners.run()
-        self.assertEqual({}, self.host.owners._told)
+        self.assertEqual({}, self.host.owners._written)
 
 
 class NotToldTest(HealthTestCase):

@@ -183,7 +183,7 @@ class DiskTest(IdentityTestCase):
         self.assertIn(TWO, self.fenced())
         claim, = self.host.holdings.all()
         self.assertIs(State.DELETING, claim.state)
-        self.assertIn('was to be erased', claim.error)
+        self.assertIn('had to be erased', claim.error)
         self.simulated.kernel.set_fault(TWO, format=None)
         self.host.reconciler.run()
         self.assertEqual('', self.data(TWO))

@@ -44,7 +44,7 @@ class OrderTestCase(base.HostTestCase):
         """An order is given, and nova-compute has begun it."""
         verb, *words = words
         number = self.host.command().give_order(verb, ' '.join(words))
-        self.host.accelerators.words.look()
+        self.host.accelerators.orders.poll()
         return number
 
     def order(self, verb, *words):
@@ -148,7 +148,7 @@ class CleanDiskTest(OrderTestCase):
         """Since the last scan."""
         self.kernel.sign_disk(DISK, 'LVM2_member')
         self.config.config(include_devices=[], group='accel')
-        self.assertIn('was to be worked on, and it is quarantined (',
+        self.assertIn('cannot be worked on, because it is quarantined (',
                       self.refused('clean', DISK))
         self.assertKept()
 
@@ -314,7 +314,7 @@ class CleanRegionTest(RegionTestCase):
         """It comes before the next comparison of a nova-compute that was
         killed."""
         self.leave_secret(self.boot())
-        self.host.kernel.set_fault(A, port_reset='ETIMEDOUT')
+        self.host.kernel.set_fault(A, port_reset='EBUSY')
         self.assertIn('cannot be offered', self.refused('clean', A))
         self.host.kernel.set_fault(A, port_reset=None)
         for claim in self.host.holdings.being_released():
@@ -420,7 +420,7 @@ class ProgramTest(RegionTestCase):
 
     def test_not_disabled(self):
         self.host.enable()
-        self.assertIn(f'a server may get it meanwhile: nova-accel disable {A} '
+        self.assertIn(f'while a server may get it: nova-accel disable {A} '
                       f'first', self.refused('program', A, FUNCTION))
         self.assertNothing()
 
@@ -455,7 +455,7 @@ class ProgramTest(RegionTestCase):
         self.host.kernel.set_fault(A, port_reset='ETIMEDOUT')
         self.host.delete(server)
         self.host.disable(A)
-        self.assertIn(f'it is being cleaned after server {server} (',
+        self.assertIn(f'while it is cleaned after server {server} (',
                       self.refused('program', A, FUNCTION))
         self.assertNothing()
 

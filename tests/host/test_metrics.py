@@ -13,6 +13,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import threading
 import time
 from urllib import request as http
 
@@ -31,6 +32,36 @@ from tests.unit.inventory_host import fpga
 ETC = os.path.join(os.path.dirname(__file__), '../../etc/nova_accel')
 RULES = os.path.join(ETC, 'prometheus/nova_accel.rules.yaml')
 DASHBOARD = os.path.join(ETC, 'grafana/nova_accel.json')
+METERS = os.path.join(ETC, 'ceilometer/meters.d/nova_accel.yaml')
+EVENTS = os.path.join(ETC, 'ceilometer/event_definitions.yaml')
+RESOURCES = os.path.join(ETC, 'ceilometer/gnocchi_resources.yaml')
+PAGE = os.path.join(
+    os.path.dirname(__file__), '../../docs/source/operate/health.rst')
+#: prints what Ceilometer makes of a notification: samples and traits
+_READ = """
+import json, sys, yaml
+from ceilometer import sample, service
+from ceilometer.event import converter
+from ceilometer.meter import notifications
+from ceilometer.publisher import gnocchi
+from stevedore import extension
+conf = service.prepare_service([], [])
+conf.set_override('meter_definitions_dirs', [sys.argv[1]], 'meter')
+conf.set_override('definitions_cfg_file', sys.argv[2], 'event')
+message = json.load(sys.stdin)
+meters = notifications.ProcessMeterNotifications(conf, None)
+plugins = extension.ExtensionManager(
+    namespace='ceilometer.event.trait_plugin')
+resource, = [gnocchi.ResourcesDefinition(item, 'low', None, plugins)
+             for item in yaml.safe_load(open(sys.argv[3]))]
+samples = [{'name': s.name, 'volume': s.volume, 'resource_id': s.resource_id,
+            'metadata': s.resource_metadata,
+            'is_in_gnocchi': s.name in resource.metrics,
+            'attributes': resource.sample_attributes(s)}
+           for s in meters.build_sample(message)]
+event = converter.setup_events(conf, plugins).to_event('info', message)
+print(json.dumps([samples, {t.name: t.value for t in event.traits}]))
+"""
 #: seconds in which real programs have read a file that has just been written
 SECONDS = 60
 
@@ -39,6 +70,11 @@ def needs(test, *programs):
     for program in programs:
         if not shutil.which(program):
             test.skipTest(f'{program} is not installed: see bindep.txt')
+
+
+def _yaml(path):
+    with open(path, encoding='utf-8') as file:
+        return yaml.safe_load(file)
 
 
 def promtool(test, *arguments, **more):
@@ -67,7 +103,7 @@ class MetricsTestCase(test_health.HealthTestCase):
     def settled(self, part):
         """What each look begins is done."""
         ends = time.monotonic() + base.PATIENCE
-        while part.follower.runs:
+        while part.background.runs:
             self.assertLess(time.monotonic(), ends)
             time.sleep(0.01)
 
@@ -182,11 +218,14 @@ class TextTest(testtools.TestCase):
             self.assertIn(f'result="{result}"', self.text())
 
 
-class NoticesTest(MetricsTestCase):
+class NoticesTestCase(MetricsTestCase):
 
     def notices(self):
         self.host.notices.run()
         return self.host.cloud.read().get('notices', [])
+
+
+class NoticesTest(NoticesTestCase):
 
     def test_payload(self):
         server = self.boot()
@@ -236,6 +275,148 @@ class NoticesTest(MetricsTestCase):
         self.host.cloud.notify = notify
         self.assertEqual(['quarantined'], [
             payload['state'] for _, payload in self.notices()])
+
+
+class DoNotAnswerTest(NoticesTestCase):
+    """A message bus and a directory that do not answer cost a thread each, and
+    nothing waits for it."""
+
+    def goes_on(self):
+        """Looks, builds, reports and deletes, beside what hangs."""
+        for address in ONE, TWO:
+            server = self.boot(address=address)
+            self.turn(address, **WORN)
+            self.assertEqual('suspect', self.states()[address])
+            self.host.report()
+            self.turn(address)
+            self.host.delete(server)
+        for _ in range(5):
+            self.look()
+        ends = time.monotonic() + base.PATIENCE
+        while self.followers() != 1:
+            self.assertLess(time.monotonic(), ends, self.followers())
+            time.sleep(0.02)
+
+    def followers(self):
+        """How many threads are at work for what follows a look."""
+        return sum(thread.name == 'accel-_run'
+                   for thread in threading.enumerate())
+
+    def test_message_bus(self):
+        self.settled(self.host.notices)
+        answers, asked = threading.Event(), threading.Event()
+        self.addCleanup(answers.set)
+        notify = self.host.cloud.notify
+
+        def hang(*args):
+            asked.set()
+            answers.wait()
+            notify(*args)
+        self.host.cloud.notify = hang
+        self.turn(**HALF)
+        self.assertTrue(asked.wait(base.PATIENCE))
+        self.turn()
+        self.goes_on()
+        self.assertTrue(self.host.notices.background.runs)
+        self.settled(self.host.metrics)
+        self.assertIn('"suspect"', self.written())
+        answers.set()
+        self.settled(self.host.notices)
+        self.assertEqual('quarantined', self.notices()[0][1]['state'])
+
+    def test_directory(self):
+        """Who opens a pipe to write waits for a reader, as for a server of
+        files that is gone."""
+        self.settled(self.host.metrics)
+        pipe = f'{self.file}.new'
+        os.mkfifo(pipe)
+
+        def read():
+            if os.path.exists(pipe):
+                os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+        self.addCleanup(read)
+        self.look()
+        ends = time.monotonic() + base.PATIENCE
+        while not self.host.metrics.background.runs:
+            self.assertLess(time.monotonic(), ends)
+        self.goes_on()
+        self.settled(self.host.notices)
+        self.assertTrue(self.host.metrics.background.runs)
+        self.assertIn('suspect', [
+            payload['state'] for _, payload in self.notices()])
+        with open(pipe):
+            self.settled(self.host.metrics)
+        self.assertIn('nova_accel_device_info', self.written())
+
+
+class CeilometerTest(NoticesTestCase):
+    """The definitions that are shipped, on a notification as it is sent."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot()
+        self.turn(**WORN)
+        self.settled(self.host.notices)
+        (event, payload), = self.notices()
+        self.message = {
+            'event_type': event, 'publisher_id': 'compute.compute1',
+            # what virt.cloud adds
+            'payload': {'host': 'compute1', **payload}, 'ctxt': {},
+            'metadata': {'message_id': 'one', 'timestamp':
+                         '2026-11-22T02:17:43+00:00'}}
+
+    def test_paths(self):
+        """Each is of a field that the notification has."""
+        for path in METERS, EVENTS:
+            with open(path) as file:
+                named = {*re.findall(r'payload\.([a-z_]+)', file.read())}
+            self.assertLessEqual(named, self.message['payload'].keys())
+            self.assertGreater(len(named), 5)
+
+    def test_resource_of_gnocchi(self):
+        """It is of the meter; the page creates the same attributes."""
+        meter, = _yaml(METERS)['metric']
+        resource, = _yaml(RESOURCES)
+        self.assertEqual([meter['name']], list(resource['metrics']))
+        self.assertEqual(
+            {name: f'resource_metadata.{name}'
+             for name in resource['attributes']}, resource['attributes'])
+        self.assertLessEqual(
+            resource['attributes'].keys(), meter['metadata'].keys())
+        with open(PAGE, encoding='utf-8') as file:
+            kind, created = re.search(
+                r'resource-type create (\S+) (.*?)\n\n', file.read(),
+                re.DOTALL).groups()
+        self.assertEqual(resource['resource_type'], kind)
+        self.assertEqual(list(resource['attributes']), re.findall(
+            '-a ([a-z]+):string:false:', created))
+
+    def test_ceilometer_takes_them(self):
+        """By its own loaders, in the Python that it is installed in."""
+        needs(self, 'ceilometer-agent-notification')
+        python = os.path.join(os.path.dirname(os.path.realpath(
+            shutil.which('ceilometer-agent-notification'))), 'python')
+        done = subprocess.run(
+            [python, '-W', 'ignore', '-c', _READ, os.path.dirname(METERS),
+             EVENTS, RESOURCES], input=json.dumps(self.message),
+            capture_output=True, text=True, timeout=120)
+        self.assertEqual(0, done.returncode, done.stderr)
+        (sample,), event = json.loads(done.stdout.splitlines()[-1])
+        self.assertEqual(
+            ('accelerator.device.state.changes', 1, f'compute1_{ONE}'),
+            tuple(sample[key] for key in ('name', 'volume', 'resource_id')))
+        self.assertEqual(('suspect', 'ok', 'CARD'), tuple(
+            sample['metadata'][key] for key in (
+                'state', 'old_state', 'type')))
+        self.assertTrue(sample['is_in_gnocchi'])
+        self.assertEqual(
+            # without those that are empty
+            {'host': 'compute1', 'device': ONE, 'type': 'CARD',
+             'state': 'suspect'}, sample['attributes'])
+        self.assertEqual(
+            (ONE, 'compute1', 'suspect', self.server, 'link_width'),
+            tuple(event[key] for key in (
+                'resource_id', 'host', 'state', 'server', 'signal')))
 
 
 class RulesTest(testtools.TestCase):
@@ -339,3 +520,8 @@ class PrometheusTest(MetricsTestCase):
         self.host.disable(ONE)
         self.look()
         wait(lambda: firing() == set(), 'is silent')
+        with self.host.inventory.health.drilled(TWO):
+            self.look(**{ONE: {}})
+            wait(lambda: ('AcceleratorDrill', TWO) in firing(), 'drill')
+        self.look()
+        wait(lambda: firing() == set(), 'is silent again')

@@ -154,7 +154,7 @@ class ReleaseTest(base.HostTestCase):
                        (f'{boot} {float(seconds) - 31}', late))
         taken = []
         self.restart()
-        self.host.accelerators.words.learn(
+        self.host.accelerators.orders.accept(
             'release', lambda argument: taken.append(argument) or 'done')
         ends = time.monotonic() + base.PATIENCE
         while command.withdraw_order(fresh, []).state is not State.DONE:
@@ -164,7 +164,7 @@ class ReleaseTest(base.HostTestCase):
         self.assertIsNone(command.withdraw_order(late, []))
 
     def test_killed_while_it_carries_one_out(self):
-        self.host.accelerators.words.close()
+        self.host.accelerators.orders.close()
         command = self.host.command()
         number = command.give_order('release', DISK)
         self.assertTrue(self.host.accelerators.store.begin_order(number))
@@ -182,7 +182,7 @@ class ReleaseTest(base.HostTestCase):
     def test_clock_is_set(self):
         """An order that a killed command left is void, whatever the clock
         and the boots of the host say, and a fresh one is none the less."""
-        self.host.accelerators.words.close()
+        self.host.accelerators.orders.close()
         command, store = self.host.command(), self.host.accelerators.store
         for clock, boot, moved in (
                 (3600, None, False), (-3600, None, False),
@@ -206,7 +206,7 @@ class ReleaseTest(base.HostTestCase):
             command.withdraw_order(number, list(State))
 
     def test_withdrawn(self):
-        self.host.accelerators.words.close()
+        self.host.accelerators.orders.close()
         command = self.host.command()
         number = command.give_order('release', DISK)
         self.assertIs(State.NEW, command.withdraw_order(

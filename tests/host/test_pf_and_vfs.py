@@ -4,12 +4,17 @@ each boot of the host, and the physical function reaches what the server of a VF
 has on the card."""
 
 import errno
+import os
+import threading
+import time
 
 import fixtures
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import claim_store
 from tests.host import base
+from tests.host import cloud as clouds
 from tests.unit.host import A, B, vf
 
 AI, GPU, SSD, VGPU = (f'CUSTOM_ACCELERATOR_{type_}'
@@ -104,6 +109,36 @@ class DiskTest(TestCase):
         self.lose_vfs()
         self.refused()
 
+    def lose_store(self):
+        self.host.accelerators.close()
+        for name in os.listdir(self.directory):
+            if name.startswith(claim_store.file_name(clouds.NODE)):
+                os.unlink(os.path.join(self.directory, name))
+        self.restart()
+        self.host.reconcile()
+        self.host.settle()
+        self.host.report()
+
+    def test_store_was_lost(self):
+        """The server has its VF, with its data, and nothing else: its
+        allocation is not for the whole disk, which is not erased."""
+        self.lose_store()
+        self.lose_vfs()
+        self.host.settle()
+        self.assertEqual([self.held], [
+            claim.handle.address for claim in self.host.holdings.all()
+            if claim.device_address == A])
+        self.assertNotIn(A, [
+            record.handle for record
+            in self.host.accelerators.store.handovers()])
+        self.make_vfs(A)
+        self.host.reconcile()
+        self.host.settle()
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, self.held)
+        self.assertEqual('secret',
+                         self.simulated.kernel.data_of_disk(self.held))
+
     def test_vfs_that_are_wanted_and_not_made(self):
         """Then nobody gets the disk whole either."""
         self.host.delete(self.server)
@@ -176,12 +211,60 @@ class OtherDriverTest(TestCase):
 
     CLASS = VGPU
 
-    def test_allocation_stays(self):
-        """Placement refuses to move it to an inventory of another class."""
+    def setUp(self):
+        super().setUp()
         card = {'framework': 'sriov', 'vendor': '8086', 'device': '56c0',
                 'driver': 'xe', 'total_vfs': 4, 'vfs': 2}
         self.start_host(drivers=('vgpu', 'gpu'), vgpus=[
             {'address': address, **card} for address in (A, B)])
+        self.inventory = self.host.inventory
+        self.drivers = self.inventory._drivers
+
+    def until(self, condition):
+        """Wait for what another thread does."""
+        end = time.monotonic() + 20
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.002)
+
+    def test_found_before_it_is_lost(self):
+        """The next driver finds it, and then the one before loses it."""
+        find = self.drivers['vgpu'].find
+
+        def late():
+            self.until(lambda: A in self.inventory.table.shared)
+            return find()
+        self.drivers['vgpu'].find = late
+        self.simulated.kernel.set_numvfs(A, 0)
+        self.inventory.scanner.scan()
+        self.assertEqual(('gpu', model.Health.OK), (
+            self.inventory.devices[A].driver,
+            self.inventory.devices[A].health))
+
+    def test_lost_while_it_is_examined(self):
+        """The one before loses it while the next driver examines it."""
+        examine, begun = self.drivers['gpu'].examine, threading.Event()
+
+        def late(address, before):
+            begun.set()
+            self.until(lambda: self.inventory.devices[A].health
+                       is model.Health.GONE)
+            return examine(address, before)
+        self.drivers['gpu'].examine = late
+        self.simulated.kernel.set_numvfs(A, 0)
+        other = threading.Thread(
+            target=self.inventory.scanner.scan, args=(['gpu'],))
+        other.start()
+        self.assertTrue(begun.wait(20))
+        self.drivers['gpu'].examine = examine
+        self.inventory.scanner.scan(['vgpu'])
+        other.join()
+        self.assertEqual(('gpu', model.Health.OK), (
+            self.inventory.devices[A].driver,
+            self.inventory.devices[A].health))
+
+    def test_allocation_stays(self):
+        """Placement refuses to move it to an inventory of another class."""
         server = self.boot()
         held, = self.host.devices_of(server)
         self.lose_vfs()

@@ -258,7 +258,7 @@ class RuntimeTest(Base):
             for server in (slow, self.server):
                 state['servers'][server]['metadata'][
                     'accel1:bitstream_id'] = self.other
-        self.host.runtime.start_run()
+        self.host.runtime.background.start()
         base.wait_until_programmed(self.host.kernel, A)
         while self.metadata().get('accel1:status') != (
                 f'programmed {self.other}'):
@@ -477,7 +477,7 @@ class OwnersTest(Base):
         error = self.boot_by_owner(B)
         self.assertIsInstance(error, exception.DeviceUnavailable)
         self.assertIn('3 bitstreams of the project failed on cards of this '
-                      'host in the last 10 minutes', exception.told(error))
+                      'host in the last 10 minutes', exception.for_owner(error))
         self.assertFalse(error.elsewhere)
         # nobody else waits, nor does who asks for what the operator has
         self.assertIn(self.boot_by_owner(B, 'another'),

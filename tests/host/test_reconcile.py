@@ -202,25 +202,25 @@ class ReconcileTest(base.HostTestCase):
         self.config.config(discovery_interval=1, group='accel')
         running = self.host.cloud.running
         self.host.cloud.running = lambda: {}[self.server]
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.assertIn('Claims could not be compared', self.log.output)
         self.host.cloud.running = running
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.assertHas(self.server, vf(A))
 
     def test_first_look_is_repeated_until_it_could_be_looked_at(self):
         self.left_without_its_device()
         self.host.cloud.set_server(self.server, task_state='image_snapshot')
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         servers = self.host.cloud.servers
         self.host.cloud.servers = lambda uuids: {}[uuids[0]]
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.assertIn('Claims could not be compared', self.log.output)
         self.host.cloud.servers = servers
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.assertEqual([], self.host.devices_of(self.server))
         self.host.cloud.set_server(self.server, task_state=None)
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.assertHas(self.server, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
@@ -241,7 +241,7 @@ class ReconcileTest(base.HostTestCase):
             restore(*args)
         self.host.accelerators.readiness.restore = restored
         for _ in range(200):
-            self.host.reconciler._logged_run()
+            self.host.reconciler.background.run()
             now += 60
         self.assertEqual(
             [0, 120, 360, 840, 1800, 3720, 7320, 10920], tried)
@@ -251,10 +251,10 @@ class ReconcileTest(base.HostTestCase):
         self.assertHas(self.server, vf(A))
         # from the start
         claim, = self.host.holdings.of(self.server)
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.host.cloud.detach(self.server, [claim.handle])
         self.host.cloud.attach_error = None
-        self.host.reconciler._logged_run()
+        self.host.reconciler.background.run()
         self.assertHas(self.server, vf(A))
 
     def test_left_out_in_doubt(self):

@@ -280,7 +280,7 @@ class RecordTest(HandoverTestCase):
         number, = [n for n in (1, 2) if mine != vf(A, n - 1)]
         kernel = self.simulated.kernel
         kernel.share_namespaces(A, number, 3 - number)
-        # no look at the disk is between
+        # the disk is not read between
         error = str(self.assertRaises(exception.DeviceUnavailable, self.boot))
         self.assertIn('is attached to the controller', error)
         self.host.inventory.scanner.scan()
@@ -330,7 +330,7 @@ class SlotTest(HandoverTestCase):
         self.assertRaises(exception.AcceleratorError, self.boot)
 
     def test_is_one_of_novas(self):
-        """nova-compute starts, and the card goes to nobody."""
+        """nova-compute starts, and no server gets the card."""
         self.useFixture(fixtures.MonkeyPatch('tests.host.base.Host.__init__', (
             functools.partialmethod(
                 base.Host.__init__, taken_elsewhere=lambda device: (
@@ -341,7 +341,7 @@ class SlotTest(HandoverTestCase):
         self.assertEqual((1, 1), self.reserved())
         self.assertIn(f'{FIRST} is matched by [pci] device_spec, and goes '
                       f'with it', self.log.output)
-        self.host.inventory.check_configuration()
+        self.host.inventory.scanner.check_configuration()
 
 
 class QatTest(HandoverTestCase):
@@ -376,7 +376,7 @@ class TimecardTest(HandoverTestCase):
         self.start_host(timecards=[CARD], drivers=('timecard',))
 
     def end(self, server, **changes):
-        """The guest changes the card and ends; the host looks at the card
+        """The guest changes the card and ends; the host reads the card
         before it is released."""
         self.simulated.kernel.change_timecard(A, **changes)
         self.host.cloud.stop_guest(server, undefine=True)
@@ -422,7 +422,7 @@ class TimecardTest(HandoverTestCase):
 
 
 class OperatorTest(HandoverTestCase):
-    """Devices of one-time use: the operator gives them back."""
+    """Devices of one-time use: the operator releases them."""
 
     def start(self, *cards, **kinds):
         self.config.config(handover=['operator'], group='accel')

@@ -7,6 +7,7 @@ libvirt make of it is in tests/functional/test_runtime.py.
 
 import os
 from unittest import mock
+import uuid
 
 import ddt
 
@@ -182,6 +183,16 @@ class ImageTest(RuntimeTestCase):
         self.forget_status()
         self.assertEqual((1, f'programmed {image}'), self.ask(image))
         self.assertCarries(OTHER)
+
+    def test_missing_or_of_others(self):
+        # which images others have is not for him to find out
+        said = set()
+        for image in (str(uuid.uuid4()), self.upload(
+                EVE, visibility='private'), self.upload(
+                    EVE, visibility='shared', members={}), self.upload(
+                        EVE, visibility='private', status='deactivated')):
+            said.add(self.ask(image)[1].replace(image, '<image>'))
+        self.assertEqual(1, len(said), said)
 
     @ddt.data('crypto, please: version 2', '0000:5e:00.0' * 20)
     def test_no_image(self, text):

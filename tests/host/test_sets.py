@@ -9,10 +9,10 @@ import fixtures
 from nova_accel import exception
 from nova_accel import naming
 from tests.host import base
-from tests.host import test_relocation
+from tests.host import test_reshape
 
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
-A, B, C, D = GPUS = test_relocation.GPUS
+A, B, C, D = GPUS = test_reshape.GPUS
 
 
 class SetsTestCase(base.HostTestCase):

@@ -1,14 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Images of other projects cost nobody a request, a place or a bitstream."""
+"""Images of other projects cost no request, no place and no bitstream."""
 
+import dataclasses
+from unittest import mock
 import uuid
 
 import fixtures
+from glanceclient import exc as glance_exc
 
 from nova_accel import exception
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit.host import A, FUNCTION, INTERFACE, plain
+from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain
 
 EVE = 'eve'
 
@@ -81,3 +84,64 @@ class StrangersTest(base.HostTestCase):
             base.asks(FUNCTION, runtime_programming='true'),
             self.host.allocation(A))
         self.assertIn('No image with', str(error))
+
+
+class EvictionTest(base.HostTestCase):
+
+    def test_what_a_server_has_stays(self):
+        """However little room others leave: it starts without Glance after
+        the host has lost its power."""
+        self.config.config(bitstream_cache_size=0, group='accel')
+        self.start_host({'address': A}, {'address': B})
+        self.host.upload(FUNCTION)
+        self.host.upload(OTHER)
+        mine = self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
+        self.host.boot(base.asks(OTHER), self.host.allocation(B), project=EVE)
+        self.host.power_cut()
+        self.restart()
+        with mock.patch.object(
+                clouds.Glance, 'get',
+                side_effect=glance_exc.HTTPServiceUnavailable('It is busy.')):
+            self.host.start_guest(mine)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+
+class PurgedTest(base.HostTestCase):
+    """Any project can choose the id of a purged image (OSSN-0075)."""
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        image = self.host.upload(FUNCTION)
+        self.mine = self.host.boot(base.asks(FUNCTION),
+                                   self.host.allocation(A))
+        self.host.cloud.delete_image(image)
+        self.host.upload(OTHER, {'id': image, 'owner': EVE,
+                                 'visibility': 'private'})
+        self.host.boot(
+            base.asks(bitstream_id=image, runtime_programming='true'),
+            self.host.allocation(B), project=EVE)
+        self.assertEqual(plain(OTHER), self.host.carries(B))
+        self.programmed = []
+        program = self.host.kernel.program_dfl_port
+
+        def programs(address, port, path, *more):
+            self.programmed.append(path)
+            return program(address, port, path, *more)
+        self.host.kernel.program_dfl_port = programs
+
+    def test_content_is_known(self):
+        self.host.delete(self.mine)
+        self.assertEqual(1, len(self.programmed))
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_content_is_not_known(self):
+        """As of a region that an earlier release programmed."""
+        table = self.host.inventory.table
+        table.set_loaded(A, 0, dataclasses.replace(
+            table._loaded[A, 0], content=''))
+        self.host.delete(self.mine)
+        self.assertEqual([], self.programmed)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))

@@ -3,10 +3,12 @@
 
 import logging
 import os
+from unittest import mock
 
 import fixtures
 
 from nova_accel import conf
+from nova_accel import exception
 from tests.host import base
 from tests.unit.host import A, B, FUNCTION, vf
 
@@ -87,6 +89,22 @@ class ToldTest(base.HostTestCase):
         self.host.inventory.scanner.scan()
         self.assertEqual(1, sum(f'Device {A} is back' in line
                                 for line in self.told()))
+
+    def test_store_that_cannot_be_written(self):
+        """Once, and again after it could be written."""
+        self.start_host({'address': A})
+        self.told()
+        for vanish in (True, None):
+            self.host.kernel.set_fault(A, vanish=vanish)
+            with mock.patch.object(
+                    self.host.accelerators.store, 'set_devices',
+                    side_effect=exception.AcceleratorsUnavailable('Full.')):
+                for _ in range(2):
+                    self.host.inventory.scanner.scan()
+            self.assertEqual(
+                ['What the drivers found is not written down: Full.'],
+                [line for line in self.told() if 'written' in line])
+            self.host.inventory.scanner.scan()
 
     def test_misspelled_option(self):
         path = os.path.join(self.directory, 'nova.conf')

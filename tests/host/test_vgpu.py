@@ -63,11 +63,11 @@ class AttachTest(AttachTestCase):
     def test_allocation_without_accelerator(self):
         self.start({'address': A})
         error = self.assertRaises(exception.DeviceUnavailable, self.plug, {})
-        self.assertIn('the allocation has none of ours', str(error))
+        self.assertIn('the allocation has no accelerators', str(error))
         self.assertEqual([], self.accelerators.store.claims())
 
     def test_native_vgpu_beside_standard_classes(self):
-        """A class of both Nova's and ours, allocated from Nova's provider."""
+        """A class that both have, allocated from Nova's provider."""
         self.start({'address': A})
         self.config.config(resource_classes='standard', group='accel')
         self.assertEqual([], self.plug(
@@ -98,7 +98,7 @@ VGPU = 'CUSTOM_ACCELERATOR_VGPU'
 
 
 class VgpuTest(AttachTestCase):
-    """Handles that are made on demand, and taken back."""
+    """Handles that are made on demand, and removed."""
 
     def setUp(self):
         super().setUp()
@@ -171,7 +171,7 @@ class VgpuTest(AttachTestCase):
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 
     def test_room_that_strangers_have(self):
-        """What is allocated meanwhile is reserved, and given back later."""
+        """What is allocated meanwhile is reserved, and released later."""
         self.start_vgpus()
         uuid_, = self.allocation(VGPU)
         self.host.cloud.allocate(self.instance, self.allocation(VGPU))
@@ -302,7 +302,7 @@ class VgpuTest(AttachTestCase):
         self.assertTrue(self.exists(next_owner))
 
     def test_release_that_comes_late(self):
-        """It had to wait, and somebody else has the handle meanwhile."""
+        """It had to wait, and another server has the handle meanwhile."""
         for framework in ('mdev', 'vendor-vfio'):
             self.start_vgpus(framework)
             claim = self.give('nvidia-558')

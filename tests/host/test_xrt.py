@@ -137,7 +137,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         server = self.has()
         self.host.kernel.set_fault(self.MANAGEMENT, reset_kills=True)
         self.host.delete(server)
-        self.assertFenced('was to be reset', 'does not answer')
+        self.assertFenced('had to be reset', 'does not answer')
         self.assertEqual(['reset'], self.done)
         self.heal(reset_kills=True, dead=True)
         self.assertDone(model.MEMORY_KEPT, RESET, 'reset', 'reset')
@@ -152,7 +152,7 @@ class HandOverTest(test_handover.MailboxTestCase):
                 self.MANAGEMENT, attributes={'dev_offline': '1'})
         self.host.kernel.write_attribute = writes
         self.host.delete(server)
-        self.assertFenced('was to be reset', 'offline')
+        self.assertFenced('had to be reset', 'offline')
         self.host.kernel.write_attribute = write
         self.heal(attributes={})
         self.assertDone(model.MEMORY_KEPT, RESET, 'reset', 'reset')
@@ -162,7 +162,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         clearing = self.clearing('registers')
         self.host.kernel.set_fault(self.MANAGEMENT, program_error='EIO')
         self.host.delete(server)
-        self.assertFenced('was to be programmed', 'the card failed (EIO)')
+        self.assertFenced('had to be programmed', 'the card failed (EIO)')
         self.heal(program_error='EIO')
         self.assertDone(model.MEMORY_KEPT, f'cleared with image {clearing}',
                         plain(BLANK))
@@ -173,7 +173,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.clearing('memory')
         self.host.kernel.set_fault(self.MANAGEMENT, program_error='EIO')
         self.host.delete(server)
-        self.assertFenced('was to be programmed', 'the card failed (EIO)')
+        self.assertFenced('had to be programmed', 'the card failed (EIO)')
         self.assertEqual([], self.done)
         self.heal(program_error='EIO')
         self.assertEqual([], self.host.holdings.all())

@@ -96,8 +96,8 @@ class Cloud:
         :param providers: which accelerators it has to report.
         """
         def up():
-            if host == machine.NAME:
-                machine.check_compute()
+            if host in machine.HOSTS:
+                machine.check_compute(host)
             elif not processes.running(f'nova-compute-{host}'):
                 raise AssertionError(f'nova-compute of {host} ended:\n' +
                                      processes.tail(f'nova-compute-{host}'))
@@ -114,16 +114,20 @@ class Cloud:
         return self.api.image.find_image(name) or self.api.image.create_image(
             name, filename=path, wait=True, **properties)
 
-    def probe(self):
-        """The image of guests that print the PCI functions they see."""
+    def probe(self, hotplug=False):
+        """The image of guests that print the PCI functions they see.
+
+        :param hotplug: they let go of devices that they are asked for.
+        """
         kernel = self.image('probe-kernel', '/image/probe.elf',
                             disk_format='aki', container_format='aki')
         with tempfile.NamedTemporaryFile() as file:
             file.truncate(1 << 20)
             return self.image(
-                'probe', file.name, disk_format='raw',
-                container_format='bare', kernel_id=kernel.id,
-                hw_machine_type='q35')
+                'probe-hotplug' if hotplug else 'probe', file.name,
+                disk_format='raw', container_format='bare',
+                kernel_id=kernel.id, hw_machine_type='q35',
+                **({'os_command_line': 'hotplug'} if hotplug else {}))
 
     def bitstream(self, function=None, cut=None, properties=None, **kw):
         """Upload a bitstream of a new function; the function.
@@ -158,19 +162,19 @@ class Cloud:
             {'name': name, 'groups': list(groups)}))
         return self.flavor(**{'accel:device_profile': name})
 
-    def fpga(self, function):
+    def fpga(self, function, **more):
         """A flavor of one FPGA with that function."""
         return self.of_profile({
             'resources:CUSTOM_ACCELERATOR_FPGA': 1,
             'trait:CUSTOM_FPGA_INTEL': 'required',
-            'accel:function_id': function})
+            'accel:function_id': function, **more})
 
-    def create(self, flavor, host='vm', **kw):
+    def create(self, flavor, host='vm', hotplug=False, **kw):
         if host:
             kw['host'] = host
         return self.compute.create_server(
-            name='probe', image_id=self.probe().id, flavor_id=flavor.id,
-            networks='none', **kw)
+            name='probe', image_id=self.probe(hotplug).id,
+            flavor_id=flavor.id, networks='none', **kw)
 
     def settled(self, server, status, seconds=PATIENCE):
         """The server, when it has no task left.

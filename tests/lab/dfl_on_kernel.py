@@ -162,7 +162,7 @@ def privileged_checks(driver, args):
 
 
 def release(driver, args):
-    """A port taken from the PF and given back."""
+    """A port taken from the PF and assigned again."""
     address, = driver.discover()
     driver.kernel.release_dfl_port(address, args.region)
     print('  released:')
@@ -183,7 +183,7 @@ def release(driver, args):
     time.sleep(1)
     show(driver.discover())
     driver.recover(address)
-    print('  dfl-pci bound anew:')
+    print('  dfl-pci bound again:')
     show(driver.discover())
     return (driver.discover()[address].region(args.region).function_uuid
             == args.function.replace('-', ''))
@@ -219,7 +219,7 @@ def reset(driver, args):
 
 
 def stuck(driver, args):
-    """A failure after which nobody recovered, as when nova-compute died."""
+    """A failure without a recovery, as when nova-compute died."""
     (address, device), = driver.discover().items()
     region = device.region(args.region)
     args.size, args.payload_interface = 4096, None
@@ -267,7 +267,7 @@ def main():
     os.makedirs(ROOM, exist_ok=True)
     settings = os.path.join(ROOM, 'nova.conf')
     with open(settings, 'w') as file:
-        # the privileged process programs nothing from elsewhere
+        # the privileged process programs nothing from another directory
         file.write(f'[accel]\nbitstream_cache = {ROOM}/nobody\n')
     cfg.CONF([], project='nova', default_config_files=[settings])
     cfg.CONF.set_override(

@@ -35,7 +35,8 @@ SHARE = processes.RUN / 'share'
 CARD = processes.RUN / 'card.json'
 DISK = processes.RUN / 'disk.json'
 DEVICES = ('fpga', 'timecard', 'igb', 'nvme', 'mdev', 'qat', 'edu')
-NAME = 'vm'
+#: of each nova-compute that the machine can run, its unit of systemd
+HOSTS = {'vm': 'nova-compute', 'vm2': 'nova-compute-vm2'}
 _numbers = itertools.count(1)
 
 
@@ -50,7 +51,7 @@ def qemu():
             'bus': 'pcie.0', 'addr': slot,
             'socket': {'type': 'unix', 'path': f'/lab/{name}.sock'}})]
     command = [
-        'qemu-system-x86_64', '-name', NAME,
+        'qemu-system-x86_64', '-name', 'vm',
         '-accel', 'tcg,thread=multi,tb-size=512',
         '-machine', 'q35', '-cpu', 'max', '-smp', '2', '-m', '3G',
         '-object', 'memory-backend-ram,id=m0,size=1536M',
@@ -210,11 +211,12 @@ def check(script, seconds=600) -> str:
     return text
 
 
-def check_compute() -> None:
+def check_compute(host='vm') -> None:
     """:raises Failed: nova-compute in the machine has ended by itself."""
-    if not run('systemctl -q is-failed nova-compute', 300)[0]:
-        raise lab.Failed('nova-compute ended: ' + run(
-            'tail -n 20 /var/log/nova-compute.log', 300)[1])
+    unit = HOSTS[host]
+    if not run(f'systemctl -q is-failed {unit}', 300)[0]:
+        raise lab.Failed(f'{unit} ended: ' + run(
+            f'tail -n 20 /var/log/{unit}.log', 300)[1])
 
 
 def put(source, target) -> None:

@@ -24,6 +24,7 @@ import testtools
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = pathlib.Path(sysconfig.get_path('purelib'))
 DRIVER = 'accel.AccelLibvirtDriver'
+FILTER = 'nova_accel.scheduler.filters.AcceleratorFilter'
 
 #: Nova's main(): a conductor is not waited for, Placement is not asked, and
 #: libvirt is a module without content
@@ -51,6 +52,30 @@ START = textwrap.dedent('''
             'nova.scheduler.client.report.SchedulerReportClient'), \\
             mock.patch.object(driver, 'load_compute_driver', loaded):
         compute.main()
+''')
+#: nova-scheduler's main() up to its first worker: no database is asked
+START_SCHEDULER = textwrap.dedent('''
+    import os
+    from nova.cmd import scheduler
+    from unittest import mock
+    from nova.scheduler import host_manager
+    from nova import service
+
+    def served(server, **kwargs):
+        names = [type(f).__name__
+                 for f in server.manager.host_manager.enabled_filters]
+        print('STARTED', *names, flush=True)
+        os._exit(0)
+
+    with mock.patch('nova.conductor.API'), mock.patch(
+            'nova.scheduler.client.report.SchedulerReportClient'), \\
+            mock.patch('nova.utils.raise_if_old_compute'), \\
+            mock.patch.object(service, 'serve', served), \\
+            mock.patch.multiple(
+                host_manager.HostManager, refresh_cells_caches=mock.DEFAULT,
+                _init_aggregates=mock.DEFAULT,
+                _init_instance_info=mock.DEFAULT):
+        scheduler.main()
 ''')
 PROGRAM = textwrap.dedent('''\
     #!{python}
@@ -137,6 +162,11 @@ class Environment(fixtures.Fixture):
             transport_url = fake:/
             compute_driver = {driver}
             state_path = {self.directory}
+
+            [filter_scheduler]
+            available_filters = nova.scheduler.filters.all_filters
+            available_filters = {FILTER}
+            enabled_filters = ComputeFilter,AcceleratorFilter
         '''))
 
     def run(self, *command, **variables):
@@ -219,6 +249,17 @@ class Environment(fixtures.Fixture):
         return self.run(python or self.python, '-W', 'ignore', '-c', START,
                         '--config-file', self.config, **variables).stdout
 
+    def start_scheduler(self):
+        """Start nova-scheduler; what it wrote."""
+        return self.run(self.python, '-W', 'ignore', '-c', START_SCHEDULER,
+                        '--config-file', self.config).stdout
+
+    def pip_check(self):
+        """The lines of `pip check` that name nova_accel."""
+        return [line for line in self.run(
+            sys.executable, '-m', 'pip', '--python', self.python,
+            'check').stdout.splitlines() if line.startswith('nova-accel ')]
+
     def check(self, *command, **variables):
         """Run nova-accel check; {check: line}."""
         done = self.run(*(command or [self.prefix / 'bin' / 'nova-accel']),
@@ -235,11 +276,14 @@ class LayoutTestCase(testtools.TestCase):
         super().setUp()
         self.there = self.useFixture(Environment())
 
-    def assertStarts(self, *check, python=None, **variables):
-        """nova-compute starts with our driver, and check says so."""
+    def assertStarts(self, *check, python=None, nova=None, **variables):
+        """nova-compute starts with our driver, and check says so.
+
+        :param nova: its version, unless it is that of the tests.
+        """
         said = self.there.start(python, **variables)
         self.assertIn('STARTED nova_accel.virt.driver AccelLibvirtDriver '
-                      f'{importlib.metadata.version("nova")}', said)
+                      f'{nova or importlib.metadata.version("nova")}', said)
         # not the sources that the tests run from
         self.assertNotIn(str(ROOT), said)
         line = self.there.check(*check, **variables)['compute driver']

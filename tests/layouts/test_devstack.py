@@ -6,13 +6,20 @@ Nova and nova_accel are installed as stack.sh does: by setup_develop, with the
 real pip and without an index, Nova first.
 """
 
+import json
 import os
 import re
 import shutil
 import textwrap
 
 from tests.layouts import base
+from tests.unit import pages
 
+#: a host with the board of the page
+BOARD = '''
+others:
+  - {address: '0000:05:00.0', vendor: '10ee', device: '9038', class: '0x120000'}
+'''
 SCRIPT = textwrap.dedent(r'''
     set -eo pipefail
     TOP_DIR=$DEVSTACK
@@ -27,11 +34,16 @@ SCRIPT = textwrap.dedent(r'''
     mkdir -p $NOVA_CONF_DIR/rootwrap.d $NOVA_STATE_PATH
     touch $NOVA_CONF
     define_plugin() { :; }
+    enable_plugin() { :; }
     echo_summary() { echo "summary $*"; }
+    extract_localrc_section $DEST/local.conf $DEST/localrc $DEST/localrc.auto
+    source $DEST/localrc.auto
     source $DEST/nova_accel/devstack/settings
     setup_develop $DEST/nova
     for phase in pre-install install post-config extra; do
         source $DEST/nova_accel/devstack/plugin.sh stack $phase
+        [ $phase != post-config ] || \
+            merge_config_group $DEST/local.conf post-config
     done
 ''')
 
@@ -89,9 +101,18 @@ class DevStackTest(base.LayoutTestCase):
         self.assertIn('drivers dfl', said)
 
     def test_stack(self):
+        if not shutil.which('gawk'):
+            # mawk cannot read merge_config_file of DevStack, which installs it
+            self.skipTest('gawk is not installed')
         dest = self.there.directory
         self.there.nova_checkout()
         base.source(dest / 'nova_accel')
+        # of the page on one PC and one board, with a board like its own
+        block, = [block for block in pages.Page(
+                      base.ROOT / 'docs/source/board.rst').blocks
+                  if 'local|localrc' in block]
+        (dest / 'local.conf').write_text(block)
+        (dest / 'host.yaml').write_text(BOARD)
         requirements = dest / 'requirements'
         (requirements / '.venv' / 'bin').mkdir(parents=True)
         (requirements / 'upper-constraints.txt').touch()
@@ -113,6 +134,13 @@ class DevStackTest(base.LayoutTestCase):
         self.assertIn('compute_driver = accel.AccelLibvirtDriver', plugin)
         self.assertIn('enabled_filters = ComputeFilter,SameHostFilter,'
                       'AcceleratorFilter', plugin)
+        shown = json.loads(self.there.check_call(
+            self.there.prefix / 'bin' / 'nova-accel', 'discover',
+            '--config-file', dest / 'etc' / 'nova.conf', '--simulated-host',
+            dest / 'host.yaml', '-f', 'json'))
+        self.assertEqual(
+            [('AI XILINX BOARD', 'ok')],
+            [(row['What'], row['Health']) for row in shown])
         # what stack.sh adds of its own
         self.there.config.write_text(plugin.replace(
             '[DEFAULT]\n', '[DEFAULT]\nhost = compute1\n'

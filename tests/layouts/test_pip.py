@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -10,17 +11,34 @@ import tarfile
 
 import fixtures
 
+from nova_accel import versions
 from tests import earlier
+from tests import functional
 from tests.layouts import base
 
 NOVA = 'nova==34.0.0'
-#: what nova-scheduler does with [filter_scheduler] available_filters
-FILTERS = '''
-from nova.cmd import scheduler
-from nova.scheduler import filters
-filters.HostFilterHandler().get_matching_classes(
-    ['nova.scheduler.filters.all_filters',
-     'nova_accel.scheduler.filters.AcceleratorFilter'])
+#: a test of Nova's own harness: nova-api and what is behind it
+REMOVED = '''
+from nova.tests.functional import integrated_helpers as helpers
+from nova.tests.functional.api import client
+from oslo_config import cfg
+
+
+class Test(helpers._IntegratedTestBase):
+
+    ADMIN_API = True
+
+    def setUp(self):
+        cfg.CONF.set_override('api_paste_config', {paste!r}, group='wsgi')
+        super().setUp()
+
+    def test(self):
+        flavor = self._create_flavor(
+            extra_spec={{'accel:device_profile': 'nlb'}})
+        error = self.assertRaises(
+            client.OpenStackApiException, self._create_server,
+            flavor_id=flavor)
+        print('ANSWER', error.response.status_code, error.response.text)
 '''
 
 
@@ -161,10 +179,18 @@ class AfterwardsTest(base.LayoutTestCase):
         self.assertEqual(self.before, files(self.there.packages / 'nova'))
         self.assertNovaIsWhole()
         self.assertEqual([], list(self.there.packages.glob('nova_accel*')))
-        # nova-scheduler whose nova.conf still names the filter does not start
-        said = self.there.run(self.there.python, '-W', 'ignore', '-c', FILTERS)
-        self.assertNotEqual(0, said.returncode)
-        self.assertIn("No module named 'nova_accel'", said.stdout)
+
+    def test_flavor_of_ours_is_one_of_cyborgs(self):
+        self.there.accel_uninstall()
+        module = self.there.directory / 'removed.py'
+        module.write_text(REMOVED.format(paste=functional.API_PASTE))
+        said = self.there.run(
+            self.there.python, '-W', 'ignore', '-m', 'testtools.run',
+            'removed', OS_NOVA_DISABLE_EVENTLET_PATCHING=os.environ[
+                'OS_NOVA_DISABLE_EVENTLET_PATCHING']).stdout
+        self.assertIn('ANSWER 400', said)
+        self.assertIn('Could not communicate with Cyborg', said)
+        self.assertIn('nlb', said)
 
     def test_reinstalled(self):
         """A wheel of the same version, as from another commit of a clone."""
@@ -237,6 +263,52 @@ class EarlierReleaseTest(base.LayoutTestCase):
             (self.there.packages / 'nova' / 'virt' / 'accel').exists())
 
 
+class LibrariesTest(base.LayoutTestCase):
+    """`pip install --no-deps` leaves them as they are."""
+
+    def test_pip_check(self):
+        self.there.nova_wheel()
+        self.there.accel_wheel()
+        self.assertEqual([], self.there.pip_check())
+        metadata, = self.there.packages.glob('cliff-*.dist-info')
+        found = (metadata / 'METADATA').read_text()
+        metadata.unlink()
+        self.assertIn('requires cliff, which is not installed.',
+                      ' '.join(self.there.pip_check()))
+        metadata.mkdir()
+        (metadata / 'METADATA').write_text(
+            re.sub('^Version: .*', 'Version: 3.9', found, flags=re.M))
+        self.assertIn('has requirement cliff>=4.9, but you have cliff 3.9.',
+                      ' '.join(self.there.pip_check()))
+
+
+class EveryNovaTest(base.LayoutTestCase):
+    """nova_accel stays, and Nova is upgraded below it, to each release that
+    nova_accel supports."""
+
+    def test_upgrade_of_nova(self):
+        releases = re.findall('nova==(.*)',
+                              (base.ROOT / 'tox.ini').read_text())
+        majors = [int(release.partition('.')[0]) for release in releases]
+        self.assertEqual([*range(versions.OLDEST, versions.NEWEST + 1)],
+                         majors)
+        directory = self.useFixture(fixtures.TempDir()).path
+        for release in releases:
+            done = base.run(sys.executable, '-m', 'pip', 'download', '-q',
+                            '--no-deps', '--only-binary', ':all:', '-d',
+                            directory, f'nova=={release}')
+            if done.returncode:
+                self.skipTest(f'nova {release} cannot be downloaded: '
+                              f'{done.stdout}')
+        self.there.accel_wheel()
+        for release in releases:
+            self.there.install('--find-links', directory, '--upgrade',
+                               f'nova=={release}')
+            self.assertStarts(nova=release)
+            self.assertEqual([], [line for line in self.there.pip_check()
+                                  if ' nova' in line])
+
+
 class OtherNovaTest(base.LayoutTestCase):
 
     def test_too_old(self):
@@ -252,6 +324,8 @@ class OtherNovaTest(base.LayoutTestCase):
         line = self.there.check()
         self.assertEqual('ok', line['compute driver']['Result'])
         self.assertEqual('warning', line['Nova']['Result'])
+        self.assertIn('has requirement nova<35,>=31, but you have nova '
+                      '99.0.0.', ' '.join(self.there.pip_check()))
 
     def test_python_that_is_too_old(self):
         python = shutil.which('python3.10')

@@ -41,7 +41,7 @@ RECORDED = {
         'API: create resize live_migrate rebuild snapshot_volume_backed '
         'unshelve _checks_for_create_and_rebuild '
         '_validate_and_build_base_options'],
-    'nova.compute.vm_states': ['BUILDING', 'SHELVED_OFFLOADED'],
+    'nova.compute.vm_states': ['BUILDING', 'PAUSED', 'SHELVED_OFFLOADED'],
     'nova.limit.placement': ['_get_usage'],
     'nova.limit.utils': ['should_enforce', 'use_unified_limits'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
@@ -77,13 +77,14 @@ RECORDED = {
     'nova.api.validation.extra_specs.base': ['ExtraSpecValidator'],
     'nova.exception': [
         'NovaException: __init__ format_message', 'InvalidRequest',
-        'BuildAbortException', 'ComputeResourcesUnavailable',
+        'AllocationDeleteFailed', 'BuildAbortException',
+        'ComputeResourcesUnavailable',
         'ConsumerAllocationRetrievalFailed',
         'ReshapeFailed', 'ReshapeNeeded',
         'ForbiddenWithAccelerators', 'ImageNotFound',
         'InstanceFaultRollback: __init__',
         'InstanceNotFound', 'InstanceNotRescuable', 'MigrationNotFound',
-        'MigrationPreCheckError',
+        'MigrationError', 'MigrationPreCheckError',
         'NoValidHost', 'RequestFilterFailed',
         'ResourceProviderAllocationRetrievalFailed',
         'ResourceProviderUpdateConflict',

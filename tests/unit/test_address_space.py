@@ -7,6 +7,7 @@ import ddt
 from nova.virt.libvirt import config
 import testtools
 
+from nova_accel.drivers import gpu
 from nova_accel import exception
 from nova_accel.host import address_space as host_address_space
 from nova_accel import model
@@ -44,6 +45,53 @@ class PlacedTest(testtools.TestCase):
         self.assertEqual((seen, uefi), (
             host_address_space.placed(memory * GIB, sizes, bits),
             host_address_space.fits_uefi(sizes, bits)))
+
+
+#: GB of a GPU's memory, as its vendor says, by product of the driver gpu. Of
+#: MI250 and MI250X for each of its two functions. The largest region has at
+#: most the memory, up to the next power of two
+MEMORY = {
+    'NVIDIA': {
+        'TESLA_P4': 8, 'TESLA_P40': 24, 'TESLA_P100': 16, 'TESLA_V100': 32,
+        'TESLA_V100S': 32, 'TESLA_T4': 16, 'A100': 80, 'A800': 80, 'A30': 24,
+        'A40': 48, 'A10': 24, 'A10G': 24, 'L40': 48, 'L20': 48, 'L40S': 48,
+        'L2': 24, 'L4': 24, 'H100L': 94, 'H800': 80, 'H20': 96, 'H100': 80,
+        'H200': 141, 'H200_NVL': 141, 'B200': 180, 'B300': 288,
+        'RTX_PRO_6000': 96},
+    'AMD': {
+        'MI50': 32, 'MI100': 32, 'MI250X': 64, 'MI250': 64, 'MI210': 64,
+        'MI300X': 192, 'MI308X': 192, 'MI325X': 256, 'MI350X': 288,
+        'MI355X': 288, 'V620': 32, 'V710': 28},
+    'INTEL': {
+        'FLEX_170': 16, 'FLEX_140': 6, 'MAX_1550': 128, 'MAX_1100': 48}}
+#: GiB of a region -> how many of eight a guest of 256 GiB sees that is told 40
+#: bits, and one of 2 TiB that is told 46
+SEEN = {8: (8, 8), 16: (8, 8), 32: (8, 8), 64: (6, 8), 128: (3, 8),
+        256: (1, 8), 512: (1, 8)}
+
+
+@ddt.ddt
+class ProductTest(testtools.TestCase):
+
+    def test_all_products_are_here(self):
+        self.assertEqual(
+            {(gpu._VENDORS[vendor], product)
+             for (vendor, _), (product, _) in gpu._PRODUCTS.items()},
+            {(vendor, product) for vendor, products in MEMORY.items()
+             for product in products})
+
+    @ddt.data(*((product, memory) for products in MEMORY.values()
+                for product, memory in products.items()))
+    @ddt.unpack
+    def test_eight(self, product, memory):
+        region = 1 << (memory - 1).bit_length()
+        sizes = [region * GIB] * 8
+        self.assertEqual(SEEN[region], tuple(
+            host_address_space.placed(gib * GIB, sizes, bits)
+            for gib, bits in ((256, 40), (2048, 46))))
+        # of B300, MI350X and MI355X seven
+        self.assertEqual(
+            region < 512, host_address_space.fits_uefi(sizes, 46))
 
 
 @ddt.ddt
@@ -91,6 +139,8 @@ class GuestTest(testtools.TestCase):
         """QEMU's TCG refuses any other number (x86_cpu_realizefn())."""
         self.xml.virt_type = 'qemu'
         self.assertIsNone(self.make_room())
+        self.xml.memory = 768 << 20
+        self.assertRaises(exception.DeviceUnavailable, self.make_room)
 
     def test_flavor_says_it(self):
         self.of_flavor('passthrough')

@@ -17,7 +17,7 @@ printf 'tests.unit.test_a.A.test_one\\ntests.unit.test_a.A.test_two\\n' \
 """
 # a part that fails the first time, and what is made of its options
 MAKEFILE = """
-parts: ; @echo unit host
+parts: ; @echo $(shell cat names)
 host: ; @printf '%s\\n' '======' ' - Passed: 7' ' - Failed: 0'
 unit:
 \t@echo Failed $(shell cat failing) tests - output below:
@@ -27,6 +27,9 @@ unit:
 broken: ; @echo ' - Passed: 3'; echo ' - Failed: 2'; exit 2
 docs: ; @echo built
 slow: ; @sleep 60
+one: ; @touch began1; until test -e began2; do sleep 0.1; done
+two: ; @touch began2; until test -e began1; do sleep 0.1; done
+.venv/stamp: ; @test ! -e unreachable
 NOVA ?= 34.0.0
 .venv31/stamp: ; @echo no network; exit 1
 """
@@ -69,6 +72,29 @@ class RunTest(testtools.TestCase):
                         's: host: 7 passed, 0 failed',
                         's: docs: 1 passed, 0 failed')
         self.assertNotIn('built', self.said.getvalue())
+
+    def test_two_parts_at_a_time(self):
+        self.write('names', 'host one two')
+        self.do('parts')
+        self.assertEnds('10 passed, 0 failed', False,
+                        's: one: 1 passed', 's: two: 1 passed')
+
+    def test_parts_without_packages(self):
+        self.write('unreachable', '')
+        self.do('parts')
+        self.assertEnds('0 passed, 1 failed', True,
+                        's: packages: 0 passed, 1 failed')
+
+    def test_parts_that_fail(self):
+        self.write('names', 'broken host unit')
+        self.do('parts')
+        said = self.said.getvalue()
+        self.assertIn('[make unit]\nIt ended with 2. What it said:\nFailed 1 '
+                      'tests - output below:\ntest_one says why\n', said)
+        self.assertEnds('17 passed, 2 failed', True,
+                        's: broken: 3 passed, 2 failed',
+                        's: host: 7 passed, 0 failed',
+                        's: unit: 6 passed, 0 failed')
 
     def test_passes_the_second_time(self):
         self.do('part', 'unit')

@@ -549,7 +549,7 @@ class HandoversTest(StoreTestCase):
     def test_round_trip(self):
         one = self.handover(
             1, serial='s', origin='o', method='m', before='b', after='a',
-            result='r')
+            result='r', since='i')
         self.store.add_handover(one)
         self.store.add_handover(self.handover(2))
         for found in (self.store.handovers(),
@@ -787,6 +787,20 @@ class OtherReleasesTest(StoreTestCase):
             self.assertEqual(2, len(store.handovers()))
             self.assertEqual(2, len(store.reserved()))
 
+    def test_version_9(self):
+        """What it recorded stays, and has what is new as not known."""
+        one = HandoversTest.handover(1, result='r')
+        claim_store.ClaimStore(self.path).add_handover(one)
+        new = self.schema()
+        with self.file() as db:
+            db.execute('ALTER TABLE handovers DROP COLUMN since')
+            db.execute('PRAGMA user_version = 9')
+        store = claim_store.ClaimStore(self.path)
+        two = HandoversTest.handover(2, since='s')
+        store.add_handover(two)
+        self.assertEqual([one, two], store.handovers())
+        self.assertEqual(new, self.schema())
+
     def test_version_8_with_damaged_rows(self):
         self.version_8()
         with self.file() as db:
@@ -975,27 +989,27 @@ class DisabledTest(StoreTestCase):
         return claim_store.existing(self.path)
 
     def test_heard(self):
-        self.assertFalse(self.store.look())
+        self.assertFalse(self.store.refresh())
         before = self.store.generation
         self.command().disable(DISABLED)
         self.assertEqual((), self.store.disabled())
-        self.assertTrue(self.store.look())
+        self.assertTrue(self.store.refresh())
         self.assertEqual((DISABLED,), self.store.disabled())
         self.assertNotEqual(before, self.store.generation)
-        self.assertFalse(self.store.look())
+        self.assertFalse(self.store.refresh())
         later = dataclasses.replace(DISABLED, serial='', reason='other')
         self.command().disable(later, instead=[DISABLED])
-        self.assertTrue(self.store.look())
+        self.assertTrue(self.store.refresh())
         self.assertEqual((later,), self.store.disabled())
         self.command().enable([later])
-        self.assertTrue(self.store.look())
+        self.assertTrue(self.store.refresh())
         self.assertEqual((), self.store.disabled())
 
     def test_own_writes_are_nothing_new(self):
         before = self.store.generation
-        self.assertFalse(self.store.look())
+        self.assertFalse(self.store.refresh())
         self.store.set_reserved({('p', 'VGPU'): model.Reserved(1, 1)})
-        self.assertFalse(self.store.look())
+        self.assertFalse(self.store.refresh())
         self.assertEqual(before, self.store.generation)
 
     def test_no_claim_follows(self):
@@ -1018,7 +1032,8 @@ class DisabledTest(StoreTestCase):
                 ('S1', '0000:5e:00.0', True), ('S1', '0000:01:00.0', True),
                 ('', '0000:5e:00.0', True), ('', '0000:01:00.0', False),
                 ('S2', '0000:5e:00.0', False)):
-            self.assertEqual(means, DISABLED.means(address, serial))
+            self.assertEqual(means, DISABLED.card.means(
+                model.CardKey(address, serial)))
         self.assertRaises(
             exception.DeviceUnavailable, self.store.add,
             [claim(device_address='0000:01:00.0', serial='S1')])

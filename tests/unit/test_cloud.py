@@ -7,6 +7,7 @@ import types
 import uuid
 
 import fixtures
+from keystoneauth1 import exceptions as ks_exc
 from nova.compute import resource_tracker
 from nova import exception as nova_exception
 from nova import objects
@@ -53,6 +54,26 @@ class TellTest(testtools.TestCase):
         self.assertEqual({'mine': 'kept'}, instance.metadata)
         self.assertEqual(set(), instance.obj_what_changed())
         self.assertIn('is not told', log.output)
+
+
+class FaultTest(testtools.TestCase):
+    """The owner of a server reads what Placement did not say."""
+
+    def test_address_of_placement(self):
+        client = report.SchedulerReportClient(types.SimpleNamespace())
+        self.useFixture(fixtures.MockPatchObject(
+            client, 'get', side_effect=ks_exc.ConnectFailure(
+                'Unable to establish connection to http://secret.internal'
+                ':8778/allocations/x: [Errno 111]')))
+        door = cloud.NovaCloud(types.SimpleNamespace(
+            _set_managed_mode=None,
+            virtapi=types.SimpleNamespace(reportclient=client)))
+        for ask in (lambda: door.allocations(
+                door.admin_context(), 'x'),
+                    lambda: door.find_providers(uuid='x')):
+            error = self.assertRaises(exception.PlacementUnavailable, ask)
+            self.assertIn('secret.internal', str(error))
+            self.assertNotIn('secret', exception.for_owner(error))
 
 
 class ConsumersTest(testtools.TestCase):

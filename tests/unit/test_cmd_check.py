@@ -11,6 +11,7 @@ import time
 import types
 from unittest import mock
 
+import ddt
 import fixtures
 from keystoneauth1 import fixture as keystone
 from oslo_config import fixture as config_fixture
@@ -104,6 +105,8 @@ class Libvirt(types.ModuleType):
 class CheckTestCase(commands.CommandTestCase):
 
     COMMAND = 'check'
+    #: GiB of the guests of Nova's flavors
+    ram = 64
 
     def setUp(self):
         self.sections = {name: dict(values) for name, values in GOOD.items()}
@@ -160,7 +163,8 @@ class CheckTestCase(commands.CommandTestCase):
         def listed(request, context):
             self.assertEqual(['none'], request.qs['is_public'])
             return {'flavors': [] if 'marker' in request.qs else [
-                {'id': name, 'name': name, 'extra_specs': specs}
+                {'id': name, 'name': name, 'extra_specs': specs,
+                 'ram': self.ram << 10}
                 for name, specs in flavors.items()]}
         self.http.get(f'{NOVA}/flavors/detail', json=listed)
 
@@ -258,8 +262,9 @@ class WellTest(CheckTestCase):
         self.assertEqual(
             ['options', 'Nova', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
              'privileges', 'claim store', 'libvirt', 'cache', 'Glance',
-             'Placement', 'database', 'filter', 'weigher', 'entry point',
-             'profiles', 'clearing images', GPU, A, DISK],
+             'flavors', 'switches', 'Placement', 'database', 'filter',
+             'weigher', 'entry point', 'profiles', 'clearing images', GPU, A,
+             DISK],
             [line['Check'] for line in self.lines])
 
     def test_service_of_the_configuration(self):
@@ -870,6 +875,139 @@ class DeviceTest(CheckTestCase):
             self.assertEqual(result, len(
                 [line for line in self.check(result)
                  if 'an eighth' in line['Found']]))
+
+
+class SwitchesTest(CheckTestCase):
+    """Two GPUs below one switch, a third below another that is below it."""
+
+    UP, DOWN = '0000:18:00.0', ('0000:19:00.0', '0000:19:01.0', '0000:19:02.0')
+    BELOW, BELOW_DOWN = '0000:1c:00.0', ('0000:1d:00.0', '0000:1d:01.0')
+    GPUS = '0000:1a:00.0', '0000:1b:00.0', '0000:1e:00.0', '0000:1f:00.0'
+
+    def switches(self, acs=(None,) * 4, groups=(1, 2, 3, 4), status=0):
+        """:returns: (result, what was found) of each line about them."""
+        top = ['pci0000:17', '0000:17:00.0', self.UP]
+        chains = ([*top, self.DOWN[0]], [*top, self.DOWN[1]],
+                  *([*top, self.DOWN[2], self.BELOW, down]
+                    for down in self.BELOW_DOWN))
+        self.use_kernel(self.useFixture(SimulatedHost(
+            {'address': A, 'vfs': 1}, nvmes=[{'address': DISK}],
+            gpus=[{'address': address, 'bridges': chain, 'iommu_group': group,
+                   'driver': 'vfio-pci',
+                   **({} if bits is None else {'acs': bits})}
+                  for address, chain, bits, group
+                  in zip(self.GPUS, chains, acs, groups)])).kernel)
+        self.check(status)
+        return [(line['Result'], line['Found']) for line in self.lines
+                if line['Check'] == 'switches']
+
+    def test_as_linux_sets_it(self):
+        way = ('send to other devices below the switch {} goes up to the '
+               'root complex, by ACS of {}')
+        self.assertEqual([
+            ('ok', f'what {", ".join(self.GPUS)} ' + way.format(
+                self.UP, ', '.join((*self.DOWN, *self.BELOW_DOWN)))),
+            ('ok', f'what {", ".join(self.GPUS[2:])} ' + way.format(
+                self.BELOW, ', '.join(self.BELOW_DOWN)))], self.switches())
+
+    def test_directly(self):
+        """The operator has it so, and gives them together."""
+        found = self.switches((0, 0, 0, 0), groups=(1, 1, 1, 1))
+        self.assertEqual([
+            ('ok', f'what {", ".join(gpus)} send to other devices below the '
+                   f'switch {switch} goes there directly')
+            for gpus, switch in ((self.GPUS, self.UP),
+                                 (self.GPUS[2:], self.BELOW))], found)
+
+    def test_past_the_iommu(self):
+        """pcie_acs_override of some kernels makes groups of one of them."""
+        found = self.switches((None, 0x19, None, None), status=1)
+        self.assertEqual(['ok', 'warning', 'ok'], [
+            result for result, _ in found])
+        self.assertEqual(
+            f'what {self.GPUS[1]} send to other devices below the switch '
+            f'{self.UP} does not pass the IOMMU, and those have other IOMMU '
+            f'groups: a server can reach devices of others', found[1][1])
+
+    def test_cannot_be_read(self):
+        def refuse(kernel, port):
+            raise PermissionError(1, 'Operation not permitted')
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.sim.SimulatedKernel.read_acs', refuse))
+        self.assertEqual([
+            ('warning', f'ACS of the ports of the switch {switch} cannot be '
+                        f'read (Operation not permitted)')
+            for switch in (self.UP, self.BELOW)], self.switches(status=1))
+
+
+@ddt.ddt
+class FlavorTest(CheckTestCase):
+    """Four H100 NVL: blog.rackspacecloud.com, December 2025."""
+
+    ram = 768
+
+    def setUp(self):
+        super().setUp()
+        self.use_kernel(self.useFixture(SimulatedHost(gpus=[
+            {'address': f'0000:{n + 0x50:02x}:00.0', 'bar_gib': 128}
+            for n in range(4)])).kernel)
+        self.set('libvirt', hw_machine_type='x86_64=q35')
+        self.set('accel', enabled_drivers='gpu')
+
+    def flavor(self, amount=4, **more):
+        self.flavors({'plain': {}, 'four': {
+            'resources1:CUSTOM_ACCELERATOR_GPU': str(amount),
+            **{f'hw:maxphysaddr_{name}': value
+               for name, value in more.items()}}})
+
+    def test_bits_of_the_host(self):
+        self.flavor()
+        self.assertEqual([], self.check(0))
+
+    @ddt.data((256, '3 fit'), (512, '2 fit'), (768, '1 fit'))
+    @ddt.unpack
+    def test_flavor_with_few_bits(self, ram, words):
+        self.ram = ram
+        self.flavor(mode='emulate', bits='40')
+        self.assertFails('flavors', 'the flavor four', 'of its 4 devices',
+                         words, f'{ram} GiB', '40 bits', result='warning')
+
+    def test_flavor_for_other_hosts(self):
+        for specs in ({'amount': 5}, {'amount': 1}):
+            self.flavor(mode='emulate', bits='40', **specs)
+            self.assertEqual([], self.check(0))
+
+    def test_machine_without_kvm(self):
+        self.set('libvirt', virt_type='qemu')
+        self.flavor()
+        self.assertFails('flavors', '40 bits', result='warning')
+        self.set('libvirt', virt_type='kvm')
+        self.assertEqual([], self.check(0))
+
+    def test_profile_that_is_not_here(self):
+        self.flavors({'one': {'accel:device_profile': 'other'}})
+        self.check(0)
+        self.assertIn('were not checked: one', ''.join(
+            line['Found'] for line in self.lines
+            if line['Check'] == 'flavors'))
+
+    def test_flavors_that_cannot_be_read(self):
+        self.http.get(f'{NOVA}/flavors/detail', status_code=503)
+        self.assertFails('flavors', 'not checked', result='warning',
+                         arguments=('--service', 'compute'))
+
+    def test_nova_that_is_not_needed(self):
+        self.use_kernel(self.useFixture(SimulatedHost(
+            gpus=[{'address': GPU}])).kernel)
+        self.http.get(f'{NOVA}/flavors/detail', status_code=503)
+        self.assertEqual([], self.check(0, '--service', 'compute'))
+
+    def test_old_libvirt(self):
+        self.use_libvirt(Libvirt(libvirt=8000000))
+        self.assertFails('libvirt', '8.0.0', '8.7.0', '40 bits',
+                         result='warning')
+        self.set('libvirt', cpu_mode='host-passthrough')
+        self.assertEqual([], self.check(0))
 
 
 class SchedulerTest(CheckTestCase):

@@ -109,7 +109,7 @@ class AnswerTest(ProvidersTestCase):
         self.services.answer('/flavors/gpu', {'of': 'a proxy'})
         error = self.assertRaises(exception.ServiceUnavailable,
                                   self.cloud.flavor, 'gpu')
-        self.assertIn("there was no answer (what came has no 'flavor')",
+        self.assertIn("no answer came (what came has no 'flavor')",
                       str(error))
 
     def test_flavor_without_extra_specs(self):

@@ -80,13 +80,13 @@ class DisableTest(DisableTestCase):
         store = self.nova_compute()
         said = self.say('disable', A, '--reason', 'it is hot')
         self.assertIn(f'{A} is disabled', said)
-        self.assertTrue(store.look())
+        self.assertTrue(store.refresh())
         word, = store.disabled()
         self.assertEqual((A, 'S1', 'it is hot'),
                          (word.device_address, word.serial, word.reason))
         self.assertRegex(word.since, r'^20\d\d-\d\d-\d\dT.*\+00:00$')
         self.assertIn(f'{A} is enabled', self.say('enable', A))
-        self.assertTrue(store.look())
+        self.assertTrue(store.refresh())
         self.assertEqual((), store.disabled())
 
     def test_installed(self):

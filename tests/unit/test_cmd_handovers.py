@@ -38,7 +38,7 @@ class HandoversTest(commands.StoreCommandTestCase):
             'Time': '2026-11-22T02:17:01+00:00', 'Device': A, 'Handle': A,
             'Serial': '02:00:00:00:00:01', 'Server': 's1', 'Origin': None,
             'Method': 'reset flr', 'Before': None, 'After': None,
-            'Result': 'clean'}, found[0])
+            'Result': 'clean', 'Since': None}, found[0])
 
     def test_since(self):
         self.fill()
@@ -60,7 +60,7 @@ class HandoversTest(commands.StoreCommandTestCase):
     def test_functions_and_errors(self):
         """A table has the first digits and wraps; JSON has everything."""
         self.open_store()
-        error = 'it was to be programmed, and the card failed (EIO: CRC error)'
+        error = 'it had to be programmed, and the card failed (EIO: CRC error)'
         self.store.add_handover(handover(
             1, before='6d8bfe68423348798b35308fa443d59d', result=error))
         row, = self.rows()
@@ -68,7 +68,7 @@ class HandoversTest(commands.StoreCommandTestCase):
                          (row['Before'], row['After'], row['Result']))
         shown = self.call().stdout
         self.assertIn('| 6d8bfe68 |', shown)
-        self.assertIn('| it was to be programmed, and the |', shown)
+        self.assertIn('| it had to be programmed, and the |', shown)
 
     def test_selection(self):
         self.fill()

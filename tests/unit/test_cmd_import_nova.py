@@ -354,7 +354,7 @@ class DeviceSpecTest(ImportNovaTestCase):
         self.addCleanup(self.kernel.set_fault, CARD, hang=None)
         status, out, errors = self.run_import()
         self.assertEqual((1, ''), (status, out))
-        self.assertIn(f'stays: {CARD} could not be looked at', errors)
+        self.assertIn(f'stays: {CARD} could not be examined', errors)
 
     def test_excluded(self):
         self.put(f'[pci]\n{spec(address=GPU)}', gpus=[{'address': GPU}],

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel clean and program, as an operator starts them."""
+"""nova-accel clean, program and drill, as an operator starts them."""
 
 import dataclasses
 import threading
@@ -23,7 +23,7 @@ class App(main.NovaAccel):
 
     def __init__(self):
         super().__init__()
-        for name in ('clean', 'program'):
+        for name in ('clean', 'program', 'drill'):
             self.command_manager.add_command(
                 name, getattr(maintenance, name.title()))
 
@@ -48,7 +48,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
 
         def carry_out():
             while not (taken or ends.is_set()):
-                self.store.look()
+                self.store.refresh()
                 for order in self.store.orders():
                     taken.append((order.verb, order.argument))
                     self.store.begin_order(order.number)
@@ -66,7 +66,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
     def test_entry_points(self):
         with open('setup.cfg') as file:
             text = file.read()
-        for name in ('clean', 'program'):
+        for name in ('clean', 'program', 'drill'):
             self.assertRegex(text, f'\n    {name} = nova_accel.cmd.'
                                    f'maintenance:{name.title()}\n')
 
@@ -87,6 +87,20 @@ class MaintenanceTest(commands.StoreCommandTestCase):
             self.assertEqual((0, 'It is done.\n'), (
                 result.returncode, result.stdout), result.stderr)
 
+    def test_drill(self):
+        for more, argument in ((), f'{A} 0'), (('--stay', '90'), f'{A} 90'):
+            taken, result = self.answered('drill', A, *more)
+            self.assertEqual([('drill', argument)], taken)
+            self.assertEqual((0, 'It is done.\n'), (
+                result.returncode, result.stdout), result.stderr)
+
+    def test_drill_of_nonsense(self):
+        self.COMMAND = 'drill'
+        for stay in 'long', '-1', '3601', '1.5':
+            self.assertRaises(SystemExit, self.call, A, f'--stay={stay}')
+        self.store.refresh()
+        self.assertEqual((), self.store.orders())
+
     def test_refused(self):
         _, result = self.answered('program', A, 'crypto',
                                   state=State.REFUSED, answer='It is not.')
@@ -103,7 +117,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
                 result = self.call(name, *wanted)
                 self.assertEqual((1, ''), (result.returncode, result.stdout))
                 self.assertIn(text, result.stderr)
-        self.store.look()
+        self.store.refresh()
         self.assertEqual((), self.store.orders())
 
     def test_nova_compute_does_not_run(self):
@@ -114,7 +128,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         self.assertEqual(1, result.returncode)
         self.assertIn('has not taken the order on', result.stderr)
         self.assertIn('see that nova-compute runs', result.stderr)
-        self.store.look()
+        self.store.refresh()
         self.assertEqual((), self.store.orders())
 
     def test_order_that_is_not_taken_on_in_time(self):
@@ -125,7 +139,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
             self.assertIn('has not taken the order on within 1 s, and it is '
                           'withdrawn', result.stderr)
             self.assertNotIn('goes on', result.stderr)
-        self.store.look()
+        self.store.refresh()
         self.assertEqual((), self.store.orders())
 
     def test_store_of_an_earlier_release(self):

@@ -4,8 +4,11 @@
 import os
 
 import fixtures
+# registers Nova's options, before other tests register some of them
+import nova.conf  # noqa: F401
 
 from tests.unit import commands
+from tests.unit.host import SimulatedHost
 from tests.unit.test_profiles import FPGA, FUNCTION
 
 SHELL = 'CUSTOM_FPGA_INTEL_REGION_9926AB6D_6C92_5A68_AABC_A7D84C545738'
@@ -62,7 +65,7 @@ class ListTest(ProfilesTestCase):
             '-c', 'name', '-f', 'value').stdout)
         result = self.start('-c', 'Nix')
         self.assertEqual((2, ''), (result.returncode, result.stdout))
-        self.assertIn("there is no column 'Nix': choose from 'Name', 'Groups'",
+        self.assertIn("unknown column 'Nix': choose from 'Name', 'Groups'",
                       result.stderr)
 
     def test_malformed(self):
@@ -85,6 +88,36 @@ class ShowTest(ProfilesTestCase):
              f'trait_ACCEL0:{SHELL}': 'required',
              'trait_ACCEL0:CUSTOM_PROGRAMMABLE': 'required'},
             {row['Extra spec']: row['Value'] for row in self.rows('nlb')})
+
+    def test_guest_that_does_not_see_all(self):
+        """Four H100 NVL in 46 bits: with 512 GiB, not with 63.5 TiB."""
+        kernel = self.useFixture(SimulatedHost(gpus=[
+            {'address': f'0000:{n + 0x50:02x}:00.0', 'bar_gib': 128}
+            for n in range(4)])).kernel
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.machine.open_kernel', lambda host, writes: kernel))
+        self.write('gpus.yaml', """\
+- name: four
+  groups:
+  - resources:CUSTOM_ACCELERATOR_GPU: 4
+- name: five
+  groups:
+  - resources:CUSTOM_ACCELERATOR_GPU: 5
+""")
+        self.configure(device_profiles=self.profiles, enabled_drivers='gpu',
+                       include_devices='vendor=10de')
+        self.assertEqual((0, ''), self._ends('four', '--memory', '512'))
+        status, said = self._ends('four', '--memory', '65024')
+        self.assertEqual(1, status)
+        self.assertIn('of its 4 devices with large memory regions 2 fit above '
+                      'its 65024 GiB of memory into 46 bits', said)
+        status, said = self._ends('five', '--memory', '64')
+        self.assertEqual(1, status)
+        self.assertIn("does not have all that 'five' asks for", said)
+
+    def _ends(self, *arguments):
+        result = self.call(*arguments)
+        return result.returncode, result.stderr
 
     def test_unknown(self):
         result = self.call('nbl')

@@ -38,7 +38,7 @@ class ReleaseTest(commands.StoreCommandTestCase):
         def carry_out():
             ends = time.monotonic() + 60
             while time.monotonic() < ends and not self.store.orders():
-                self.store.look()
+                self.store.refresh()
                 time.sleep(0.01)
             for order in self.store.orders():
                 self.orders = [(order.verb, order.argument)]
@@ -50,7 +50,7 @@ class ReleaseTest(commands.StoreCommandTestCase):
         self.addCleanup(thread.join)
 
     def left(self):
-        self.store.look()
+        self.store.refresh()
         return self.store.orders()
 
     def test_released(self):

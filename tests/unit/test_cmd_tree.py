@@ -76,6 +76,30 @@ class TreeTest(testtools.TestCase):
         return {row['Provider']: row for row in json.loads(
             self.call('-f', 'json', *arguments))}
 
+    def test_evacuation_list(self):
+        """Servers that hold something, by what nova-compute tells owners."""
+        well, ill, other = (f'5e5e5e5e-1111-4222-8333-{n:012}'
+                            for n in (1, 2, 3))
+        for server, address in (well, '0000:5e:00.0'), (ill, '0000:81:00.0'):
+            self.services.allocate(server, self.add_region(address),
+                                   **{FPGA: 1, DDR: 8192})
+        self.services.answer('/servers/detail?all_tenants=1&node=', {
+            'servers': [
+                {'id': well, 'metadata': {'accel1:status': 'programmed'}},
+                {'id': ill, 'metadata': {'accel1:health': 'failed: 1 of 1'}},
+                # who has no accelerator may write what he likes
+                {'id': other, 'metadata': {'accel1:health': 'failed'}}]})
+        self.assertEqual(f'{ill}\n', self.call('--evacuation-list'))
+        self.assertEqual(f'{ill}\n', self.call(
+            '--evacuation-list', '-f', 'json'))
+
+    def test_evacuation_list_without_nova(self):
+        """Where it cannot be known, it is not empty."""
+        self.services.allocate(SERVER, self.add_region(), **{FPGA: 1,
+                                                             DDR: 8192})
+        self.assertIn('Nova was asked for its servers, and no answer came',
+                      self.call('--evacuation-list', status=1))
+
     def test_region(self):
         """What it is, what it carries, and who has it."""
         provider = self.add_region('0000:5e:00.0', region(FUNCTION),
@@ -233,14 +257,14 @@ class TreeTest(testtools.TestCase):
         fails("compute node 'nowhere', and has none with this name",
               'nowhere')
         self.services.answer('/resource_providers', {'of': 'a proxy'})
-        fails('there was no answer')
+        fails('no answer came')
         self.services.answer('/resource_providers', None)
         fails('Placement was asked for /resource_providers, and it refused')
         self.useFixture(fixtures.MonkeyPatch(
             'time.sleep', lambda seconds: None))
         self.useFixture(fixtures.EnvironmentVariable(
             'OS_PLACEMENT_ENDPOINT_OVERRIDE', 'http://127.0.0.1:1'))
-        fails('there was no answer')
+        fails('no answer came')
         self.useFixture(fixtures.EnvironmentVariable('OS_CLOUD', 'typo'))
         fails('Cloud typo was not found')
         for name in list(os.environ):

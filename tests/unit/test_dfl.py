@@ -659,6 +659,29 @@ class Reset(TestCase):
         self.kernel.guest_takes(guest)
         self.assertEqual({'memory': 'secret'}, self.kernel.guest_reads(guest))
 
+    @ddt.data(0, 1)
+    def test_port_that_stays_disabled(self, vfs):
+        """A port that does not end in 1 ms, as while it works."""
+        device = self.start({'address': A, 'vfs': vfs})[A]
+        self.kernel.set_fault(A, port_reset='ETIMEDOUT')
+        self.assertRaises(exception.DeviceError, self.driver.reset_region,
+                          device, device.regions[0])
+        self.kernel.set_fault(A, port_reset=None)
+        # it is disabled, until dfl-pci is bound again
+        self.assertEqual('port reset', self.driver.reset_region(
+            device, device.regions[0]))
+        self.assertEqual({A: device}, self.driver.discover({A: device}))
+
+    def test_port_that_stays_disabled_beside_a_guest(self):
+        device = self.start({'address': A, 'ports': 2, 'vfs': 2})[A]
+        self.kernel.guest_takes(vf(A, 0))
+        self.kernel.set_fault(A, port_reset='ETIMEDOUT')
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.reset_region, device,
+            device.regions[1])
+        self.assertIn(f'{vf(A, 0)} of it may be in use', str(error))
+        self.assertEqual('vfio-pci', pci.driver(self.kernel, vf(A, 0)))
+
     @ddt.data({'port_reset': 'ETIMEDOUT'}, {'dead': True})
     def test_failure(self, fault):
         device = self.start({'address': A})[A]
@@ -666,7 +689,7 @@ class Reset(TestCase):
         error = self.assertRaises(exception.DeviceError,
                                   self.driver.reset_region, device,
                                   device.region(0))
-        self.assertIn('was to be reset, and that failed', str(error))
+        self.assertIn('had to be reset, and that failed', str(error))
         self.assertIn('power-cycle', str(error))
 
 

@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The table of operations says what the tests of operations test.
 
-A docstring ``<operation>: <what happens>`` of such a test is a row of the
-table in docs/source/operations.rst, word for word. ``python -m
-tests.unit.test_docs`` prints the rows of tests that the table lacks.
+A docstring ``<operation>: <what happens>`` of such a test, or of a step_...()
+of one, is a row of the table in docs/source/operations.rst, word for word.
+``python -m tests.unit.test_docs`` prints the rows that the table lacks.
 
-The pictures are those that docs/pictures.py draws.
+The pictures are those that docs/pictures.py draws. Each file of the tests that
+is not Python has an origin.
 """
 
 import ast
@@ -19,16 +20,17 @@ TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
 TESTS = [ROOT / 'tests' / tier / f'test_{name}.py' for tier, name in (
     ('functional', 'create'), ('functional', 'operations'),
     ('functional', 'guest'), ('functional', 'cells'),
-    ('functional', 'runtime'), ('host', 'runtime'))]
+    ('functional', 'live_migration'), ('functional', 'runtime'),
+    ('host', 'runtime'))]
 
 
 def rows_of_tests():
-    """(operation, what happens) of each test that has a docstring."""
+    """(operation, what happens) of each test and step with a docstring."""
     return [_words(docstring).partition(': ')[::2]
             for path in TESTS
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.FunctionDef)
-            and node.name.startswith('test_')
+            and node.name.startswith(('test_', 'step_'))
             and (docstring := ast.get_docstring(node))]
 
 
@@ -52,6 +54,25 @@ class OperationsTableTest(unittest.TestCase):
 
     def test_table_says_what_is_tested(self):
         self.assertEqual(sorted(rows_of_tests()), sorted(rows_of_table()))
+
+
+class OriginTest(unittest.TestCase):
+
+    def test_origin_of_each_file_is_said(self):
+        """Of each file of the tests that is not Python."""
+        page = ROOT / 'docs' / 'source' / 'contributor' / 'testing.rst'
+        table = page.read_text().split('Whose the data')[1]
+        said = re.findall(r'``((?!tests\.)[a-z][^` ]*[/.][^` ]*)``', table)
+        tests = ROOT / 'tests'
+        here = [path.relative_to(tests) for path in tests.rglob('*')
+                if path.is_file() and path.suffix != '.py'
+                and '__pycache__' not in path.parts]
+        self.assertEqual([], [
+            str(path) for path in here
+            if not any(path.match(pattern) for pattern in said)])
+        self.assertEqual([], [
+            pattern for pattern in said
+            if not any(path.match(pattern) for path in here)])
 
 
 class PictureTest(unittest.TestCase):

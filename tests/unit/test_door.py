@@ -82,6 +82,22 @@ class VersionsTest(testtools.TestCase):
                 f'{floor[name]}.'.startswith(f'{bound}.'),
                 f'{name} is {floor[name]} there, and setup.cfg has {bound}')
 
+    def test_libraries_of_each_release(self):
+        """``make floor`` has those of each release but the newest, which are
+        in constraints.txt; none is older than setup.cfg promises."""
+        bounds = dict(line.lower().split('>=') for line in self.requirements
+                      if '>=' in line and not line.startswith('nova'))
+        for release in range(versions.OLDEST, versions.NEWEST):
+            path = ROOT / f'constraints-nova{release}.txt'
+            found = dict(line.lower().replace('_', '-').split('==')
+                         for line in path.read_text().split())
+            self.assertNotIn('nova', found)
+            for name, bound in bounds.items():
+                self.assertGreaterEqual(
+                    [int(n) for n in found[name].split('.')],
+                    [int(n) for n in bound.split('.')],
+                    f'{name} in {path.name}')
+
     def test_sentences(self):
         found = importlib.metadata.version('nova')
         self.assertEqual(('', ''), (versions.too_old(), versions.too_new()))

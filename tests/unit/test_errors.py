@@ -63,7 +63,7 @@ class RefusedTest(testtools.TestCase):
         self.assertLess(len(fault) + 35, 256)
 
     def refuse(self, error, task_state='spawning'):
-        """Return what the owner reads of an error of ours."""
+        """Return what the owner reads of an error of nova_accel."""
         builds = errors.Builds()
         server = types.SimpleNamespace(uuid=UUID, task_state=task_state)
 
@@ -82,7 +82,7 @@ class RefusedTest(testtools.TestCase):
                 # as a driver of another package may have it
                 exception.ProgrammingFailed(
                     "Programming 0000:5e:00.0 failed ([Errno 5] EIO: "
-                    "'/srv/secret/x'): look at /srv/secret."),
+                    "'/srv/secret/x'): read /srv/secret."),
                 exception.InvalidRequest('See /srv/secret/profiles.yaml: x.'),
                 exception.GlanceUnavailable(
                     'Glance at http://secret.internal:9292 was asked for '
@@ -97,16 +97,16 @@ class RefusedTest(testtools.TestCase):
                      'says so: take another one.',
                      'accel1:bitstream_id is not a UUID and/or 1 / 2.'):
             error = exception.BitstreamError(text)
-            self.assertEqual(text, exception.told(error))
+            self.assertEqual(text, exception.for_owner(error))
             self.assertEqual(text, self.refuse(error, 'rebuilding'))
         self.assertEqual('', self.log.output)
 
     def test_fault_of_any_operation(self):
-        """What Nova keeps of an error that nothing of ours translates."""
+        """What Nova keeps of an error that nova_accel does not translate."""
         error = exception.AcceleratorsUnavailable(
-            'The store /srv/secret/x cannot be used: look at its disk.')
+            'The store /srv/secret/x cannot be used: check its disk.')
         self.assertEqual(
-            'The store (a path of the host) cannot be used: look at its disk.',
+            'The store (a path of the host) cannot be used: check its disk.',
             compute_utils.exception_to_dict(error)['message'])
 
     def test_long_fault(self):
@@ -130,22 +130,22 @@ class RefusedTest(testtools.TestCase):
             raised.exception.inner_exception, exception.DeviceBusy)
 
     def test_rescue(self):
-        """Nova begins the fault of a rescue itself, so that less is left."""
+        """Nova begins the fault of a rescue itself: less is left."""
         def fault(text):
             said = self.refuse(exception.ProgrammingFailed(text), 'rescuing')
             whole = str(nova_exception.InstanceNotRescuable(
                 instance_id=UUID, reason=f'Driver Error: {said}'))
             self.assertLessEqual(len(whole), 255)
             return said
-        text = (f'region0 of 0000:5e:00.0 was to be programmed with {UUID}, '
+        text = (f'region0 of 0000:5e:00.0 had to be programmed with {UUID}, '
                 f'and the card failed (EIO: reconfig CRC error); it was '
-                f'recovered by binding dfl-pci anew: check the bitstream, or '
-                f'look at the card if others fail as well.')
+                f'recovered by binding dfl-pci again: check the bitstream, or '
+                f'check the card if others fail as well.')
         said = fault(text)
         self.assertEqual(text, self.refuse(
             exception.ProgrammingFailed(text), 'rebuilding'))
         self.assertRegex(said, '^region0 of .* [^ ]+ [.]{3}: check the '
-                               'bitstream, or look at the card if others fail '
+                               'bitstream, or check the card if others fail '
                                'as well[.]$')
         self.assertIn(text, self.log.output)
         self.assertEqual('It is broken: look.', fault('It is broken: look.'))

@@ -178,7 +178,7 @@ class Running:
     def get_xml_desc(self):
         return self.xml
 
-    def attach_device(self, device, live):
+    def attach_device(self, device, persistent=False, live=False):
         tree = ElementTree.fromstring(self.xml)
         tree.find('devices').append(ElementTree.fromstring(device.to_xml()))
         self.xml = ElementTree.tostring(tree)

@@ -14,6 +14,7 @@ import testtools
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import gpu
+from nova_accel.drivers import pci_rule
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
@@ -242,6 +243,27 @@ class Discovery(TestCase):
             self.refused(device, 'NVSwitches join it', f'address={A}')
         else:
             self.assertEqual(OK, device.health)
+
+    # GH200 by three ids, GB200, GB300
+    @ddt.data('2342', '2345', '2348', '2941', '31c2')
+    def test_memory_that_only_a_variant_shows(self, product):
+        for option, driver in (
+                ('include_devices', gpu.GpuDriver),
+                ('pci_devices', pci_rule.PciRuleDriver)):
+            self.config.config(group='accel', **{option: [
+                f'address={A}' + ' type=GPU' * (option == 'pci_devices')]})
+            for bound in ('nvidia', 'vfio-pci', None):
+                self.start({'address': A, 'device': product, 'driver': bound})
+                device = driver(self.kernel).discover()[A]
+                self.refused(device, 'bind it to that (Linux 6.9)',
+                             f'in place of {bound or "no driver"}')
+            self.start({'address': A, 'device': product,
+                        'driver': 'nvgrace-gpu-vfio-pci'})
+            device = driver(self.kernel).discover()[A]
+            self.assertEqual(OK, device.health)
+            self.kernel.guest_takes(A)
+            self.assertEqual(
+                OK, driver(self.kernel).discover({A: device})[A].health)
 
     # MI300X, MI325X, MI355X, MI210; MI100 and an RX 7900
     @ddt.data(('74a1', True), ('74a5', True), ('75a3', True), ('740f', True),

@@ -1,17 +1,21 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""No error of ours ends the scheduling of a server, nor its request.
+"""No error of nova_accel ends the scheduling of a server, nor its request.
 
 Each function of scheduler/ and api/ fails in turn, for a flavor without
 accelerators and for one with them.
 """
 
+import collections
 import contextlib
+import copy
 import functools
 import inspect
 import types
 import unittest
 from unittest import mock
 
+from nova.compute import api as compute_api
+from nova.compute import flavors as compute_flavors
 from nova import exception as nova_exception
 from nova import objects
 from nova.scheduler import manager
@@ -29,6 +33,7 @@ from nova_accel.scheduler import missing
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import seam
+from nova_accel.scheduler import unseen
 from nova_accel.scheduler import weights
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -38,7 +43,7 @@ ONE = {f'resources1:{FPGA}': '1',
 TWO = {**ONE, f'resources2:{FPGA}': '1', 'accel:numa_affinity': 'required'}
 #: what Nova calls, and what they call to go on after an error
 DOORS = {'filter_all', 'weigh_objects', 'weight_multiplier', '__init__',
-         'install', 'install_reason', 'give_up'}
+         'install', 'install_reason', 'give_up', '__deepcopy__'}
 #: run whatever has failed before, so that each run of them is logged
 ALWAYS = {'begin', 'of', '_order', '_weigh'}
 
@@ -64,7 +69,7 @@ def functions(module):
 @contextlib.contextmanager
 def failing(owner, name):
     def fail(*args, **kwargs):
-        raise Injected(name)
+        raise Injected(f'Injected into {name}')
     item = inspect.getattr_static(owner, name)
     fake = fail
     if isinstance(item, staticmethod):
@@ -79,7 +84,7 @@ class SchedulerTest(unittest.TestCase):
     """Whole schedulings, as Nova's scheduler runs them."""
 
     MODULES = (scheduling, ranking, filters, weights, candidates, fault,
-               missing, request)
+               missing, unseen, request)
 
     def setUp(self):
         objects.register_all()
@@ -90,20 +95,41 @@ class SchedulerTest(unittest.TestCase):
                                   lambda *args: query),
                 mock.patch.object(filters, 'SCHEDULINGS',
                                   scheduling.Schedulings(self.get)),
-                mock.patch.object(manager, 'SchedulerManager', self.Manager)):
+                mock.patch.object(filters, '_get', self.get),
+                mock.patch.object(manager, 'SchedulerManager',
+                                  type('Manager', (self.Manager,), {}))):
             patch.start()
             self.addCleanup(patch.stop)
+        # Placement has cut off its answer, in which no function is
+        unseen.CONF.set_override('max_placement_results', 2, 'scheduler')
+        self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
+                        'scheduler')
         seam.install(lambda *args: filters.SCHEDULINGS.begin(*args))
+        seam.install_answer(lambda *args: filters._look(*args))
         seam.install_reason(lambda *args: fault.reason(
             self.get, filters.SCHEDULINGS, *args),
             lambda spec: filters.SCHEDULINGS.end(spec))
-        self.addCleanup(delattr, self.Manager._get_all_host_states, seam._MARK)
 
     class Manager:
         host_manager = None
 
         def _get_all_host_states(self, context, spec_obj, provider_summaries):
-            return 'hosts'
+            return [types.SimpleNamespace(
+                uuid=name, host=name, nodename=name, num_instances=0,
+                limits={}, numa_topology=None,
+                stats={naming.STATISTIC: '1'} if name != 'c' else {})
+                for name in 'abc']
+
+        def _select_destinations(
+                self, context, spec_obj, instance_uuids, alloc_reqs_by_rp_uuid,
+                provider_summaries, *args):
+            # as _schedule() of Nova
+            hosts = self._get_all_host_states(
+                context, spec_obj, provider_summaries)
+            for host in hosts:
+                host.allocation_candidates = copy.deepcopy(
+                    alloc_reqs_by_rp_uuid[host.uuid])
+            return hosts
 
         def select_destinations(self, context, spec_obj, instance_uuids):
             raise nova_exception.NoValidHost(reason='')
@@ -112,22 +138,29 @@ class SchedulerTest(unittest.TestCase):
     def get(url, version):
         return types.SimpleNamespace(
             status_code=200, text='', json=lambda: {
-                'allocation_requests': [], 'provider_summaries': {}})
+                'allocation_requests': [], 'provider_summaries': {},
+                'resource_providers': [
+                    {'uuid': 'a0', 'root_provider_uuid': 'a'}]})
 
     @staticmethod
-    def hosts():
+    def answer():
         """Two hosts with a device on each of two nodes, and one that runs
-        Nova's own driver."""
-        return [types.SimpleNamespace(
-            uuid=name, host=name, nodename=name, num_instances=0, limits={},
-            numa_topology=None,
-            stats={naming.STATISTIC: '1'} if name != 'c' else {},
-            allocation_candidates=[{
-                'allocations': {f'{name}{n}': {'resources': {FPGA: 1}}
-                                for n in pair},
-                'mappings': {'1': [f'{name}{pair[0]}'],
-                             '2': [f'{name}{pair[1]}']}}
-                for pair in ('01', '00', '11')]) for name in 'abc']
+        Nova's own driver: candidates by provider, and summaries."""
+        found = collections.defaultdict(list)
+        for name in 'abc':
+            for pair in '01', '00', '11':
+                candidate = {
+                    'allocations': {f'{name}{n}': {'resources': {FPGA: 1}}
+                                    for n in pair},
+                    'mappings': {'1': [f'{name}{pair[0]}'],
+                                 '2': [f'{name}{pair[1]}']}}
+                for provider in (name, *candidate['allocations']):
+                    found[provider].append(candidate)
+        return found, {
+            f'{host}{n}': {'resources': {FPGA: {'capacity': 2, 'used': 0}},
+                           'traits': [f'CUSTOM_ACCELERATOR_NUMA_{n}'],
+                           'root_provider_uuid': host}
+            for host in 'abc' for n in '01'}
 
     def schedule(self, specs):
         """Schedule two servers of one request.
@@ -138,13 +171,9 @@ class SchedulerTest(unittest.TestCase):
             flavor=objects.Flavor(name='the flavor', extra_specs=specs),
             num_instances=2, numa_topology=None, scheduler_hints={},
             instance_uuid='00000000-0000-4000-8000-000000000001')
-        nova = self.Manager()
-        self.assertEqual('hosts', nova._get_all_host_states(None, spec, {
-            f'{host}{n}': {'resources': {FPGA: {'capacity': 2, 'used': 0}},
-                           'traits': [f'CUSTOM_ACCELERATOR_NUMA_{n}'],
-                           'root_provider_uuid': host}
-            for host in 'abc' for n in '01'}))
-        hosts = self.hosts()
+        nova = manager.SchedulerManager()
+        hosts = nova._select_destinations(
+            None, spec, ['a server'], *self.answer())
         for _ in range(2):
             left = filters.AcceleratorFilter().filter_all(hosts, spec)
             scores = weights.AcceleratorWeigher().weigh_objects(
@@ -184,7 +213,7 @@ class SchedulerTest(unittest.TestCase):
                                      if 'is scheduled without' in line]), 1)
                         if specs is PLAIN:
                             self.assertEqual(['a', 'b', 'c'], found[0][0])
-                            # 4 devices are free on each that has ours
+                            # 4 are free on each with devices
                             for _, scores in found:
                                 self.assertIn(scores, (
                                     [0.0] * 3, [998.0, 998.0, 1000.0]))
@@ -192,41 +221,124 @@ class SchedulerTest(unittest.TestCase):
                             reached.add(f'{owner.__name__}.{name}')
         # a test that reaches nothing says nothing
         for name in ('_requests', '_rank_of_several', '_sort', '_weigh_object',
-                     'ranks', 'of', 'begin', 'refusal', 'reason'):
+                     'ranks', 'of', 'begin', 'refusal', 'reason', 'add',
+                     '_carrying', '_of_host', 'order_forced', '_copied'):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 
 class ApiTest(unittest.TestCase):
-    """What nova-api asks of us for each server."""
+    """What nova-api asks of us for each server, as it does."""
+
+    #: which catch what fails below them
+    DOORS = ('expand_flavor', '_refuse_snapshot', '_check_rebuild',
+             '_check_limit', '_is_plain', 'install', '_create', '_resize',
+             '_lookup', '_build_options', '_live_migrate', '_rebuild',
+             '_checks', '_unshelve', '_snapshot_volume_backed',
+             '_has_accelerators', '_check_live_migration')
+    IMAGE = '00000000-0000-4000-8000-000000000003'
 
     def setUp(self):
         objects.register_all()
 
-    @staticmethod
-    def flavor(specs):
-        return objects.Flavor(name='the flavor', extra_specs=specs)
+        class API:
+            """nova.compute.api.API; each method returns what it got."""
+            image_api = types.SimpleNamespace(get=lambda *args: None)
+
+            def create(self, context, flavor):
+                return flavor
+
+            def resize(self, context, instance, flavor_id):
+                return compute_flavors.get_flavor_by_flavor_id(flavor_id)
+
+            def _validate_and_build_base_options(self, context, flavor, image):
+                return flavor
+
+            def live_migrate(self, context, instance):
+                return instance
+
+            def snapshot_volume_backed(self, context, instance, name,
+                                       extra_properties=None):
+                return extra_properties
+
+            def rebuild(self, context, instance, image):
+                return self._checks_for_create_and_rebuild(
+                    context, image['id'], image)
+
+            def unshelve(self, context, instance):
+                return instance
+
+            def _checks_for_create_and_rebuild(self, context, image_id, image):
+                return image
+
+        self.specs = {'plain': PLAIN, 'with': {
+            **ONE, 'accel1:runtime_programming': 'true'}}
+        limits = mock.patch.object(
+            expansion.limit, 'Enforcer', lambda usage: types.SimpleNamespace(
+                enforce=lambda project, amounts: usage(project, [*amounts])))
+        for patch in (
+                limits,
+                mock.patch.object(expansion.limit_utils, 'use_unified_limits',
+                                  lambda: True),
+                mock.patch.object(expansion.placement_limits, '_get_usage',
+                                  lambda *args: {}),
+                mock.patch.object(compute_api, 'API', API),
+                mock.patch.object(compute_flavors, 'get_flavor_by_flavor_id',
+                                  self.flavor)):
+            patch.start()
+            self.addCleanup(patch.stop)
+        expansion.install()
+        self.api = compute_api.API()
+
+    def flavor(self, name):
+        return objects.Flavor(name=name, extra_specs=self.specs[name])
+
+    def ask(self, name):
+        """Every request about a server of a flavor; what they return."""
+        api, flavor = self.api, self.flavor(name)
+        server = types.SimpleNamespace(
+            uuid='00000000-0000-4000-8000-000000000001', project_id='p',
+            flavor=flavor, vm_state='shelved_offloaded')
+        image = {'id': 'an image', 'properties': {
+            'accel:bitstream_id': self.IMAGE}}
+        snapshot = {'id': 'a snapshot', 'properties': {
+            request.SNAPSHOT_PROPERTY: '1'}}
+        for call, *args in (
+                (api.create, flavor), (api.resize, server, name),
+                (api._validate_and_build_base_options, flavor, image),
+                (api._validate_and_build_base_options, flavor, snapshot),
+                (api.live_migrate, server),
+                (api.snapshot_volume_backed, server, 'name'),
+                (api.rebuild, server, image), (api.rebuild, server, snapshot),
+                (api.unshelve, server)):
+            try:
+                answer = call(None, *args)
+            except nova_exception.NovaException as refusal:
+                answer = refusal
+            yield call.__name__, answer
 
     def test_each_function_fails(self):
-        snapshot = {'id': 'the image', 'properties': {
-            request.SNAPSHOT_PROPERTY: '1'}}
-        doors = ('expand_flavor', '_refuse_snapshot', '_is_plain', 'install',
-                 '_create', '_resize', '_lookup', '_build_options',
-                 '_live_migrate', '_has_accelerators')
+        usual = dict(self.ask('with'))
+        reached = set()
         for module in (expansion, expansion.profiles, request):
             for owner, name in list(functions(module)):
-                if name in doors:
+                if name in self.DOORS:
                     continue
                 with self.subTest(f'{owner.__name__}.{name}'), failing(
-                        owner, name):
-                    plain = self.flavor(PLAIN)
-                    self.assertIs(plain, expansion.expand_flavor(plain))
-                    expansion._refuse_snapshot(plain, snapshot)
-                    self.assertFalse(expansion._has_accelerators(plain))
-                    mine = self.flavor(ONE)
+                        owner, name), self.assertLogs(
+                            'nova_accel', 'INFO') as log:
+                    expansion.LOG.info('begin')
+                    for call, answer in self.ask('plain'):
+                        self.assertNotIsInstance(
+                            answer, Exception, f'{call}: {answer}')
                     # in words, or as if nothing had failed
-                    with contextlib.suppress(nova_exception.InvalidRequest):
-                        expansion.expand_flavor(mine)
-                    self.assertRaises(
-                        nova_exception.InvalidRequest,
-                        expansion._refuse_snapshot, mine, snapshot)
-                    self.assertTrue(expansion._has_accelerators(mine))
+                    answers = dict(self.ask('with'))
+                    self.assertEqual(usual.keys(), answers.keys())
+                    for refused in ('live_migrate', 'rebuild',
+                                    '_validate_and_build_base_options'):
+                        self.assertIsInstance(
+                            answers[refused], nova_exception.NovaException)
+                    if any('Injected' in line for line in log.output):
+                        reached.add(name)
+        # a test that reaches nothing says nothing
+        self.assertLessEqual({'parse', '_groups', 'with_image_overrides',
+                              'wanted', 'expand'}, reached)

@@ -42,7 +42,7 @@ class WatchTestCase(testtools.TestCase):
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.set('act')
         self.watch = watch.Watch()
-        self.claims = {}
+        self.claims, self.in_vain = {}, ()
 
     def set(self, *items):
         self.config.config(group='accel', health=list(items))
@@ -50,7 +50,7 @@ class WatchTestCase(testtools.TestCase):
     def round(self, *readings):
         """A round in which the device reads that."""
         return self.watch.round({A: watch.Card(('pci', '1:2'), frozenset(
-            self.claims.get(A, ())))}, {A: readings})
+            self.claims.get(A, ())), self.in_vain)}, {A: readings})
 
     def states(self, address=A):
         return [(f.signal, f.state) for f in self.watch.findings(address)]
@@ -91,8 +91,10 @@ class TableTest(WatchTestCase):
         row = signals.SIGNALS[signal]
         self.assertLess(row.held.rank, BAD.rank)
         # the others no guest can cause
-        self.assertEqual({'link_errors', 'link_width', 'link_width_half',
-                          'power'}, signals.SIGNALS.keys() - {*PROVOKED})
+        self.assertEqual(
+            {'link_errors', 'link_width', 'link_width_half', 'power', 'failed',
+             'recovered', 'programming', 'start', 'drill'},
+            signals.SIGNALS.keys() - {*PROVOKED})
 
     @ddt.data(*signals.SIGNALS)
     def test_new_and_sticky(self, signal):
@@ -178,6 +180,23 @@ class RoundsTest(WatchTestCase):
             self.round()
             self.assertEqual([('recovery_failed', state)], self.states())
             self.assertEqual([], self.states(B))
+
+    def test_in_vain(self):
+        """After its server as well, and where the device cannot be read."""
+        self.claims[A] = ['one']
+        self.in_vain = 'programming',
+        self.round()
+        self.claims[A] = []
+        self.watch.round({A: watch.Card(
+            ('pci', '1:2'), frozenset(), self.in_vain)}, {A: None})
+        self.assertEqual([('programming', SUSPECT)], self.states())
+        self.in_vain = 'start',
+        self.watch.round({A: watch.Card(
+            ('pci', '1:2'), frozenset(), self.in_vain)}, {})
+        self.assertEqual([('start', SUSPECT)], self.states())
+        self.in_vain = ()
+        self.round()
+        self.assertEqual([], self.states())
 
     def test_acknowledged(self):
         self.round(reading('link_errors', 0))

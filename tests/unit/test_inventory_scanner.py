@@ -192,7 +192,7 @@ class HangingTest(ScannerTestBase):
         def start():
             self.inventory.scanner.configure()
             self.inventory.scanner.scan()
-            self.inventory.check_configuration()
+            self.inventory.scanner.check_configuration()
         self.conf.config(group='accel', discovery_timeout=4)
         took = self.timed(start)
         # a limit for each card would be a minute and more; what is above one
@@ -250,7 +250,7 @@ class HangingTest(ScannerTestBase):
         self.inventory.find(B, 0)
         hangs.set()
         self.wait_for(lambda: self.health(A) is OK)
-        # nobody is told that it carries anything
+        # no server is told that it carries anything
         region = self.inventory.find(A, 0)[1]
         self.assertEqual((None, None), (region.function_uuid,
                                         region.bitstream_id))
@@ -322,13 +322,13 @@ class LooksTest(ScannerTestBase):
         self.inventory.scanner.scan()
         hangs = self.hang(self.other, 'fingerprint')
         scanner = self.inventory.scanner
-        scanner._start_look()
+        scanner.looks.start()
         self.wait_for(lambda: self.other.count('fingerprint') == 2)
-        scanner._start_look()
-        scanner._start_look()
+        scanner.looks.start()
+        scanner.looks.start()
         self.other.trouble.clear()
         hangs.set()
-        self.wait_for(lambda: not scanner._looking)
+        self.wait_for(lambda: not scanner.looks.runs)
         self.assertEqual(3, self.driver.count('fingerprint'))
 
 
@@ -336,14 +336,14 @@ class OwnershipTest(ScannerTestBase):
 
     def refused(self, *said):
         error = self.assertRaises(exception.ConfigurationError,
-                                  self.inventory.check_configuration)
+                                  self.inventory.scanner.check_configuration)
         for text in said:
             self.assertIn(text, str(error))
         self.assertLessEqual(len(str(error)), 255)
 
     def warnings(self):
         logged = self.useFixture(fixtures.FakeLogger())
-        self.inventory.check_configuration()
+        self.inventory.scanner.check_configuration()
         return logged.output
 
     def test_two_drivers_find_one_device(self):
@@ -403,7 +403,7 @@ class OwnershipTest(ScannerTestBase):
         self.inventory.scanner.scan()
         self.assertEqual('', self.warnings())
         self.assertEqual({B, C}, set(self.inventory.devices))
-        # it may hang, and nobody cares
+        # it may hang, and that does not matter
         self.assertEqual(0, self.driver.count('examine', A))
 
     def test_rule_without_effect(self):
@@ -442,7 +442,7 @@ class OwnershipTest(ScannerTestBase):
         self.conflicts['0000:04:00.0'] = (
             '0000:04:00.0 is matched by [pci] device_spec')
         self.inventory.scanner.scan()
-        self.inventory.check_configuration()
+        self.inventory.scanner.check_configuration()
         self.driver.devices += (fpga('0000:04:00.0'),)
         logged = self.useFixture(fixtures.FakeLogger())
         self.look()
@@ -545,7 +545,7 @@ class ContentTest(ScannerTestBase):
             self.assertOrigin(origin)
 
     def test_origin_after_a_programming_that_was_broken_off(self):
-        """A project's, where what was there or what was to come is one's."""
+        """A project's, where the content of before or the new one is one's."""
         for before, image, expected in (
                 (model.OPERATOR, model.OPERATOR, None),
                 (model.OPERATOR, PROJECT, PROJECT),
@@ -705,7 +705,7 @@ class HeldTest(ScannerTestBase):
 
 
 class RecoveryTest(ScannerTestBase):
-    """Regions that a failure left unusable come back when nobody is hurt."""
+    """Regions that a failure left unusable come back when no server is hurt."""
 
     def setUp(self):
         super().setUp()
@@ -806,15 +806,15 @@ class SimulatedTest(ScannerTestBase):
         self.assertEqual(OK, self.health(A))
 
     def test_disk_of_nova_that_no_rule_includes(self):
-        """It is not ours, so that nothing is in conflict."""
+        """nova_accel does not have it, and nothing is in conflict."""
         self.conflicts[A] = f'{A} is matched by [pci] device_spec'
         self.start(nvme.NvmeDriver, nvmes=[{'address': A}])
         self.assertRaises(exception.ConfigurationError,
-                          self.inventory.check_configuration)
+                          self.inventory.scanner.check_configuration)
         self.conf.config(group='accel', include_devices=[])
         self.inventory = self.make(**self.inventory._drivers)
         self.inventory.scanner.scan()
-        self.inventory.check_configuration()
+        self.inventory.scanner.check_configuration()
         self.assertEqual(QUARANTINED, self.health(A))
 
     def test_fpga_that_vanishes(self):

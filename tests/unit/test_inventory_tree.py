@@ -54,7 +54,7 @@ class TreeTest(InventoryTestBase):
         self.update()
 
     def test_traits_that_come_and_go(self):
-        """Ours of a state that is over go, those that others set stay."""
+        """Those of a state that is over go, those that others set stay."""
         card = dataclasses.replace(
             fpga(A, regions=0), handles=(handle(A),),
             traits=('CUSTOM_LOCKED',),
@@ -173,7 +173,7 @@ class TreeTest(InventoryTestBase):
         self.assertTrue(self.fenced(data[f'{CARD}_region1']))
 
     def test_handles_that_go_while_allocated(self):
-        """And come back: the reservation was ours."""
+        """And come back: the reservation was that of nova_accel."""
         self.update()
         before = self.driver.devices
         self.driver.devices = (before[0].with_region(0, handles=()),)
@@ -241,7 +241,7 @@ class TreeTest(InventoryTestBase):
                          (found.provider_uuid, found.resources, found.memory))
         self.assertIn('CUSTOM_OF_OTHERS', found.traits)
         self.assertNotIn(naming.PROGRAMMABLE, found.traits)
-        found, = self.inventory.allocated(allocations, mine=[(A, 0)])
+        found, = self.inventory.allocated(allocations, unused=[(A, 0)])
         self.assertIn(naming.PROGRAMMABLE, found.traits)
         self.assertEqual([], self.inventory.allocated(None))
 
@@ -302,7 +302,7 @@ class StoreTest(InventoryTestBase):
 
 
 class ForeignTest(InventoryTestBase):
-    """A provider of somebody else under one of our names."""
+    """A provider of another program under one of our names."""
 
     def setUp(self):
         super().setUp()
@@ -326,10 +326,10 @@ class ForeignTest(InventoryTestBase):
         for _ in range(3):
             data = self.update()
             self.assertIsFenced()
-            # ours is not made meanwhile
+            # the provider of nova_accel is not created meanwhile
             self.assertNotIn(REGION, data)
             self.assertIn(OTHER, data)
-        self.assertEqual(1, logged.output.count('by somebody else'))
+        self.assertEqual(1, logged.output.count('by another program'))
         self.assertIn(self.uuid, logged.output)
         self.consumers.clear()
         self.update()
@@ -624,7 +624,7 @@ class ThreadsTest(InventoryTestBase):
                     for device in self.inventory.devices.values():
                         device.functions()
                     self.inventory.providers()
-                    # a green thread lets no other one run by itself
+                    # a green thread lets no other one run without this
                     time.sleep(0)
             except Exception as error:
                 errors.append(error)

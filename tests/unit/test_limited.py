@@ -9,6 +9,7 @@ import time
 from oslo_context import context as oslo_context
 import testtools
 
+from nova_accel import exception
 from nova_accel.host import limited
 
 
@@ -71,44 +72,6 @@ class StartTest(testtools.TestCase):
 
 class BackgroundTest(testtools.TestCase):
 
-    def test_one_at_a_time(self):
-        calls, goes_on = queue.Queue(), threading.Semaphore(0)
-        ended = queue.Queue()
-
-        def work(number):
-            calls.put(number)
-            goes_on.acquire(timeout=120)
-            ended.put(threading.current_thread())
-            if number == 1:
-                raise ValueError('nobody hears of it')
-        background = limited.Background(work)
-        self.assertTrue(background.start(1))
-        self.assertEqual(1, calls.get(timeout=120))
-        self.assertFalse(background.start(2))
-        goes_on.release()
-        thread = ended.get(timeout=120)
-        end = time.monotonic() + 120
-        while thread.name != limited.IDLE and time.monotonic() < end:
-            time.sleep(0.01)
-        self.assertTrue(background.start(3))
-        self.assertEqual(3, calls.get(timeout=120))
-        goes_on.release()
-        self.assertTrue(calls.empty())
-
-    def test_if_due(self):
-        calls = queue.Queue()
-        background = limited.Background(lambda: calls.put(1))
-        self.assertTrue(background.start_if_due(3600))
-        calls.get(timeout=120)
-        self.assertFalse(background.start_if_due(3600))
-        end = time.monotonic() + 120
-        while not background.start_if_due(0) and time.monotonic() < end:
-            time.sleep(0.01)
-        calls.get(timeout=120)
-
-
-class FollowerTest(testtools.TestCase):
-
     def setUp(self):
         super().setUp()
         self.began, self.calls = queue.Queue(), 0
@@ -122,32 +85,67 @@ class FollowerTest(testtools.TestCase):
         if self.error:
             raise self.error
 
-    def idle(self, follower):
+    def idle(self, background):
         end = time.monotonic() + 60
-        while follower.runs:
+        while background.runs:
             self.assertTrue(time.monotonic() < end)
             time.sleep(0.01)
 
     def test_once_more_where_it_is_asked_for_meanwhile(self):
-        follower = limited.Follower(self.work, 'This fails')
-        follower.start()
+        background = limited.Background(self.work, 'This fails')
+        background.start()
         self.began.get(timeout=60)
         for _ in range(5):
-            follower.start()
+            background.start()
         self.goes_on.release()
         self.began.get(timeout=60)
         self.goes_on.release()
-        self.idle(follower)
+        self.idle(background)
         self.assertEqual(2, self.calls)
 
     def test_error_is_told_once(self):
         self.error = ValueError('no')
-        follower = limited.Follower(self.work, 'This fails')
+        background = limited.Background(self.work, 'This fails')
         with self.assertLogs(limited.LOG.logger, 'WARNING') as logged:
             for error in ('no', 'no', None, 'no'):
                 self.error = error and ValueError(error)
                 self.goes_on.release()
-                follower.start()
-                self.idle(follower)
+                background.start()
+                self.idle(background)
         self.assertEqual(['This fails (no); it is tried again'] * 2,
                          [record.getMessage() for record in logged.records])
+
+    def test_if_due(self):
+        self.goes_on.release(9)
+        background = limited.Background(self.work, 'This fails')
+        for seconds, calls in ((3600, 1), (3600, 1), (0, 2)):
+            background.start_if_due(seconds)
+            self.idle(background)
+            self.assertEqual(calls, self.calls)
+        background.postpone()
+        background.start_if_due(3600)
+        self.idle(background)
+        self.assertEqual(2, self.calls)
+
+    def test_ended(self):
+        """Not begun again, also where that was asked for while it ran."""
+        background = limited.Background(
+            lambda: (self.work(), background.end()), 'This fails')
+        background.start()
+        self.began.get(timeout=60)
+        background.start()
+        self.goes_on.release(2)
+        self.idle(background)
+        background.start()
+        self.assertFalse(background.runs)
+        self.assertEqual(1, self.calls)
+
+    def test_stack_of_what_is_unexpected(self):
+        with self.assertLogs(limited.LOG.logger, 'WARNING') as logged:
+            for error in (ValueError('no'),
+                          exception.DeviceUnavailable('It is not there.')):
+                self.error = error
+                self.goes_on.release()
+                limited.Background(self.work, 'This fails').run()
+        self.assertEqual([True, False], [
+            bool(record.exc_info) for record in logged.records])

@@ -66,7 +66,7 @@ class LockTest(testtools.TestCase):
             'works on them, in the thread the-other: see in the log of '
             'nova-compute what it does, and repeat the operation when that '
             'has ended.', str(error))
-        self.assertNotIn('the-other', exception.told(error))
+        self.assertNotIn('the-other', exception.for_owner(error))
         self.assertIn('self.goes_on.wait(60)', self.log.output)
         self.assertFalse(lock.acquire(blocking=False))
 

@@ -10,6 +10,7 @@ import importlib.util
 from importlib import metadata
 import inspect
 import pathlib
+import re
 import textwrap
 import unittest
 
@@ -23,7 +24,10 @@ from nova_accel.scheduler import filters
 from nova_accel.scheduler import seam
 from nova_accel.scheduler import weights
 from nova_accel.virt import driver
+from nova_accel.virt import errors
+from nova_accel.virt import guest_nodes
 from tests.nova import record_signatures
+from tests.unit import pages
 
 RELEASES = record_signatures.load()
 #: name that our code gives an object of Nova -> its class, and whether every
@@ -254,6 +258,41 @@ class SignatureTest(unittest.TestCase):
                             name in BY_POSITION)]
         self.check(wrong)
 
+    def test_page_has_all(self):
+        """What the page on the architecture says that runs otherwise."""
+        text = (pages.ROOT / 'docs/source/contributor/architecture.rst'
+                ).read_text().partition('.. _seams:')[2].partition(
+                    'The rooms\n')[0]
+        shown = {name.rpartition('.')[2] for name in
+                 re.findall('``([A-Za-z_.]+)``', text)}
+        ours = driver.AccelLibvirtDriver
+        bases = _bases(ours)
+        overridden = {name for name in _own(ours)
+                      if name != '__init__'
+                      and any(_of(r, bases, name) for r in RELEASES)}
+        self._keep_the_api()
+        expansion.install()
+        wrapped = {name for owner in (compute_api.API, flavors)
+                   for name in vars(owner)
+                   if hasattr(getattr(owner, name), expansion._MARK)}
+        assigned = {
+            name.rpartition('.')[2] for name in re.findall(
+                r'^ *manager\.([a-z._]+) = ', inspect.getsource(driver)
+                + inspect.getsource(errors), re.MULTILINE)}
+        known = {'LibvirtDriver', 'ComputeManager', 'ResourceTracker',
+                 'SchedulerManager', 'SchedulerReportClient', 'API',
+                 'numa_affinity'}
+        self.assertEqual(
+            overridden | wrapped | assigned | {
+                *guest_nodes._CLAIMS, guest_nodes._METHOD,
+                seam._METHOD, seam._ANSWERED, seam._RPC}, shown - known)
+
+    def _keep_the_api(self):
+        for owner in compute_api.API, flavors:
+            for name, before in [*vars(owner).items()]:
+                if inspect.isfunction(before):
+                    self.addCleanup(setattr, owner, name, before)
+
     def test_attributes_of_ours_are_no_attributes_of_nova(self):
         wrong = []
         for ours in (driver.AccelLibvirtDriver, filters.AcceleratorFilter,
@@ -272,9 +311,7 @@ class SignatureTest(unittest.TestCase):
         places = {(owner, name): getattr(owner, name)
                   for owner in (compute_api.API, flavors)
                   for name in vars(owner)}
-        for (owner, name), before in places.items():
-            if inspect.isfunction(before):
-                self.addCleanup(setattr, owner, name, before)
+        self._keep_the_api()
         expansion.install()
         wrappers = {
             (owner, name): getattr(owner, name) for owner, name in places

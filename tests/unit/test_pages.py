@@ -52,6 +52,7 @@ NOT_RUN = {
     ('check',): 'privileged processes',
     ('clean',): 'nova-compute',
     ('defrag',): 'a cloud',
+    ('drill',): 'nova-compute',
     ('fits',): 'a cloud',
     ('page',): 'a cloud',
     ('program',): 'nova-compute',
@@ -178,6 +179,8 @@ class CommandsTest(commands.CommandTestCase):
             device_profiles=os.path.join(self.directory, 'profiles'))
         with open('new.yaml', 'w') as file:
             yaml.safe_dump(PROFILE, file)
+        with open('compute1.json', 'w') as file:
+            file.write('[]')
         with open('cyborg.json', 'w') as file:
             yaml.safe_dump({'device_profiles': [PROFILE]}, file)
         store = claim_store.ClaimStore(os.path.join(
@@ -230,6 +233,22 @@ class MakeTest(testtools.TestCase):
             self.assertEqual('commit', subprocess.run(
                 ['git', 'cat-file', '-t', commit], cwd=pages.ROOT,
                 capture_output=True, text=True).stdout.strip())
+
+    def test_tables(self):
+        """Text between two columns is an error of `make docs` alone."""
+        for page in pages.pages():
+            border = None
+            for number, line in enumerate(page.path.read_text().splitlines()):
+                if re.fullmatch(r'=+( +=+)+', line):
+                    border = line
+                    continue
+                if not line.strip() or border is None:
+                    # a table ends with its border and an empty line
+                    border = border if line.strip() else None
+                    continue
+                for gap in re.finditer(' +', border):
+                    self.assertEqual('', line[gap.start():gap.end()].strip(),
+                                     f'{page.path}:{number + 1}')
 
     def test_paths(self):
         """A file of this repository that a page names is there."""
@@ -307,7 +326,7 @@ class RequestsTest(testtools.TestCase):
     @ddt.data(*pages.pages())
     def test_keys(self, page):
         """Each accel: key that a page names is read or written somewhere."""
-        known = {*IMAGE_KEYS, *METADATA_KEYS, *request.PLACE_KEYS,
+        known = {*IMAGE_KEYS, *METADATA_KEYS, *request.FLAVOR_KEYS,
                  request.PROFILE_KEY, request.EXPANDED_KEY,
                  *(v.name.replace('{group}', '')
                    for v in extra_specs.VALIDATORS)}

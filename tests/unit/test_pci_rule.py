@@ -124,7 +124,7 @@ class Rules(TestCase):
         ('vendor=19e5 type=A-B', 'type, which every rule needs'),
         ('type=AI', 'no key says which devices'),
         ('type=AI name=X traits=CUSTOM_X', 'no key says which devices'),
-        ('vendor=19e5 type=AI traits=NPU', "'NPU' is no trait"),
+        ('vendor=19e5 type=AI traits=NPU', "'NPU' is not a trait"),
         ('vendor=19e5 type=AI traits=CUSTOM_X,CUSTOM_y', "'CUSTOM_y' is no"),
         ('vendor=19e5 type=AI name=a/b', "the name 'a/b'"),
         ('vendor=19e5 type=AI size=4', "'size' is none of the keys"),
@@ -184,6 +184,7 @@ class Nvswitches(TestCase):
         self.assertEqual(OK, found[A].health)
 
 
+@ddt.ddt
 class Devices(TestCase):
 
     def test_device_of_a_guest_is_as_known(self):
@@ -191,6 +192,31 @@ class Devices(TestCase):
         self.kernel.guest_takes(A)
         self.assertEqual('vfio-pci', pci.driver(self.kernel, A))
         self.assertEqual(known, self.driver.discover(known))
+
+    @ddt.data('mlx5_vfio_pci', 'xe-vfio-pci')
+    def test_device_of_a_guest_under_a_variant(self, variant):
+        """libvirt 10.0 and later choose it; the rule has another driver."""
+        known = self.start('driver=davinci type=AI', others=[
+            {**NPU, 'vfio_driver': variant}])
+        self.kernel.guest_takes(A)
+        self.assertEqual(variant, pci.driver(self.kernel, A))
+        self.assertEqual(known, self.driver.discover(known))
+        self.kernel.guest_returns(A)
+        self.assertEqual('davinci', pci.driver(self.kernel, A))
+
+    @ddt.data('qat_vfio_pci', 'nvgrace-gpu-vfio-pci')
+    def test_variant_that_the_operator_bound(self, variant):
+        """It stays, also after the reset between two servers."""
+        found = self.start('product=d801 type=AI', others=[
+            {**NPU, 'driver': variant}])
+        handle, = found[A].handles
+        self.kernel.guest_takes(A)
+        self.assertTrue(pci.is_open(self.kernel, A))
+        self.kernel.guest_returns(A)
+        self.assertEqual('reset flr', self.driver.release(
+            found[A], handle, None, base.Use()))
+        self.assertEqual([[A, variant]], self.kernel.resets(A))
+        self.assertEqual(variant, pci.driver(self.kernel, A))
 
     def test_bound_to_vfio_by_the_operator(self):
         found = self.start('driver=vfio-pci type=AI', 'driver=davinci type=X',
@@ -324,7 +350,7 @@ class Slot(TestCase):
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, device,
             device.handles[0], None, True, base.Use())
-        self.assertIn('used by somebody else', str(error))
+        self.assertIn('used by another process', str(error))
         error = self.assertRaises(
             exception.DeviceError, self.driver.release, device,
             device.handles[0], None, base.Use())

@@ -61,9 +61,9 @@ CASES = {
         [asks()], [ONE], [holds(state=model.ClaimState.UNKNOWN)],
         ([('1', [P1])], [], []), ([('1', [P1])], [], [])),
     'nothing allocated': (
-        [asks()], [], [], 'has none of ours', 'none allocated to it'),
+        [asks()], [], [], 'has no accelerators', 'none allocated to it'),
     'nothing allocated any more': (
-        [asks()], [], [holds()], 'has none of ours', 'none allocated to it'),
+        [asks()], [], [holds()], 'has no accelerators', 'none allocated to it'),
     'another device allocated': (
         [asks()], [(P2, {FPGA: 1})], [holds()],
         ([], [('1', P2)], [P1]), 'Placement has not allocated to it'),
@@ -96,7 +96,7 @@ CASES = {
     "a vGPU of Nova's own": (
         [asks(name='VGPU')], [(NOVAS, {'VGPU': 1})], [], NOTHING, NOTHING),
     "a vGPU of Nova's own that is not allocated": (
-        [asks(name='VGPU')], [], [], 'has none of ours',
+        [asks(name='VGPU')], [], [], 'has no accelerators',
         'none allocated to it'),
     "one of ours beside one of Nova's": (
         [asks(name='VGPU'), asks('2')], [(NOVAS, {'VGPU': 1}), ONE],

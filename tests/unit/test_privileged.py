@@ -136,6 +136,7 @@ class Privileged(testtools.TestCase):
                       self.xclbin_size),
                      (self.kernel.read_qat_heartbeat, address),
                      (self.kernel.read_device_serial, address),
+                     (self.kernel.read_acs, address),
                      (self.kernel.write_attribute, address, 'qat/state',
                       'up'),
                      (self.kernel.program_dfl_port, address, 0, self.file,
@@ -342,6 +343,8 @@ class Privileged(testtools.TestCase):
 
     @ddt.data(('sma1', 'OUT: PHC', True), ('sma4', 'IN: 10Mhz PPS1', True),
               ('utc_tai_offset', '37', True), ('clock_source', 'PPS', True),
+              ('tod_correction', '-37', True), ('freq4/seconds', '1', True),
+              ('gen1/signal', '0', True), ('gen1/signal', '1000', False),
               ('irig_b_mode', '8', False), ('sma5', 'IN:', False),
               ('sma1', 'OUT: PHC\n', False), ('../reset', '1', False),
               ('clock_source', 'A/B', False), ('utc_tai_offset', 37, False))
@@ -547,6 +550,16 @@ class Privileged(testtools.TestCase):
             self.assertEqual(after, self.kernel.read(path))
         for requests in (-1, 1 << 64, '0x1', None, True):
             self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, requests)
+        # only what xclmgmt fetches itself is opened
+        change = f'{self.root}/sys/{self.device}/config_xclbin_change'
+        self.write(f'{self.root}/sys/{path}', '0x6c3a0\n')
+        for value, opens in (('0', 0x40100), ('1', 0x100), ('1', 0x60100),
+                             ('1', -1)):
+            self.write(change, f'{value}\n')
+            self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, 0x2c2a0,
+                       opens)
+        self.kernel.close_mailbox(PF, 0x2c2a0, 0x40100)
+        self.assertEqual('0x2c2a0', self.kernel.read(path))
 
     def nvme_calls(self):
         """Those by the node of a controller."""
@@ -659,6 +672,20 @@ class Privileged(testtools.TestCase):
         (((0x100, 1, 0xffc, b''), (0xffc, 3, 0, b'')), ''),
         ((), ''))
     def test_device_serial(self, capabilities, expected):
+        self.has(capabilities)
+        self.assertEqual(expected, self.kernel.read_device_serial(PF))
+
+    @ddt.unpack
+    @ddt.data(
+        # what it is able to, then what it does
+        (((0x100, 1, 0x148, b''), (0x148, 13, 0, b'\x5f\0\x1d\0')), 0x1d),
+        (((0x100, 13, 0x148, b'\x5f'), (0x148, 3, 0, SERIAL)), 0),
+        (((0x100, 3, 0, SERIAL),), None), ((), None))
+    def test_acs(self, capabilities, expected):
+        self.has(capabilities)
+        self.assertEqual(expected, self.kernel.read_acs(PF))
+
+    def has(self, capabilities):
         config = bytearray(4096)
         for offset, number, after, value in capabilities:
             struct.pack_into('<I', config, offset,
@@ -666,7 +693,6 @@ class Privileged(testtools.TestCase):
             config[offset + 4:offset + 4 + len(value)] = value
         with open(f'{self.root}/sys/{self.device}/config', 'wb') as file:
             file.write(config[:4096])
-        self.assertEqual(expected, self.kernel.read_device_serial(PF))
 
     @ddt.data(b'\xff' * 4096, b'\x86\x80' * 32, b'')
     def test_no_device_serial(self, config):
@@ -674,6 +700,7 @@ class Privileged(testtools.TestCase):
         with open(f'{self.root}/sys/{self.device}/config', 'wb') as file:
             file.write(config)
         self.assertEqual('', self.kernel.read_device_serial(PF))
+        self.assertIsNone(self.kernel.read_acs(PF))
 
     def test_context(self):
         entry_points = [getattr(privileged, name) for name in (
@@ -690,7 +717,7 @@ class Privileged(testtools.TestCase):
                      'start_nvme_sanitize', 'exit_nvme_sanitize_failure',
                      'format_nvme', 'restore_nvme_namespaces', 'read_nvme_vfs',
                      'format_nvme_vf', 'reset_nvme_vf',
-                     'read_device_serial'):
+                     'read_device_serial', 'read_acs'):
             self.assertTrue(privsep.disks.is_entrypoint(
                 getattr(privileged, name)))
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)

@@ -811,7 +811,7 @@ class PackingTest(Base):
             'A': {'traits': [], 'root_provider_uuid': 'A', 'resources': {
                 'VCPU': {'capacity': 9, 'used': 1}}},
             'b': self.pool(2, 'B')})
-        self.assertEqual({'A': 9}, scheduling.free_of_hosts({'A', 'C'}))
+        self.assertEqual({'A': 9, 'B': 2}, scheduling.free_of_hosts())
 
 
 class SchedulingsTest(unittest.TestCase):

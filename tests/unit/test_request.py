@@ -124,9 +124,9 @@ class ParseTest(unittest.TestCase):
         self.assertEqual(('CUSTOM_A', 'CUSTOM_B'), got.prefer)
         self.assertEqual('CUSTOM_B', got.preferred({'CUSTOM_B', 'CUSTOM_C'}))
         self.assertIsNone(got.preferred({'CUSTOM_C'}))
-        for bad, text in (('', "accel1:prefer has '', which is no trait"),
+        for bad, text in (('', "accel1:prefer has '', which is not a trait"),
                           ('a b', "accel1:prefer has 'a b', which is no"),
-                          ('CUSTOM_A,', "has '', which is no trait"),
+                          ('CUSTOM_A,', "has '', which is not a trait"),
                           ('CUSTOM_A,CUSTOM_A', 'has CUSTOM_A twice')):
             self.refused(text, **gpu, accel1__prefer=bad)
         for value in 'required', 'forbidden':
@@ -138,6 +138,23 @@ class ParseTest(unittest.TestCase):
     def test_unknown_group(self):
         self.refused('accel-1:function_id has no group', **{
             f'resources1__{FPGA}': '1', 'accel-1__function_id': FUNCTION})
+
+    def test_live_migration(self):
+        for value, expected in ((None, (False, False)),
+                                ('detach', (True, False)),
+                                ('transparent', (False, True))):
+            specs = {f'resources1:{FPGA}': '1', **(
+                {'accel:live_migration': value} if value else {})}
+            server = request.Server('s', 'p', specs)
+            self.assertEqual(expected, (server.detaches, server.takes_along))
+            self.assertEqual(1, len(request.parse(specs)))
+        for specs, said in (
+                ({f'resources1:{FPGA}': '1', 'accel:live_migration': 'yes'},
+                 'accel:live_migration=yes is unknown: write one of '),
+                ({'accel:live_migration': 'detach'},
+                 'accel:live_migration has no accelerator to go with')):
+            with self.assertRaisesRegex(exception.InvalidRequest, said):
+                request.parse(specs)
 
     def test_affinity(self):
         one, two = (request.Affinity(nodes=n, with_guest=True)
@@ -453,7 +470,7 @@ class MatchTest(unittest.TestCase):
     def test_allocation_without_devices(self):
         wanted = request.AcceleratorRequest('_A', FPGA, 1)
         with self.assertRaisesRegex(exception.DeviceUnavailable,
-                                    'none of ours'):
+                                    'no accelerator'):
             request.match([wanted], [])
         self.assertEqual([], request.match([], []))
 

@@ -294,7 +294,7 @@ class DriverTest(FilterTestCase):
 
     def setUp(self):
         super().setUp()
-        filters._STALE.clear()
+        filters._ONCE.only('driver', ())
         self.addCleanup(conf.CONF.clear_override, 'resource_classes', 'accel')
 
     def filter(self, stats, class_=FPGA, traits=('OWNER_CYBORG',)):

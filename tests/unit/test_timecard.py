@@ -283,6 +283,47 @@ class Release(TestCase):
         self.assertEqual([[A, None]], self.kernel.resets(A))
         self.assertEqual(self.known, self.device({A: self.known}))
 
+    def test_generators_and_counters(self):
+        """Also where a reset leaves them as they were."""
+        self.start()
+        self.kernel.change_timecard(A, tod_correction='-3')
+        self.known = self.device({A: self.known})
+        self.use()
+        reset = self.kernel.reset_function
+
+        def leaves(function):
+            reset(function)
+            self.kernel.change_timecard(A, **{
+                'gen2/signal': '1000000 50 0 0 2026-11-24T00:00:00 TAI',
+                'freq3/seconds': '7', 'tod_correction': '4'})
+        self.kernel.reset_function = leaves
+        # these and the source
+        self.assertIn('compared, 3 settings restored', self.release())
+        top = f'bus/pci/devices/{A}/timecard'
+        top = f'{top}/{self.kernel.listdir(top)[0]}'
+        self.assertEqual(
+            ['0', '0', '-3'], [self.kernel.read(f'{top}/{name}').split()[0]
+                               for name in ('gen2/signal', 'freq3/seconds',
+                                            'tod_correction')])
+        self.assertEqual(self.known, self.device({A: self.known}))
+
+    def test_card_with_one_interrupt(self):
+        """It has the generators' attributes, and no generator."""
+        self.start({**CARD, 'interrupts': 1})
+        self.use()
+        self.assertIn('reset flr, compared', self.release())
+
+    def test_reset_that_is_none(self):
+        """FPGAs keep their state in D3hot."""
+        for method, health in (('pm', model.Health.QUARANTINED),
+                               ('bus', model.Health.OK),
+                               ('flr pm', model.Health.OK)):
+            self.start({**CARD, 'reset_method': method})
+            self.assertEqual(health, self.device().health)
+        self.start({**CARD, 'reset_method': 'pm'},
+                   handover=[f'{A}=operator'])
+        self.assertEqual(model.Health.OK, self.device().health)
+
     def test_settings_of_the_operator(self):
         self.start()
         self.kernel.change_timecard(A, sma1='IN: PPS2', irig_b_mode='3')

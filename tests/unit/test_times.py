@@ -30,23 +30,24 @@ class TimesTest(testtools.TestCase):
         return sorted(sorted(int(test[-1]) for test in part)
                       for part in scheduler.partition_tests(
                           [LONG.format(n) for n in range(number)], 2,
-                          file.RepositoryFactory().open(str(self.root)), None))
+                          file.RepositoryFactory().open(str(
+                              self.root / times.KEPT / 'functional')), None))
 
     def test_fresh_clone(self):
         self.write(9.0, 3.0, 3.5, 3.0)
-        times.tell(self.root)
+        times.tell('functional', self.root)
         self.assertEqual([[0], [1, 2, 3]], self.parts(4))
 
     def test_what_stestr_saw_itself(self):
         self.write(9.0, 3.0, 3.5, 3.0)
-        times.tell(self.root)
+        times.tell('functional', self.root)
         self.write(1.0, 9.0, 1.0, 1.0)
-        times.tell(self.root)
+        times.tell('functional', self.root)
         self.assertEqual([[0], [1, 2, 3]], self.parts(4))
 
     def test_record(self):
         self.write(9.04, 0.9, 1.0)
-        times.tell(self.root)
+        times.tell('functional', self.root)
         times.record(self.root)
         self.assertEqual(f'9.0 {LONG.format(0)}\n1.0 {LONG.format(2)}\n',
                          self.path.read_text())

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """vGPUs of a simulated host, in every shape that GPUs have them."""
 
+import dataclasses
 import errno
 import logging
 import threading
@@ -186,8 +187,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
 
     def test_inventory_of_chosen_types(self):
         self.config.config(vgpu_types=['nvidia-1560'], group='accel')
-        expected = 4 if self.framework == 'vendor-vfio' else 1
-        self.assertEqual(expected, len(self.device().handles))
+        self.assertEqual(1, len(self.device().handles))
 
     def test_warned_of_unknown_types(self):
         self.config.config(vgpu_types=['558', 'nvidia-9', f'{GPU}=A16-8Q'],
@@ -305,7 +305,7 @@ class MediatedDevices(VgpuTestCase):
         self.assertRaises(
             exception.DeviceError, self.driver.prepare, device, handle,
             'nvidia-558', False, base.Use())
-        # it takes its room, and is there for nobody
+        # it takes its room, and no server gets it
         self.assertEqual(1, self.available()['nvidia-558'])
         self.assertNotIn(handle, self.device().handles)
         self.assertTrue(first.is_alive())
@@ -389,6 +389,30 @@ class MediatedDevices(VgpuTestCase):
             self.assertEqual((trait,), self.device().traits)
 
 
+class UnderSwitchesTest(VgpuTestCase):
+    """NVIDIA's GPUs of HGX boards."""
+
+    SWITCH = {'address': '0000:07:00.0', 'driver': None, 'vendor': '10de',
+              'class': '0x068000'}
+
+    def test_partitions(self):
+        for framework in ('mdev', 'sriov-mdev', 'vendor-vfio'):
+            for command in (None, '/etc/nova/fabric'):
+                self.config.config(group='accel', fabric_command=command)
+                self.start(gpu(framework), others=[self.SWITCH])
+                reason = self.quarantined()
+                self.assertIn('error 802', reason)
+                self.assertIn('[accel] fabric_command = static', reason)
+            # the operator's Fabric Manager does it
+            self.config.config(group='accel', fabric_command='static')
+            self.assertEqual(4, len(self.device().handles))
+
+    def test_others(self):
+        self.start(gpu('sriov', vendor='8086', device='56c0', driver='i915',
+                       types=[]), others=[self.SWITCH])
+        self.assertEqual(4, len(self.device().handles))
+
+
 class VendorVfs(VgpuTestCase):
 
     def current(self, vf):
@@ -405,9 +429,31 @@ class VendorVfs(VgpuTestCase):
         self.make('nvidia-558', number=1)
         self.assertEqual(['0', '558', '0', '0'],
                          [self.current(vf) for vf in VF])
-        # what is made is in the claims
-        self.assertEqual([VF[0], *VF[2:]],
-                         [h.address for h in self.device().handles])
+        # what is made is in the claims, and room is left for one
+        self.assertEqual([VF[0]], [h.address for h in self.device().handles])
+
+    def test_room_by_the_size_of_types(self):
+        """A VF says only that there is room for one more."""
+        self.start(gpu('vendor-vfio', total_vfs=8, vfs=8))
+        self.assertEqual({'nvidia-557': 4, 'nvidia-558': 2, 'nvidia-1560': 1},
+                         self.available())
+        self.assertEqual(4, len(self.device().handles))
+        self.make('nvidia-557')
+        # nova-compute starts again: what it knew is in its store
+        self.assertEqual(
+            {'nvidia-557': 3, 'nvidia-558': 0, 'nvidia-1560': 0},
+            self.available())
+        # one that does not know the card counts VFs
+        self.known = {}
+        self.assertEqual({'nvidia-557': 7}, self.available())
+
+    def test_room_of_types_without_a_size(self):
+        """MIG-backed ones, and names that say none."""
+        for name in ('NVIDIA H100-1-10C', 'NVIDIA H100X'):
+            self.start(gpu('vendor-vfio', types=[
+                {'id': '745', 'name': name, 'units': 2}]))
+            self.known = {}
+            self.assertEqual({'nvidia-745': 4}, self.available())
 
     def test_vf_of_somebody_else(self):
         self.start(gpu('vendor-vfio'))
@@ -415,7 +461,7 @@ class VendorVfs(VgpuTestCase):
         self.kernel.write_attribute(
             VF[0], 'nvidia/current_vgpu_type', '558')
         self.assertNotIn(device.handles[0], self.device().handles)
-        # somebody was faster than we, with the same type and with another
+        # another process was faster, with the same type and with another
         for type_ in ('nvidia-558', 'nvidia-557'):
             error = self.assertRaises(
                 exception.DeviceUnavailable, self.driver.prepare, device,
@@ -428,7 +474,7 @@ class VendorVfs(VgpuTestCase):
         self.assertIn('of another program now', self.log.output)
 
     def test_no_room_any_more(self):
-        """MIG makes no room by itself: what is missing is named."""
+        """MIG makes no room unasked: what is missing is named."""
         for name, said in (('NVIDIA A100-1-5C', '"nvidia-smi mig -cgi" run'),
                            ('NVIDIA DC-2-48Q', '"nvidia-smi mig -cgi" run'),
                            ('NVIDIA L40S-48Q', 'have taken the room')):
@@ -441,7 +487,8 @@ class VendorVfs(VgpuTestCase):
                                 base.Use())
             error = self.assertRaises(
                 exception.DeviceUnavailable, self.driver.prepare, device,
-                device.handles[1], 'nvidia-745', True, base.Use())
+                dataclasses.replace(device.handles[0], address=VF[1]),
+                'nvidia-745', True, base.Use())
             self.assertIn(said, str(error))
             self.assertLessEqual(len(str(error)), 255)
 
@@ -453,7 +500,7 @@ class VendorVfs(VgpuTestCase):
         self.assertEqual(dict.fromkeys(TRAIT, 0), self.available())
         self.config.config(vgpu_types=['nvidia-557'], group='accel')
         self.driver.configure()
-        # nobody can say that it is not offered
+        # that it is not offered cannot be said
         self.assertEqual('', self.log.output)
         self.known = {}
         self.assertEqual(((), ()), (self.device().handles,
@@ -548,6 +595,52 @@ class ReadyVfs(VgpuTestCase):
                               for h in device.handles])
             self.kernel.reboot()
 
+    def xe(self, *quotas, vfs=2):
+        self.start(gpu('sriov', vendor='8086', device='e211', driver='xe',
+                       vram_mib=24576, types=[], vfs=0))
+        self.config.config(group='accel', virtual_functions=[f'{GPU}={vfs}'],
+                           xe_quotas=list(quotas))
+
+    def of_vf(self, number, name):
+        return self.kernel.read(f'bus/pci/devices/{GPU}/sriov_admin/'
+                                f'vf{number}/profile/{name}')
+
+    def test_quota_before_vfs(self):
+        self.xe(f'{GPU}/vram_quota={4 << 30}', f'{GPU}/exec_quantum_ms=20',
+                '0000:42:00.0/vram_quota=1')
+        for _ in range(2):
+            self.driver.configure()
+            self.assertEqual((2, str(4 << 30), '20'), (
+                len(self.device().handles), self.of_vf(2, 'vram_quota'),
+                self.of_vf(2, 'exec_quantum_ms')))
+            self.kernel.reboot()
+
+    def test_without_quota(self):
+        self.xe()
+        self.driver.configure()
+        self.assertEqual((str(12 << 30), '0'), (
+            self.of_vf(1, 'vram_quota'), self.of_vf(1, 'exec_quantum_ms')))
+
+    def test_quota_that_the_kernel_refuses(self):
+        """More than there is, and a kernel or driver without it."""
+        self.xe(f'{GPU}/vram_quota={25 << 30}')
+        error = self.assertRaises(exception.DeviceError, self.driver.configure)
+        self.assertIn('the kernel refused (Input/output error)', str(error))
+        self.start(self.gpu())
+        error = self.assertRaises(exception.DeviceError, self.driver.configure)
+        self.assertIn('xe has it since Linux 7.0', str(error))
+        self.assertLessEqual(len(str(error)), 255)
+        self.assertIn('it has no VFs', self.quarantined())
+
+    def test_quotas_that_mean_nothing(self):
+        for item in (GPU, f'{GPU}/vram_quota', f'{GPU}/vram_quota=4G',
+                     f'{GPU}/sched_priority=1', '41:00.0/vram_quota=1',
+                     f'{GPU}=1'):
+            self.config.config(group='accel', xe_quotas=[item])
+            error = self.assertRaises(exception.ConfigurationError,
+                                      vgpu.wanted_quotas)
+            self.assertIn('[accel] xe_quotas has', str(error))
+
     def test_vfs_that_cannot_be_reset(self):
         """The next server would find what is in their memory."""
         self.start({**self.gpu(), 'vfs': 2})
@@ -570,7 +663,7 @@ class ReadyVfs(VgpuTestCase):
         self.assertEqual({}, self.driver.discover())
 
     def mi300x(self, vfs, sharing=None):
-        """Under gim, which makes the VFs when it is loaded."""
+        """Under gim, which creates the VFs when it is loaded."""
         self.start(gpu('sriov', vendor='1002', device='74a1', types=[],
                        vfs=vfs, **{'class': '0x120000'}, driver='gim'))
         read = self.kernel.read

@@ -104,12 +104,31 @@ class Discovery(TestCase):
         self.assertEqual((2, logic), (len(lines), lines[-1]))
 
     @ddt.data(('U200', 'ALVEO', (('DDR', 65536),)),
+              ('U280', 'ALVEO', (('DDR', 32768), ('HBM', 8192))),
               ('U50', 'ALVEO', (('HBM', 8192),)), ('V70', 'VERSAL', ()))
     @ddt.unpack
     def test_products(self, product, family, memory):
         device = self.start({'address': A, 'product': product})[A]
         self.assertEqual((product, family, memory),
                          (device.product, device.family, device.memory))
+
+    @ddt.data(('006c', '0065'), ('0078', '0077'))
+    @ddt.unpack
+    def test_user_function_by_its_id(self, management, user):
+        """devices.h of XRT: not the next number."""
+        self.start({'address': A, 'user_driver': 'vfio-pci'})
+        read = self.kernel.read
+        changed = {f'{A}/vendor': '0x13fe', f'{USER}/vendor': '0x13fe',
+                   f'{A}/device': f'0x{management}',
+                   f'{USER}/device': f'0x{user}'}
+
+        def other(path):
+            return changed.get(path.removeprefix('bus/pci/devices/')
+                               ) or read(path)
+        self.kernel.read = other
+        self.assertEqual(OK, self.driver.discover()[A].health)
+        changed[f'{USER}/device'] = '0x006d'
+        self.quarantined('is 13fe:006d and not its user function')
 
     def test_v80(self):
         """It is sold with AVED: XRT's remedies do not help."""
@@ -232,7 +251,7 @@ class Discovery(TestCase):
         self.assertFalse(self.start({'address': A})[A].regions[0].programmable)
 
     @ddt.data(('0x0', CLOSED), ('0x40120', ALL_CLOSED), (CLOSED, CLOSED),
-              (ALL_CLOSED, ALL_CLOSED), ('0x10', '0x2c2b0'))
+              ('0x6c3a2', '0x6c3a2'), ('0x10', '0x2c2b0'))
     @ddt.unpack
     def test_mailbox_is_closed(self, before, after):
         self.start({'address': A, 'mailbox_disabled': before})
@@ -240,7 +259,7 @@ class Discovery(TestCase):
         self.assertEqual(after, self.kernel.read(
             f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
         # closed already, xclmgmt does not fetch, and loads nothing either
-        self.assertEqual(str(int(before != ALL_CLOSED)), self.kernel.read(
+        self.assertEqual(str(int(before != '0x6c3a2')), self.kernel.read(
             f'bus/pci/devices/{A}/config_xclbin_change'))
 
     def test_driver_that_cannot_fetch(self):
@@ -393,7 +412,7 @@ class Programming(TestCase):
     def refused(self, error, known=None, **file):
         known = known or self.driver.discover()
         text = str(self.assertRaises(error, self.program, known, **file))
-        self.assertIn(f'region0 of {A} was to be programmed with '
+        self.assertIn(f'region0 of {A} had to be programmed with '
                       f'{plain(FUNCTION)}', text)
         self.assertLessEqual(len(text), 255)
         self.assertThat(text, testtools.matchers.EndsWith('.'))
@@ -572,10 +591,28 @@ class Mailbox(TestCase):
         self.guest_loads(OTHER)
         self.refused(errno.ENOENT, FUNCTION)
 
-    def test_operator_has_closed_them(self):
-        """As releases before this one did: no compute units in any guest."""
+    def test_closed_by_an_earlier_release(self):
+        """No guest had compute units: its requests are opened again, for the
+        host's files."""
         known = self.program(self.start({'address': A,
                                          'mailbox_disabled': ALL_CLOSED}))
+        self.assertEqual([], [*self.driver.check(known[A])])
+        self.kernel.guest_takes(USER)
+        self.guest_loads(FUNCTION)
+        self.refused(errno.ENOENT, OTHER)
+        region, = self.driver.examine(A, known[A]).regions
+        self.assertFalse(region.guest_can_reprogram)
+
+    def test_closed_by_an_earlier_release_of_an_old_driver(self):
+        self.start({'address': A, 'mailbox_disabled': ALL_CLOSED, 'faults': {
+            'attributes': {'config_xclbin_change': 'missing'}}})
+        self.assertFalse(self.region().guest_can_reprogram)
+        self.assertEqual(ALL_CLOSED, self.kernel.read(
+            f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
+
+    def test_operator_has_closed_them(self):
+        known = self.program(self.start({'address': A,
+                                         'mailbox_disabled': '0x6c3a2'}))
         self.kernel.guest_takes(USER)
         self.refused(errno.ETIMEDOUT, FUNCTION)
         found, = self.driver.check(known[A])

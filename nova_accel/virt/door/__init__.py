@@ -34,8 +34,8 @@ class Plugin(plugin.PluginBase):
 
     @classmethod
     def load(cls, plugin_name):
-        # os_vif.initialize() (3.1 to 5.3) does not guard this call, so that
-        # an error would end nova-compute, also with another driver
+        # os_vif.initialize() (3.1 to 5.3) does not guard this call: an error
+        # would end nova-compute, also with another driver
         try:
             open_door()
         except Exception as error:

@@ -17,6 +17,19 @@ EDU = '0000:00:0a.0'
 CARD = '0000:5e:00.0'
 OTHER = f'{CARD}_region0'
 ONE = {'CUSTOM_ACCELERATOR_FPGA': 1}
+OTHER_EDU = '0000:00:0b.0'
+ONE_EDU = {'CUSTOM_ACCELERATOR_TEST': 1}
+#: of the first nova-compute, for tests/lab/vm/host2
+BESIDE_VM2 = f"""
+[accel]
+pci_devices = vendor=1234 product=11e8 type=TEST
+exclude_devices = address={OTHER_EDU}
+handover = 0000:02:00.0=none,{EDU}=none
+[libvirt]
+live_migration_uri = qemu+unix:///system?socket=/run/hosts/%s/libvirt-sock
+[workarounds]
+skip_cpu_compare_on_dest = true
+"""
 
 
 class TwoComputes(base.Trial):
@@ -135,6 +148,77 @@ class TwoComputes(base.Trial):
         self.cloud.wait('release', lambda: not self.cloud.in_use('sim'))
         api.update_service_forced_down(service, forced=False)
         self.assertHas(server, 'vm', base.REGION)
+
+
+class LiveMigration(base.Trial):
+
+    def setUp(self):
+        super().setUp()
+        self.compute.stop()
+        self.compute.configure(BESIDE_VM2)
+        self.addCleanup(self.usual)
+        machine.check('/mnt/lab/host2', 300)
+        self.compute.start()
+        self.cloud.wait_ready('vm2', OTHER_EDU)
+        self.cloud.wait('a device of vm', lambda: EDU in
+                        self.cloud.providers())
+        self.flavor = self.cloud.of_profile(self.group('TEST'))
+        self.cloud.compute.create_flavor_extra_specs(
+            self.flavor, {'accel:live_migration': 'detach'})
+
+    def usual(self):
+        """End the second host, and remove it from the cloud."""
+        try:
+            self.cloud.clear()
+        finally:
+            machine.check('systemctl stop nova-compute-vm2 vm2-libvirtd', 400)
+            self.compute.stop()
+            self.compute.configure('')
+            self.compute.start()
+        for service in self.cloud.compute.services(
+                binary='nova-compute', host='vm2'):
+            self.cloud.compute.delete_service(service)
+
+    def assertHas(self, server, host, device):
+        """The server is there, runs, and has that device and no other."""
+        self.cloud.wait(f'the server on {host}', lambda: (
+            self.cloud.settled(server, 'ACTIVE').compute_host == host))
+        self.assertEqual({device: ONE_EDU},
+                         self.cloud.allocations(server, host))
+        other = 'vm2' if host == 'vm' else 'vm'
+        self.cloud.wait('release', lambda: not self.cloud.in_use(other))
+        self.assertEqual({device: ONE_EDU}, self.cloud.in_use(host))
+
+    def reads(self, server):
+        """How often the guest has found a device, in this console log."""
+        return self.cloud.console(server).count('EDU id=010000ed inv=edcba987')
+
+    def test_1_detach(self):
+        """A server goes to another host and back while it runs; it lets go of
+        its device, and the guest reads that of the other host."""
+        server = self.cloud.boot(self.flavor, hotplug=True)
+        self.assertHas(server, 'vm', EDU)
+        self.assertEqual(1, self.reads(server))
+        for host, device in (('vm2', OTHER_EDU), ('vm', EDU)):
+            self.cloud.compute.live_migrate_server(
+                server, host=host, block_migration=False)
+            self.assertHas(server, host, device)
+            # the log of a guest that came begins with what came
+            text = self.cloud.console(server)
+            self.assertIn('SOMETHING CAME', text)
+            self.assertNotIn('PROBE UP', text)
+            self.assertEqual(1, self.reads(server))
+
+    def test_2_guest_that_keeps_its_device(self):
+        """A guest that does not let go stays, and keeps its device."""
+        server = self.cloud.boot(self.flavor)
+        self.assertHas(server, 'vm', EDU)
+        self.cloud.compute.live_migrate_server(
+            server, host='vm2', block_migration=False)
+        self.cloud.wait('an end of the migration', lambda: [
+            m.status for m in self.cloud.compute.migrations()
+            if m.server_id == server.id and m.status in ('failed', 'error')])
+        self.assertHas(server, 'vm', EDU)
 
 
 class OwnPci(base.Trial):

@@ -71,3 +71,51 @@ class Operations(base.Trial):
         self.assertIn('Error', [result for _e, result, _d in said])
         self.assertTrue(any(base.CARD in details
                             for _e, _r, details in said), said)
+
+
+class GuestsThatLetGo(base.Trial):
+
+    def setUp(self):
+        super().setUp()
+        self.function = self.cloud.bitstream()
+        self.flavor = self.cloud.fpga(
+            self.function, **{'accel:runtime_programming': 'true'})
+
+    def assertReads(self, server, *functions):
+        """What the guest has read from cards, one after the other."""
+        self.cloud.wait(
+            f'functions {functions} in the guest',
+            lambda: self.cloud.guest_function(server) == list(functions))
+
+    def test_1_suspend(self):
+        """Suspend takes the device out of the guest, which reads its function
+        again after resume."""
+        server = self.cloud.boot(self.flavor, hotplug=True)
+        self.assertReads(server, self.function)
+        api = self.cloud.compute
+        api.suspend_server(server)
+        self.cloud.settled(server, 'SUSPENDED')
+        api.resume_server(server)
+        self.cloud.settled(server, 'ACTIVE')
+        self.cloud.wait('a log that begins again', lambda: (
+            'PROBE UP' not in self.cloud.console(server)))
+        self.assertReads(server, self.function)
+        self.assertEqual({base.REGION: {'CUSTOM_ACCELERATOR_FPGA': 1}},
+                         self.cloud.allocations(server))
+
+    def test_2_run_time(self):
+        """The owner has the card of a server that runs programmed, and the
+        guest reads the new function."""
+        server = self.cloud.boot(self.flavor, hotplug=True)
+        self.assertReads(server, self.function)
+        other = self.cloud.bitstream()
+        image = self.cloud.api.image.find_image(f'bitstream-{other[:8]}')
+        self.cloud.compute.set_server_metadata(
+            server, **{'accel:bitstream_id': image.id})
+        self.assertReads(server, self.function, other)
+        status = self.cloud.wait('a status', lambda: [
+            text for text in [self.cloud.compute.get_server(
+                server.id).metadata.get('accel:status', '')]
+            if text.startswith('programmed')])
+        print(f'    {status}')
+        self.assertRegionHas(other)

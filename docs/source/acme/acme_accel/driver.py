@@ -91,7 +91,7 @@ class AcmeDriver(base.PciDriver):
                 self.kernel.rebind(address, base.VFIO)
         except OSError as error:
             raise exception.DeviceError(
-                f'{address} was to be scrubbed after its server, and that '
+                f'{address} had to be scrubbed after its server, and that '
                 f'failed ({error.strerror}): see the kernel log; it is tried '
                 f'again.') from error
         return done

@@ -75,7 +75,7 @@ class AcmeFpgaDriver(base.PciDriver):
                 bitstream.payload_offset, bitstream.payload_size)
         except OSError as error:
             raise exception.ProgrammingFailed(
-                f'{region.name} of {device.address} was to be programmed, and '
+                f'{region.name} of {device.address} had to be programmed, and '
                 f'the card refused ({error.strerror}): see the kernel log.'
             ) from error
         return model.uuid_hex(self._attribute(device.address, 'function'))
@@ -86,7 +86,7 @@ class AcmeFpgaDriver(base.PciDriver):
             self.kernel.call(privileged.reset_region, device.address)
         except OSError as error:
             raise exception.DeviceError(
-                f'{region.name} of {device.address} was to be reset after its '
+                f'{region.name} of {device.address} had to be reset after its '
                 f'server, and that failed ({error.strerror}): it is tried '
                 f'again.') from error
         return 'region reset'

@@ -15,7 +15,10 @@
  *   NVMe 1b36:0010   the same with namespace 2, where the VF is online
  * Before, it prints on which NUMA node of its own each further PCI host bridge
  * is, as the firmware tells (ACPI, _PXM beside _BBN).
- * Then it halts, so that the guest stays until somebody destroys it.
+ * Then it halts, so that the guest stays until somebody destroys it. With
+ * "hotplug" on its command line it goes on as an operating system would: it
+ * lets go of devices that it is asked for, and prints all functions again when
+ * one has come (ports of QEMU's q35, docs/specs/acpi_pci_hotplug).
  */
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -23,6 +26,12 @@ typedef unsigned char u8;
 
 __attribute__((section(".mb"), used, aligned(4)))
 static const u32 multiboot[3] = { 0x1BADB002, 0, -0x1BADB002 };
+
+/* ebx: where the boot loader tells; an interrupt does no more than end hlt */
+__asm__(".globl _start\n"
+	"_start: mov $0x500000, %esp; push %ebx; call probe\n"
+	"interrupt: push %eax; mov $0x20, %al; outb %al, $0x20; pop %eax; iret\n");
+void interrupt(void);
 
 static inline void outb(u16 p, u8 v) { __asm__ volatile("outb %0,%1" :: "a"(v), "Nd"(p)); }
 static inline void outl(u16 p, u32 v) { __asm__ volatile("outl %0,%1" :: "a"(v), "Nd"(p)); }
@@ -170,12 +179,51 @@ static void nodes(void)
 	}
 }
 
-void _start(void)
+static void touch(u32 fn, u32 id)
+{
+	if (id == 0x11e81234) {
+		volatile u32 *m = bar0(fn);
+		m[1] = 0x12345678;
+		field("EDU id=", m[0], 8); field(" inv=", m[1], 8); print("\r\n");
+	}
+	if (id == 0x32534348) {
+		u16 port = (u32)bar0(fn);	/* an i/o BAR; 8 ports, so 8-aligned */
+		outb(port + 7, 0x5a);
+		field("MTTY scratch=", inb(port + 7), 2); field(" lsr=", inb(port + 5), 2); print("\r\n");
+	}
+	if (id == 0x09c48086) {
+		volatile u32 *m = bar0(fn);
+		field("DFL fme=", m[1], 8); hex(m[0], 8);
+		field(" afu=", m[0x60014 / 4], 8); hex(m[0x60010 / 4], 8);
+		hex(m[0x6000c / 4], 8); hex(m[0x60008 / 4], 8); print("\r\n");
+		field("AFU register=", m[0x60018 / 4], 8);
+		field(" memory=", m[0x60020 / 4], 8); print("\r\n");
+		m[0x60018 / 4] = m[0x60020 / 4] = 0x5ec2e700;
+	}
+	if (id == 0xa824144d || id == 0x00101b36) {
+		namespace = id == 0xa824144d ? 1 : 2;
+		nvme(bar0(fn));
+	}
+}
+
+/* BAR 0 of a device that came later: where its bridge's window begins. */
+static void assign(u32 fn)
+{
+	u32 bridge;
+
+	for (bridge = 0; bridge < fn; bridge++)
+		if ((rd(bridge, 0xc) >> 16 & 0x7f) == 1 && (rd(bridge, 0x18) >> 8 & 0xff) == fn >> 8) {
+			wr(fn, 0x10, (rd(bridge, 0x20) & 0xfff0) << 16);
+			if ((rd(fn, 0x10) & 6) == 4)
+				wr(fn, 0x14, 0);
+			return;
+		}
+}
+
+static void scan(void)
 {
 	u32 fn;
 
-	print("PROBE UP\r\n");
-	nodes();
 	for (fn = 0; fn < 256 << 8; fn++) {
 		u32 id = rd(fn, 0);
 
@@ -184,37 +232,87 @@ void _start(void)
 				fn |= 7;	/* no function 0: no device */
 			continue;
 		}
+		if (rd(fn, 8) >> 24 != 6 && !(rd(fn, 0x10) & ~15u))
+			assign(fn);
 		field("PCI ", fn >> 8, 2); field(":", fn >> 3 & 31, 2); field(".", fn & 7, 1);
 		field(" ", id & 0xffff, 4); field(":", id >> 16, 4);
 		field(" class=", rd(fn, 8) >> 8, 6); field(" bar0=", rd(fn, 0x10), 8);
 		field(" subsys=", rd(fn, 0x2c), 8); print("\r\n");
-		if (id == 0x11e81234) {
-			volatile u32 *m = bar0(fn);
-			m[1] = 0x12345678;
-			field("EDU id=", m[0], 8); field(" inv=", m[1], 8); print("\r\n");
-		}
-		if (id == 0x32534348) {
-			u16 port = (u32)bar0(fn);	/* an i/o BAR; 8 ports, so 8-aligned */
-			outb(port + 7, 0x5a);
-			field("MTTY scratch=", inb(port + 7), 2); field(" lsr=", inb(port + 5), 2); print("\r\n");
-		}
-		if (id == 0x09c48086) {
-			volatile u32 *m = bar0(fn);
-			field("DFL fme=", m[1], 8); hex(m[0], 8);
-			field(" afu=", m[0x60014 / 4], 8); hex(m[0x60010 / 4], 8);
-			hex(m[0x6000c / 4], 8); hex(m[0x60008 / 4], 8); print("\r\n");
-			field("AFU register=", m[0x60018 / 4], 8);
-			field(" memory=", m[0x60020 / 4], 8); print("\r\n");
-			m[0x60018 / 4] = m[0x60020 / 4] = 0x5ec2e700;
-		}
-		if (id == 0xa824144d || id == 0x00101b36) {
-			namespace = id == 0xa824144d ? 1 : 2;
-			nvme(bar0(fn));
-		}
+		touch(fn, id);
 		if (!(fn & 7) && !(rd(fn, 0xc) >> 16 & 0x80))
 			fn |= 7;		/* single-function device */
 	}
+}
+
+static int asked(const u32 *info, const char *word)
+{
+	const u8 *p = (const u8 *)info[4];	/* the command line, if flag 2 */
+
+	for (; (info[0] & 4) && *p; p++)
+		if (same(p, word))
+			return 1;
+	return 0;
+}
+
+/* The clock's interrupts wake us, 18 a second. */
+static void clock(void)
+{
+	static const u32 gdt[6] = { 0, 0, 0xffff, 0xcf9b00, 0xffff, 0xcf9300 };
+	static u32 idt[2 * 16];
+	static struct { u16 size; u32 base; } __attribute__((packed)) g, i;
+	u32 n;
+
+	for (n = 0; n < 16; n++) {
+		idt[2 * n] = 8 << 16 | ((u32)interrupt & 0xffff);
+		idt[2 * n + 1] = ((u32)interrupt & 0xffff0000) | 0x8e00;
+	}
+	g.size = sizeof(gdt) - 1; g.base = (u32)gdt;
+	i.size = sizeof(idt) - 1; i.base = (u32)idt;
+	__asm__ volatile("lgdt %0; lidt %1; ljmp $8, $1f; 1: mov %2, %%ds; mov %2, %%es; mov %2, %%ss"
+			 :: "m"(g), "m"(i), "r"(16) : "memory");
+	outb(0x21, 0xfe); outb(0xa1, 0xff);
+	__asm__ volatile("sti");
+}
+
+#define UP 0xcc0
+#define DOWN 0xcc4
+#define EJECT 0xcc8
+#define BUS 0xcd0
+
+static void hotplug(void)
+{
+	u32 bus, slots;
+
+	for (;;) {
+		int came = 0;
+
+		__asm__ volatile("hlt");
+		for (bus = 0; bus < 32; bus++) {
+			outl(BUS, bus);
+			came |= (slots = inl(UP)) && slots != ~0u;
+			if ((slots = inl(DOWN)) && slots != ~0u) {
+				outl(EJECT, slots);
+				print("LET GO\r\n");
+			}
+		}
+		if (came) {
+			print("SOMETHING CAME\r\n");
+			scan();
+			print("PROBE DONE\r\n");
+		}
+	}
+}
+
+void probe(const u32 *info)
+{
+	print("PROBE UP\r\n");
+	nodes();
+	scan();
 	print("PROBE DONE\r\n");
+	if (asked(info, "hotplug")) {
+		clock();
+		hotplug();
+	}
 	for (;;)
 		__asm__ volatile("hlt");
 }

@@ -17,7 +17,7 @@ ONE = {f'resources1:{CLASS}': '1'}
 CURRENT, OLD = model.Role.CURRENT, model.Role.OLD
 
 
-class RelocationTestCase(base.HostTestCase):
+class ReshapeTestCase(base.HostTestCase):
 
     POOLS = 'none'
 
@@ -75,7 +75,7 @@ class RelocationTestCase(base.HostTestCase):
 
 
 @ddt.ddt
-class RelocationTest(RelocationTestCase):
+class ReshapeTest(ReshapeTestCase):
 
     def test_to_a_pool_and_back(self):
         one, two = self.boot(GPUS[2]), self.boot(GPUS[0], GPUS[3])
@@ -221,7 +221,7 @@ class RelocationTest(RelocationTestCase):
         for _ in range(3):
             self.host.report()
         self.assertEqual(1, self.log.output.count(
-            'the allocations move when nova-compute is started again'))
+            'the allocation moves when nova-compute is started again'))
         self.assertEqual([(1, 1, 1), (4, 1, 0)], self.amounts())
         self.assertHas(server, GPUS[0])
         self.host.reconcile()
@@ -288,7 +288,7 @@ class RelocationTest(RelocationTestCase):
         self.assertMoved()
 
 
-class KilledTest(RelocationTestCase):
+class KilledTest(ReshapeTestCase):
     """Between any two steps of the first report."""
 
     def test_each_point(self):

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What the operator says by nova-accel while nova-compute runs.
 
-``nova-accel disable`` and ``enable`` write the operator's word about a device
-into the claim store, where it lasts. The store says what no server gets
+``nova-accel disable`` and ``enable`` write into the claim store which devices
+are disabled, where that lasts. The store says what no server gets
 (inventory.devices); this module hears that something was written, and shows it
 in Placement. Where that fails, or nova-compute ends in between, the next report
 shows it.
@@ -10,9 +10,11 @@ shows it.
 Other commands want something done. Two processes must not work on one card, nor
 judge one claim: such a command writes an order into the store and waits, and
 nova-compute carries it out and answers there: each in a thread of its own, as
-one may take long; what they work on has its own locks. An order that is not
-begun within journal.ORDER_SECONDS expires, because its command no longer waits;
-one that was begun when nova-compute ended is answered at the next start.
+one may take long; what they work on has its own locks. A thread polls the store
+each second, because an operator waits: Nova's periodic tasks come once a
+minute. An order that is not begun within journal.ORDER_SECONDS expires, because
+its command no longer waits; one that was begun when nova-compute ended is
+answered at the next start.
 """
 
 from collections.abc import Callable
@@ -32,11 +34,11 @@ from nova_accel import text
 LOG = logging.getLogger(__name__)
 
 _State = model.OrderState
-#: seconds between two looks at the store, each of some microseconds
+#: seconds between two reads of the store, each of some microseconds
 INTERVAL = 1
 
 
-class Words:
+class Orders:
 
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
@@ -46,14 +48,14 @@ class Words:
         self._publisher = publisher
         self._cloud = cloud
         self._closed = threading.Event()
-        #: address -> word, as the log and Placement were last told
-        self._told: dict[str, model.Disabled] = {}
+        #: by address, as the log and Placement show them
+        self._shown: dict[str, model.Disabled] = {}
         self._once = logging.Once()
         #: held while something is shown
-        self._lock = locks.Lock('words')
+        self._lock = locks.Lock('orders')
         self._verbs: dict[str, Callable[[str], str]] = {}
 
-    def learn(self, verb: str, function: Callable[[str], str]) -> None:
+    def accept(self, verb: str, function: Callable[[str], str]) -> None:
         """Carry out orders with a verb from now on.
 
         :param function: takes the argument and returns the answer; what it
@@ -81,19 +83,19 @@ class Words:
     def _listen(self):
         while not self._closed.wait(INTERVAL):
             try:
-                self.look()
+                self.poll()
                 self._once.forget('store')
             except Exception as error:
                 self._once.say(('store',), LOG.error, 'What the operator says '
                                'by nova-accel is not heard: %s', error)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Show what is new, and begin what is ordered.
 
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         with self._lock:
-            self._store.look()
+            self._store.refresh()
             changed = self._tell(self._inventory.disabled())
             if changed:
                 self._publisher.show(self._cloud.admin_context(), [
@@ -132,7 +134,7 @@ class Words:
     def _tell(self, now: dict[str, model.Disabled]) -> set[str]:
         """:returns: addresses of devices that were not so before, or are not
             any more."""
-        before, self._told = self._told, now
+        before, self._shown = self._shown, now
         for address in sorted(now):
             if now[address] != before.get(address):
                 LOG.info('Device %s is disabled since %s (%s); it is given to '

@@ -54,7 +54,7 @@ class _Move(typing.NamedTuple):
     to: str
 
 
-class Relocation:
+class Reshape:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings, cloud: novas.Cloud):
@@ -65,15 +65,15 @@ class Relocation:
         self._asked: list[_Move] | None = []
         #: those that Placement was seen to have with the other provider
         self._left: list[_Move] = []
-        #: what of them the log has told; None: nova-compute is starting, and
-        #: they may move
-        self._told: list[_Move] | None = None
+        #: whether nova-compute is starting, and they may move
+        self._starting = True
+        self._once = logging.Once()
 
     def is_needed(self, node: str, root_uuid: str) -> bool:
         """Return whether Placement has allocations that have to move.
 
-        Costs nothing when no allocation is elsewhere, or none has come to be
-        since the last call.
+        Costs nothing when no allocation is at another provider, or none has
+        come to be since the last call.
 
         :param node: name of the compute node.
         :param root_uuid: of its own provider.
@@ -81,27 +81,26 @@ class Relocation:
         try:
             moves = self._moves(self._inventory.providers_of(node, root_uuid))
             if moves != self._asked:
-                self._look(moves)
+                self._ask(moves)
         except Exception as error:
             self._asked = None
             LOG.warning('From which providers the accelerators of servers are '
                         'allocated is not known: %s', error)
-        if self._told is not None:
-            new = [move for move in self._left if move not in self._told]
-            self._told = self._left
-            if new:
-                LOG.warning(
-                    '%s: allocated from a provider that does not show it any '
-                    'more. Servers keep what they have, and the allocations '
-                    'move when nova-compute is started again', ', '.join(
-                        f'{move.claim.handle.address} of server '
-                        f'{move.claim.holder}' for move in new))
+        if not self._starting:
+            self._once.only('allocation', self._left)
+            for move in self._left:
+                self._once.say(
+                    ('allocation', move), LOG.warning,
+                    '%s of server %s is allocated from a provider that does '
+                    'not show it any more. The server keeps what it has, and '
+                    'the allocation moves when nova-compute is started again',
+                    move.claim.handle.address, move.claim.holder)
         return bool(self._left)
 
-    def look_again(self) -> None:
+    def end_start(self) -> None:
         """Nova has moved allocations, or that has failed; from now on what is
         left waits for the next start."""
-        self._told = []
+        self._starting = False
         node = self._inventory.root
         if self._left and node:
             self._asked = None
@@ -147,7 +146,7 @@ class Relocation:
                 continue
             if (shown[to].step > 1 and not self._has_all(claim, shown[to])
                     # what is at its address is not what the server has
-                    or self._inventory.whereabouts(claim)[0]
+                    or identity.whereabouts(claim, self._inventory.devices)[0]
                     is not identity.Where.HERE):
                 stay.add(_together(claim))
             found.append(_Move(claim, to))
@@ -166,7 +165,7 @@ class Relocation:
                    and other.state is not model.ClaimState.DELETING
                    for other in self._holdings.all()) == provider.step
 
-    def _look(self, moves: list[_Move]) -> None:
+    def _ask(self, moves: list[_Move]) -> None:
         """Find out which allocations have moved, and write it down.
 
         :raises PlacementUnavailable: it is not known; all is as it was.
@@ -182,7 +181,7 @@ class Relocation:
                      or self._holder(move.claim, self._cloud.consumers(
                          move.to)))]
         for move in done:
-            self._holdings.relocated(move.claim, move.to)
+            self._holdings.reshaped(move.claim, move.to)
         self._left = left
         self._asked = [move for move in moves if move not in done]
 

@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel history: who had a device, and what a server had."""
+
+import json
+import os
+
+from oslo_utils import uuidutils
+
+from nova_accel.cmd import handovers
+from nova_accel.cmd import output
+from nova_accel.cmd import store
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import model
+
+CONF = conf.CONF
+#: of a record, as nova-accel handovers -f json writes it
+_READ = ('time', 'device', 'serial', 'handle', 'server', 'result', 'since')
+
+
+class History(output.Lister):
+    """Show who had a device, or what a server had, the newest last.
+
+    One row for each time that a server had a device, from the record of
+    hand-overs, and from the claims for the servers that have it now. From is
+    when the server got it; where that is not recorded, the time of the
+    hand-over before, since when no other server can have had it. Rows without
+    a server are what the operator had done. Reads the claim store of
+    nova-compute, or files of many hosts, and changes nothing.
+    """
+
+    COLUMNS = ('Host', 'From', 'Until', 'Device', 'Serial', 'Handle', 'Server',
+               'Result')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        store.add_arguments(parser)
+        parser.add_argument(
+            'name', metavar='DEVICE|SERVER',
+            help='address or serial number of a device, or address of what a '
+                 'server gets of it; or uuid of a server')
+        parser.add_argument(
+            '--at', metavar='TIME', type=handovers.time,
+            help='only who had it at this time, UTC, for example '
+                 '2026-11-22T02:17')
+        parser.add_argument(
+            '--record', metavar='FILE', action='append', default=[],
+            help='a file that nova-accel handovers -f json wrote on another '
+                 'host, as HOST.json, in place of the claim store of this '
+                 'one; may be given many times')
+        return parser
+
+    def table(self, parsed_args):
+        name, at = parsed_args.name, parsed_args.at or ''
+        self.nothing = f'Nothing is recorded of {output.clean(name)}.'
+        found = []
+        for host, records, claims in self._hosts(parsed_args):
+            before: dict[str, str] = {}
+            rows = []
+            for one in records:
+                rows.append((host, one.since or before.get(one.handle, ''),
+                             one.time, one.device, one.serial, one.handle,
+                             one.server, one.result))
+                if not one.failed:
+                    before[one.handle] = one.time
+            rows += [(host, claim.since or before.get(
+                claim.handle.address, ''), '', claim.device_address,
+                claim.serial, claim.handle.address, claim.instance_uuid, '')
+                for claim in claims]
+            found += [row for row in rows if name in row[3:7] and (
+                not at or row[1] <= at <= (row[2] or at))]
+        return self.COLUMNS, sorted(
+            found, key=lambda row: (row[2] or '~', *row))
+
+    def _hosts(self, parsed_args):
+        """Yield for each host its name, its hand-overs and its claims."""
+        for path in parsed_args.record:
+            host = os.path.basename(path).removesuffix('.json')
+            yield host, _read(path), ()
+        if not parsed_args.record:
+            known = store.read(parsed_args)
+            yield CONF.host, known.handovers(), [
+                claim for claim in known.claims()
+                if uuidutils.is_uuid_like(claim.instance_uuid)]
+
+
+def _read(path: str) -> list[model.Handover]:
+    """Return the hand-overs of a file.
+
+    :raises InvalidRequest: it cannot be read, or is another one.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            # those of earlier releases have no Since
+            rows = [{'Since': ''} | row for row in json.load(file)]
+        return [model.Handover(**{name: _text(row[name.capitalize()])
+                                  for name in _READ}) for row in rows]
+    except OSError as error:
+        why = error.strerror
+    except (ValueError, TypeError, KeyError) as error:
+        why = f'{type(error).__name__}: {error}'
+    raise exception.InvalidRequest(
+        f'--record names {path}, which is not what nova-accel handovers -f '
+        f'json writes ({why}): name such a file.')
+
+
+def _text(value) -> str:
+    if not isinstance(value, str | None):
+        raise TypeError(f'{value!r} is not a text')
+    return value or ''

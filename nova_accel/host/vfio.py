@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What a guest takes along when it migrates while it runs.
+
+QEMU asks the VFIO driver of a device twice: whether it saves and loads the
+state of the device (VFIO_DEVICE_FEATURE_MIGRATION), and whether it logs which
+memory the device has written meanwhile (VFIO_DEVICE_FEATURE_DMA_LOGGING). The
+IOMMU can do the latter too, for guests with iommufd, which Nova's have not.
+Nothing else can ask: a device answers a process that has opened it, which
+resets a function, and is possible only where no guest has it, and of a vGPU
+of NVIDIA only with a guest. Hence it is known here what each driver answers.
+What the one of a device says otherwise, libvirt tells before a guest moves.
+"""
+
+from collections.abc import Iterable
+import fnmatch
+
+from nova_accel.host import pci
+from nova_accel import model
+
+#: VFIO drivers that save the state of a device -> whether they log what it
+#: writes. Sources: drivers/vfio/pci (7.2) and samples/vfio-mdev/mtty.c (6.7)
+#: of Linux; NVIDIA's vGPU user guide. Names in the spelling of modules
+_DRIVERS = {
+    'mlx5_vfio_pci': True, 'mtty': True, 'nvidia': True, 'pds_vfio_pci': True,
+    'hisi_acc_vfio_pci': False, 'qat_vfio_pci': False,
+    'virtio_vfio_pci': False, 'xe_vfio_pci': False}
+
+
+def migrates(kernel, handle: model.AttachHandle, device: str,
+             ) -> tuple[str, str]:
+    """Return what saves the state of a handle for another host, with its
+    version as far as it has one, for example 'nvidia 550.54.16'; '' where a
+    guest cannot take it along, and why, a clause.
+
+    :param device: address of the device.
+    """
+    try:
+        name = _driver(kernel, handle, device)
+        if name not in _DRIVERS:
+            return '', (f'its VFIO driver is {name or "not known"}, which '
+                        f'does not save its state')
+        if not _DRIVERS[name]:
+            return '', (f'its VFIO driver {name} does not log what it writes '
+                        f'to memory, and guests do not use iommufd, which '
+                        f'could')
+        if not kernel.has_iova_bitmap():
+            return '', ('the kernel cannot log what it writes to memory (no '
+                        'CONFIG_IOMMUFD_DRIVER)')
+        return ' '.join(filter(None, (
+            name, _version(kernel, name), *_firmware(kernel, device)))), ''
+    except OSError as error:
+        return '', (f'it cannot be read which VFIO driver it has in a guest '
+                    f'({error.strerror})')
+
+
+def _driver(kernel, handle, device) -> str:
+    """The VFIO driver that a handle has in a guest."""
+    if handle.type is model.HandleType.MDEV:
+        parent = handle.parent or device
+        return (pci.driver(kernel, parent) or '' if pci.ADDRESS.fullmatch(
+            parent) else parent)
+    found = pci.driver(kernel, handle.address)
+    if handle.managed and not pci.is_for_vfio(kernel, handle.address):
+        found = kernel.vfio_module(handle.address)
+    return (found or '').replace('-', '_')
+
+
+def _version(kernel, driver) -> str:
+    try:
+        return kernel.read(f'module/{driver}/version')
+    except FileNotFoundError:
+        # it comes with the kernel
+        return ''
+
+
+def _firmware(kernel, device) -> list[str]:
+    """Versions of the firmware by devlink, as mlx5 has them."""
+    if not pci.ADDRESS.fullmatch(device):
+        return []
+    found = kernel.read_firmware(device)
+    return [f'{name} {found[name]}' for name in sorted(found)
+            if name.startswith('fw')]
+
+
+def best_variant(lines: Iterable[str], modalias: str) -> str | None:
+    """Return the module that libvirt 10.0 and later load for a function in
+    place of vfio-pci (virPCIDeviceFindBestVFIOVariant in virpci.c): of those
+    that name it, the one that says most of it.
+
+    :param lines: of modules.alias.
+    :param modalias: of the function, 'pci:v000015B3d...'.
+    """
+    found = []
+    for line in lines:
+        # alias vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i* mlx5_vfio_pci
+        _, pattern, module = line.split()
+        if fnmatch.fnmatchcase(f'vfio_{modalias}', pattern):
+            found.append((pattern.count('*'), module))
+    return min(found)[1] if found else None

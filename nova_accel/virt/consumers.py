@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Who uses many providers of a host, in few requests to Placement.
+
+Placement answers for one provider at a time, and a host may have hundreds. Two
+of its answers are about all providers of a tree, and tell which are as they
+were when they were asked before:
+
+* the generation, which counts up where an allocation is made or changed
+  (``_set_allocations`` of placement.objects.allocation, 16.0);
+* which of them have room for one of a class. A deletion of all that a consumer
+  has (``delete_all``) leaves the generation as it is; but a provider that was
+  full has room then.
+
+A provider that was not full, or of which Nova's copy is older, is asked again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import typing
+from urllib import parse
+
+#: of Placement: in_tree of resource providers
+_VERSION = '1.14'
+#: so many providers are asked each
+_FEW = 3
+
+#: consumer -> {'resources': {class: amount}}
+Allocations = Mapping[str, Mapping[str, Mapping[str, int]]]
+
+
+class _Full(typing.NamedTuple):
+    """A provider of which nothing of a class is left."""
+
+    generation: int
+    resource_class: str
+    consumers: frozenset[str]
+
+
+class Consumers:
+
+    def __init__(self, get: Callable[[str, str], typing.Any],
+                 allocations: Callable[[str], Allocations],
+                 copy_of: Callable[[str], tuple[int | None, Mapping] | None]):
+        """
+        :param get: path and version -> the body of Placement's answer.
+        :param allocations: uuid of a provider -> what is allocated from it.
+        :param copy_of: uuid of a provider -> its generation and its inventory
+            in Nova's copy; None where that does not have it.
+        """
+        self._get = get
+        self._allocations = allocations
+        self._copy_of = copy_of
+        self._full: dict[str, _Full] = {}
+
+    def of(self, provider_uuids: Iterable[str]) -> dict[str, set[str]]:
+        """Return the consumers of each provider.
+
+        :raises PlacementUnavailable: of one of them it is not known.
+        """
+        uuids = sorted(provider_uuids)
+        anchor = next(filter(self._copy_of, uuids), None)
+        if len(uuids) <= _FEW or anchor is None:
+            return {uuid: {*self._allocations(uuid)} for uuid in uuids}
+        # room first: what was full and has its generation after that was as it
+        # was before, at the time of the first answer
+        has_room = {name: self._providers(anchor, resources=f'{name}:1')
+                    for name in sorted({self._full[uuid].resource_class
+                                        for uuid in uuids
+                                        if uuid in self._full})}
+        now = self._providers(anchor)
+        found = {}
+        for uuid in uuids:
+            full = self._full.pop(uuid, None)
+            if not full or full.generation != now.get(uuid) or (
+                    uuid in has_room[full.resource_class]):
+                given = self._allocations(uuid)
+                found[uuid] = {*given}
+                full = self._if_full(uuid, now.get(uuid), given)
+            else:
+                found[uuid] = {*full.consumers}
+            if full:
+                self._full[uuid] = full
+        self._full = {uuid: self._full[uuid] for uuid in uuids
+                      if uuid in self._full}
+        return found
+
+    def _providers(self, anchor: str, **query: str) -> dict[str, int]:
+        """The generations of those of a tree, by uuid."""
+        body = self._get('/resource_providers?' + parse.urlencode(
+            {'in_tree': anchor, **query}, safe=':'), _VERSION)
+        return {provider['uuid']: provider['generation']
+                for provider in body['resource_providers']}
+
+    def _if_full(self, uuid: str, generation: int | None,
+                 given: Allocations) -> _Full | None:
+        copy = self._copy_of(uuid)
+        if not given or copy is None or copy[0] is None or (
+                copy[0] != generation):
+            return None
+        for name, item in copy[1].items():
+            used = [of['resources'].get(name, 0) for of in given.values()]
+            # what was written with the defaults of Placement
+            room = item.get('allocation_ratio', 1.0) * (
+                item['total'] - item.get('reserved', 0))
+            if all(used) and sum(used) == room and (
+                    # Placement has no room for one otherwise
+                    item.get('min_unit', 1) == item.get('step_size', 1) == 1):
+                return _Full(copy[0], name, frozenset(given))
+        return None

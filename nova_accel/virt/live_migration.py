@@ -1,0 +1,309 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Servers that migrate while they run.
+
+For flavors with accel:live_migration=detach: the guest lets go of its devices,
+moves, and gets like ones on the new host. So does Nova with network cards that
+a guest has whole (LibvirtDriver._detach_direct_passthrough_vifs).
+
+For flavors with accel:live_migration=transparent: the guest keeps its devices,
+and QEMU loads their state into equal ones on the new host, which Nova writes
+into the XML of the guest there (nova.virt.libvirt.migration). Both hosts say
+what they have: the source in what it checks, the destination of what it would
+give, and of what it has claimed.
+
+Others are refused. In the order of Nova's calls (31 to 34), with who has the
+devices then, in the stores of the two hosts:
+
+=================================== =========== =============== ==============
+Call of Nova                        Host        Old devices     New devices
+=================================== =========== =============== ==============
+check_can_live_migrate_destination  destination the server's
+check_can_live_migrate_source       source      the server's
+check_source_migrate_data_at_dest   destination the server's
+pre_live_migration                  destination the server's    the migration's
+live_migration                      source      out of guest,   the migration's
+                                                or the server's
+post_live_migration_at_source       source      released        the migration's
+post_live_migration_at_destination  destination                 the server's
+=================================== =========== =============== ==============
+
+Placement allocates the new ones to the server and the old ones to the
+migration from before the first of these calls. After a failure
+rollback_live_migration_at_source() gives the guest its devices back, and
+rollback_live_migration_at_destination() releases the new ones; where Nova does
+not come so far, attach.reconcile does both.
+"""
+
+from collections.abc import Callable
+import json
+
+from nova import exception as nova_exception
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel.virt import cloud as nova_cloud
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+#: keys of LibvirtLiveMigrateData.target_mdevs, which travels between the hosts.
+#: Nova reads of it what it finds in guest XML, and with it has each host clean
+#: up (ComputeManager._live_migration_cleanup_flags)
+_MIGRATION, _MOVABLE = 'nova_accel:migration', 'nova_accel:movable'
+#: in place of a migration, of a destination that knows how guests take their
+#: devices along
+_TRANSPARENT = 'transparent'
+#: which bind a function to the driver that saves its state, and move that.
+#: Those of Nova for its own PCI devices (MIN_VFIO_PCI_VARIANT_..., 31 to 34)
+_LIBVIRT, _QEMU = (10, 0, 0), (8, 2, 2)
+
+
+class LiveMigrations:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators,
+                 cloud: novas.Cloud, has_versions: Callable[..., bool]):
+        """:param has_versions: nova.virt.libvirt.host.Host.has_min_version"""
+        self._accelerators = accelerators
+        self._cloud = cloud
+        self._has_versions = has_versions
+
+    # Before anything moves
+
+    def offer(self, instance, data) -> None:
+        """Tell the source that this host knows how.
+
+        :param data: nova.objects.LibvirtLiveMigrateData, also below; changed.
+        :raises MigrationPreCheckError: it is too old.
+        """
+        server = nova_cloud.server_of(instance)
+        if server.requests:
+            if server.takes_along:
+                self._check_versions(instance, 'new')
+            _note(data, _MIGRATION,
+                  _TRANSPARENT if server.takes_along else '')
+
+    def check_source(self, instance, data) -> None:
+        """:raises MigrationPreCheckError: the server has to stay here."""
+        if not self._accelerators.handles(instance.uuid):
+            return
+        server = nova_cloud.server_of(instance)
+        if server.takes_along:
+            self._check_movable(instance, data)
+            return
+        if not server.detaches:
+            _refuse(f'Server {instance.uuid} has accelerators, which cannot '
+                    f'move while it runs: migrate it cold.')
+        if _migration(data) is None:
+            _refuse(f'nova-compute of the new host cannot give server '
+                    f'{instance.uuid} other accelerators: upgrade nova_accel '
+                    f'there.')
+        if instance.uuid not in self._cloud.running():
+            _refuse(f'The guest of server {instance.uuid} does not run, and '
+                    f'has to let go of its accelerators: start it, or migrate '
+                    f'it cold.')
+
+    def _check_movable(self, instance, data):
+        if _migration(data) != _TRANSPARENT:
+            _refuse(f'nova-compute of the new host cannot take over the '
+                    f'accelerators of server {instance.uuid} with their '
+                    f'state: upgrade nova_accel there.')
+        self._check_versions(instance, 'old')
+        if CONF.libvirt.live_migration_permit_post_copy:
+            _refuse(f'Server {instance.uuid} has accelerators, with which '
+                    f'QEMU does not copy memory after the guest has moved: '
+                    f'set [libvirt] live_migration_permit_post_copy to false '
+                    f'on this host, or migrate it cold.')
+        try:
+            found = self._accelerators.movable(instance.uuid)
+        except exception.AcceleratorError as error:
+            _refuse(f'Server {instance.uuid} stays: {error}')
+        _note(data, _MOVABLE, json.dumps(found))
+
+    def _check_versions(self, instance, which):
+        if not self._has_versions(_LIBVIRT, _QEMU):
+            _refuse(f'Server {instance.uuid} has accelerators, whose state '
+                    f'libvirt {_said(_LIBVIRT)} and QEMU {_said(_QEMU)} move, '
+                    f'and the {which} host has earlier ones: upgrade them, or '
+                    f'migrate it cold.')
+
+    def check_destination(self, instance, data, migration, allocations,
+                          movable: str | None) -> None:
+        """
+        :param movable: what moved() read before Nova's own check.
+        :raises MigrationPreCheckError: this host has not got what the
+            server needs; Nova tries another one."""
+        server = nova_cloud.server_of(instance)
+        if not server.requests:
+            return
+        if server.takes_along:
+            try:
+                _pairs(instance, movable,
+                       self._accelerators.movable_to(server, allocations))
+            except exception.AcceleratorError as error:
+                _refuse(str(error))
+            _note(data, _MOVABLE, movable)
+        elif not self._accelerators.can_have(
+                server, allocations, moving=True):
+            _refuse(f'The accelerators that Placement has allocated here to '
+                    f'server {instance.uuid} cannot be had: see nova-accel '
+                    f'tree.')
+        _note(data, _MIGRATION, migration.uuid)
+
+    # The devices of the new host
+
+    def prepare(self, context, instance, data) -> None:
+        """Claim and program what the server gets here. Its guest runs with
+        its devices on the other host meanwhile.
+
+        :raises MigrationError: in our sentence; nothing is held here.
+        """
+        server = nova_cloud.server_of(instance)
+        migration = _migration(data)
+        if not (migration and server.requests):
+            return
+        # of one that this host did not hear the end of
+        self.release(context, instance)
+        try:
+            self._accelerators.plug(
+                context, server,
+                self._cloud.allocations(context, instance.uuid))
+            if server.takes_along:
+                _map(data, _pairs(
+                    instance, moved(data),
+                    self._accelerators.movable(instance.uuid)))
+            self._accelerators.set_aside(instance.uuid, migration)
+        except exception.AcceleratorError as error:
+            self._accelerators.unplug(context, instance.uuid)
+            raise nova_exception.MigrationError(reason=str(error)) from error
+
+    def release(self, context, instance) -> None:
+        """The server does not come, or has not come."""
+        self._accelerators.unplug(context, instance.uuid, model.Role.OLD)
+
+    def arrive(self, context, instance) -> None:
+        """The guest runs here: give it what was made ready for it.
+
+        Raises nothing, because the server has moved; attach.reconcile tries
+        again what fails.
+        """
+        accelerators = self._accelerators
+        try:
+            for migration in {c.consumer_uuid for c in accelerators.holdings.of(
+                    instance.uuid, model.Role.OLD)}:
+                accelerators.revert(context, instance.uuid, migration)
+            if handles := accelerators.handles(instance.uuid):
+                self._cloud.attach(instance.uuid, handles, lasts=True)
+        except Exception as error:
+            LOG.error('Server %s has come here while it ran, and its '
+                      'accelerators could not be given to its guest; that is '
+                      'tried again: %s', instance.uuid, error)
+
+    # Those of the old host
+
+    def leave(self, instance, data) -> bool:
+        """Take the devices out of the guest, unless it takes them along.
+
+        :returns: whether the server may move.
+        """
+        handles = self._accelerators.handles(instance.uuid)
+        if not handles:
+            return True
+        try:
+            if not _migration(data):
+                raise exception.DeviceUnavailable(
+                    'the new host has not prepared any: upgrade nova_accel '
+                    'there.')
+            self._accelerators.wait_until_idle(instance.uuid)
+            if not nova_cloud.server_of(instance).takes_along:
+                self._cloud.detach(instance.uuid, handles)
+        except Exception as error:
+            LOG.error('Server %s stays here and keeps its accelerators, as '
+                      'its live migration fails: %s', instance.uuid, error)
+            return False
+        return True
+
+    def stay(self, instance) -> None:
+        """Give the guest its devices back, after a migration that failed.
+
+        Raises nothing, as arrive().
+        """
+        try:
+            if handles := self._accelerators.handles(instance.uuid):
+                self._cloud.attach(instance.uuid, handles)
+        except Exception as error:
+            LOG.error('The live migration of server %s failed, and its '
+                      'accelerators could not go back into its guest; that is '
+                      'tried again: %s', instance.uuid, error)
+
+    def left(self, context, instance) -> None:
+        """The guest is gone: release what it had here."""
+        # the new host waits for the end of this call
+        self._accelerators.unplug(context, instance.uuid, wait=False)
+
+
+def _said(version):
+    return '.'.join(map(str, version))
+
+
+def _refuse(reason):
+    raise nova_exception.MigrationPreCheckError(reason=reason)
+
+
+def _note(data, key, value):
+    there = data.target_mdevs if 'target_mdevs' in data else None
+    data.target_mdevs = {**(there or {}), key: value}
+
+
+def _noted(data, key):
+    if data is None or 'target_mdevs' not in data:
+        return None
+    return (data.target_mdevs or {}).get(key)
+
+
+def _migration(data) -> str | None:
+    """The migration that the destination noted; None where it noted none."""
+    return _noted(data, _MIGRATION)
+
+
+def moved(data) -> str | None:
+    """What the source noted that its guest takes along."""
+    return _noted(data, _MOVABLE)
+
+
+def _pairs(instance, movable, here):
+    """Each accelerator of the source with the one here that it becomes.
+
+    :param movable: see moved().
+    :param here: model.Movable of each that the server gets here.
+    :raises DeviceUnavailable: they are not alike.
+    """
+    there = [model.Movable(*item) for item in json.loads(movable or '[]')]
+
+    def described(found):
+        return [item._replace(address='') for item in found]
+    if described(there) != described(here):
+        raise exception.DeviceUnavailable(
+            f'Server {instance.uuid} has {_kinds(there)} and would get '
+            f'{_kinds(here)} on the new host, which do not load the state of '
+            f'the others: have equal devices, drivers and firmware on both '
+            f'hosts, or migrate it cold.')
+    return zip(there, here)
+
+
+def _kinds(found):
+    return ', '.join(item.kind for item in found) or 'none'
+
+
+def _map(data, pairs):
+    """Have Nova write the devices of this host into the guest's XML."""
+    functions = (data.pci_dev_map_src_dst or {}
+                 if 'pci_dev_map_src_dst' in data else {})
+    for there, here in pairs:
+        if here.handle_type == model.HandleType.MDEV.value:
+            _note(data, there.address, here.address)
+        else:
+            functions = {**functions, there.address: here.address}
+    data.pci_dev_map_src_dst = functions

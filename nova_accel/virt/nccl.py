@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The topology file of NCCL: which devices of a guest share a switch.
+
+In a guest each device is at a port of its own: NCCL takes any two for far from
+each other, and has them talk through the memory of the guest (its default
+NCCL_P2P_LEVEL is PXB). Its file has the switches of the host above the
+addresses of the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
+
+* Of a device that the file has, NCCL reads in the guest only the attributes
+  that the file lacks. Hence those of switches are in it, which the guest does
+  not have: without class NCCL fails, without link it takes 16 lanes of 8 GT/s.
+* A cpu needs the NUMA node alone, of which NCCL reads the processors in the
+  guest. It is the node that the guest's kernel tells of the device, or NCCL
+  would put other devices below another one.
+* The address of a switch is only a name, and must not be that of a device of
+  the guest.
+* NCCL sees the two levels of a Broadcom switch as one by its ids.
+* It reads 256 elements, without texts, and 16 attributes of 254 characters.
+
+What the file says of a host: how many switches of which product are between
+the devices of the server, and nothing of what else is there.
+"""
+
+import collections
+from collections.abc import Iterable, Sequence
+import contextlib
+import typing
+
+from lxml import etree
+
+from nova_accel.host import bus
+from nova_accel.host import pci
+
+#: as a kernel tells the node of a device that belongs to none
+NO_NODE = -1
+#: half of what NCCL can read: it adds those of GPUs and network cards
+_ELEMENTS = 128
+#: attributes of the file and of sysfs
+_IDS = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device')
+
+
+class Place(typing.NamedTuple):
+    """Where a device is."""
+
+    #: address as in model.AttachHandle
+    host: str
+    #: address in the guest
+    guest: str
+    #: NUMA node of the guest, or NO_NODE
+    node: int
+
+
+def topology(kernel, places: Iterable[Place]) -> str:
+    """Return the file, one line; '' where no switch is above two devices."""
+    system = etree.Element('system', version='1')
+    cpus: dict[int, etree._Element] = {}
+    switches: dict[tuple[int, str], etree._Element] = {}
+    devices: collections.Counter[tuple[int, str]] = collections.Counter()
+    for host, guest, node in sorted(places, key=lambda place: place.guest):
+        # mediated devices have no place on the bus
+        above = (pci.bridges(kernel, host) if pci.ADDRESS.fullmatch(host)
+                 else ())
+        if node not in cpus:
+            cpus[node] = etree.SubElement(system, 'cpu', numaid=str(node))
+        parent = cpus[node]
+        for switch in pci.switches(above):
+            key = node, switch
+            if key not in switches:
+                number = len(switches) + 1
+                switches[key] = etree.SubElement(parent, 'pci', {
+                    'busid': f'ffff:ff:{number:02x}.0', 'class': '0x060400',
+                    **_attributes(kernel, switch, above)})
+            parent = switches[key]
+            devices[key] += 1
+        etree.SubElement(parent, 'pci', busid=guest)
+    elements = 1 + sum(1 for _ in system.iterdescendants())
+    if max(devices.values(), default=0) < 2 or elements > _ELEMENTS:
+        return ''
+    return etree.tostring(system, encoding='unicode')
+
+
+def _attributes(kernel, switch: str, above: Sequence[str]) -> dict[str, str]:
+    """What can be read of a switch."""
+    found = {}
+    with contextlib.suppress(OSError):
+        found = kernel.read_some(pci.path(switch), _IDS)
+        lanes, speed = bus.most(
+            kernel, switch, above[above.index(switch) - 1])
+        if lanes and speed:
+            found |= {'link_width': str(lanes),
+                      'link_speed': f'{speed / 1000} GT/s PCIe'}
+    return found

@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the metadata service and the config drive say of accelerators."""
+
+import json
+
+from lxml import etree
+from nova.api.metadata import base as metadata
+from nova import context as nova_context
+from nova import objects
+
+from tests.functional import base
+from tests.functional import test_pools
+
+ONE, TWO = '0000:5e:00.0', '0000:81:00.0'
+
+
+class Reads:
+
+    def devices(self, server):
+        """As a guest reads them, in the newest version."""
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), server['id'],
+            expected_attrs=['device_metadata', 'flavor', 'metadata',
+                            'system_metadata', 'keypairs', 'ec2_ids'])
+        found = metadata.InstanceMetadata(
+            instance, network_info=[]).lookup(
+                '/openstack/latest/meta_data.json')
+        return json.loads(found)['devices']
+
+    def places(self, server):
+        """Host address -> guest address, as libvirt has it."""
+        found = {}
+        for hostdev in etree.fromstring(self.guest_xml(server)).iterfind(
+                './devices/hostdev'):
+            host, guest = (
+                '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
+                    int(place.get(part), 16) for part in (
+                        'domain', 'bus', 'slot', 'function')))
+                for place in hostdev.iterfind('.//address'))
+            found[host] = guest
+        return found
+
+
+class GuestDevicesTest(Reads, base.AcceleratorTestBase):
+
+    HOSTS = {'compute1': {'cards': [base.card(ONE), base.card(TWO)]}}
+    FLAVOR = {**base.fpga_flavor(function_id=base.NLB0),
+              'resources2:CUSTOM_ACCELERATOR_FPGA': '1',
+              'group_policy': 'none'}
+
+    def test_which_is_which(self):
+        server = self.boot(self.FLAVOR)
+        claims = {claim.group: claim.handle.address for claim
+                  in self.accelerators('compute1').holdings.of(server['id'])}
+        places = self.places(server)
+        told = {device['tags'][1]: device
+                for device in self.devices(server)
+                if device.get('tags', [''])[0] == 'accelerator'}
+        self.assertEqual({
+            f'accel{group}': {
+                'type': 'disk', 'bus': 'pci', 'serial': None,
+                'address': places[address],
+                'tags': ['accelerator', f'accel{group}', 'FPGA',
+                         told[f'accel{group}']['tags'][3]]}
+            for group, address in claims.items()}, told)
+        self.assertEqual(2, len({*places.values()}))
+        self.assertNotEqual({*places.values()}, {*claims.values()})
+        self._delete_server(server)
+
+
+class TopologyFileTest(Reads, test_pools.PoolsTestBase):
+    """Of eight GPUs each four are below one switch."""
+
+    HOSTS = {'compute1': {'gpus': [
+        {**gpu, 'bridges': [
+            f'pci0000:{gpu["address"][5]}7',
+            *(f'0000:{gpu["address"][5]}{bus}:00.0' for bus in '78'),
+            f'0000:{gpu["address"][5]}9:{n:02x}.0']}
+        for n, gpu in enumerate(test_pools.gpus())]}}
+
+    def test_file(self):
+        server = self.boot(test_pools.groups(8))
+        places = self.places(server)
+        first, *others = self.devices(server)
+        self.assertEqual(['accelerator', 'accel1', 'GPU'], first['tags'][:3])
+        for device in others:
+            self.assertEqual(3, len(device['tags']))
+        file = etree.fromstring(first['tags'][3])
+        self.assertEqual([
+            [places[address] for address in half]
+            for half in (test_pools.GPUS[:4], test_pools.GPUS[4:])], [
+                sorted(device.get('busid') for device in switch)
+                for switch in file.iterfind('./cpu/pci')])
+        self._delete_server(server)
+        alone = self.boot(test_pools.groups(1))
+        self.assertEqual([['accelerator', 'accel1', 'GPU']], [
+            device['tags'] for device in self.devices(alone)])

@@ -1,0 +1,425 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Servers that migrate while they run.
+
+As in test_operations, the docstring of a test is its row in
+docs/source/operations.rst.
+"""
+
+from importlib import metadata
+from unittest import mock
+
+import fixtures
+from nova import context as nova_context
+from nova import objects
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.virt.libvirt import driver as libvirt_driver
+
+from nova_accel import model
+from nova_accel.virt import guest
+from tests.functional import base
+from tests.functional import cloud
+from tests.functional import operations
+from tests.functional import test_guest_devices
+from tests.functional import test_vgpu
+
+
+class LiveMigrationTestBase(test_guest_devices.Reads,
+                            operations.OperationsTestBase):
+
+    #: of the flavors
+    HOW: str
+
+    def setUp(self):
+        super().setUp()
+        #: what the guest had when it moved
+        self.moved = []
+        self.libvirt_migrates(self.migrate)
+
+    def start(self, specs, count=1, **kwargs):
+        """Boot the server that moves."""
+        self.server = self.boot(
+            {**specs, 'accel:live_migration': self.HOW}, **kwargs)
+        self.before = self.assertHas(self.server, count)
+        self.source = self.host_of(self.server)
+        self.destination, = set(self.HOSTS) - {self.source}
+
+    def libvirt_migrates(self, how):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Domain.migrateToURI3', how))
+
+    def migrate(self, domain, destination, params, flags):
+        """In place of libvirt's."""
+        self.moved.append(self.hostdevs(self.server))
+        # there of the migration, here of the server
+        self.assertEqual(
+            {self.destination},
+            {host for host, _ in self.held(self.server, model.Role.OLD)})
+        self.assertEqual(self.before, self.held(self.server))
+        self.computes[self.destination].driver._host.get_connection(
+            ).defineXML(params['destination_xml']).create()
+        # its process ends
+        domain.destroy()
+        domain.complete_job()
+
+    def forget_places(self):
+        """As if its accelerators had been at other places."""
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), self.server['id'],
+            expected_attrs=['device_metadata'])
+        instance.device_metadata = None
+        instance.save()
+
+    def assertReads(self):
+        """The guest reads where its accelerators are now."""
+        places = self.places(self.server)
+        self.assertEqual(
+            sorted(places[address] for _, address in self.held(self.server)),
+            sorted(device['address'] for device in self.devices(self.server)
+                   if device.get('tags', [''])[0] == 'accelerator'))
+
+    def fails(self, domain, destination, params, flags):
+        self.moved.append(self.hostdevs(self.server))
+        domain.fail_job()
+        raise fakelibvirt.libvirtError('it fails')
+
+    def ask(self):
+        self.admin_api.post_server_action(self.server['id'], {
+            'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+
+    def live_migrate(self, *status):
+        self.ask()
+        self._wait_for_migration_status(
+            self.server, status or ['completed'])
+        self._wait_for_server_parameter(self.server, {
+            'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+
+    def kill_source(self, has):
+        """When the guest is about to move; nova-compute starts again, and the
+        guest has all of its devices.
+
+        :param has: the guest when nova-compute is killed.
+        """
+        with mock.patch.object(
+                libvirt_driver.LibvirtDriver, '_live_migration',
+                side_effect=operations.Killed) as called:
+            self.ask()
+            self._wait_for_assert(called.assert_called)
+        self.assertEqual(has, self.hostdevs(self.server))
+        compute = self.restart_compute_service(self.source)
+        self._wait_for_server_parameter(self.server, {
+            'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+        compute.driver.reconciler.run()
+        self.assertEqual(self.before, self.held(self.server))
+        self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
+
+    def live_migration_fails(self):
+        """In libvirt."""
+        self.libvirt_migrates(self.fails)
+        # from Nova 32 on the server is in ERROR then, whatever it has
+        in_error = int(metadata.version('nova').split('.')[0]) >= 32
+        self.ask()
+        self._wait_for_migration_status(
+            self.server, ['error' if in_error else 'failed'])
+        if in_error:
+            self._wait_for_server_parameter(
+                self.server, {'OS-EXT-STS:vm_state': 'error'})
+            self.admin_api.post_server_action(
+                self.server['id'], {'os-resetState': {'state': 'active'}})
+
+    def live_migration_fails_without_the_new_host(self):
+        def fails(domain, destination, params, flags):
+            self.computes[self.destination].stop()
+            domain.fail_job()
+        self.libvirt_migrates(fails)
+        self.ask()
+        self._wait_for_migration_status(self.server, ['failed', 'error'])
+        self.assertNotEqual([], self.claims(self.destination))
+        self.restart_compute_service(self.destination)
+        self.computes[self.destination].driver.reconciler.run()
+
+    def assertStayed(self):
+        self.assertEqual(self.source, self.host_of(self.server))
+        self.assertEqual(
+            self.before, self.assertHas(self.server, len(self.before)))
+        self.assertEqual([], self.claims(self.destination))
+        self.assertEqual([], self.held(self.server, model.Role.OLD))
+
+
+class DetachTest(LiveMigrationTestBase):
+
+    HOW = 'detach'
+
+    def setUp(self):
+        super().setUp()
+        self.start(self.specs)
+
+    def assertStayed(self):
+        super().assertStayed()
+        self.assertFunction(self.before, self.function)
+
+    def test_detach(self):
+        """Live migration where the flavor has
+        ``accel:live_migration=detach``: devices on the new host, programmed
+        there before the guest lets go of the old ones; it has none while it
+        moves."""
+        self.forget_places()
+        self.live_migrate()
+        self.assertEqual([[]], self.moved)
+        self.assertEqual(self.destination, self.host_of(self.server))
+        self.assertFunction(self.assertHas(self.server), self.function)
+        self.assertReads()
+        self.assertEqual([], self.claims(self.source))
+        # and back, from what is programmed there
+        self.source, self.destination = self.destination, self.source
+        self.before = self.assertHas(self.server)
+        self.live_migrate()
+        self.assertFunction(self.assertHas(self.server), self.function)
+        self._reboot_server(self.server, hard=True)
+        self.assertHas(self.server)
+        self.delete_all()
+
+    def test_guest_keeps_its_device(self):
+        """Live migration where the guest does not let go of a device: it
+        stays, with all of them."""
+        self.useFixture(fixtures.MockPatchObject(guest, '_DETACH_SECONDS', 1))
+        with mock.patch.object(
+                fakelibvirt.Domain, 'detachDeviceFlags',
+                lambda domain, xml, flags: None):
+            self.live_migrate('failed')
+        self.assertEqual([], self.moved)
+        self.assertStayed()
+        self.delete_all()
+
+    def test_fails(self):
+        """Live migration that fails: the guest goes on with its devices, and
+        those on the new host are released."""
+        self.live_migration_fails()
+        self.assertEqual([[]], self.moved)
+        self.assertStayed()
+        self.delete_all()
+
+    def test_fails_without_the_new_host(self):
+        """Live migration that fails while nova-compute of the new host is
+        down: released there when it starts."""
+        self.live_migration_fails_without_the_new_host()
+        self.assertStayed()
+        self.delete_all()
+
+    # Nova leaves the allocation of the migration
+    @cloud.fresh
+    def test_killed(self):
+        """nova-compute of the source is killed during a live migration: the
+        guest gets its devices back when it starts."""
+        self.kill_source([])
+        # Placement has both, as Nova leaves them until the server goes
+        self.computes[self.destination].driver.reconciler.run()
+        self.assertEqual(1, len(self.claims(self.destination)))
+        self._delete_server(self.server)
+        self.computes[self.destination].driver.reconciler.run()
+        self.assertEqual([], self.claims())
+
+    def test_cannot_be_programmed_there(self):
+        """Live migration to a host where no device can be programmed: the
+        guest goes on with its devices."""
+        self.break_cards(self.destination)
+        self.live_migrate('failed')
+        self.assertEqual([], self.moved)
+        self.assertStayed()
+        self.mend_cards()
+        self.delete_all()
+
+    def test_paused(self):
+        """Live migration of a paused server with devices: refused at once."""
+        self.api.post_server_action(self.server['id'], {'pause': {}})
+        self._wait_for_state_change(self.server, 'PAUSED')
+        response = self.admin_api.api_post(
+            f'/servers/{self.server["id"]}/action',
+            {'os-migrateLive': {'host': None, 'block_migration': 'auto'}},
+            check_response_status=[400])
+        self.assertIn('unpause it', response.body['badRequest']['message'])
+        self.delete_all()
+
+
+GPU, NIC = '0000:41:00.0', '0000:03:00.0'
+VGPU, FPGA = 'CUSTOM_ACCELERATOR_VGPU', 'CUSTOM_ACCELERATOR_FPGA'
+#: mediated devices of a GPU, of either size
+SMALL, LARGE = 'CUSTOM_NVIDIA_2235_A40_1Q', 'CUSTOM_NVIDIA_2235_A40_2Q'
+NET = 'CUSTOM_ACCELERATOR_NET'
+
+
+def devices(**more):
+    """A GPU, and a network card with VFs."""
+    return {
+        'vgpus': [{**test_vgpu.gpu(), **more}],
+        'others': [{
+            'address': NIC, 'vendor': '15b3', 'device': '101d',
+            'vf_device': '101e', 'driver': 'mlx5_core', 'total_vfs': 4,
+            'vfs': 4, 'vfio_driver': 'mlx5_vfio_pci',
+            'firmware': '28.39.1002'}],
+        'cards': [base.card('0000:5e:00.0', [base.NLB0])]}
+
+
+class TransparentTestBase(LiveMigrationTestBase):
+
+    HOW = 'transparent'
+    VGPU_FLAVOR = test_vgpu.flavor(LARGE)
+
+    def start_compute(self, hostname, *args, **kwargs):
+        self.flags(enabled_drivers=['vgpu', 'pci', 'dfl'],
+                   pci_devices=['vendor=15b3 type=NET'], group='accel')
+        # a restart keeps what it had
+        if not args:
+            kwargs.update(libvirt_version=10000000, qemu_version=8002002)
+        return super().start_compute(hostname, *args, **kwargs)
+
+    def allocated(self, consumer):
+        return sorted(
+            uuid for uuid, allocation
+            in self._get_allocations_by_server_uuid(consumer).items()
+            for name, amount in allocation['resources'].items()
+            if name in (VGPU, NET, FPGA) for _ in range(amount))
+
+    def assertRefused(self, *said):
+        """Nothing moves, and nothing is prepared."""
+        self.forget_log()
+        self.live_migrate('error', 'failed')
+        self.assertEqual([], self.moved)
+        self.assertStayed()
+        log = dict(self.logs())['nova']
+        for text in said:
+            self.assertIn(text, log)
+        self.delete_all()
+
+
+class TransparentTest(TransparentTestBase):
+
+    HOSTS = {host: devices() for host in ('compute1', 'compute2')}
+
+    def assertMoved(self):
+        """With its devices in it all the time."""
+        self.assertEqual([[a for _, a in self.before]], self.moved)
+        self.assertEqual(self.destination, self.host_of(self.server))
+        self.assertHas(self.server, len(self.before))
+        self.assertEqual([], self.claims(self.source))
+        self.assertEqual([], self.held(self.server, model.Role.OLD))
+
+    def test_vgpu(self):
+        """Live migration where the flavor has
+        ``accel:live_migration=transparent``: equal devices on the new host,
+        into which QEMU loads the state of the old ones; the guest has its
+        devices all the time."""
+        self.start(self.VGPU_FLAVOR)
+        self.live_migrate()
+        self.assertMoved()
+        self.assertEqual(
+            [], self.kernel(self.source).listdir('bus/mdev/devices'))
+        self.assertEqual(
+            self.hostdevs(self.server),
+            self.kernel(self.destination).listdir('bus/mdev/devices'))
+        self._reboot_server(self.server, hard=True)
+        self.assertHas(self.server)
+        self.delete_all()
+
+    def test_vfs(self):
+        # has the first one on the host to which the other server goes
+        self.boot({f'resources1:{NET}': '1'}, host='compute2')
+        self.start({f'resources1:{NET}': '2', **{
+            key.replace('1:', '2:'): value
+            for key, value in self.VGPU_FLAVOR.items()}}, 3, host='compute1')
+        self.live_migrate()
+        self.assertMoved()
+        functions = [a for _, a in self.before if a.startswith(NIC[:7])]
+        self.assertNotIn(functions[0], self.hostdevs(self.server))
+        # those of the old host were reset for the next server
+        self.assertEqual(functions, sorted(
+            a for a, _ in self.kernel(self.source).resets(NIC)))
+        self.delete_all()
+
+    def test_fails(self):
+        """Live migration with the state of devices that fails: the guest goes
+        on with its devices, and those on the new host are released."""
+        self.start(self.VGPU_FLAVOR)
+        self.live_migration_fails()
+        self.assertEqual([[a for _, a in self.before]], self.moved)
+        self.assertStayed()
+        self.delete_all()
+
+    def test_fails_without_the_new_host(self):
+        """Live migration with the state of devices that fails while
+        nova-compute of the new host is down: released there when it
+        starts."""
+        self.start(self.VGPU_FLAVOR)
+        self.live_migration_fails_without_the_new_host()
+        self.assertStayed()
+        self.delete_all()
+
+    # Nova leaves the allocation of the migration
+    @cloud.fresh
+    def test_killed(self):
+        """nova-compute of the source is killed during a live migration with
+        the state of devices: the guest has its devices still."""
+        self.start(self.VGPU_FLAVOR)
+        self.kill_source([self.before[0][1]])
+        self._delete_server(self.server)
+        self.computes[self.destination].driver.reconciler.run()
+        self.assertEqual([], self.claims())
+
+    # the new host does not answer
+    @cloud.fresh
+    def test_arrives_without_nova_compute(self):
+        """Live migration with the state of devices where nova-compute of the
+        new host ends while the guest moves: the guest has its devices; they
+        are the server's when nova-compute starts."""
+        def migrate(domain, *args, **kwargs):
+            self.migrate(domain, *args, **kwargs)
+            self.computes[self.destination].stop()
+        self.libvirt_migrates(migrate)
+        self.flags(rpc_response_timeout=3, long_rpc_timeout=3)
+        self.start(self.VGPU_FLAVOR)
+        self.ask()
+        self._wait_for_migration_status(self.server, ['completed', 'error'])
+        self.assertEqual([], self.held(self.server))
+        self.assertNotEqual([], self.held(self.server, model.Role.OLD))
+        self.restart_compute_service(self.destination)
+        self.computes[self.destination].driver.reconciler.run()
+        self.assertMoved()
+        self.delete_all()
+
+    def test_not_with_this_device(self):
+        """Live migration with the state of devices, one of which cannot:
+        refused by the compute host before anything moves."""
+        self.start({**self.VGPU_FLAVOR, f'resources2:{FPGA}': '1'}, 2)
+        self.assertRefused('A guest cannot take 0000:5e:00.1 along')
+
+    def test_old_qemu(self):
+        """Live migration with the state of devices where libvirt or QEMU of
+        either host is older than 10.0 or 8.2.2: refused before anything
+        moves."""
+        for where, which in ('source', 'old'), ('destination', 'new'):
+            self.start(self.VGPU_FLAVOR)
+            connection = self.computes[
+                getattr(self, where)].driver._host.get_connection()
+            with mock.patch.object(
+                    connection, 'getVersion', return_value=8002001):
+                self.assertRefused(f'the {which} host has earlier ones')
+
+    def test_post_copy(self):
+        """Live migration with the state of devices where ``nova.conf`` permits
+        post-copy: refused by the compute host before anything moves."""
+        self.start(self.VGPU_FLAVOR)
+        self.flags(live_migration_permit_post_copy=True, group='libvirt')
+        self.assertRefused('live_migration_permit_post_copy to false')
+
+
+class UnequalTest(TransparentTestBase):
+
+    HOSTS = {'compute1': devices(),
+             'compute2': devices(driver_version='570.1')}
+
+    def test_other_driver(self):
+        """Live migration with the state of devices to a host whose driver has
+        another version: refused before anything moves."""
+        self.start(self.VGPU_FLAVOR, host='compute1')
+        self.assertRefused(
+            f'Server {self.server["id"]} has 10de:2235 nvidia-558 nvidia '
+            f'550.54.16 and would get 10de:2235 nvidia-558 nvidia 570.1')

@@ -1,0 +1,217 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A device that has failed is brought back, step by step, and then on
+probation."""
+
+import ddt
+
+from nova_accel import naming
+from tests.host import base
+from tests.host import test_health
+from tests.host.test_health import HALF, ONE, OF_LINK, TWO
+from tests.unit.host import A
+
+DISK = '0000:02:00.0'
+
+
+@ddt.ddt
+class LadderTest(test_health.HealthTestCase):
+    """The driver pci: the resets of its hand-over."""
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start(ONE, TWO)
+
+    def start(self, *addresses, **more):
+        self.config.config(
+            group='accel', health=[self.MODE], discovery_interval=3600,
+            pci_devices=['vendor=8086 type=CARD'], **more)
+        self.start_host(drivers=('pci',), others=[
+            {'address': address, 'reset_method': 'flr bus',
+             'bridges': ['pci0000:00', f'0000:00:{n}.0']}
+            for n, address in enumerate(addresses, 10)])
+        self.look()
+
+    def fails(self, address=ONE, **fault):
+        self.host.kernel.set_fault(address, **fault)
+        self.look()
+        self.look()
+
+    def recover(self):
+        """What a comparison begins with."""
+        self.host.inventory.recover()
+        self.look()
+        return self.host.inventory.recovery.steps.get(ONE)
+
+    @ddt.data('function reset', 'card reset')
+    def test_does_not_answer(self, step):
+        self.fails(dead=True, ends_by=step)
+        self.assertEqual('quarantined', self.states()[ONE])
+        self.assertEqual(step, self.recover())
+        resets = len(self.host.kernel.resets(ONE))
+        self.assertEqual(1 if step == 'function reset' else 2, resets)
+        self.assertEqual('flr bus', self.host.kernel.read(
+            f'bus/pci/devices/{ONE}/reset_method'))
+        # on probation: given last, and free
+        self.assertEqual({ONE: 'suspect', TWO: 'ok'}, self.states())
+        traits, amounts = self.shown()
+        self.assertIn(naming.SUSPECT, traits)
+        self.assertEqual((0, 1), amounts)
+        # a server had it, and it is as any other
+        server = self.boot()
+        self.look()
+        self.host.delete(server)
+        self.look()
+        self.assertEqual({ONE: 'ok', TWO: 'ok'}, self.states())
+        # and what fails now is recovered again
+        self.recover()
+        self.fails(dead=True, ends_by=step)
+        self.recover()
+        self.assertEqual('suspect', self.states()[ONE])
+
+    def test_signal(self):
+        """A level that a reset ends."""
+        self.fails(attributes=HALF, ends_by='card reset')
+        self.assertEqual('card reset', self.recover())
+        self.assertEqual('suspect', self.states()[ONE])
+        self.assertIn('had failed (its PCIe link has 4 lanes of 16), and is '
+                      'well after: card reset', self.log.output)
+
+    def test_nothing_helps(self):
+        """Once, and the operator is told what is left."""
+        self.fails(dead=True)
+        self.assertEqual('', self.recover())
+        self.assertEqual('quarantined', self.states()[ONE])
+        resets = self.host.kernel.resets(ONE)
+        self.assertEqual(2, len(resets))
+        self.recover()
+        self.recover()
+        self.assertEqual(resets, self.host.kernel.resets(ONE))
+        self.assertEqual(1, self.log.output.count(
+            'boot the host, or exchange the card'))
+
+    def test_fails_on_probation(self):
+        self.fails(dead=True, ends_by='function reset')
+        self.recover()
+        self.fails(dead=True, ends_by='function reset')
+        self.recover()
+        self.assertEqual('quarantined', self.states()[ONE])
+        self.assertEqual(1, len(self.host.kernel.resets(ONE)))
+
+    def test_server_has_it(self):
+        server = self.boot()
+        self.fails(dead=True, ends_by='function reset')
+        self.assertIsNone(self.recover())
+        self.assertEqual([], self.host.kernel.resets(ONE))
+        self.assertHas(server, ONE)
+
+    def test_guest_has_it_without_a_claim(self):
+        with self.host.cloud.state() as state:
+            state['guests']['strange'] = {
+                'running': True, 'devices': {ONE: True}}
+        self.host.reconciler.run()
+        self.fails(dead=True, ends_by='function reset')
+        self.assertIsNone(self.recover())
+        self.assertEqual([], self.host.kernel.resets(ONE))
+
+    def test_operator_cleans_it(self):
+        """By the policy nova_accel does not reset it."""
+        self.config.config(group='accel', handover=[f'{ONE}=none'])
+        self.fails(dead=True, ends_by='function reset')
+        self.assertEqual('', self.recover())
+        self.assertEqual([], self.host.kernel.resets(ONE))
+
+    def test_half_of_them(self):
+        """It may be the host: nothing is reset."""
+        for address in ONE, TWO:
+            self.host.kernel.set_fault(address, attributes=HALF)
+        self.look(**{ONE: HALF, TWO: HALF})
+        self.assertIsNone(self.recover())
+        self.assertEqual('suspect', self.states()[ONE])
+
+    def test_what_the_operator_acknowledges(self):
+        """No reset undoes what the link had."""
+        self.turn(**OF_LINK)
+        self.assertIsNone(self.recover())
+        self.assertEqual('quarantined', self.states()[ONE])
+
+
+class ObservedTest(test_health.HealthTestCase):
+
+    MODE = 'observe'
+    POOLS = 'none'
+
+    def test_nothing_is_reset(self):
+        self.start(ONE, TWO)
+        self.host.kernel.set_fault(ONE, dead=True, ends_by='function reset')
+        self.look()
+        self.look()
+        self.host.inventory.recover()
+        self.assertEqual([], self.host.kernel.resets(ONE))
+
+
+@ddt.ddt
+class DiskTest(base.HostTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(group='accel', health=['act'],
+                           discovery_interval=3600)
+        self.start_host(nvmes=[{'address': DISK}], drivers=('nvme',))
+        self.kernel = self.host.kernel
+        self.kernel.write_disk(DISK, 'what is on it')
+        self.look()
+
+    def look(self):
+        self.host.inventory.scanner.look()
+
+    def fails(self, step):
+        self.kernel.set_fault(DISK, controller='dead', ends_by=step)
+        self.look()
+        self.look()
+
+    def state(self):
+        return self.host.inventory.health.conditions()[DISK].state.value
+
+    @ddt.data('controller reset', 'driver rebind')
+    def test_controller(self, step):
+        """Nothing is erased."""
+        self.fails(step)
+        self.assertEqual('quarantined', self.state())
+        self.host.inventory.recover()
+        self.look()
+        self.assertEqual(step, self.host.inventory.recovery.steps.get(DISK))
+        self.assertEqual('suspect', self.state())
+        self.assertEqual('what is on it', self.kernel.data_of_disk(DISK))
+
+    def test_disk_of_the_host(self):
+        """One that no rule names any more is left alone."""
+        self.config.config(group='accel', include_devices=[])
+        self.kernel.set_fault(DISK, dead=True)
+        self.look()
+        self.look()
+        self.host.inventory.recover()
+        self.look()
+        self.assertEqual('', self.host.inventory.recovery.steps.get(DISK))
+        self.assertEqual([], self.kernel.resets(DISK))
+        self.assertIn('has no step that helps', self.log.output)
+
+
+class FpgaTest(base.HostTestCase):
+
+    def test_fme(self):
+        """The driver is bound again, with the VFs."""
+        self.config.config(group='accel', health=['act'],
+                           discovery_interval=3600)
+        self.start_host({'address': A})
+        self.host.inventory.scanner.look()
+        self.host.kernel.set_fault(
+            A, attributes={'catfatal_errors': '0x4'}, ends_by='driver rebind')
+        self.host.inventory.scanner.look()
+        self.host.inventory.recover()
+        self.host.inventory.scanner.look()
+        self.assertEqual('driver rebind',
+                         self.host.inventory.recovery.steps.get(A))
+        self.assertHas(self.host.boot(
+            base.asks(), self.host.allocation(A)), f'{A[:-1]}1')
