@@ -54,6 +54,7 @@ from tests.functional import base
 from tests.functional import operations
 from tests.functional import process
 from tests.functional import random_steps
+from tests import limits
 
 #: what asks Placement and has no way on without an answer: the one leaves the
 #: allocations of a server that comes back with its migration, the other, in
@@ -301,6 +302,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 self.failure = error, self.steps, where
             text = '\n'.join(self.log)
             self.addDetail('operations', content.text_content(text))
+            # of what was waited for in vain
+            self.addDetail('stacks', content.text_content(limits.stacks()))
             self.say(f'{text}\n{type(error).__name__}: {error}')
             raise
         finally:
