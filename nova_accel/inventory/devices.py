@@ -131,7 +131,6 @@ class DeviceTable:
         # held while the store is written, always taken before _lock
         self._writing = locks.Lock('changes', reentrant=True)
         self._reported: dict[str, model.Device] = dict(store.devices())
-        self._loaded: dict[Key, model.Loaded] = dict(store.loaded())
         #: (function, type of region) -> name, by the operator's images
         self._names: dict[tuple[str, str | None], str] = {}
         self._saved = dict(self._reported)
@@ -150,7 +149,6 @@ class DeviceTable:
         self._generation = 0
         #: serial numbers of the cards at addresses
         self._serials: dict[str, str] = dict(store.serials())
-        self._away: list[model.Card] = list(store.away())
         #: address -> why the store says that no server may get a device, as
         #: last known
         self._not_given: dict[str, list[str]] = {}
@@ -254,8 +252,8 @@ class DeviceTable:
         key = (address, region.index)
         function, image, name = region.function_uuid, None, None
         origin: str | None = model.OPERATOR
-        if key in self._loaded:
-            loaded = self._loaded[key]
+        loaded = self._store.loaded().get(key)
+        if loaded:
             origin = (None if loaded.origin == model.OPERATOR
                       else loaded.origin)
             if loaded.content is None:
@@ -278,8 +276,7 @@ class DeviceTable:
     def content_of(self, address: str, index: int, image_id: str) -> str:
         """Return the hash of the content of an image that a region had last, as
         it was recorded; '' where the region had another one, or none."""
-        with self._lock:
-            loaded = self._loaded.get((address, index))
+        loaded = self._store.loaded().get((address, index))
         return (loaded.content or '' if loaded
                 and loaded.bitstream_id == image_id else '')
 
@@ -401,26 +398,15 @@ class DeviceTable:
                 else _not_the_operators(origins.get(region.index)))
                 for region in device.regions}
             self._store.place(device, not present, loaded)
-            away = self._store.away()
             with self._lock:
-                self._away = away
-                for key in [k for k in self._loaded if k[0] == address]:
-                    del self._loaded[key]
                 if device.serial and not present:
-                    for other, serial in [*self._serials.items()]:
-                        if serial == device.serial:
-                            self._forget_place(other)
+                    self._serials = {
+                        other: serial for other, serial in
+                        self._serials.items() if serial != device.serial}
                 self._serials[address] = device.serial
-                self._loaded.update({(address, index): content
-                                     for index, content in loaded.items()})
                 self._generation += 1
         self._say_both(device, present)
         return known
-
-    def _forget_place(self, address):
-        del self._serials[address]
-        for key in [k for k in self._loaded if k[0] == address]:
-            del self._loaded[key]
 
     def _is_present(self, address):
         device = self._reported.get(address)
@@ -437,8 +423,8 @@ class DeviceTable:
                     serial, there.ids if there else '',
                     there.record if there else (),
                     {index: loaded.origin for (a, index), loaded
-                     in self._loaded.items() if a == address})
-        return next((card for card in self._away
+                     in self._store.loaded().items() if a == address})
+        return next((card for card in self._store.away()
                      if serial and card.serial == serial), None)
 
     def _say_both(self, device, present):
@@ -457,7 +443,7 @@ class DeviceTable:
         address with what a project has loaded."""
         if device.serial:
             return False
-        for (address, _), loaded in self._loaded.items():
+        for (address, _), loaded in self._store.loaded().items():
             # what is gone is noted before what has come is scanned
             there = self._reported.get(address)
             if address != device.address and _is_a_projects(loaded.origin) and (
@@ -467,7 +453,7 @@ class DeviceTable:
                 return True
         return any(any(map(_is_a_projects, card.origins.values()))
                    and not model.are_other_products(card.ids, device.ids)
-                   for card in self._away)
+                   for card in self._store.away())
 
     def _write(self, address: str, index: int, loaded: model.Loaded) -> None:
         if loaded == model.Loaded(None, None, None, '', model.OPERATOR):
@@ -513,14 +499,8 @@ class DeviceTable:
             del self._reported[address]
             self._fences.pop(address, None)
             self._generation += 1
+            self._serials.pop(address, None)
         self.save()
-        with self._writing:
-            away = self._store.away()
-            with self._lock:
-                if address not in self._reported:
-                    self._serials.setdefault(address, '')
-                    self._forget_place(address)
-                    self._away = away
 
     def _note_shared(self, address, owner, other):
         if self._shared.get(address) != (owner, other):
@@ -689,7 +669,7 @@ class DeviceTable:
                     f'because none had begun.')
             self._programming.discard(key)
             self._since[key[0]] = next(self._clock)
-            return self._loaded[key].origin
+            return self._store.loaded()[key].origin
 
     @contextlib.contextmanager
     def returning(self, address: str, index: int) -> Iterator[None]:
@@ -810,24 +790,19 @@ class DeviceTable:
                 continue
             origin = owners.pop() if len(owners) == 1 else model.SOME_PROJECT
             as_read = model.Loaded(None, None, None, '', origin)
-            with self._lock:
-                known = self._loaded.get((device.address, region.index))
-            if known != as_read:
+            if self._store.loaded().get(
+                    (device.address, region.index)) != as_read:
                 self.forget(device.address, region.index, origin)
                 new = True
         return new
 
     def _know(self, key: Key, loaded: model.Loaded) -> None:
-        self._loaded[key] = loaded
-        self._function(key, loaded.function_uuid)
-        self._generation += 1
-
-    def _function(self, key: Key, function: str | None) -> None:
-        """For drivers that cannot read it: what they said before counts."""
+        # for drivers that cannot read it: what they said before counts
         device = self._reported.get(key[0])
         if device is not None:
             self._reported[key[0]] = device.with_region(
-                key[1], function_uuid=function)
+                key[1], function_uuid=loaded.function_uuid)
+        self._generation += 1
 
     # The store
 

@@ -100,50 +100,31 @@ class Cards(file.File):
             for index, content in loaded.items():
                 self._write(db, number, index, content)
 
-    def away(self) -> list[model.Card]:
+    def away(self) -> tuple[model.Card, ...]:
         """Cards that were here, and are not at any address now; and those of
-        which the process was killed before it wrote down what they are."""
-        with self._transaction(write=False) as db:
-            found = db.execute(
-                'SELECT number, serial, ids, record FROM cards WHERE device '
-                "IS NULL AND address || serial <> ''").fetchall()
-            origins: dict[int, dict[int, str | None]] = {}
-            for row in db.execute(
-                    'SELECT card, region_index, origin FROM regions JOIN '
-                    'cards ON card = number WHERE device IS NULL'):
-                origins.setdefault(row['card'], {})[
-                    row['region_index']] = row['origin']
-        with self._reading('cards'):
-            return [model.Card(
-                row['serial'], row['ids'], tuple(
-                    (str(name), str(value))
-                    for name, value in json.loads(row['record'])),
-                origins.get(row['number'], {})) for row in found]
+        which the process was killed before it wrote down what they are; from
+        memory."""
+        return self._known.away
 
     # What was programmed
 
-    def loaded(self) -> dict[tuple[str, int], model.Loaded]:
-        """By device address and region index.
+    def loaded(self) -> Mapping[tuple[str, int], model.Loaded]:
+        """By device address and region index; from memory.
 
         A region that is not in it carries what its driver reads, which is the
         operator's.
         """
-        with self._transaction(write=False) as db:
-            found = db.execute(
-                f'SELECT address, region_index, {", ".join(_LOADED)} FROM '
-                f'regions JOIN cards ON card = number WHERE placed').fetchall()
-        return {(row['address'], row['region_index']): _loaded(row)
-                for row in found}
+        return self._known.loaded
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
         """Of the card at an address."""
-        with self._transaction() as db:
+        with self._transaction() as db, self._facts(db):
             self._write(db, rows.placed(db, address), index, loaded)
 
     def drop_loaded(self, address: str, index: int) -> None:
         """The region carries what its driver reads, the operator's."""
-        with self._transaction() as db:
+        with self._transaction() as db, self._facts(db):
             db.execute(
                 'DELETE FROM regions WHERE region_index = ? AND card = ('
                 'SELECT number FROM cards WHERE placed AND address = ?)',
@@ -225,11 +206,34 @@ class Cards(file.File):
 
     def _facts_of_cards(self, db) -> dict[str, Any]:
         with self._reading('cards'):
-            return {'unsettled': rows.unsettled(db),
+            return {'loaded': _loaded(db), 'away': _away(db),
+                    'unsettled': rows.unsettled(db),
                     'unclean': rows.unclean(db), 'disabled': rows.disabled(db)}
 
 
-def _loaded(row: sqlite3.Row) -> model.Loaded:
+def _away(db: sqlite3.Connection) -> tuple[model.Card, ...]:
+    origins: dict[int, dict[int, str | None]] = {}
+    for row in db.execute(
+            'SELECT card, region_index, origin FROM regions JOIN '
+            'cards ON card = number WHERE device IS NULL'):
+        origins.setdefault(row['card'], {})[row['region_index']] = row['origin']
+    return tuple(model.Card(
+        row['serial'], row['ids'], tuple(
+            (str(name), str(value))
+            for name, value in json.loads(row['record'])),
+        origins.get(row['number'], {})) for row in db.execute(
+            'SELECT number, serial, ids, record FROM cards WHERE device '
+            "IS NULL AND address || serial <> ''"))
+
+
+def _loaded(db: sqlite3.Connection) -> dict[tuple[str, int], model.Loaded]:
+    return {(row['address'], row['region_index']): _content(row)
+            for row in db.execute(
+                f'SELECT address, region_index, {", ".join(_LOADED)} FROM '
+                f'regions JOIN cards ON card = number WHERE placed')}
+
+
+def _content(row: sqlite3.Row) -> model.Loaded:
     if row['function_uuid'] is None and (
             row['content'] is None or row['bitstream_id'] is not None):
         return model.Loaded(None, None, None, None, row['origin'])

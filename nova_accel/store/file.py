@@ -7,7 +7,7 @@ stays open for all threads: opening a new one makes SQLite read its schema, and
 closing the last one makes it wait for the disk once more than a commit does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import json
@@ -50,6 +50,11 @@ class Memory:
     claims: tuple[model.Claim, ...] = ()
     #: the handles that wait for the operator, the oldest first
     waiting: tuple[model.Waiting, ...] = ()
+    #: by device address and region index
+    loaded: Mapping[tuple[str, int], model.Loaded] = dataclasses.field(
+        default_factory=dict)
+    #: cards that are at no address now
+    away: tuple[model.Card, ...] = ()
     unsettled: frozenset[model.Unsettled] = frozenset()
     unclean: frozenset[model.Unclean] = frozenset()
     #: by address
@@ -223,8 +228,7 @@ class File:
 
     @property
     def generation(self) -> int:
-        """Another number after each change of claims, of what waits for the
-        operator, of what he disabled, or of what is not settled; begins with
+        """Another number after each change of what is in memory; begins with
         each object."""
         return self._generation
 

@@ -141,7 +141,7 @@ class PurgedTest(base.HostTestCase):
         """As of a region that an earlier release programmed."""
         table = self.host.inventory.table
         table.set_loaded(A, 0, dataclasses.replace(
-            table._loaded[A, 0], content=''))
+            self.host.accelerators.store.loaded()[A, 0], content=''))
         self.host.delete(self.mine)
         self.assertEqual([], self.programmed)
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
