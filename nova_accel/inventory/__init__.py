@@ -348,16 +348,13 @@ class Inventory:
 
     # Scans
 
-    def recover(self, in_use: Callable[[str], bool] = lambda address: False,
-                ) -> None:
+    def recover(self) -> None:
         """Bring back what has failed of unused cards, see recovery.
 
         Once for each reason. Cards on which a server has a claim are left
         alone.
-
-        :param in_use: whether a card is used although no claim says so.
         """
-        recovered = self.recovery.run(in_use)
+        recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)
 

@@ -149,9 +149,6 @@ class DeviceTable:
         self._generation = 0
         #: serial numbers of the cards at addresses
         self._serials: dict[str, str] = dict(store.serials())
-        #: address -> why the store says that no server may get a device, as
-        #: last known
-        self._not_given: dict[str, list[str]] = {}
         #: what it was made of -> the devices
         self._snapshot: tuple[object, dict[str, model.Device]] = (None, {})
 
@@ -169,10 +166,10 @@ class DeviceTable:
             # claims change what is misplaced
             made_of = self._generation, self._store.generation
             if self._snapshot[0] != made_of:
-                with contextlib.suppress(exception.AcceleratorsUnavailable):
-                    self._not_given = self._not_to_be_given()
+                not_given = self._not_to_be_given()
                 self._snapshot = made_of, {
-                    address: self._computed(device)
+                    address: self._computed(
+                        device, not_given.get(address, ()))
                     for address, device in self._reported.items()}
             return self._snapshot[1]
 
@@ -229,7 +226,9 @@ class DeviceTable:
     def _is_programming(self, address):
         return any(a == address for a, _ in self._programming)
 
-    def _computed(self, device: model.Device) -> model.Device:
+    def _computed(self, device: model.Device, not_given: Iterable[str],
+                  ) -> model.Device:
+        """:param not_given: why the store says that no server may get it."""
         regions = tuple(self._with_content(device.address, region)
                         for region in device.regions)
         if regions != device.regions:
@@ -237,8 +236,7 @@ class DeviceTable:
         suspect = self._suspects.get(device.address, '')
         if suspect != device.suspect:
             device = dataclasses.replace(device, suspect=suspect)
-        fences = [*self._fences.get(device.address, {}).values()]
-        fences += self._not_given.get(device.address, ())
+        fences = [*self._fences.get(device.address, {}).values(), *not_given]
         if fences and device.health is not model.Health.GONE:
             reasons = [*([device.reason] if device.health
                          is not model.Health.OK else []), *fences]

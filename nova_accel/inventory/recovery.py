@@ -15,7 +15,7 @@ Once for each cause: a device that fails again on probation stays as it is.
 Where no step helps, what is left is a boot of the host, or another card.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -56,7 +56,7 @@ class Recovery:
         #: address -> the step that helped the last time; '' where none did
         self.steps: dict[str, str] = {}
 
-    def run(self, in_use: Callable[[str], bool]) -> list[str]:
+    def run(self) -> list[str]:
         """See Inventory.recover().
 
         A programming that failed just before nova-compute was killed leaves
@@ -68,29 +68,28 @@ class Recovery:
         batch = self._cards.batch(CONF.accel.programming_timeout)
         chosen = []
         failed = self._failed()
-        for address, reasons in (*failed.items(),
-                                 *self._candidates().items()):
-            device = self._table.reported(address)
-            try:
-                if (device is None or address in chosen
-                        or not self._quarantine(address, in_use)):
+        with self._claiming:
+            claimed = {c.device_address for c in self._store.claims()}
+            for address, reasons in (*failed.items(),
+                                     *self._candidates().items()):
+                device = self._table.reported(address)
+                if (device is None or address in claimed
+                        or not self._table.fence(
+                            address, devices.Fence.RECOVERY,
+                            'it is being recovered')):
                     continue
-            except exception.AcceleratorError as error:
-                # a server may have it
-                LOG.error('Device %s is not recovered: %s', address, error)
-                continue
-            chosen.append(address)
-            driver = self._drivers[device.driver]
-            LOG.info('Device %s is recovered: %s', address,
-                     '; '.join(reasons))
-            if address in failed:
-                self._climbed[address] = reasons
-                batch.add(address, f'Recovering {address}', climb, driver,
-                          device, about=address)
-            else:
-                self._tried[address] = reasons
-                batch.add(address, f'Recovering {address}', driver.recover,
-                          address, about=address)
+                chosen.append(address)
+                driver = self._drivers[device.driver]
+                LOG.info('Device %s is recovered: %s', address,
+                         '; '.join(reasons))
+                if address in failed:
+                    self._climbed[address] = reasons
+                    batch.add(address, f'Recovering {address}', climb, driver,
+                              device, about=address)
+                else:
+                    self._tried[address] = reasons
+                    batch.add(address, f'Recovering {address}',
+                              driver.recover, address, about=address)
         for call in batch:
             try:
                 step = call.outcome()
@@ -121,14 +120,8 @@ class Recovery:
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
-        try:
-            conditions = self._health.conditions()
-            unsettled = self._store.unsettled()
-        except exception.AcceleratorsUnavailable as error:
-            LOG.warning('Whether devices have failed is not known, and none '
-                        'is recovered: %s', error)
-            return found
-        for address, known in conditions.items():
+        unsettled = self._store.unsettled()
+        for address, known in self._health.conditions().items():
             if not known.findings:
                 self._climbed.pop(address, None)
                 self.steps.pop(address, None)
@@ -161,17 +154,6 @@ class Recovery:
                     and not self._cards.is_busy(address)):
                 found[address] = reasons
         return found
-
-    def _quarantine(self, address: str, in_use: Callable[[str], bool],
-                    ) -> bool:
-        """Give nothing more of a card; False where something of it is in
-        use."""
-        with self._claiming:
-            if in_use(address) or any(c.device_address == address
-                                      for c in self._store.claims()):
-                return False
-            return self._table.fence(address, devices.Fence.RECOVERY,
-                                     'it is being recovered')
 
 
 def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:

@@ -99,7 +99,12 @@ class Driver(base.AcceleratorDriver):
 
 
 class Store(claim_store.ClaimStore):
-    """Fails where it is told to."""
+    """Fails where it is told to; what it has in memory cannot."""
+
+    MEMORY = frozenset((
+        'claims', 'by_uuid', 'waiting', 'loaded', 'away', 'unsettled',
+        'unclean', 'disabled', 'orders', 'generation', 'path', 'error',
+        'MEMORY'))
 
     def __init__(self, path):
         #: (method or None for all, exception)
@@ -110,8 +115,7 @@ class Store(claim_store.ClaimStore):
 
     def __getattribute__(self, name):
         get = super().__getattribute__
-        if not name.startswith('_') and name not in (
-                'error', 'generation', 'path', 'unsettled'):
+        if not name.startswith('_') and name not in get('MEMORY'):
             error = get('error')
             if error is not None and error[0] in (None, name):
                 raise error[1]

@@ -731,18 +731,6 @@ class RecoveryTest(ScannerTestBase):
         self.inventory.recover()
         self.assertEqual(0, self.driver.count('recover'))
 
-    def test_not_while_it_is_used_otherwise(self):
-        self.inventory.recover(lambda address: address == A)
-        self.assertEqual(0, self.driver.count('recover'))
-
-    def test_store_that_cannot_be_read(self):
-        self.store.error = 'claims', exception.AcceleratorsUnavailable('No.')
-        self.inventory.recover()
-        self.assertEqual(0, self.driver.count('recover'))
-        self.store.error = None
-        self.recover()
-        self.assertIs(OK, self.health(A))
-
     def test_once_for_a_reason(self):
         for _ in range(3):
             self.inventory.recover()

@@ -283,9 +283,6 @@ class StoreTest(InventoryTestBase):
         self.store.error = None
         self.assertTrue(self.fenced(self.update()[REGION]))
 
-    def test_claims(self):
-        self.check('claims')
-
     def test_reserved(self):
         self.check('set_reserved')
 
