@@ -108,28 +108,16 @@ class Accelerators:
             moved = self.reshape.move(
                 allocations, self.inventory.providers_of(
                     node, tree.data(node).uuid))
-
-            def used(uuid):
-                return sum(
-                    amount for given in allocations.values() for name, amount
-                    in given['allocations'].get(uuid, {}).get(
-                        'resources', {}).items()
-                    if naming.is_accelerator_class(name))
             self.inventory.update_tree(
-                tree, node, lambda uuid: any(
-                    uuid in given['allocations']
-                    for given in allocations.values()), moved, used,
-                self.publisher.named,
-                configured=self._cloud.configured_classes)
+                tree, node, self.publisher.placement_at_start(allocations),
+                moved)
             return True
         if self.reshape.is_needed(node, tree.data(node).uuid) and starting:
             return False
         # Nova's copy of a provider is older than the last server that was
         # scheduled to it, and Placement would refuse its report
         self.inventory.update_tree(
-            tree, node, self.publisher.in_use, named=self.publisher.named,
-            write=self.publisher.writer(self._cloud.admin_context()),
-            configured=self._cloud.configured_classes)
+            tree, node, self.publisher.placement(self._cloud.admin_context()))
         return True
 
     def report_written(self) -> None:

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Show in Placement at once what the periodic report would show later."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import functools
 
 from nova_accel.attach import cloud as novas
@@ -37,8 +37,7 @@ class Publisher:
             try:
                 with self._cloud.reporting():
                     self._inventory.publish(
-                        provider_uuid, self.writer(context), self.in_use,
-                        self._cloud.configured_classes)
+                        provider_uuid, self.placement(context))
             except KeyError:
                 LOG.debug('Provider %s is not reported any more',
                           provider_uuid)
@@ -46,9 +45,29 @@ class Publisher:
                 LOG.warning('Provider %s is not shown before the next report: '
                             '%s', provider_uuid, error)
 
-    def writer(self, context) -> provider_tree.Write:
-        """What changes a provider in Placement; inside reporting()."""
-        return functools.partial(self._cloud.show, context)
+    def placement(self, context) -> provider_tree.Placement:
+        """What is asked of Placement, and changes a provider there; inside
+        reporting()."""
+        return provider_tree.Placement(
+            self._in_use, self._named, self._cloud.configured_classes,
+            write=functools.partial(self._cloud.show, context))
+
+    def placement_at_start(self, allocations: Mapping[str, Mapping],
+                           ) -> provider_tree.Placement:
+        """The same where Nova writes the tree together with allocations.
+
+        :param allocations: those that it is going to write.
+        """
+        def used(uuid):
+            return sum(
+                amount for given in allocations.values() for name, amount
+                in given['allocations'].get(uuid, {}).get(
+                    'resources', {}).items()
+                if naming.is_accelerator_class(name))
+        return provider_tree.Placement(
+            lambda uuid: any(uuid in given['allocations']
+                             for given in allocations.values()),
+            self._named, self._cloud.configured_classes, used)
 
     def show_devices(self, context, claims: Iterable[model.Claim]) -> None:
         """Show the providers of the devices of claims now."""
@@ -56,16 +75,12 @@ class Publisher:
                   | set(filter(None, map(self._inventory.provider_of,
                                          claims))))
 
-    def in_use(self, provider_uuid: str) -> bool:
+    def _in_use(self, provider_uuid: str) -> bool:
         """Whether anything is allocated from a provider, or may be."""
         try:
             return bool(self._cloud.consumers(provider_uuid))
         except exception.PlacementUnavailable:
             return True
 
-    def named(self, name: str) -> set[str]:
-        """The uuids of the providers of a name, wherever they are.
-
-        :raises PlacementUnavailable: it is not known.
-        """
+    def _named(self, name: str) -> set[str]:
         return self._cloud.find_providers(name=name)

@@ -446,30 +446,15 @@ class Inventory:
         self._once.say(('device', address), LOG.error,
                        'Device %s is not reported: %s', address, why)
 
-    def update_tree(self, tree, node: str, in_use: Callable[[str], bool],
-                    moved: Iterable[model.Claim] = (),
-                    used: Callable[[str], int] = lambda uuid: 0,
-                    named: Callable[[str], set[str]] = lambda name: set(),
-                    write: provider_tree.Write | None = None,
-                    configured: provider_tree.Configured
-                    = lambda uuid, name: set()) -> None:
+    def update_tree(self, tree, node: str, placement: provider_tree.Placement,
+                    moved: Iterable[model.Claim] = ()) -> None:
         """Make Nova's provider tree show our devices; touch nothing else.
 
         An error of the store is logged once and leaves the tree as it is.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
-        :param in_use: whether anything is allocated from a provider uuid;
-            asked only before something would be taken away.
         :param moved: claims whose allocations go to other providers in the
             same request to Placement, as they will be.
-        :param used: how much of a provider will be allocated then.
-        :param named: uuids of the providers of a name in all of Placement;
-            asked only before nova_accel adds one. It may raise
-            PlacementUnavailable.
-        :param write: changes a provider in Placement at once: what is there
-            already and has to change. None where Nova writes the whole tree.
-        :param configured: the classes that Nova's configuration adds to a
-            provider, by its uuid and name.
         :raises Exception: only with moved: allocations would move without
             the tree.
         """
@@ -485,8 +470,7 @@ class Inventory:
                 held = {c.device_address for c in self._store.claims()}
                 gone = [a for a in gone if a not in held]
             for address in self._tree.update(
-                    tree, node, wanted, gone, in_use, used, named, write,
-                    configured):
+                    tree, node, wanted, gone, placement):
                 self.table.remove(address)
         except exception.AcceleratorError as error:
             if moved:
@@ -500,19 +484,14 @@ class Inventory:
         else:
             self._once.forget('tree')
 
-    def publish(self, provider_uuid: str, write: provider_tree.Write,
-                in_use: Callable[[str], bool],
-                configured: provider_tree.Configured
-                = lambda uuid, name: set()) -> None:
+    def publish(self, provider_uuid: str,
+                placement: provider_tree.Placement) -> None:
         """Make Placement show a provider at once, beside Nova's report.
 
-        :param write: changes a provider in Placement.
-        :param configured: as for update_tree().
         :raises KeyError: we have no such provider.
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
-        self._tree.publish(self.providers()[provider_uuid], write, in_use,
-                           configured)
+        self._tree.publish(self.providers()[provider_uuid], placement)
 
     def allocated(self, allocations: Mapping[str, Mapping] | None,
                   unused: Iterable[tuple[str, int | None]] = (),

@@ -43,9 +43,6 @@ from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 
-InUse = Callable[[str], bool]
-Named = Callable[[str], set[str]]
-Configured = Callable[[str, str], set[str]]
 #: (inventory, traits, generation of the provider in Placement, whether the
 #: last answer was refused) -> (inventory, None where it stays; traits)
 Change = Callable[[Mapping[str, Mapping], set[str], int | None, bool],
@@ -58,16 +55,34 @@ Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
 _Rows = dict[ledger.Key, model.Reserved | None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What is asked of Placement, and how it is changed."""
+
+    #: whether anything is allocated from a provider uuid; asked only before
+    #: something would be taken away
+    in_use: Callable[[str], bool]
+    #: uuids of the providers of a name, of all hosts; asked only before a
+    #: provider is made. It may raise PlacementUnavailable
+    named: Callable[[str], set[str]] = lambda name: set()
+    #: the classes that Nova's configuration adds to a provider, by its uuid
+    #: and name
+    configured: Callable[[str, str], set[str]] = lambda uuid, name: set()
+    #: how much of a provider the request allocates in which Nova writes the
+    #: tree: Placement would refuse to reserve it, and the next pass does
+    used: Callable[[str], int] = lambda uuid: 0
+    #: changes a provider that is there now; None: Nova writes the whole tree,
+    #: which it has just read
+    write: Write | None = None
+
+
 @dataclasses.dataclass
 class _Pass:
     """What one pass is going to do, before it does it."""
 
     #: of update()
     tree: typing.Any
-    in_use: InUse
-    used: Callable[[str], int]
-    configured: Configured
-    write: Write | None
+    placement: Placement
     #: (name, parent, uuid) of those to be made, parents first
     made: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
     #: whether Placement is asked for names; not again once it did not answer
@@ -107,35 +122,21 @@ class Tree:
 
     def update(self, tree, node: str,
                wanted: Mapping[str, providers.Provider],
-               gone: Iterable[str], in_use: InUse,
-               used: Callable[[str], int] = lambda uuid: 0,
-               named: Named = lambda name: set(),
-               write: Write | None = None,
-               configured: Configured = lambda uuid, name: set(),
-               ) -> list[str]:
+               gone: Iterable[str], placement: Placement) -> list[str]:
         """Make the tree show what is wanted; touch nothing else.
 
         :param tree: nova.compute.provider_tree.ProviderTree.
         :param node: name of the root provider.
         :param wanted: our providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
-        :param in_use: whether anything is allocated from a provider uuid.
-        :param used: how much of a provider the same request to Placement
-            allocates, which would refuse to reserve it; the next pass does.
-        :param named: uuids of the providers of a name in all of Placement;
-            asked only before a provider is made. It may raise
-            PlacementUnavailable.
-        :param write: changes a provider that is there in Placement now. None:
-            Nova writes the whole tree, which it has just read.
-        :param configured: the classes that Nova adds to a provider, by its
-            uuid and name.
         :returns: those of gone of which nothing is left in the tree.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
             as Placement is.
         """
-        there = self._without_novas(tree, node, configured)
+        there = self._without_novas(
+            tree, node, placement.configured)
         everything = {**_walk(tree), **there}
-        plan = _Pass(tree, in_use, used, configured, write)
+        plan = _Pass(tree, placement)
         foreign = self._foreign(everything, wanted)
         stale, left = self._plan_stale(plan, node, there, foreign, wanted,
                                        set(gone))
@@ -144,7 +145,7 @@ class Tree:
         for shown in stale:
             everything[shown.uuid] = self._fence(plan, shown)
         self._hand_over(plan, everything, wanted, were_fenced)
-        self._plan_ours(plan, everything, foreign, wanted, named)
+        self._plan_ours(plan, everything, foreign, wanted)
         self._forget_unknown(plan, everything, wanted)
         # what is reserved by us is known before it is reserved
         self._note(plan.rows, plan.returned)
@@ -212,7 +213,7 @@ class Tree:
                  if p.uuid not in everything}
         return {s.name: s for s in everything.values() if s.name in names}
 
-    def _plan_ours(self, plan, everything, foreign, wanted, named) -> None:
+    def _plan_ours(self, plan, everything, foreign, wanted) -> None:
         made = set()
         for uuid, provider in wanted.items():
             shown = everything.get(uuid)
@@ -221,8 +222,8 @@ class Tree:
                 if provider.name in foreign or not (
                         provider.region_index is None
                         or provider.parent in everything
-                        or provider.parent in made) or self._is_taken(
-                            plan, provider, named):
+                        or provider.parent in made
+                        ) or self._is_taken(plan, provider):
                     continue
                 made.add(uuid)
                 plan.made.append((provider.name, provider.parent, uuid))
@@ -231,7 +232,8 @@ class Tree:
             unchanged = self._unchanged.get(uuid)
             if (unchanged and unchanged[0] is provider
                     and unchanged[1] == shown.inventory
-                    and unchanged[2] == shown.traits and not plan.used(uuid)
+                    and unchanged[2] == shown.traits
+                    and not plan.placement.used(uuid)
                     and uuid not in plan.inherited):
                 continue
             known = self._rows(uuid, plan)
@@ -240,7 +242,8 @@ class Tree:
             self.foreign_traits[uuid] = traits - provider.traits
             if merged.inventory != shown.inventory or traits != shown.traits:
                 self._unchanged.pop(uuid, None)
-            elif is_there and plan.write and _is_confirmed(known, merged.rows):
+            elif is_there and plan.placement.write and _is_confirmed(
+                    known, merged.rows):
                 # nothing has to be asked: Placement was seen to have it
                 plan.rows |= rows
                 self._unchanged.pop(uuid, None)
@@ -252,7 +255,7 @@ class Tree:
                     self._unchanged[uuid] = (
                         provider, merged.inventory, frozenset(traits))
                 continue
-            if is_there and plan.write:
+            if is_there and plan.placement.write:
                 plan.changed.append(provider)
                 continue
             plan.rows |= rows
@@ -269,8 +272,9 @@ class Tree:
         def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
             merged = provider.merged(
                 shown, self._ledger.of(provider.uuid) if rows is None
-                else rows, plan.in_use, plan.used(provider.uuid),
-                plan.configured(provider.uuid, provider.name))
+                else rows, plan.placement.in_use,
+                plan.placement.used(provider.uuid),
+                plan.placement.configured(provider.uuid, provider.name))
             return merged, provider.merged_traits(
                 inherited.union(shown.traits))
         return merge
@@ -283,13 +287,13 @@ class Tree:
                     '%d of it: as many are reserved again', provider.name,
                     row.operators)
 
-    def _is_taken(self, plan, provider, named) -> bool:
+    def _is_taken(self, plan, provider) -> bool:
         """Whether a provider outside of Nova's tree has the name. Placement
         would refuse a second one, and Nova's whole report would fail."""
         if not plan.asks:
             return False
         try:
-            others = named(provider.name) - {provider.uuid}
+            others = plan.placement.named(provider.name) - {provider.uuid}
         except exception.PlacementUnavailable as error:
             # Nova's report needs Placement as well, and tells if it fails
             LOG.debug('Provider %s is made without a look for others of its '
@@ -331,7 +335,7 @@ class Tree:
             part = naming.part_of_provider(node, shown.name) or shown.name
             self._name_foreign(shown, node, there, wanted)
             if (naming.FENCED in shown.traits and part not in left
-                    and not any(plan.in_use(u) for u in
+                    and not any(plan.placement.in_use(u) for u in
                                 plan.tree.get_provider_uuids(shown.uuid))):
                 plan.removed.append(shown.uuid)
                 self._unchanged.pop(shown.uuid, None)
@@ -348,14 +352,14 @@ class Tree:
 
         def merge(now):
             return providers.fenced(
-                now, self._ledger.of(uuid), plan.used(uuid),
-                plan.configured(uuid, shown.name)), (
+                now, self._ledger.of(uuid), plan.placement.used(uuid),
+                plan.placement.configured(uuid, shown.name)), (
                     frozenset(now.traits) | {naming.FENCED})
         merged, traits = merge(shown)
         if (merged.inventory == shown.inventory and traits == shown.traits
                 and not _differ(self._ledger.of(uuid), merged.rows)):
             return shown
-        if plan.write:
+        if plan.placement.write:
             result = self._write_in_pass(plan, uuid, shown.name, merge)
             return dataclasses.replace(
                 shown, inventory=result[0], traits=result[1]
@@ -504,20 +508,20 @@ class Tree:
 
     # Beside Nova's report
 
-    def publish(self, provider: providers.Provider, write: Write,
-                in_use: InUse, configured: Configured) -> None:
+    def publish(self, provider: providers.Provider,
+                placement: Placement) -> None:
         """Make Placement show a provider now.
 
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
-        self._write(provider.uuid, write, self._merge(provider, _Pass(
-            None, in_use, lambda uuid: 0, configured, write)))
+        self._write(provider.uuid, placement.write,
+                    self._merge(provider, _Pass(None, placement)))
 
     def _write_in_pass(self, plan, uuid, name, merge):
         """Change a provider in Placement, and in the tree as it is then; as
         _write()."""
         try:
-            result = self._write(uuid, plan.write, merge)
+            result = self._write(uuid, plan.placement.write, merge)
         except exception.AcceleratorsUnavailable:
             raise
         except Exception as error:
@@ -526,7 +530,7 @@ class Tree:
             return None
         if result:
             inventory, traits = result
-            nova_adds = plan.configured(uuid, name)
+            nova_adds = plan.placement.configured(uuid, name)
             plan.tree.update_inventory(uuid, _without(inventory, nova_adds))
             plan.tree.update_traits(uuid, set(traits))
         return result

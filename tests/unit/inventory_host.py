@@ -15,6 +15,7 @@ from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel import inventory
+from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
@@ -170,7 +171,8 @@ class InventoryTestBase(testtools.TestCase):
     def update(self, scan=True):
         if scan:
             self.inventory.scanner.scan()
-        self.inventory.update_tree(self.tree, NODE, self.in_use)
+        self.inventory.update_tree(
+            self.tree, NODE, inventory_tree.Placement(self.in_use))
         return {self.name(u): self.tree.data(u)
                 for u in self.tree.get_provider_uuids(NODE)}
 

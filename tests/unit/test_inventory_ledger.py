@@ -17,6 +17,7 @@ import testtools
 from nova_accel import conf
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import ledger
+from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
@@ -316,8 +317,9 @@ class World(fixtures.Fixture):
         for _ in range(4):
             tree = copy.deepcopy(self.nova.copy)
             self.inventory.update_tree(
-                tree, NODE, lambda uuid: False,
-                write=self.nova.write(self.heard, self.noted))
+                tree, NODE, inventory_tree.Placement(
+                    lambda uuid: False,
+                    write=self.nova.write(self.heard, self.noted)))
             if self.nova.flush(tree):
                 return
             self.nova.refresh()
@@ -327,8 +329,9 @@ class World(fixtures.Fixture):
         # as attach.publishing
         with contextlib.suppress(KeyError):
             self.inventory.publish(
-                self.uuid, self.nova.write(self.heard, self.noted),
-                lambda uuid: False)
+                self.uuid, inventory_tree.Placement(
+                    lambda uuid: False,
+                    write=self.nova.write(self.heard, self.noted)))
 
     def changes_health(self, number):
         number = number if self.pool else 0
@@ -531,7 +534,9 @@ class StaleTest(testtools.TestCase):
             for _ in range(3):
                 host.server_comes()
                 host.inventory.update_tree(
-                    copy.deepcopy(host.nova.copy), NODE, lambda uuid: False,
-                    write=lambda *args: asked.append(args))
+                    copy.deepcopy(host.nova.copy), NODE,
+                    inventory_tree.Placement(
+                        lambda uuid: False,
+                        write=lambda *args: asked.append(args)))
             self.assertEqual([], asked)
             host.store.error = None

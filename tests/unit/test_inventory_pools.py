@@ -10,6 +10,7 @@ import fixtures
 import testtools
 
 from nova_accel.inventory import providers
+from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from tests.unit import inventory_host
@@ -411,9 +412,9 @@ class TreeTest(inventory_host.InventoryTestBase):
         old = naming.provider_uuid(self.root, NODE, f'{NODE}_accel_{B}')
         used = {uuid_: 2, old: 1}
         self.inventory.update_tree(
-            self.tree, NODE, used.__contains__,
-            [dataclasses.replace(moved[0], provider_uuid=uuid_)],
-            lambda uuid: used.get(uuid, 0))
+            self.tree, NODE, inventory_tree.Placement(
+                used.__contains__, used=lambda uuid: used.get(uuid, 0)),
+            [dataclasses.replace(moved[0], provider_uuid=uuid_)])
         self.assertEqual([1, 0], [
             self.tree.data(u).inventory[CLASS]['reserved']
             for u in (uuid_, old)])

@@ -13,6 +13,7 @@ import fixtures
 from nova.compute import provider_tree
 
 from nova_accel import exception
+from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from tests.unit.inventory_host import (
@@ -224,7 +225,8 @@ class TreeTest(InventoryTestBase):
                              'update_traits'):
                     setattr(self, name, getattr(tree, name))
         self.inventory.scanner.scan()
-        self.inventory.update_tree(Tree(self.tree), NODE, self.in_use)
+        self.inventory.update_tree(
+            Tree(self.tree), NODE, inventory_tree.Placement(self.in_use))
         self.assertEqual(self.update().keys(), {
             NODE, CARD, REGION, f'{NODE}_accel_{B}', OTHER})
 
@@ -361,7 +363,8 @@ class ForeignTest(InventoryTestBase):
             asked.append(name)
             return {others[name]} if name in others else set()
         self.inventory.scanner.scan()
-        self.inventory.update_tree(self.tree, NODE, self.in_use, named=named)
+        self.inventory.update_tree(self.tree, NODE, inventory_tree.Placement(
+            self.in_use, named))
         return {self.name(u) for u in self.tree.get_provider_uuids(NODE)}
 
     def test_outside_of_the_tree(self):
@@ -397,7 +400,8 @@ class ForeignTest(InventoryTestBase):
             asked.append(name)
             raise exception.PlacementUnavailable('Placement answered 500.')
         self.inventory.scanner.scan()
-        self.inventory.update_tree(self.tree, NODE, self.in_use, named=named)
+        self.inventory.update_tree(self.tree, NODE, inventory_tree.Placement(
+            self.in_use, named))
         self.assertEqual(4, len(self.tree.get_provider_uuids(NODE)) - 1)
         self.assertEqual(1, len(asked))
 
@@ -457,7 +461,8 @@ class ReservedTest(InventoryTestBase):
     def report(self):
         """A pass of Nova, with one step for each write."""
         tree = copy.deepcopy(self.placement.tree)
-        self.inventory.update_tree(tree, NODE, lambda uuid: False)
+        self.inventory.update_tree(
+            tree, NODE, inventory_tree.Placement(lambda uuid: False))
         self.placement.write(tree, self.step)
 
     def publish(self):
@@ -472,7 +477,8 @@ class ReservedTest(InventoryTestBase):
                 self.placement.tree.update_inventory(uuid_, inventory)
             self.step()
             self.placement.tree.update_traits(uuid_, traits)
-        self.inventory.publish(uuid_, write, lambda uuid: False)
+        self.inventory.publish(uuid_, inventory_tree.Placement(
+            lambda uuid: False, write=write))
 
     def data(self):
         return self.placement.tree.data(CARD)
