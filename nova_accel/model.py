@@ -409,8 +409,6 @@ class ClaimState(enum.Enum):
     INITIAL = 'Initial'
     PROVISIONING = 'Provisioning'
     BOUND = 'Bound'
-    #: only in the store of an earlier release
-    BIND_FAILED = 'BindFailed'
     DELETING = 'Deleting'
     UNKNOWN = 'Unknown'
 
@@ -456,7 +454,7 @@ class Claim:
     #: migration in which it is
     consumer_uuid: str
     state: ClaimState = ClaimState.INITIAL
-    #: why the state is BindFailed or Unknown
+    #: why the state is Unknown, or why a device is not clean
     error: str = ''
     #: what the region carried when the server got it, to be put back where
     #: the card forgets it; None where it is not known

@@ -94,11 +94,7 @@ def _start(accelerators: attach.Accelerators) -> None:
                 and not claim.prepared
                 and accelerators.inventory.prepares_every_handle(device)):
             accelerators.holdings.mark_prepared(claim, True)
-    # what a process that is gone was doing when it went; an earlier
-    # release wrote that a bind had failed before it released
-    accelerators.holdings.releasing(
-        [c for c in accelerators.holdings.all()
-         if c.state is model.ClaimState.BIND_FAILED])
+    # what a process that is gone was doing when it went
     accelerators.holdings.doubt(
         [c for c in accelerators.holdings.all() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],

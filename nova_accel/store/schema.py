@@ -190,6 +190,9 @@ def _from_version_8(db: sqlite3.Connection) -> None:
     for statement in (_CARDS, _REGIONS, *_ONE_CARD):
         db.execute(statement)
     db.execute('UPDATE cards SET placed = 0, device = NULL')
+    # it may say so of a bind before it releases what was bound
+    db.execute("UPDATE claims SET state = 'Deleting', error = '' "
+               "WHERE state = 'BindFailed'")
     devices = {address: (_read(text), text) for address, text in rows.of(
         db, 'devices', 'address', 'device')}
     serials = rows.own_serials(

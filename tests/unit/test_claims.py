@@ -123,10 +123,10 @@ class ClaimStoreTest(StoreTestCase):
         one = claim()
         self.store.add([one])
         changed, = self.store.update(
-            [one], state=model.ClaimState.BIND_FAILED, error='why',
+            [one], state=model.ClaimState.UNKNOWN, error='why',
             restore_function='a' * 32, prepared=True, group='_B')
         self.assertEqual(
-            (model.ClaimState.BIND_FAILED, 'why', 'a' * 32, True, '_B'),
+            (model.ClaimState.UNKNOWN, 'why', 'a' * 32, True, '_B'),
             (changed.state, changed.error, changed.restore_function,
              changed.prepared, changed.group))
         self.assertEqual([changed], claim_store.ClaimStore(self.path).claims())
@@ -737,6 +737,15 @@ class OtherReleasesTest(StoreTestCase):
     def version_8(self):
         with open(VERSION_8, encoding='utf-8') as file, self.file() as db:
             db.executescript(file.read())
+
+    def test_bind_that_failed(self):
+        """What a build left behind is released."""
+        self.version_8()
+        with self.file() as db:
+            db.execute("UPDATE claims SET state = 'BindFailed', error = 'e'")
+        claim_, = claim_store.ClaimStore(self.path).claims()
+        self.assertEqual((model.ClaimState.DELETING, ''),
+                         (claim_.state, claim_.error))
 
     def test_reserved_of_version_8(self):
         self.version_8()
