@@ -583,20 +583,18 @@ class Allocation:
 
 
 def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
-          preferred: Collection[str] = (),
           ) -> list[tuple[AcceleratorRequest, Allocation]]:
     """Say which provider each request got.
 
     Nova's allocations hold no group names. Hence the groups are tied to the
     providers again by class, amount, traits and memory. A numbered group has
-    all of its classes from one provider. Among several ways: the most from
-    preferred providers, then the least programming, then the first in the
-    order of requests and provider UUIDs: the answer is the same each time.
+    all of its classes from one provider. Among several ways: the least
+    programming, then the first in the order of requests and provider UUIDs:
+    the answer is the same each time.
 
     What is allocated beyond the requests is logged and left over; Nova leaves
     such a surplus after a resize whose host was killed.
 
-    :param preferred: UUIDs of providers that the server holds already.
     :returns: the requests in their order, each with its allocation.
     :raises DeviceUnavailable: when the allocation does not satisfy the
         requests, as when a trait was lost since the scheduling.
@@ -608,8 +606,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
         # Placement may take the classes of the unnumbered group from several
         bundles[wanted.group or number].append(wanted)
     chosen = matching.assign(
-        [_demand(bundle, by_uuid.values(), preferred, len(requests))
-         for bundle in bundles.values()],
+        [_demand(bundle, by_uuid.values()) for bundle in bundles.values()],
         {uuid: a.resources for uuid, a in by_uuid.items()})
     if chosen is None:
         # both may be long, and a fault is cut off after 255 characters
@@ -629,7 +626,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
     return pairs
 
 
-def _demand(bundle, allocations, preferred, count) -> matching.Demand:
+def _demand(bundle, allocations) -> matching.Demand:
     costs = {}
     for allocation in allocations:
         # traits of the unnumbered group may be those of any provider of the
@@ -639,11 +636,9 @@ def _demand(bundle, allocations, preferred, count) -> matching.Demand:
                 and not r.forbidden & allocation.traits
                 and all(allocation.memory.get(name, 0) >= mib
                         for name, mib in r.memory.items()) for r in bundle):
-            programmed = sum(
+            costs[allocation.provider_uuid] = sum(
                 r.programs and allocation.traits.isdisjoint(r.wanted_traits)
                 for r in bundle)
-            costs[allocation.provider_uuid] = programmed + (
-                allocation.provider_uuid not in preferred) * (count + 1)
     amounts: dict[str, int] = collections.Counter()
     for wanted in bundle:
         amounts[wanted.resource_class] += wanted.amount

@@ -194,21 +194,15 @@ class Batch:
         self._waiting: list[_Call] = []
 
     def add(self, key: str, what: str, function: Callable, *args,
-            about: Any = None, seconds: float | None = None,
-            late: Callable[[], None] | None = None,
+            about: Any = None, late: Callable[[], None] | None = None,
             patient: bool = False) -> None:
         """Like Cards.call(), which see.
 
         :param about: comes back as the field about of what iteration gives.
-        :param seconds: a limit before that of the batch.
         """
-        deadline = self._deadline
-        if seconds is not None:
-            deadline = min(deadline, time.monotonic() + seconds)
         self._waiting.append(_Call(
-            key, what, functools.partial(function, *args),
-            self._seconds if seconds is None else seconds, deadline,
-            late=late, patient=patient, about=about))
+            key, what, functools.partial(function, *args), self._seconds,
+            self._deadline, late=late, patient=patient, about=about))
 
     def __iter__(self) -> Iterator[_Call]:
         """Each call once it has ended or its limit has passed; outcome() of

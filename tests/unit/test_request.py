@@ -538,18 +538,6 @@ class MatchTest(unittest.TestCase):
         with self.assertLogs('nova_accel.request', 'WARNING'):
             self.assertEqual([], request.match([], [allocation('a')]))
 
-    def test_what_the_server_holds_comes_first(self):
-        requests = [wanted('1', function_id=naming.function_of(TRAITS[0]))]
-        allocations = [allocation('a', traits=TRAITS[:1]), allocation('b')]
-        with self.assertLogs('nova_accel.request', 'WARNING'):
-            self.assertEqual(['a'], self.chosen(requests, allocations))
-            self.assertEqual(
-                ['b'], self.chosen(requests, allocations, preferred=['b']))
-            # as far as it fits
-            self.assertEqual(
-                ['a'], self.chosen([wanted('1', 2)], [
-                    allocation('a', 2), allocation('b')], preferred={'b'}))
-
     def test_sixteen_groups(self):
         functions = [naming.function_trait(f'{n:032x}') for n in range(16)]
         allocations = [allocation(f'{15 - n:x}', traits=[functions[n]])
