@@ -120,10 +120,6 @@ class Accelerators:
             tree, node, self.publisher.placement(self._cloud.admin_context()))
         return True
 
-    def report_written(self) -> None:
-        """Note that Nova has written what report() gave it at its start."""
-        self.reshape.end_start()
-
     def close(self) -> None:
         """Stop the scans of devices; plugs that run are left to their end."""
         self.plugs.close()
@@ -214,8 +210,8 @@ class Accelerators:
         """Providers with free inventory left. The scheduler may pick them for
         reprogramming, or give what is used up; full ones can wait for the
         periodic report."""
-        held = {c.handle for c in self.holdings.all()}
-        held |= self.holdings.waiting()
+        held = {holder.handle for holder in (
+            *self.holdings.all(), *self.holdings.waiting())}
         for (_, index), mine in programming.by_region(claims).items():
             if mine[0].created_type:
                 yield mine[0].provider_uuid

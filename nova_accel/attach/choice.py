@@ -90,7 +90,7 @@ class Choice:
         :param held: claims of servers.
         """
         taken: dict = collections.defaultdict(set)
-        for holder in (*held, *self._holdings.to_be_given_back()):
+        for holder in (*held, *self._holdings.waiting()):
             taken[holder.device_address, holder.region_index].add(
                 holder.handle)
         everywhere = self._settling.uncleaned().union(*taken.values())

@@ -25,7 +25,7 @@ A claim that is DELETING belongs to its server no more, yet its device is not
 free. Every other transition raises IllegalTransition.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 import contextlib
 from typing import Any
 
@@ -82,10 +82,6 @@ class Holdings:
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
         """Return the claims as they are now, without those that have ended."""
         return self._store.by_uuid([claim.uuid for claim in claims])
-
-    def named(self, uuids: Collection[str]) -> list[model.Claim]:
-        """Return the claims of these uuids that have not ended."""
-        return self._store.by_uuid(uuids)
 
     def being_released(self) -> list[model.Claim]:
         return [c for c in self.all() if c.state is _State.DELETING]
@@ -248,12 +244,8 @@ class Holdings:
         self._store.await_operator(model.Waiting(
             claim.handle, claim.device_address, claim.region_index))
 
-    def waiting(self) -> set[model.AttachHandle]:
+    def waiting(self) -> tuple[model.Waiting, ...]:
         """Return the handles that wait for the operator."""
-        return {w.handle for w in self.to_be_given_back()}
-
-    def to_be_given_back(self) -> tuple[model.Waiting, ...]:
-        """The same, each with its device."""
         return self._store.waiting()
 
     def record(self, handover: model.Handover) -> None:

@@ -38,7 +38,7 @@ class Releases:
         self._publisher = publisher
         self._exclusive = exclusive
         #: server -> claims that it has lost, which could not be written
-        self._unwritten: dict[str, set[str]] = {}
+        self._unwritten: dict[str, set[model.Claim]] = {}
 
     def lose(self, server_uuid: str,
              claims: Callable[[], list[model.Claim]]) -> list[model.Claim]:
@@ -70,8 +70,7 @@ class Releases:
     def _later(self, server_uuid, claims, error):
         LOG.error('What server %s had here is released later, as that cannot '
                   'be written down now: %s', server_uuid, error)
-        self._unwritten.setdefault(server_uuid, set()).update(
-            claim.uuid for claim in claims)
+        self._unwritten.setdefault(server_uuid, set()).update(claims)
         return []
 
     def finish(self, server_uuid: str) -> None:
@@ -85,9 +84,9 @@ class Releases:
             return
         with self._exclusive(server_uuid):
             # another thread may add to it meanwhile
-            uuids = frozenset(unwritten)
-            lost = self._holdings.releasing(self._holdings.named(uuids))
-            unwritten -= uuids
+            claims = frozenset(unwritten)
+            lost = self._holdings.releasing(claims)
+            unwritten -= claims
         self.clean(self._cloud.admin_context(), lost, wait=False)
 
     def release(self, context, claims: Iterable[model.Claim],

@@ -123,7 +123,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 raise
             finally:
                 self._starting = False
-            self.accelerators.report_written()
+            self.accelerators.reshape.end_start()
         manager.pre_start_hook = watched
 
     def _watch_failed_rebuilds(self, manager):

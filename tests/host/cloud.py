@@ -378,7 +378,7 @@ class Cloud:
             accelerators.report(tree, NODE, allocations)
             self.reshape(tree, allocations)
         if starting:
-            accelerators.report_written()
+            accelerators.reshape.end_start()
 
     def reshape(self, tree, allocations):
         """Placement changes inventories and allocations at once."""
