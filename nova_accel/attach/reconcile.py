@@ -160,7 +160,7 @@ class Reconciler:
                 if found[_Verdict.ABANDONED] else
                 'has a flavor without accelerators, and a guest without them')
             return self._accelerators.releases.release(
-                self._cloud.admin_context(), gone, patient=True)
+                self._cloud.admin_context(), gone)
 
     def _remember_cards(self, snapshot):
         """Claims of an earlier release do not name the card. While a guest has

@@ -89,15 +89,15 @@ class Releases:
             unwritten -= claims
         self.clean(self._cloud.admin_context(), lost, wait=False)
 
-    def release(self, context, claims: Iterable[model.Claim],
-                patient: bool = False) -> int:
+    def release(self, context, claims: Iterable[model.Claim]) -> int:
         """Release just these claims; the caller has judged them.
 
-        :param patient: wait for regions that are programmed again, too.
+        Waits for regions that are programmed again, too.
+
         :returns: how many the server lost.
         """
         claims = self._holdings.releasing(claims)
-        self.clean(context, claims, patient=patient)
+        self.clean(context, claims, patient=True)
         return len(claims)
 
     def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
@@ -107,7 +107,7 @@ class Releases:
             again.
         """
         claims = list(claims)
-        self.release(self._cloud.admin_context(), claims, patient=True)
+        self.release(self._cloud.admin_context(), claims)
         for claim in self._holdings.now(claims):
             raise exception.DeviceUnavailable(
                 f'{claim.handle.address} belongs to no server, and cannot be '

@@ -700,15 +700,14 @@ class DeviceTable:
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Note durably what a region turned out to carry without programming:
-        an image under another name.
+        """Note durably what a region turned out to carry without programming,
+        as an image under another name.
 
         :raises IllegalTransition: the region is being programmed.
         """
         key = (address, index)
         with self._writing:
             with self._lock:
-                self._region(address, index)
                 if key in self._programming:
                     raise exception.IllegalTransition(
                         f'The content of {address} region{index} cannot be '
@@ -755,19 +754,8 @@ class DeviceTable:
             model.OPERATOR: it is as if nothing had ever been programmed.
         :raises IllegalTransition: it is being programmed.
         """
-        as_read = model.Loaded(None, None, None, '', origin)
-        key = (address, index)
-        with self._writing:
-            with self._lock:
-                if key in self._programming:
-                    raise exception.IllegalTransition(
-                        f'The content of {address} region{index} cannot be '
-                        f'forgotten while it is being programmed.')
-            self._write(address, index, as_read)
-            with self._lock:
-                self._know(key, as_read)
-                self._since[address] = next(self._clock)
-        self.save()
+        self.set_loaded(
+            address, index, model.Loaded(None, None, None, '', origin))
 
     def note_open(self, device: model.Device) -> bool:
         """Note durably that servers could reprogram regions of a device: what
