@@ -302,8 +302,7 @@ class Cloud:
         return found
 
     def _flavors(self):
-        return self._pages(
-            'compute', '/flavors/detail?is_public=None', 'flavors')
+        return self._pages('/flavors/detail?is_public=None', 'flavors')
 
     def image(self, name_or_id: str) -> dict:
         """Return Glance's record of an image, with its properties.
@@ -332,16 +331,19 @@ class Cloud:
                              key='hypervisor')
             return {uuid: found} if found else {}
         return {node['id']: node for node in self._pages(
-            'compute', '/os-hypervisors/detail?limit=1000', 'hypervisors')}
+            '/os-hypervisors/detail?limit=1000', 'hypervisors')}
 
-    def servers(self, host: str) -> list[dict]:
-        """Return Nova's records of the servers on the host of a nova-compute.
+    def servers(self, path: str = '/servers/detail', **which: str,
+                ) -> list[dict]:
+        """Return Nova's records of servers of all projects.
 
+        :param path: '/servers' for their names alone.
+        :param which: filters of Nova's API: host, node.
         :raises: as asking().
         """
         return list(self._pages(
-            'compute', f'/servers/detail?all_tenants=1&limit=1000&'
-                       f'{query(host=host)}', 'servers'))
+            f'{path}?{query(all_tenants="1", limit="1000", **which)}',
+            'servers', 'its servers'))
 
     def server_name(self, uuid: str) -> str | None:
         """Return the name of a server, None where Nova does not know it."""
@@ -349,14 +351,17 @@ class Cloud:
                           key='server')
         return server['name'] if server else None
 
-    def _pages(self, service, path, key) -> Iterator[dict]:
-        start = path
-        while True:
-            found = self.get(service, path, key=key)
+    def _pages(self, path, key, what='') -> Iterator[dict]:
+        """What Nova lists, page by page."""
+        start: str | None = path
+        while start:
+            body = self.get('compute', start, what=what or path)
+            with asking('compute', what or path):
+                found = body[key]
             yield from found
-            if not found:
-                return
-            path = f'{start}&marker={found[-1]["id"]}'
+            more = any(link['rel'] == 'next'
+                       for link in body.get(f'{key}_links', ()))
+            start = f'{path}&marker={found[-1]["id"]}' if more else None
 
 
 def _check_extra_specs(flavors):

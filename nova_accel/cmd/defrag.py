@@ -154,7 +154,7 @@ class State:
             host.name: list(self._of_host(cloud, host)) for host in there}
 
     def _of_host(self, cloud, host):
-        for server in cloud.servers(host.service):
+        for server in cloud.servers(host=host.service):
             given = {p.uuid: p.allocations[server['id']]
                      for p in host.known.providers
                      if server['id'] in p.allocations}

@@ -74,10 +74,10 @@ class Page(cloud.Asks, command.Command):
         known = self.cloud(parsed_args)
         found = tree.providers(known, dict.fromkeys(parsed_args.hosts))
         shown = [p for providers in found.values() for p in providers]
-        servers = tree.server_names(known.adapter, {
+        servers = tree.server_names(known, {
             host for host, providers in found.items()
             if any(p.held for p in providers)})
-        text = draw(found, servers, tree.function_names(known.adapter, shown),
+        text = draw(found, servers, tree.function_names(known, shown),
                     datetime.datetime.now(datetime.timezone.utc))
         try:
             files.replace(parsed_args.file, text)

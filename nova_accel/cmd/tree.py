@@ -9,10 +9,9 @@ import re
 from urllib import parse
 import uuid
 
-from keystoneauth1 import exceptions
-
 from nova_accel.cmd import cloud
 from nova_accel.cmd import output
+from nova_accel import exception
 from nova_accel import naming
 from nova_accel.scheduler import reasons
 
@@ -85,7 +84,6 @@ class Tree(cloud.Asks, output.Lister):
 
     def table(self, parsed_args):
         known = self.cloud(parsed_args)
-        service = known.adapter
         hosts = dict.fromkeys(parsed_args.hosts)
         found = providers(known, hosts)
         shown = [p for providers in found.values() for p in providers]
@@ -93,14 +91,13 @@ class Tree(cloud.Asks, output.Lister):
                   if any(p.held for p in providers)}
         if parsed_args.evacuation_list:
             held = {consumer for p in shown for consumer in p.held}
-            with cloud.asking('compute', 'its servers'):
-                return None, sorted({
-                    server['id'] for server in _servers(
-                        service, in_use, '/servers/detail')
-                    if server['id'] in held
-                    and any(map(naming.is_health_key, server['metadata']))})
-        servers = server_names(service, in_use)
-        functions = function_names(service, shown)
+            return None, sorted({
+                server['id'] for host in in_use
+                for server in known.servers(node=_just(host))
+                if server['id'] in held
+                and any(map(naming.is_health_key, server['metadata']))})
+        servers = server_names(known, in_use)
+        functions = function_names(known, shown)
         self.nothing = (
             f'Placement shows no accelerators of {", ".join(hosts)}.' if hosts
             else 'Placement shows no accelerators.')
@@ -238,31 +235,24 @@ def _fill(provider: Provider, read: reasons.Provider) -> None:
 
 # Names
 
-def server_names(service, hosts: Iterable[str]) -> dict[str, str]:
+def server_names(service: cloud.Cloud, hosts: Iterable[str],
+                 ) -> dict[str, str]:
     """Uuid of a server -> its name, of those on hosts; a request for each
     host. Where Nova does not answer, uuids are shown."""
     names = {}
-    with contextlib.suppress(exceptions.ClientException,
-                             *cloud.NOT_AN_ANSWER):
-        for server in _servers(service, hosts, '/servers'):
-            names[server['id']] = output.clean(server['name'])
+    with contextlib.suppress(exception.AcceleratorError, LookupError):
+        for host in hosts:
+            for server in service.servers('/servers', node=_just(host)):
+                names[server['id']] = output.clean(server['name'])
     return names
 
 
-def _servers(service, hosts, path):
-    """The servers of hosts, as Nova lists them there."""
-    nova = service('compute')
-    for host in hosts:
-        url: str | None = f'{path}?' + parse.urlencode({
-            'all_tenants': 1, 'node': f'^{re.escape(host)}$'})
-        while url:
-            answer = nova.get(url).json()
-            yield from answer['servers']
-            url = next((link['href'] for link in answer.get(
-                'servers_links', ()) if link['rel'] == 'next'), None)
+def _just(host: str) -> str:
+    """The pattern by which Nova lists the servers of a compute node."""
+    return f'^{re.escape(host)}$'
 
 
-def function_names(service, providers: Iterable[Provider],
+def function_names(service: cloud.Cloud, providers: Iterable[Provider],
                    ) -> Mapping[str, str]:
     """Provider uuid -> name of the function that it carries: that of a trait,
     else of the image in Glance; a request for each image or function.
@@ -290,13 +280,13 @@ def function_names(service, providers: Iterable[Provider],
     return names
 
 
-def _image_name(service, query: str) -> str | None:
+def _image_name(service: cloud.Cloud, query: str) -> str | None:
     try:
-        image = service('image').get(query).json()
+        image = service.get('image', query)
         if 'images' in image:
             image = image['images'][0]
         return output.clean(image.get('accel:function_name') or image['name'])
-    except (exceptions.ClientException, *cloud.NOT_AN_ANSWER):
+    except (exception.AcceleratorError, *cloud.NOT_AN_ANSWER):
         return None
 
 

@@ -178,9 +178,6 @@ class Bench(fixtures.Fixture):
         node = {'id': root, 'hypervisor_hostname': 'compute1', 'state': 'up',
                 'status': 'enabled', 'service': {
                     'host': 'compute1', 'disabled_reason': None}}
-        # of several that match, the first one answers
-        self.services.answer('/os-hypervisors/detail?limit=1000&marker',
-                             {'hypervisors': []})
         self.services.answer('/os-hypervisors/', {
             'hypervisors': [node], 'hypervisor': node})
         self.services.answer('/flavors/7', {'flavor': {

@@ -38,7 +38,7 @@ class OpenStackTest(testtools.TestCase):
             'compute1_accel_0000:5e:00.0_region0', card, {FPGA: 1},
             {naming.function_trait(model.uuid_hex(FUNCTION))})
         self.services.allocate(SERVER, self.region, **{FPGA: 1})
-        self.services.answer('/servers?all_tenants=1&node=', {
+        self.services.answer('/servers?all_tenants=1&limit=1000&node=', {
             'servers': [{'id': SERVER, 'name': 'web1'}]})
 
     def openstack(self, *arguments):

@@ -186,8 +186,7 @@ class NovaApi(fixtures.Fixture):
         mock.get(requests_mock.ANY, additional_matcher=lambda request: (
             request.url.startswith(f'{NOVA}/servers/')), json=self._server)
         mock.get(f'{NOVA}/os-hypervisors/detail', json=lambda request, _: {
-            'hypervisors': [] if 'marker' in request.qs
-            else list(self.nodes.values())})
+            'hypervisors': list(self.nodes.values())})
         mock.get(requests_mock.ANY, additional_matcher=lambda request: (
             f'{NOVA}/os-hypervisors/' in request.url
             and '/detail' not in request.url), json=self._node)
@@ -197,8 +196,7 @@ class NovaApi(fixtures.Fixture):
     def _list(self, request, context):
         # private flavors are only listed so
         assert request.qs['is_public'] == ['none'], request.url
-        return {'flavors': [] if 'marker' in request.qs
-                else list(self.flavors.values())}
+        return {'flavors': list(self.flavors.values())}
 
     def _node(self, request, context):
         node = self.nodes.get(request.path.rpartition('/')[2])

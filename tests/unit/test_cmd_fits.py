@@ -47,15 +47,16 @@ class CloudTestCase(testtools.TestCase):
                             'disabled_reason': None}})
         # without accelerators
         self.services.provider('compute3', inventory={'VCPU': 8})
-        self.services.answer('/os-hypervisors/detail?limit=1000&marker', {
-            'hypervisors': []})
         self.services.answer('/os-hypervisors/detail', {
             'hypervisors': self.nodes})
         self.flavors = [flavor('one', 1), flavor('four', 4), {
             **flavor('plain', 0), 'extra_specs': {}}]
-        self.services.answer('/flavors/detail?is_public=None&marker', {
-            'flavors': []})
-        self.services.answer('/flavors/detail', {'flavors': self.flavors})
+        # in two pages
+        self.services.answer('/flavors/detail?is_public=None&marker=one', {
+            'flavors': self.flavors[1:]})
+        self.services.answer('/flavors/detail', {
+            'flavors': self.flavors[:1], 'flavors_links': [
+                {'rel': 'next', 'href': 'http://elsewhere/'}]})
         for one in self.flavors:
             self.services.answer(f'/flavors/{one["name"]}', {'flavor': one})
 
@@ -85,10 +86,6 @@ class CloudTestCase(testtools.TestCase):
             path = f'/servers/detail?all_tenants=1&limit=1000&host={name}' \
                    f'.example'
             self.services.answer(path, {'servers': servers})
-            if servers:
-                self.services._answers = {
-                    f'{path}&marker={servers[-1]["id"]}': {'servers': []},
-                    **self.services._answers}
 
 
 A, B = (f'{n}' * 8 + '-1111-4222-8333-444444444444' for n in 'ab')

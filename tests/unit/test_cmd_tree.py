@@ -83,7 +83,7 @@ class TreeTest(testtools.TestCase):
         for server, address in (well, '0000:5e:00.0'), (ill, '0000:81:00.0'):
             self.services.allocate(server, self.add_region(address),
                                    **{FPGA: 1, DDR: 8192})
-        self.services.answer('/servers/detail?all_tenants=1&node=', {
+        self.services.answer('/servers/detail?all_tenants=1&limit=1000&node=', {
             'servers': [
                 {'id': well, 'metadata': {'accel1:status': 'programmed'}},
                 {'id': ill, 'metadata': {'accel1:health': 'failed: 1 of 1'}},
@@ -109,7 +109,7 @@ class TreeTest(testtools.TestCase):
             # not yet removed
             naming.PROGRAMMABLE)
         self.services.allocate(SERVER, held, **{FPGA: 1, DDR: 8192})
-        self.services.answer('/servers?all_tenants=1&node=', {
+        self.services.answer('/servers?all_tenants=1&limit=1000&node=', {
             'servers': [{'id': SERVER, 'name': 'web\x1b[2J'}]})
         rows = self.rows()
         self.assertEqual({
