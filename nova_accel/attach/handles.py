@@ -9,7 +9,6 @@ a handle, each with a time limit.
 from collections.abc import Callable, Iterable
 from concurrent import futures
 import dataclasses
-import datetime
 import json
 
 from nova_accel.attach import cleaning
@@ -334,8 +333,7 @@ class Handles:
                     'there', claim.handle.address, claim.holder,
                     f'serial number {claim.serial}' if claim.serial
                     else f'product {claim.ids}')
-        self._record(claim, other, 'none', model.EXCHANGED,
-                     claim.serial)
+        self._record(claim, other, 'none', model.EXCHANGED)
 
     def _release_by(self, driver, claim, device, *args):
         """In the worker of the card, however long it takes."""
@@ -401,19 +399,11 @@ class Handles:
         else:
             self._holdings.note_unclean(claim, None)
 
-    def _record(self, claim, device, method, result, serial=None):
-        region = self._region(device, claim)
+    def _record(self, claim, device, method, result):
         now = self._inventory.devices.get(claim.device_address)
-        self._holdings.record(model.Handover(
-            time=datetime.datetime.now(datetime.UTC).isoformat(
-                timespec='seconds'),
-            device=device.address,
-            serial=device.serial if serial is None else serial,
-            handle=claim.handle.address, server=claim.instance_uuid,
-            origin=region.origin or '' if region else '',
-            method=method, before=_function(region),
-            after=_function(self._region(now, claim)), result=result,
-            since=claim.since))
+        self._holdings.record(
+            device, self._region(device, claim), self._region(now, claim),
+            method, result, claim)
 
     @staticmethod
     def _region(device, claim):
@@ -471,7 +461,3 @@ def for_driver(wanted: request.AcceleratorRequest) -> str:
         'functions': [choice.function_id or choice.function_name
                       for choice in wanted.choices if choice.function_id
                       or choice.function_name]})
-
-
-def _function(region: model.Region | None) -> str:
-    return region.function_uuid or '' if region else ''

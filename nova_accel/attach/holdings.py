@@ -27,6 +27,7 @@ free. Every other transition raises IllegalTransition.
 
 from collections.abc import Iterable
 import contextlib
+import datetime
 from typing import Any
 
 from nova_accel import exception
@@ -248,14 +249,31 @@ class Holdings:
         """Return the handles that wait for the operator."""
         return self._store.waiting()
 
-    def record(self, handover: model.Handover) -> None:
+    def record(self, device: model.Device, before: model.Region | None,
+               after: model.Region | None, method: str, result: str,
+               claim: model.Claim | None = None) -> None:
         """Write the record of a hand-over; a store that fails is logged, and
-        stops no release."""
+        stops no release.
+
+        :param before: the region, if any, as it was; after: as it is now.
+        :param claim: that ends; None where no server had the region.
+        """
+        handles = [claim.handle] if claim else before.handles if before else ()
+        handle = handles[0].address if handles else ''
+        server = claim.instance_uuid if claim else ''
         try:
-            self._store.add_handover(handover)
+            self._store.add_handover(model.Handover(
+                time=datetime.datetime.now(datetime.UTC).isoformat(
+                    timespec='seconds'),
+                device=device.address,
+                serial=claim.serial if claim and result == model.EXCHANGED
+                else device.serial, handle=handle, server=server,
+                origin=before.origin or '' if before else '', method=method,
+                before=_function(before), after=_function(after),
+                result=result, since=claim.since if claim else ''))
         except exception.AcceleratorError as error:
             LOG.warning('The hand-over of %s after server %s is not in the '
-                        'record: %s', handover.handle, handover.server, error)
+                        'record: %s', handle, server, error)
 
     # Servers that move
 
@@ -306,6 +324,10 @@ class Holdings:
                     f'it is {state.value if state else "released"}: report '
                     f'this as a defect of nova_accel.')
         return [now[claim.uuid] for claim in claims if claim.uuid in now]
+
+
+def _function(region: model.Region | None) -> str:
+    return region.function_uuid or '' if region else ''
 
 
 def _device(claim: model.Claim) -> str:

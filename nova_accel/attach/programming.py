@@ -14,7 +14,6 @@ from collections.abc import (
     Callable, Iterable, Iterator, Mapping, Sequence)
 import contextlib
 import dataclasses
-import datetime
 import time
 
 from nova_accel.attach import cloud as novas
@@ -432,16 +431,9 @@ class Programming:
         :param region: as it was before.
         """
         now = self._inventory.devices.get(device.address)
-        after = now.find_region(region.index) if now else None
-        self._holdings.record(model.Handover(
-            time=datetime.datetime.now(datetime.UTC).isoformat(
-                timespec='seconds'),
-            device=device.address, serial=device.serial,
-            handle=region.handles[0].address if region.handles else '',
-            server='',
-            origin=region.origin or '', method=method,
-            before=region.function_uuid or '',
-            after=after and after.function_uuid or '', result=result))
+        self._holdings.record(
+            device, region, now.find_region(region.index) if now else None,
+            method, result)
 
     def await_ordered(self, claims: Iterable[model.Claim]) -> None:
         """Wait until no order of the operator programs regions of new claims,

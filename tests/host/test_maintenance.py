@@ -214,7 +214,7 @@ class CleanDiskTest(OrderTestCase):
         self.assertIn(f'{policy} is its policy in [accel] handover',
                       self.refused('clean', DISK))
         self.assertKept()
-        self.assertEqual(set(), self.host.holdings.waiting())
+        self.assertEqual((), self.host.holdings.waiting())
 
     def test_no_such_device(self):
         self.assertIn(f'{A} is not a device of this host',
