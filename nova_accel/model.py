@@ -542,6 +542,10 @@ ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
         'waits for the operator', EXCHANGED)
 
 
+#: what the driver reads, the operator's: as if nothing had been programmed
+AS_READ = Loaded(None, None, None, '', OPERATOR)
+
+
 @dataclasses.dataclass(frozen=True)
 class Handover:
     """The record of one hand-over: what was done with a device after a server,

@@ -453,12 +453,6 @@ class DeviceTable:
                    and not model.are_other_products(card.ids, device.ids)
                    for card in self._store.away())
 
-    def _write(self, address: str, index: int, loaded: model.Loaded) -> None:
-        if loaded == model.Loaded(None, None, None, '', model.OPERATOR):
-            self._store.drop_loaded(address, index)
-        else:
-            self._store.set_loaded(address, index, loaded)
-
     def gone(self, address: str, driver: str, ticket: int) -> str:
         """A driver does not find a device any more.
 
@@ -629,7 +623,7 @@ class DeviceTable:
                         f'it is being programmed.')
             unknown = model.Loaded(
                 None, None, None, None, before.origin_with(origin))
-            self._write(address, index, unknown)
+            self._store.set_loaded(address, index, unknown)
             with self._lock:
                 self._programming.add(key)
                 self._know(key, unknown)
@@ -646,7 +640,7 @@ class DeviceTable:
         with self._writing:
             self._ends((address, index))
             # a store that fails leaves the region unknown
-            self._write(address, index, loaded)
+            self._store.set_loaded(address, index, loaded)
             with self._lock:
                 self._know((address, index), loaded)
         self.save()
@@ -712,7 +706,7 @@ class DeviceTable:
                     raise exception.IllegalTransition(
                         f'The content of {address} region{index} cannot be '
                         f'noted while it is being programmed.')
-            self._write(address, index, loaded)
+            self._store.set_loaded(address, index, loaded)
             with self._lock:
                 self._know(key, loaded)
                 self._since[address] = next(self._clock)

@@ -120,11 +120,9 @@ class Cards(file.File):
                    loaded: model.Loaded) -> None:
         """Of the card at an address."""
         with self._transaction() as db, self._facts(db):
-            self._write(db, rows.placed(db, address), index, loaded)
-
-    def drop_loaded(self, address: str, index: int) -> None:
-        """The region carries what its driver reads, the operator's."""
-        with self._transaction() as db, self._facts(db):
+            if loaded != model.AS_READ:
+                self._write(db, rows.placed(db, address), index, loaded)
+                return
             db.execute(
                 'DELETE FROM regions WHERE region_index = ? AND card = ('
                 'SELECT number FROM cards WHERE placed AND address = ?)',

@@ -566,8 +566,8 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
         self.computes[host].stop()
         # as with a card that somebody else has programmed
-        self.accelerators(host).store.drop_loaded(
-            base.pf(address), 0)
+        self.accelerators(host).store.set_loaded(
+            base.pf(address), 0, model.AS_READ)
         self.restart_compute_service(host)
         server = self.boot(self.specs)
         held = self.assertHas(server)

@@ -38,9 +38,8 @@ from tests.host import cloud as clouds
 #: what changes something outside of the process
 CALLS = {
     claim_store.ClaimStore: (
-        'add', 'change', 'remove', 'set_loaded', 'drop_loaded', 'place',
-        'set_reserved', 'await_operator', 'add_handover',
-        'settle', 'disable', 'enable'),
+        'add', 'change', 'remove', 'set_loaded', 'place', 'set_reserved',
+        'await_operator', 'add_handover', 'settle', 'disable', 'enable'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
