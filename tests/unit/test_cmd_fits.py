@@ -56,7 +56,7 @@ class CloudTestCase(testtools.TestCase):
             'flavors': self.flavors[1:]})
         self.services.answer('/flavors/detail', {
             'flavors': self.flavors[:1], 'flavors_links': [
-                {'rel': 'next', 'href': 'http://elsewhere/'}]})
+                {'rel': 'next', 'href': 'http://next/'}]})
         for one in self.flavors:
             self.services.answer(f'/flavors/{one["name"]}', {'flavor': one})
 
