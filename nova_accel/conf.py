@@ -101,13 +101,21 @@ that each has, as GPUs of AMD under gim; each is in one set only. May be given
 several times. Example: ``0000:1a:00.0 0000:1b:00.0 0000:1c:00.0
 0000:1d:00.0``."""),
     cfg.StrOpt('fabric_command', help="""
-Absolute path of the operator's command that activates the partition of a set
-of GPUs under NVSwitches before their guest starts, and deactivates it after.
-nova-compute runs it as its own user, one at a time, with ``activate`` or
-``deactivate`` and the PCI addresses of the set, sorted; it ends with 0 where
-that is done, or was before. ``static`` has nothing run: partitions stay as the
-operator has set them up. Without it, such sets are not offered; vGPUs of such
-GPUs are offered with ``static`` only. Example: ``/etc/nova/fabric``."""),
+What activates the partition of a set of GPUs under NVSwitches before their
+guest starts, and deactivates it after. ``libnvfm``: nova-compute asks NVIDIA's
+Fabric Manager at 127.0.0.1:6666 by its library; ``libnvfm:<address>`` another
+one, by <IPv4 address>:<port> or the path of its socket; gpu_modules is needed
+too. An absolute path: that command of the operator's is run as the user of
+nova-compute, one at a time, with ``activate`` or ``deactivate`` and the PCI
+addresses of the set, sorted; it ends with 0 where that is done, or was before.
+``static``: nothing is run, and partitions stay as the operator has set them up.
+Without it, such sets are not offered; vGPUs of such GPUs are offered with
+``static`` only. Example: ``libnvfm``."""),
+    cfg.ListOpt('gpu_modules', default=[], help="""
+``<PCI address of a GPU>=<module>``: the number by which NVIDIA's Fabric Manager
+knows a GPU of a set; ``Module ID`` of ``nvidia-smi -q``, while the host has the
+driver of NVIDIA. It depends on the board, not on the order of the addresses.
+Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""

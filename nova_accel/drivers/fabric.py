@@ -6,21 +6,24 @@ GPUs are given together, or one alone, is therefore the operator's word,
 device by device. NVSwitches let a guest use only the partition that Fabric
 Manager has activated, before the guest starts; after the guest it has to be
 deactivated. Which partition has which GPUs, Fabric Manager tells only by
-numbers of modules while the host has no driver for the GPUs. A command of the
-operator's therefore does it.
+numbers of modules while the host has no driver for the GPUs. So the operator
+says which GPU is which module, or has a command of his own do it.
 
 Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
 Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
 gim_config.c; the PCI ID repository.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import subprocess
+import sys
 
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
+from nova_accel.host import nvfm
 from nova_accel.host import pci
 from nova_accel import locks
 from nova_accel import log as logging
@@ -29,8 +32,11 @@ from nova_accel import model
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 OPTION = '[accel] fabric_command'
+MODULES = '[accel] gpu_modules'
 #: the operator sets up partitions that stay as they are
 STATIC = 'static'
+#: Fabric Manager is asked by its library; the address may follow after ':'
+LIBRARY = 'libnvfm'
 
 #: what NVSwitches are: other bridges
 _SWITCH = 0x0680
@@ -86,7 +92,29 @@ def obstacle(kernel, device: model.Device, option: str,
         return (f'NVSwitches join it with the others of its set ({switch}), '
                 f'and nothing activates their partition, without which CUDA '
                 f'fails in the guest (error 802): set {OPTION}')
+    if _fabric_manager() and address not in modules():
+        return (f'{OPTION} has {LIBRARY}, and {MODULES} does not say which '
+                f'module it is: add {address}=<Module ID>, which nvidia-smi -q '
+                f'shows while the host has the driver of NVIDIA')
     return ''
+
+
+def modules() -> dict[str, int]:
+    """Number of the module by address of the GPU.
+
+    :raises ConfigurationError: the option cannot be read.
+    """
+    found = rules.numbers(MODULES, CONF.accel.gpu_modules)
+    if len(set(found.values())) < len(found):
+        raise exception.ConfigurationError(
+            f'{MODULES} has one module for two GPUs: correct it.')
+    return found
+
+
+def _fabric_manager() -> str:
+    """The address of Fabric Manager, '' where it is not asked by library."""
+    name, _, address = (CONF.accel.fabric_command or '').partition(':')
+    return (address or nvfm.ADDRESS) if name == LIBRARY else ''
 
 
 def memory_obstacle(kernel, device: model.Device) -> str:
@@ -178,31 +206,62 @@ def deactivate(kernel, device: model.Device) -> None:
     _run(kernel, device, 'deactivate')
 
 
+def check(kernel, device: model.Device) -> Iterator[base.Finding]:
+    """Ask Fabric Manager for the partition of a set, at its first device."""
+    members = sets.of(device.address)
+    if not (members and members[0] == device.address and _fabric_manager()
+            and _switch(kernel, device)):
+        return
+    done = _call(nvfm.LOOK, members)
+    if done:
+        yield base.Finding(
+            f'the partition of its set cannot be activated: {done}',
+            f'compare {sets.OPTION} and {MODULES} with "fmpm -l"')
+
+
 def _run(kernel, device, action):
     members, command = sets.of(device.address), CONF.accel.fabric_command
+    if (not members or command in (None, '', STATIC)
+            or not _switch(kernel, device)):
+        return
+    with _lock:
+        problem = _call(action, members)
+    if problem:
+        LOG.error('The partition of %s could not be %sd: %s',
+                  ' '.join(members), action, problem)
+        raise exception.DeviceError(
+            f'The partition of {device.address} had to be {action}d, and '
+            f'{OPTION} failed, as the log of nova-compute says: run it by '
+            f'hand; it is tried again.')
+
+
+def _call(action, members) -> str:
+    """Return why it was not done, '' where it was."""
+    address = _fabric_manager()
+    if address:
+        numbers = modules()
+        missing = [gpu for gpu in members if gpu not in numbers]
+        if missing:
+            return f'{MODULES} lacks {", ".join(missing)}'
+        command = [sys.executable, '-m', nvfm.__name__, action, address,
+                   *(f'{numbers[gpu]}={gpu}' for gpu in members)]
+    else:
+        command = [CONF.accel.fabric_command, action, *members]
     try:
-        if (not members or command in (None, '', STATIC)
-                or not _switch(kernel, device)):
-            return
-        with _lock:
-            done = subprocess.run(
-                [command, action, *members], stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors='replace', check=False,
-                timeout=CONF.accel.device_timeout)
+        # with -m Python finds modules in the working directory, too
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors='replace', check=False, cwd='/',
+            timeout=CONF.accel.device_timeout)
     except OSError as error:
-        problem = error.strerror or str(error)
+        return f'{" ".join(command)}: {error.strerror or error}'
     except Exception as error:
         # under eventlet it is that of its own copy of the module
         if type(error).__name__ != subprocess.TimeoutExpired.__name__:
             raise
-        problem = f'it does not end in {CONF.accel.device_timeout} s'
-    else:
-        if not done.returncode:
-            return
-        LOG.error('%s %s %s ended with %s: %s', command, action,
-                  ' '.join(members), done.returncode,
-                  (done.stderr or done.stdout).strip()[-300:])
-        problem = f'it ended with {done.returncode}, see the log'
-    raise exception.DeviceError(
-        f'The partition of {device.address} had to be {action}d, and '
-        f'{OPTION} failed ({problem}): run it by hand; it is tried again.')
+        return (f'{" ".join(command)} does not end in '
+                f'{CONF.accel.device_timeout} s')
+    if not done.returncode:
+        return ''
+    said = (done.stderr or done.stdout).strip()[-300:].removesuffix('.')
+    return f'{" ".join(command)} ended with {done.returncode} ({said})'

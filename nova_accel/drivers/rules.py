@@ -125,6 +125,30 @@ def _value(key, value):
     return value
 
 
+def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
+    """What an option has by PCI address, ``<PCI address>=<number>``.
+
+    :param option: how errors name it.
+    :raises ConfigurationError: an item cannot be read.
+    """
+    result = {}
+    for item in items:
+        address, _, number = (part.strip() for part in item.partition('='))
+        try:
+            if not re.fullmatch('[0-9]{1,5}', number):
+                raise ValueError(number)
+            address = pci.address(address)
+        except (exception.ConfigurationError, ValueError):
+            raise exception.ConfigurationError(
+                f'{option} has {item!r}, which is not <PCI address>=<number>: '
+                f'correct it.') from None
+        if address in result:
+            raise exception.ConfigurationError(
+                f'{option} has {address} twice: remove one of the two.')
+        result[address] = int(number)
+    return result
+
+
 def traits_of(rule: Rule) -> tuple[str, ...]:
     """What a rule of device_traits gives.
 

@@ -99,6 +99,11 @@ class SlotDriver(base.PciDriver):
         except (OSError, ValueError) as error:
             return (*found, str(error))
 
+    def check(self, device=None):
+        """See the base class; whether the partition of its set is there."""
+        if device:
+            yield from fabric.check(self.kernel, device)
+
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):

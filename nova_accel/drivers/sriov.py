@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """VFs that the operator wants and the kernel forgets at each boot."""
 
-import re
-
 from nova_accel import conf
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import pci
 
@@ -16,22 +15,7 @@ def wanted() -> dict[str, int]:
 
     :raises ConfigurationError: the option cannot be read.
     """
-    result = {}
-    for item in CONF.accel.virtual_functions:
-        address, _, count = (part.strip() for part in item.partition('='))
-        try:
-            if not re.fullmatch('[0-9]{1,5}', count):
-                raise ValueError(count)
-            address = pci.address(address)
-        except (exception.ConfigurationError, ValueError):
-            raise exception.ConfigurationError(
-                f'{OPTION} has {item!r}, which is not <PCI address>=<number>: '
-                f'correct it.') from None
-        if address in result:
-            raise exception.ConfigurationError(
-                f'{OPTION} has {address} twice: remove one of the two.')
-        result[address] = int(count)
-    return result
+    return rules.numbers(OPTION, CONF.accel.virtual_functions)
 
 
 def missing(kernel, pf: str) -> int:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The operator's command for partitions of NVSwitches."""
+"""Partitions of NVSwitches are activated, and deactivated again."""
 
 import os
 import threading
@@ -11,16 +11,17 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu
 from nova_accel import exception
 from tests.unit.host import A, B, SimulatedHost
+from tests.unit.nvfm_library import NvfmLibrary
 
 SWITCH = {'address': '0000:07:00.0', 'driver': None, 'vendor': '10de',
           'class': '0x068000'}
 
 
-@ddt.ddt
-class FabricTest(testtools.TestCase):
+class FabricTestCase(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -64,6 +65,11 @@ class FabricTest(testtools.TestCase):
         os.unlink(self.log)
         return lines
 
+
+@ddt.ddt
+class CommandTest(FabricTestCase):
+    """The operator's command does it."""
+
     def test_around_a_guest(self):
         self.prepare()
         self.assertEqual([f'activate {A} {B}'], self.said())
@@ -81,9 +87,10 @@ class FabricTest(testtools.TestCase):
     @ddt.data('prepare', 'release')
     def test_fails(self, method):
         self.command('echo the switch is broken >&2; exit 3')
+        log = self.useFixture(fixtures.FakeLogger())
         error = str(self.assertRaises(
             exception.DeviceError, getattr(self, method)))
-        self.assertIn('it ended with 3', error)
+        self.assertIn('ended with 3 (the switch is broken)', log.output)
         self.assertNotIn('broken', error)
         self.assertLessEqual(len(error), 255)
         # nothing is given on that the guest may still reach
@@ -97,8 +104,9 @@ class FabricTest(testtools.TestCase):
     def test_does_not_end(self):
         self.config.config(device_timeout=1, group='accel')
         self.command('exec sleep 60')
-        error = self.assertRaises(exception.DeviceError, self.prepare)
-        self.assertIn('does not end in 1 s', str(error))
+        log = self.useFixture(fixtures.FakeLogger())
+        self.assertRaises(exception.DeviceError, self.prepare)
+        self.assertIn('does not end in 1 s', log.output)
 
     def test_one_at_a_time(self):
         self.command('sleep 0.1; echo done >> ' + self.log)
@@ -120,3 +128,72 @@ class FabricTest(testtools.TestCase):
         self.start(others=())
         self.prepare()
         self.assertEqual([], self.said())
+
+
+@ddt.ddt
+class LibraryTest(FabricTestCase):
+    """Fabric Manager is asked, here a library with one partition."""
+
+    def setUp(self):
+        super().setUp()
+        self.manager = self.useFixture(NvfmLibrary())
+        self.ask()
+
+    def ask(self, modules=(f'{A}=4', f'{B}=2'), address=':192.0.2.1:6666'):
+        self.config.config(fabric_command=f'libnvfm{address}',
+                           gpu_modules=modules, group='accel')
+        self.devices = self.driver.discover()
+
+    def test_around_a_guest(self):
+        self.prepare()
+        self.assertTrue(self.manager.is_active())
+        self.prepare(B)
+        self.prepare(fresh=False)
+        self.assertTrue(self.manager.is_active())
+        self.assertEqual('reset flr', self.release())
+        self.assertFalse(self.manager.is_active())
+        self.release(B)
+
+    def test_no_answer(self):
+        self.prepare()
+        self.ask(address='')
+        log = self.useFixture(fixtures.FakeLogger())
+        for method in (self.prepare, self.release):
+            self.assertRaises(exception.DeviceError, method)
+        self.assertIn('fmConnect(127.0.0.1:6666) answered '
+                      'FM_ST_CONNECTION_NOT_VALID', log.output)
+        # nothing is given on that the guest may still reach
+        self.assertEqual([], self.kernel.resets(A))
+
+    def test_other_modules(self):
+        self.ask([f'{A}=4', f'{B}=1'])
+        log = self.useFixture(fixtures.FakeLogger())
+        self.assertRaises(exception.DeviceError, self.prepare)
+        self.assertIn('no partitions of exactly the modules 1 4', log.output)
+
+    def test_module_that_is_not_known(self):
+        self.ask([f'{A}=4'])
+        self.assertEqual('', self.devices[A].reason)
+        self.assertIn('[accel] gpu_modules does not say which module',
+                      self.devices[B].reason)
+        self.assertRaises(exception.DeviceError, self.prepare)
+        self.assertFalse(self.manager.is_active())
+
+    @ddt.data([f'{A}=4', f'{B}=4'], [A], [f'{A}=x'], [f'{A}=1', f'{A}=2'])
+    def test_option_that_cannot_be_read(self, modules):
+        self.config.config(gpu_modules=modules, group='accel')
+        error = self.assertRaises(
+            exception.ConfigurationError, fabric.modules)
+        self.assertIn('[accel] gpu_modules', str(error))
+
+    def test_check(self):
+        def check(address):
+            return list(self.driver.check(self.devices[address]))
+
+        self.assertEqual([[], []], [check(A), check(B)])
+        self.assertFalse(self.manager.is_active())
+        self.ask([f'{A}=4', f'{B}=1'])
+        found, = check(A)
+        self.assertIn('exactly the modules 1 4', found.found)
+        # once for the set
+        self.assertEqual([], check(B))
