@@ -173,9 +173,10 @@ select devices: vendor and product (four hex digits), class (six), address
 (PCI), driver (of the kernel). All given pairs have to match; ``*`` and ``?``
 are wildcards. These keys describe them: type (required) leads to the resource
 class CUSTOM_ACCELERATOR_<type>; traits adds traits, separated by commas; name
-replaces the product's id. The first rule that matches counts. May be given
-several times. Example: ``vendor=1da3 product=10?? type=AI
-traits=CUSTOM_AI_TRAINING name=GAUDI``."""),
+replaces the product's id; ``vfs=together`` gives all VFs of a function as one
+accelerator. The first rule that matches counts. May be given several times.
+Example: ``vendor=1da3 product=10?? type=AI traits=CUSTOM_AI_TRAINING
+name=GAUDI``."""),
     cfg.MultiStrOpt('device_traits', default=[], help="""
 Traits that you give devices, by rules of ``key=value`` pairs: vendor, product
 and address as in ``include_devices`` select devices, all given pairs have to

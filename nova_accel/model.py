@@ -82,7 +82,9 @@ class AttachHandle:
     #: whether libvirt binds the function to VFIO and back; not where a vendor
     #: driver that it is bound to is the VFIO driver
     managed: bool = dataclasses.field(default=True, compare=False)
-    #: PCI functions that go with it, as the sound function of a graphics card
+    #: PCI functions that go with it to the same guest, as the sound function
+    #: of a graphics card; of a VF: the other VFs that are one accelerator
+    #: together with it
     companions: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     #: the function that has the VF, or on which the mediated device is made,
     #: where that is not the device itself
@@ -91,6 +93,12 @@ class AttachHandle:
     @property
     def key(self) -> str:
         return f'{self.type.value}:{self.address}'
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """What is the accelerator for its guest: one address, or those of
+        several VFs."""
+        return (self.address, *(self.companions if self.parent else ()))
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'AttachHandle':
@@ -205,7 +213,8 @@ class Region:
 def is_held_otherwise(part: 'Region | Device', card: str,
                       held: Iterable[AttachHandle]) -> bool:
     """Whether no handle of a part is free because a server has the whole card,
-    which has VFs since, or VFs of a card that is given whole now.
+    which has VFs since, or VFs of a card that is given whole now; or one of
+    VFs that are given together now, or were.
 
     The VFs go at each boot of the host, and the physical function reaches what
     the server of a VF has left in the card.
@@ -215,8 +224,14 @@ def is_held_otherwise(part: 'Region | Device', card: str,
     :param held: what servers have of the part, or what is not clean after one.
     """
     held = set(held)
-    return not held <= set(part.handles) and any(
-        handle.address == card for handle in (*held, *part.handles))
+    if not held:
+        return False
+    now = {function: handle.address for handle in part.handles
+           for function in handle.functions}
+    return (not held <= set(part.handles) and any(
+        handle.address == card for handle in (*held, *part.handles))) or any(
+        now.get(function, handle.address) != handle.address
+        for handle in held for function in handle.functions)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -552,17 +552,18 @@ class Accelerators:
     def roles(self, server_uuid: str) -> dict[str, tuple[str, ...]]:
         """Return what each device of a server is for its guest.
 
-        :returns: address of a handle -> its group as in the flavor, its type,
-            and the function of a region: its name, else its id.
+        :returns: address of each function -> its group as in the flavor, its
+            type, and the function of a region: its name, else its id.
         """
         found = {}
         for claim in self.holdings.of(server_uuid):
             device = self.inventory.devices.get(claim.device_address)
             region = device.find_region(claim.region_index) if device else None
-            found[claim.handle.address] = tuple(filter(None, (
-                f'accel{claim.group}', device.type if device else '',
-                region.function_name or region.function_uuid if region
-                else '')))
+            found.update(dict.fromkeys(
+                claim.handle.functions, tuple(filter(None, (
+                    f'accel{claim.group}', device.type if device else '',
+                    region.function_name or region.function_uuid if region
+                    else '')))))
         return found
 
     def exclusive(self, server_uuid: str,

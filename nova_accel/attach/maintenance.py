@@ -69,7 +69,8 @@ class Maintenance:
         driver has."""
         if device.regions:
             return [r.name for r in device.regions if not r.handles]
-        offered = {handle.address for handle in device.handles}
+        offered = {function for handle in device.handles
+                   for function in handle.functions}
         if device.creatable or device.address in offered:
             return []
         return [function for function in pci.virtual_functions(

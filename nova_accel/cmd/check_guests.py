@@ -113,9 +113,10 @@ class Guests:
     def __init__(self, host: typing.Any):
         self._host = host
         #: address of a device -> bytes of the largest memory region of each
-        #: of its handles
-        self._regions: dict[str, list[int]] = {
-            address: [address_space.largest(host.kernel, handle.address)
+        #: function of each of its handles
+        self._regions: dict[str, list[list[int]]] = {
+            address: [[address_space.largest(host.kernel, function)
+                       for function in handle.functions]
                       for handle in device.all_handles]
             for address, device in host.devices.items()}
 
@@ -124,7 +125,8 @@ class Guests:
         """Whether a device has a large memory region."""
         return os.uname().machine == 'x86_64' and any(
             size >= address_space.LARGE
-            for sizes in self._regions.values() for size in sizes)
+            for handles in self._regions.values() for sizes in handles
+            for size in sizes)
 
     def offers(self, specs: Mapping[str, str]) -> bool:
         """Whether this host has all devices that extra specs ask for.
@@ -144,7 +146,8 @@ class Guests:
         """
         host_bits = address_bits(self._host)
         sizes = [size for wanted in request.parse(specs)
-                 for size in self._sizes(wanted)[:wanted.amount]]
+                 for sizes in self._sizes(wanted)[:wanted.amount]
+                 for size in sizes]
         if (not host_bits or not self.offers(specs)
                 or max(sizes, default=0) < address_space.LARGE):
             return ''
@@ -156,13 +159,13 @@ class Guests:
                 specs.get('hw:maxphysaddr_bits')) or host_bits
         return address_space.unseen(memory, sizes, bits)
 
-    def _sizes(self, wanted: request.AcceleratorRequest) -> list[int]:
+    def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
         """The regions of each handle that a group may get here, the largest
         first."""
         return sorted((
-            size for provider in self._host.providers
+            sizes for provider in self._host.providers
             if wanted.resource_class in provider.inventory
             and provider.traits >= wanted.required
             and not provider.traits & wanted.forbidden
             for address in provider.addresses
-            for size in self._regions[address]), reverse=True)
+            for sizes in self._regions[address]), key=sum, reverse=True)

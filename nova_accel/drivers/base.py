@@ -681,7 +681,7 @@ class PciDriver(AcceleratorDriver):
         handles = tuple(
             h for h in device.handles
             if not self.is_reset(device, h)
-            or pci.reset_methods(self.kernel, h.address))
+            or all(pci.reset_methods(self.kernel, f) for f in h.functions))
         if device.handles and not handles:
             first = device.handles[0].address
             raise Defect(
@@ -748,10 +748,10 @@ class PciDriver(AcceleratorDriver):
 
     def reset(self, device: model.Device, handle: model.AttachHandle,
               others: Iterable[str] = ()) -> str:
-        """Reset a function without a driver of the host, then have the kernel
-        choose its driver again.
+        """Reset the functions of a handle without a driver of the host, then
+        have the kernel choose their drivers again.
 
-        When it fails, the function stays without a driver of the host.
+        When it fails, they stay without a driver of the host.
 
         :param others: further functions of the slot, which are reset too where
             they can be.
@@ -760,17 +760,18 @@ class PciDriver(AcceleratorDriver):
         """
         address = at = handle.address
         try:
-            used = usage.usage(self.kernel, address)
-            if used:
-                raise exception.DeviceError(
-                    f'{address} must be reset after its server, and the host '
-                    f'uses it ({used}): end that, and it is tried again.')
+            for at in handle.functions:
+                used = usage.usage(self.kernel, at)
+                if used:
+                    raise exception.DeviceError(
+                        f'{at} must be reset after its server, and the host '
+                        f'uses it ({used}): end that, and it is tried again.')
             done = []
             returned = []
-            for function in (address, *others):
+            for function in (*handle.functions, *others):
                 at = function
                 methods = pci.reset_methods(self.kernel, function)
-                if function != address and not methods:
+                if function not in handle.functions and not methods:
                     continue
                 if not pci.is_for_vfio(self.kernel, function):
                     self.kernel.unbind(function)
@@ -778,7 +779,8 @@ class PciDriver(AcceleratorDriver):
                 self.kernel.reset_function(function)
                 done.append(f'reset {methods[0] if methods else "any"}'
                             f'{"" if function == address else f" {function}"}')
-            self._check_after_reset(device, address)
+            for function in handle.functions:
+                self._check_after_reset(device, function)
             for function in returned:
                 self.kernel.probe(function)
         except OSError as error:
@@ -813,10 +815,14 @@ class PciDriver(AcceleratorDriver):
 
         :raises DeviceUnavailable: it does, or it cannot be told.
         """
+        for function in handle.functions:
+            self._check_function(function)
+
+    def _check_function(self, address):
         try:
-            used = usage.usage(self.kernel, handle.address)
-            if not used and usage.disks(self.kernel, handle.address):
-                self.kernel.check_disks(handle.address)
+            used = usage.usage(self.kernel, address)
+            if not used and usage.disks(self.kernel, address):
+                self.kernel.check_disks(address)
         except (OSError, ValueError) as error:
             if getattr(error, 'errno', None) == errno.EBUSY:
                 used = 'another program holds a disk of it, as ZFS does'
@@ -824,8 +830,7 @@ class PciDriver(AcceleratorDriver):
                 used = f'it cannot be told whether it is used ({error})'
         if used:
             # a mount point is not for the owner of the server
-            LOG.warning('%s was allocated to a server, and %s',
-                        handle.address, used)
+            LOG.warning('%s was allocated to a server, and %s', address, used)
             raise exception.DeviceUnavailable(
-                f'{handle.address} was allocated, and the host uses it: the '
+                f'{address} was allocated, and the host uses it: the '
                 f'build is retried on another host.')

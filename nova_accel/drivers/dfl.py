@@ -20,7 +20,9 @@ import re
 import time
 
 from nova_accel.bitstream import gbs
+from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import pci_rule
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.health import signals
@@ -28,6 +30,7 @@ from nova_accel.host import pci
 from nova_accel import log as logging
 from nova_accel import model
 
+CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 KERNEL_DRIVER = 'dfl-pci'
@@ -168,7 +171,15 @@ class DflDriver(base.PciDriver):
     def identify(self, address):
         ids = (pci.identifier(self.kernel, address, 'vendor'),
                pci.identifier(self.kernel, address, 'device'))
+        if ids == _OFS and self._is_for_rules(address):
+            return None
         return self._identity(address, ids) if ids in _PRODUCTS else None
+
+    def _is_for_rules(self, address) -> bool:
+        """Whether a rule of the driver pci has a board, of which this one can
+        give nothing."""
+        return ('pci' in CONF.accel.enabled_drivers
+                and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
 
     def _identity(self, address, ids) -> model.Device:
         """What the card is, whatever state it is in."""
@@ -209,7 +220,8 @@ class DflDriver(base.PciDriver):
             raise _Defect(
                 'it is a board of OFS, of whose ports mainline Linux makes '
                 'neither devices nor VFs (sriov_numvfs answers EINVAL): it '
-                'is not supported')
+                'is not supported; under linux-dfl a rule of [accel] '
+                'pci_devices with vfs=together can give its VFs')
         device = dataclasses.replace(device, shell_id=self._shell(fme))
         device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))

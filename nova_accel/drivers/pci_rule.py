@@ -16,6 +16,7 @@ from nova_accel.drivers import fabric
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import slot
+from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
@@ -28,7 +29,9 @@ LOG = logging.getLogger(__name__)
 
 OPTION = '[accel] pci_devices'
 _KEYS = ('vendor', 'product', 'class', 'address', 'driver',
-         'type', 'traits', 'name')
+         'type', 'traits', 'name', 'vfs')
+#: value of the key vfs: all VFs of a function are one accelerator
+_TOGETHER = 'together'
 _BRIDGE = 0x06
 #: others go by their id
 _VENDORS = {
@@ -111,12 +114,16 @@ class PciRuleDriver(slot.SlotDriver):
         values = self._values(address)
         if _is_bridge(values):
             return None
+        pairs = self._pairs(address, values, before)
+        return pairs and self._device(address, values, pairs)
+
+    def _pairs(self, address, values, before):
+        """Of the rule of a function; None without one."""
         found = [r for r in wanted() if r.matches(values)]
         if not found and before and self._may_be_a_guests(address):
-            del values['driver']
-            found = [r for r in wanted() if r.matches(values)]
-        return (self._device(address, values, found[0].pairs) if found
-                else None)
+            found = [r for r in wanted() if r.matches(
+                {k: v for k, v in values.items() if k != 'driver'})]
+        return found[0].pairs if found else None
 
     def _may_be_a_guests(self, function) -> bool:
         """Whether a guest has the function, or had it a moment ago."""
@@ -145,10 +152,34 @@ class PciRuleDriver(slot.SlotDriver):
                   or fabric.memory_obstacle(self.kernel, device))
         if joined:
             raise base.Defect(joined)
+        pairs = self._pairs(
+            device.address, self._values(device.address), before)
+        if pairs and 'vfs' in pairs:
+            return dataclasses.replace(
+                device, handles=(self._together(device.address),))
         company, companions = self.checked_company(device.address)
         return dataclasses.replace(
             device, company=company,
             handles=self.unused_handles(device.address, companions))
+
+    def _together(self, address) -> model.AttachHandle:
+        """All VFs of a function, as one accelerator.
+
+        :raises Defect: it has none, or a guest cannot have one of them.
+        """
+        vfs = pci.virtual_functions(self.kernel, address)
+        if not vfs:
+            raise base.Defect(
+                f'{OPTION} gives its VFs together, and it has none: have them '
+                f'created by its driver or by {sriov.OPTION}')
+        for vf in vfs:
+            problem = (pci.obstacle(self.kernel, vf, vfs)
+                       or usage.usage(self.kernel, vf))
+            if problem:
+                raise base.Defect(f'its VFs are given together, and of {vf} '
+                                  f'{problem}')
+        return model.AttachHandle(model.HandleType.PCI, vfs[0],
+                                  companions=tuple(vfs[1:]), parent=address)
 
     def company(self, address):
         """See the base class.
@@ -201,7 +232,9 @@ def wanted() -> list[rules.Rule]:
         problem = ''
         if not re.fullmatch('[A-Z0-9_]+', pairs.get('type', '')):
             problem = ('type, which every rule needs, may have A-Z, 0-9 and _')
-        elif not pairs.keys() - {'type', 'traits', 'name'}:
+        elif pairs.get('vfs', _TOGETHER) != _TOGETHER:
+            problem = f'vfs can only be {_TOGETHER}'
+        elif not pairs.keys() - {'type', 'traits', 'name', 'vfs'}:
             problem = 'no key says which devices it is for'
         else:
             try:

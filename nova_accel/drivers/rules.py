@@ -23,7 +23,7 @@ TRAITS = '[accel] device_traits'
 #: what a rule may ask of any device
 KEYS = ('address', 'vendor', 'product')
 #: keys whose values are names, in which the case matters
-_AS_WRITTEN = ('driver', 'type', 'traits', 'name')
+_AS_WRITTEN = ('driver', 'type', 'traits', 'name', 'vfs')
 #: hexadecimal digits of an identifier
 _DIGITS = {'vendor': 4, 'product': 4, 'class': 6}
 #: how lspci writes them

@@ -186,8 +186,8 @@ def _name(result):
 
 def _check(call, result):
     if result != _SUCCESS:
-        raise Failed(f'{call} answered {_name(result)}: see that Fabric Manager '
-                     f'runs with FABRIC_MODE=1, and its log.')
+        raise Failed(f'{call} answered {_name(result)}: see that Fabric '
+                     f'Manager runs with FABRIC_MODE=1, and its log.')
 
 
 def main(arguments: list[str]) -> NoReturn:

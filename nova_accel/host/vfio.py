@@ -34,6 +34,9 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
 
     :param device: address of the device.
     """
+    if len(handle.functions) > 1:
+        return '', (f'it is {len(handle.functions)} functions, whose states '
+                    f'are not saved together')
     try:
         name = _driver(kernel, handle, device)
         if name not in _DRIVERS:

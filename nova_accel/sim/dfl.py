@@ -57,6 +57,9 @@ class DflCard(card.Card):
     shell: str = ''
     programming_seconds: float = 0
     timeout_seconds: float = 0
+    #: of a board of OFS: the VFs of its slot, each with an AFU in its BAR 0,
+    #: which linux-dfl makes (see is_ofs()); 0 with mainline Linux
+    afu_vfs: int = 0
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
@@ -82,11 +85,13 @@ class DflCard(card.Card):
             driver = item.take('driver', _driver, None)
         else:
             driver = 'dfl-pci'
+        afu_vfs = item.take('afu_vfs', reader.natural, 0)
+        most = afu_vfs or (ports if vf_device else 0)
         return dict(
             cls.describe_any(item),
             ids=(vendor, device, vendor, subsystem), driver=driver,
-            total_vfs=ports if vf_device else 0, vf_device=vf_device,
-            vfs=item.take('vfs', reader.up_to(ports), 0),
+            total_vfs=most, vf_device=vf_device, afu_vfs=afu_vfs,
+            vfs=item.take('vfs', reader.up_to(max(ports, most)), 0),
             ports=ports,
             interface=item.take('interface', model.uuid_hex,
                                 DEFAULT_INTERFACE),
@@ -98,8 +103,8 @@ class DflCard(card.Card):
             timeout_seconds=item.take('timeout_seconds', reader.seconds, 8.0))
 
     def addresses(self):
-        return [self.address, *(self.vf_address(n)
-                                for n in range(self.ports))]
+        return [self.address, *(self.vf_address(n) for n in range(
+            max(self.ports, self.total_vfs)))]
 
     # State
 
@@ -113,7 +118,7 @@ class DflCard(card.Card):
     def at_first(self, state):
         mine = self.fresh(state)
         if self.vfs and mine['driver'] == 'dfl-pci':
-            mine['released'] = list(range(self.vfs))
+            mine['released'] = [] if self.afu_vfs else list(range(self.vfs))
             self.make_vfs(state, mine, self.vfs)
         return mine
 
@@ -158,7 +163,9 @@ class DflCard(card.Card):
         """Whether its ports have no memory region of their own: dfl-pci makes
         no dfl-port of them (cci_enumerate_feature_devs() in dfl-pci.c of Linux
         7.2, BAR id 7), and no VFs (dfl_fpga_cdev_config_ports_vf() in
-        dfl.c)."""
+        dfl.c). That of linux-dfl (github.com/OFS) returns 0 where no port is
+        in the list, and its find_dfls_by_default() takes a VF that has an AFU
+        in place of a port."""
         return self.ids[1] == 'bcce'
 
     def bound(self, state, mine, driver):
@@ -171,14 +178,15 @@ class DflCard(card.Card):
             raise sysfs.error(errno.ENODEV, self.address)
         super().check_vfs(mine, count)
         # dfl_fpga_cdev_config_ports_vf() in dfl.c
-        if count and not mine['vfs'] and (
+        if count and not mine['vfs'] and not self.afu_vfs and (
                 count != len(mine['released']) or self.is_ofs()):
             raise sysfs.error(errno.EINVAL, self.address)
 
     def make_vfs(self, state, mine, count):
         mine['vfs'] = [{'port': port, 'driver': 'dfl-pci',
                         'number': card.number(state)}
-                       for port in sorted(mine['released'])]
+                       for port in ([None] * count if self.afu_vfs
+                                    else sorted(mine['released']))]
 
     def outcome(self, mine, faults, payload):
         """Return (name of the error or None, seconds) of a programming."""
@@ -249,7 +257,7 @@ class DflCard(card.Card):
 
     def add_virtual(self, tree, mine, n, function):
         vf = mine['vfs'][n]
-        if vf['driver'] == 'dfl-pci':
+        if vf['driver'] == 'dfl-pci' and vf['port'] is not None:
             base = _base_region(tree, self.place(self.vf_address(n)), function,
                                 vf['number'])
             base[f'dfl-port.{vf["number"]}'] = _port(

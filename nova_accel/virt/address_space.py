@@ -26,8 +26,9 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
     :raises DeviceUnavailable: a new one would not.
     """
     problem = widen(
-        xml, [address_space.largest(kernel, handle.address)
-              for handle in handles if handle.type is model.HandleType.PCI],
+        xml, [address_space.largest(kernel, function)
+              for handle in handles if handle.type is model.HandleType.PCI
+              for function in handle.functions],
         kernel.physical_address_bits(), can_emulate)
     if problem and is_new:
         raise exception.DeviceUnavailable(

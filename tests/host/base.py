@@ -386,10 +386,14 @@ class HostTestCase(testtools.TestCase):
             f'PRAGMA query_only = {int(on)}')
 
     def assertHas(self, server, *addresses):
-        """The guest has these devices, and the claims say so."""
-        self.assertEqual(sorted(addresses), self.host.devices_of(server))
+        """The guest has these devices, with all that goes with them, and the
+        claims say so."""
+        handles = self.host.accelerators.handles(server)
         self.assertEqual(sorted(addresses), sorted(
-            h.address for h in self.host.accelerators.handles(server)))
+            handle.address for handle in handles))
+        self.assertEqual(
+            sorted(a for h in handles for a in (h.address, *h.companions)),
+            self.host.devices_of(server))
 
 
 def wait_until_programmed(kernel, address):

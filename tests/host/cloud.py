@@ -223,12 +223,12 @@ class Cloud:
     def detach(self, instance_uuid, handles):
         if self.detach_error:
             raise self.detach_error
-        for handle in handles:
+        for address in _addresses(handles):
             with self.state() as state:
                 devices = state['guests'][instance_uuid]['devices']
-                managed = devices.pop(handle.address, None)
+                managed = devices.pop(address, None)
             if managed is not None:
-                self._returns(handle.address, managed)
+                self._returns(address, managed)
 
     def attach(self, instance_uuid, handles, lasts=False):
         if self.attach_error:
@@ -239,8 +239,8 @@ class Cloud:
             if handle.address not in self.running()[instance_uuid]:
                 self._takes(handle)
                 with self.state() as state:
-                    state['guests'][instance_uuid]['devices'][
-                        handle.address] = _is_managed(handle)
+                    state['guests'][instance_uuid]['devices'].update(
+                        _addresses([handle]))
 
     def _takes(self, handle):
         if _is_managed(handle):
@@ -312,8 +312,7 @@ class Cloud:
             self._takes(handle)
         with self.state() as state:
             state['guests'][uuid_] = {
-                'running': True,
-                'devices': {h.address: _is_managed(h) for h in handles}}
+                'running': True, 'devices': _addresses(handles)}
 
     def stop_guest(self, uuid_, undefine=False):
         with self.state() as state:
@@ -435,6 +434,12 @@ def _check_names(provider):
     for item in provider['inventory'].values():
         if not (type(item['total']) is int and 0 < item['total'] < 1 << 31):
             raise AssertionError(f'Placement refuses {item}')
+
+
+def _addresses(handles) -> dict[str, bool]:
+    """Hostdevs of a guest -> whether libvirt binds them to VFIO and back."""
+    return {address: _is_managed(handle) for handle in handles
+            for address in (handle.address, *handle.companions)}
 
 
 def _is_managed(handle) -> bool:

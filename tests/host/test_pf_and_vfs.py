@@ -42,6 +42,16 @@ class TestCase(base.HostTestCase):
         self.host.reconciler.run()
         self.host.report()
 
+    def lose_store(self):
+        self.host.accelerators.close()
+        for name in os.listdir(self.directory):
+            if name.startswith(claim_store.file_name(clouds.NODE)):
+                os.unlink(os.path.join(self.directory, name))
+        self.restart()
+        self.host.reconcile()
+        self.host.settle()
+        self.host.report()
+
     def free(self):
         """How many accelerators of each provider Placement has free."""
         return {address: sum(
@@ -108,16 +118,6 @@ class DiskTest(TestCase):
         self.host.delete(self.server)
         self.lose_vfs()
         self.refused()
-
-    def lose_store(self):
-        self.host.accelerators.close()
-        for name in os.listdir(self.directory):
-            if name.startswith(claim_store.file_name(clouds.NODE)):
-                os.unlink(os.path.join(self.directory, name))
-        self.restart()
-        self.host.reconcile()
-        self.host.settle()
-        self.host.report()
 
     def test_store_was_lost(self):
         """The server has its VF, with its data, and nothing else: its
@@ -204,6 +204,92 @@ class RuleTest(TestCase):
             h.address for h in self.host.inventory.devices[A].handles])
         self.refused()
         self.assertEqual([B], self.host.devices_of(self.boot(B)))
+
+
+class TogetherTest(TestCase):
+    """A card of which all VFs are one accelerator."""
+
+    CLASS = AI
+    POOLS = 'none'
+    TOGETHER = f'{RULE} vfs=together'
+
+    def start(self, rule=TOGETHER):
+        self.config.config(pci_devices=[rule], group='accel')
+        self.start_host(drivers=('pci',), others=[
+            {'address': address, 'vfs': 2, **NPU} for address in (A, B)])
+
+    def change(self, rule):
+        self.config.config(pci_devices=[rule], group='accel')
+        self.restart()
+        self.host.report()
+
+    def test_one_claim_of_two_functions(self):
+        self.start()
+        self.assertEqual({A: 1, B: 1}, self.free())
+        server = self.boot()
+        self.assertHas(server, vf(A))
+        self.assertEqual([vf(A), vf(A, 1)], self.host.devices_of(server))
+        self.assertEqual([model.ClaimState.BOUND],
+                         self.host.states(server))
+        self.assertEqual({A: 0, B: 1}, self.free())
+        self.assertEqual({vf(A), vf(A, 1)},
+                         self.host.accelerators.roles(server).keys())
+        self.host.reboot(server)
+        self.restart()
+        self.host.reconciler.run()
+        self.assertHas(server, vf(A))
+        self.host.delete(server)
+        self.assertEqual([vf(A), vf(A, 1)], [
+            function for function, _ in self.simulated.kernel.resets(A)])
+        self.assertEqual({A: 1, B: 1}, self.free())
+        self.boot()
+
+    def test_of_a_lost_store(self):
+        """What the guest has are functions of one device."""
+        self.start()
+        server = self.boot()
+        self.lose_store()
+        self.host.reconciler.run()
+        self.assertHas(server, vf(A))
+        self.refused()
+
+    def test_cleaned_by_the_operator(self):
+        self.start()
+        self.assertEqual(
+            f'{A} is clean (reset flr, reset flr {vf(A, 1)}).',
+            self.host.maintenance.clean(A))
+
+    def test_that_were_not(self):
+        self.start(RULE)
+        second = self.host.boot(
+            {f'resources1:{AI}': '1'}, self.host.allocation(A, AI))
+        server = self.boot()
+        self.host.delete(second)
+        self.assertEqual([vf(A, 1)], self.host.devices_of(server))
+        self.host.cloud.stop_guest(server)
+        self.change(self.TOGETHER)
+        self.assertGreaterEqual(0, self.free()[A])
+        self.refused()
+        self.host.start_guest(server)
+        self.assertHas(server, vf(A, 1))
+        self.host.delete(server)
+        self.host.report()
+        self.assertHas(self.boot(), vf(A))
+
+    def test_that_are_not_any_more(self):
+        self.start()
+        server = self.boot()
+        self.host.cloud.stop_guest(server)
+        self.change(RULE)
+        self.assertGreaterEqual(0, self.free()[A])
+        self.refused()
+        self.host.start_guest(server)
+        self.assertEqual([vf(A), vf(A, 1)], self.host.devices_of(server))
+        self.host.delete(server)
+        self.assertEqual(2, len(self.simulated.kernel.resets(A)))
+        self.host.report()
+        self.assertEqual([[vf(A)], [vf(A, 1)]], sorted(
+            self.host.devices_of(self.boot()) for _ in range(2)))
 
 
 class OtherDriverTest(TestCase):

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Whether guests see all of their devices with large memory regions."""
 
+import dataclasses
 from xml.etree import ElementTree
 
 import ddt
@@ -106,13 +107,17 @@ class GuestTest(testtools.TestCase):
         self.xml.cpu.mode = 'host-model'
 
     def make_room(self, gib=(128, 128), bits=46, can_emulate=True,
-                  is_new=True):
+                  is_new=True, together=False):
         kernel = self.useFixture(SimulatedHost(address_bits=bits, gpus=[
             {'address': address, 'bar_gib': size}
             for address, size in zip((A, B), gib)])).kernel
+        handles = [model.AttachHandle(model.HandleType.PCI, address)
+                   for address in (A, B)]
+        if together:
+            handles = [dataclasses.replace(
+                handles[0], companions=(B,), parent='0000:01:00.0')]
         address_space.make_room(
-            self.xml, [model.AttachHandle(model.HandleType.PCI, address)
-                       for address in (A, B)], kernel, can_emulate, is_new)
+            self.xml, handles, kernel, can_emulate, is_new)
         found = ElementTree.fromstring(self.xml.to_xml()).find(
             'cpu/maxphysaddr')
         return None if found is None else dict(found.attrib)
@@ -163,6 +168,12 @@ class GuestTest(testtools.TestCase):
         self.xml.memory = 768 << 20
         self.assertRaises(exception.DeviceUnavailable, self.make_room,
                           can_emulate=False)
+
+    def test_functions_that_are_given_together(self):
+        """Each needs room, not only the first."""
+        self.assertIsNone(self.make_room(gib=(2, 0), together=True))
+        self.assertEqual({'mode': 'emulate', 'bits': '46'},
+                         self.make_room(gib=(2, 128), together=True))
 
     def test_host_that_is_too_small(self):
         self.assertRaises(exception.DeviceUnavailable, self.make_room,

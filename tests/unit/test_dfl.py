@@ -14,6 +14,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import dfl
+from nova_accel.drivers import pci_rule
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
@@ -106,6 +107,22 @@ class Discovery(TestCase):
             self.assertIn(said, device.reason)
         self.assertEqual(errno.EINVAL, self.assertRaises(
             OSError, self.kernel.set_numvfs, A, 1).errno)
+
+    def test_board_of_ofs_under_linux_dfl(self):
+        """A rule gives the VFs of its slot, and the driver pci makes them."""
+        self.config.config(
+            group='accel', enabled_drivers=['dfl', 'pci'],
+            pci_devices=[f'address={A} type=FPGA vfs=together'],
+            virtual_functions=[f'{A}=3'])
+        board = {'address': A, 'product': 'N6001', 'afu_vfs': 3}
+        self.assertEqual({B}, self.start(
+            board, {**board, 'address': B}).keys())
+        driver = pci_rule.PciRuleDriver(self.kernel)
+        driver.configure()
+        handle, = driver.discover()[A].handles
+        self.assertEqual(3, len(handle.functions))
+        # the card is programmed by its physical function, which stays
+        self.assertEqual('dfl-pci', pci.driver(self.kernel, A))
 
     @ddt.data(1, 2)
     def test_no_guest_gets_the_management_function(self, ports):

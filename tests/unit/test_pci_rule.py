@@ -12,11 +12,12 @@ import testtools
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import pci_rule
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
-from tests.unit.host import A, B, SimulatedHost
+from tests.unit.host import A, B, SimulatedHost, vf
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 NPU = {'address': A, 'vendor': '19e5', 'device': 'd801', 'class': '0x120000',
@@ -271,6 +272,82 @@ class Devices(TestCase):
         dead = self.driver.discover(known)[A]
         self.assertEqual((QUARANTINED, [A]), (dead.health,
                                               self.handles(dead)))
+
+
+@ddt.ddt
+class Together(TestCase):
+    """All VFs of a function are one accelerator."""
+
+    VFS = tuple(vf(A, number) for number in range(3))
+
+    def start(self, npu=(), **more):
+        self.config.config(group='accel', **more)
+        return super().start('vendor=19e5 type=AI vfs=together', others=[
+            {**NPU, 'vfs': 3, **dict(npu)}])[A]
+
+    def release(self, device):
+        for function in self.VFS:
+            self.kernel.guest_takes(function)
+            self.kernel.guest_returns(function)
+        return self.driver.release(device, device.handles[0], None, base.Use())
+
+    def test_one_handle(self):
+        device = self.start()
+        handle, = device.handles
+        self.assertEqual((OK, self.VFS, A), (
+            device.health, handle.functions, handle.parent))
+        # the whole function, and what the host uses, stays there
+        self.assertEqual({A, *self.VFS}, device.functions())
+
+    def test_made_by_nova_compute(self):
+        device = self.start({'vfs': 0}, virtual_functions=[f'{A}=2'])
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        self.assertIn('[accel] virtual_functions', device.reason)
+        self.driver.configure()
+        handle, = self.driver.discover()[A].handles
+        self.assertEqual(self.VFS[:2], handle.functions)
+
+    def test_that_a_guest_cannot_have(self):
+        device = self.start({'faults': {'attributes': {'reset_method': ''}}})
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        self.assertIn('cannot be reset', device.reason)
+        device = TestCase.start(
+            self, 'vendor=19e5 type=AI vfs=together',
+            others=[{**NPU, 'vfs': 3}], iommu=False)[A]
+        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
+        self.assertIn(f'of {vf(A)} ', device.reason)
+
+    def test_one_that_is_excluded(self):
+        device = self.start()
+        self.config.config(
+            exclude_devices=[f'address={self.VFS[2]}'], group='accel')
+        self.assertEqual((), rules.DeviceRules().applied(device).handles)
+
+    def test_each_is_reset(self):
+        device = self.start()
+        self.assertEqual(
+            ', '.join(f'reset flr{then}' for then in (
+                '', *(f' {other}' for other in self.VFS[1:]))),
+            self.release(device))
+        self.assertEqual([[f, None] for f in self.VFS], self.kernel.resets(A))
+
+    def test_one_is_not_reset(self):
+        device = self.start()
+        self.kernel.set_fault(A, reset='EIO')
+        error = self.assertRaises(
+            exception.DeviceError, self.release, device)
+        self.assertIn('must be reset after its server', str(error))
+
+    def test_not_while_it_runs(self):
+        device = self.start({'vfio_driver': 'mlx5_vfio_pci'})
+        self.assertEqual('', device.migrates_by)
+        self.assertIn('3 functions', device.stays)
+
+    @ddt.data('vfs=all', 'vfs=2')
+    def test_other_values(self, value):
+        error = self.assertRaises(exception.ConfigurationError, TestCase.start,
+                                  self, f'vendor=19e5 type=AI {value}')
+        self.assertIn('vfs can only be together', str(error))
 
 
 AUX = f'{A[:-1]}1'
