@@ -109,11 +109,12 @@ too. An absolute path: that command of the operator's is run as the user of
 nova-compute, one at a time, with ``activate`` or ``deactivate`` and the PCI
 addresses of the set, sorted; it ends with 0 where that is done, or was before.
 ``static``: nothing is run, and partitions stay as the operator has set them up.
-Without it, such sets are not offered; vGPUs of such GPUs are offered with
-``static`` only. Example: ``libnvfm``."""),
+Without it, such sets are not offered. vGPUs of such GPUs are offered with
+``static``, and with ``libnvfm`` those that have all of a GPU, whose partition
+is activated with their VF. Example: ``libnvfm``."""),
     cfg.ListOpt('gpu_modules', default=[], help="""
 ``<PCI address of a GPU>=<module>``: the number by which NVIDIA's Fabric Manager
-knows a GPU of a set; ``Module ID`` of ``nvidia-smi -q``, while the host has the
+knows a GPU; ``Module ID`` of ``nvidia-smi -q``, while the host has the
 driver of NVIDIA. It depends on the board, not on the order of the addresses.
 Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""

@@ -92,11 +92,15 @@ def obstacle(kernel, device: model.Device, option: str,
         return (f'NVSwitches join it with the others of its set ({switch}), '
                 f'and nothing activates their partition, without which CUDA '
                 f'fails in the guest (error 802): set {OPTION}')
-    if _fabric_manager() and address not in modules():
-        return (f'{OPTION} has {LIBRARY}, and {MODULES} does not say which '
-                f'module it is: add {address}=<Module ID>, which nvidia-smi -q '
-                f'shows while the host has the driver of NVIDIA')
-    return ''
+    return _unknown_module(address)
+
+
+def _unknown_module(address) -> str:
+    if not _fabric_manager() or address in modules():
+        return ''
+    return (f'{OPTION} has {LIBRARY}, and {MODULES} does not say which module '
+            f'it is: add {address}=<Module ID>, which nvidia-smi -q shows '
+            f'while the host has the driver of NVIDIA')
 
 
 def modules() -> dict[str, int]:
@@ -143,9 +147,20 @@ def obstacle_of_vgpus(kernel, device: model.Device) -> str:
     """
     if CONF.accel.fabric_command == STATIC or not _switch(kernel, device):
         return ''
-    return (f'NVSwitches join it with other GPUs, and CUDA fails in the guest '
-            f'of a vGPU without an active partition (error 802): have Fabric '
-            f'Manager activate one for its VFs, and set {OPTION} = {STATIC}')
+    return (_unknown_module(device.address) if _fabric_manager() else
+            f'NVSwitches join it with other GPUs, and CUDA fails in the guest '
+            f'of a vGPU without an active partition (error 802): set {OPTION} '
+            f'= {LIBRARY}, or {STATIC} where you have seen to it')
+
+
+def has_partition(kernel, device: model.Device) -> bool:
+    """Whether a vGPU of a GPU gets the partition of that GPU alone. A vGPU
+    with a part of the GPU cannot: a partition takes one VF of each GPU, and
+    refuses more (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
+
+    :raises OSError: sysfs cannot be read.
+    """
+    return bool(_fabric_manager() and _switch(kernel, device))
 
 
 def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
@@ -189,21 +204,22 @@ def _switch(kernel, device) -> str:
             if _is_of(device, _UNDER_HIDDEN_SWITCHES) else '')
 
 
-def activate(kernel, device: model.Device) -> None:
+def activate(kernel, device: model.Device, vf: str = '') -> None:
     """Have a guest reach the GPUs of a device's set by the fabric, and have
     it reach no others. Does nothing where that is so, or for other devices.
 
+    :param vf: by which a guest has all of the GPU, as a vGPU.
     :raises DeviceError: it cannot be.
     """
-    _run(kernel, device, 'activate')
+    _run(kernel, device, nvfm.ACTIVATE, vf)
 
 
-def deactivate(kernel, device: model.Device) -> None:
+def deactivate(kernel, device: model.Device, vf: str = '') -> None:
     """Undo activate(). Does nothing where that was done.
 
     :raises DeviceError: it cannot be.
     """
-    _run(kernel, device, 'deactivate')
+    _run(kernel, device, nvfm.DEACTIVATE, vf)
 
 
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
@@ -219,13 +235,13 @@ def check(kernel, device: model.Device) -> Iterator[base.Finding]:
             f'compare {sets.OPTION} and {MODULES} with "fmpm -l"')
 
 
-def _run(kernel, device, action):
-    members, command = sets.of(device.address), CONF.accel.fabric_command
-    if (not members or command in (None, '', STATIC)
-            or not _switch(kernel, device)):
+def _run(kernel, device, action, vf):
+    members = (device.address,) if vf else sets.of(device.address)
+    if (not members or CONF.accel.fabric_command in (None, '', STATIC)
+            or vf and not _fabric_manager() or not _switch(kernel, device)):
         return
     with _lock:
-        problem = _call(action, members)
+        problem = _call(action, members, vf)
     if problem:
         LOG.error('The partition of %s could not be %sd: %s',
                   ' '.join(members), action, problem)
@@ -235,7 +251,7 @@ def _run(kernel, device, action):
             f'hand; it is tried again.')
 
 
-def _call(action, members) -> str:
+def _call(action, members, vf='') -> str:
     """Return why it was not done, '' where it was."""
     address = _fabric_manager()
     if address:
@@ -244,7 +260,8 @@ def _call(action, members) -> str:
         if missing:
             return f'{MODULES} lacks {", ".join(missing)}'
         command = [sys.executable, '-m', nvfm.__name__, action, address,
-                   *(f'{numbers[gpu]}={gpu}' for gpu in members)]
+                   *('/'.join(filter(None, (f'{numbers[gpu]}={gpu}', vf)))
+                     for gpu in members)]
     else:
         command = [CONF.accel.fabric_command, action, *members]
     try:

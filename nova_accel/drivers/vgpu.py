@@ -9,7 +9,7 @@ drivers/vfio/mdev and Documentation/driver-api/vfio-mediated-device.rst of
 Linux; NVIDIA's vGPU user guide for current_vgpu_type and sriov-manage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import errno
 import functools
@@ -262,6 +262,8 @@ class VgpuDriver(base.PciDriver):
             raise base.Defect(str(e)) from None
         offer = _within_room(offer, traits, before)
         chosen = _chosen(device.address, offer.types.values())
+        if chosen and fabric.has_partition(self.kernel, device):
+            chosen = _whole(chosen, offer, traits, before)
         names = {t.name for t in chosen}
         most = max((t.available for t in chosen), default=0)
         # the ones that can become most are there for any request
@@ -447,6 +449,10 @@ class VgpuDriver(base.PciDriver):
         else:
             self._make_of_vf(what, device, handle.address, created_type,
                              fresh)
+            if fresh:
+                # nobody has it, or it could not have become that
+                fabric.deactivate(self.kernel, device, handle.address)
+            fabric.activate(self.kernel, device, handle.address)
 
     def created_type(self, device, handle):
         """See the base class."""
@@ -472,6 +478,7 @@ class VgpuDriver(base.PciDriver):
                 return 'was absent'
             self._remove(parent, handle.address)
             return 'removed'
+        fabric.deactivate(self.kernel, device, handle.address)
         return self._clear(handle.address, created_type)
 
     def _make_mdev(self, what, device, handle, created_type, fresh):
@@ -597,6 +604,29 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
         name: dataclasses.replace(type_, available=min(
             type_.available, left // sizes[name]))
         if sizes[name] else type_ for name, type_ in offer.types.items()})
+
+
+def _whole(types: Iterable[VgpuType], offer: _Offer,
+           traits: Mapping[str, str], before: model.Device | None,
+           ) -> list[VgpuType]:
+    """Those that have all of their GPU.
+
+    :param traits: by the name of the type.
+    :raises Defect: none has, or they are mediated devices.
+    """
+    if any(handle.managed for handle in (*offer.free, *offer.made)):
+        raise base.Defect(
+            f'NVSwitches join it with other GPUs, and its vGPUs are mediated '
+            f'devices, for which no partition is activated: set '
+            f'{fabric.OPTION} = {fabric.STATIC} where you have seen to it')
+    whole = max(map(_size, (*traits.values(), *(
+        before.state_traits if before else ()))), default=0)
+    found = [t for t in types if whole and _size(traits[t.name]) == whole]
+    if not found and offer.complete:
+        raise base.Defect(
+            f'NVSwitches join it with other GPUs, and only a vGPU with all of '
+            f'the GPU has a partition: name such a type in {OPTION}')
+    return found
 
 
 def _size(trait: str) -> int:

@@ -11,7 +11,7 @@ nvidia-fabricmanager-dev, releases 470 and 580; the Fabric Manager user guide
 
 import ctypes
 import sys
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 LIBRARY = 'libnvfm.so.1'
 #: where Fabric Manager listens (FM_CMD_PORT_NUMBER)
@@ -70,6 +70,13 @@ class _Partition(ctypes.Structure):
                 [-len('0000:00:00.0'):] for gpu in self.gpus[:self.count]}
 
 
+class _Function(ctypes.Structure):
+    """fmPciDevice_t."""
+
+    _fields_ = [(part, ctypes.c_uint) for part in (
+        'domain', 'bus', 'device', 'function')]
+
+
 class _Partitions(ctypes.Structure):
     """fmFabricPartitionList_v2, whose version is 1."""
 
@@ -78,11 +85,19 @@ class _Partitions(ctypes.Structure):
                 ('most', ctypes.c_uint), ('partitions', _Partition * 64)]
 
 
+class Gpu(NamedTuple):
+    """A GPU of a partition, by PCI addresses."""
+
+    address: str
+    #: by which its guest has it; '' where the guest has all of it
+    vf: str = ''
+
+
 class Failed(Exception):
     """A sentence that says why."""
 
 
-def change(library: Any, action: str, address: str, wanted: dict[int, str],
+def change(library: Any, action: str, address: str, wanted: dict[int, Gpu],
            ) -> str:
     """Have the partition of some GPUs active or inactive; or only look.
 
@@ -92,7 +107,7 @@ def change(library: Any, action: str, address: str, wanted: dict[int, str],
     :param action: ACTIVATE, DEACTIVATE or LOOK.
     :param address: of Fabric Manager: <IPv4 address>:<port>, or the absolute
         path of its socket.
-    :param wanted: number of the module -> PCI address of each GPU.
+    :param wanted: each GPU by the number of its module.
     :returns: what the partition is now, as a sentence.
     :raises Failed: it is not as the action wants it.
     """
@@ -119,9 +134,14 @@ def _change(library, handle, action, wanted):
                 f'{overlapping[0]}, which has GPUs of it, is active: '
                 f'deactivate that one (fmpm -d {overlapping[0]}), if no guest '
                 f'has its GPUs.')
-        function = ('fmActivateFabricPartition' if is_wanted
-                    else 'fmDeactivateFabricPartition')
-        result = getattr(library, function)(handle, ctypes.c_uint(number))
+        # in the order of the partition's GPUs, one for each
+        vfs = [wanted[module].vf for module in partition.modules()]
+        function = ('fmDeactivateFabricPartition' if not is_wanted
+                    else 'fmActivateFabricPartitionWithVFs' if any(vfs)
+                    else 'fmActivateFabricPartition')
+        result = getattr(library, function)(handle, ctypes.c_uint(number), *(
+            ((_Function * len(vfs))(*map(_function, vfs)), len(vfs))
+            if is_wanted and any(vfs) else ()))
         partition, _ = _find(library, handle, wanted)
         if bool(partition.is_active) != is_wanted:
             raise Failed(
@@ -167,12 +187,18 @@ def _find(library, handle, wanted):
             f'GPUs are {shown or "none"}: see [accel] device_sets and '
             f'gpu_modules.')
     for module, address in mine[0].modules().items():
-        if address and address != wanted[module]:
+        if address and address != wanted[module].address:
             raise Failed(
                 f'[accel] gpu_modules says that module {module} is '
-                f'{wanted[module]}, and Fabric Manager that it is {address}: '
-                f'correct the option.')
+                f'{wanted[module].address}, and Fabric Manager that it is '
+                f'{address}: correct the option.')
     return mine[0], [p for p in partitions if p.number != mine[0].number]
+
+
+def _function(address):
+    domain, bus, rest = address.split(':')
+    return _Function(*(int(part, 16) for part in (
+        domain, bus, *rest.split('.'))))
 
 
 def _version(kind):
@@ -187,17 +213,18 @@ def _name(result):
 def _check(call, result):
     if result != _SUCCESS:
         raise Failed(f'{call} answered {_name(result)}: see that Fabric '
-                     f'Manager runs with FABRIC_MODE=1, and its log.')
+                     f'Manager runs with FABRIC_MODE=1, or 2 for vGPUs, and '
+                     f'its log.')
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Do what the arguments say, and exit.
 
     :param arguments: action, address of Fabric Manager, then
-        <module>=<PCI address> for each GPU.
+        <module>=<PCI address> or <module>=<PCI address>/<VF> for each GPU.
     """
     action, address, *pairs = arguments
-    wanted = {int(module): gpu for module, _, gpu in (
+    wanted = {int(module): Gpu(*gpu.split('/')) for module, _, gpu in (
         pair.partition('=') for pair in pairs)}
     try:
         library = ctypes.CDLL(LIBRARY)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A libnvfm with a Fabric Manager of one partition, made by a C compiler."""
+"""A libnvfm with a Fabric Manager of two partitions, made by a C compiler."""
 
 import os
 import shutil
@@ -23,7 +23,13 @@ typedef struct { unsigned module; char uuid[80], bus[32];
 typedef struct { unsigned id, active, count; gpu gpus[16]; } partition;
 typedef struct { unsigned version, count, most; partition all[64]; } list;
 #define HANDLE ((void *)0x123456789abcUL)
-#define ACTIVE getenv("NVFM_ACTIVE")
+typedef struct { unsigned domain, bus, device, function; } function;
+static char *active(unsigned id)
+{
+    static char path[4096];
+    snprintf(path, sizeof path, "%s/active%u", getenv("NVFM_DIRECTORY"), id);
+    return path;
+}
 int fmLibInit(void) { return 0; }
 int fmLibShutdown(void) { return 0; }
 int fmConnect(parameters *p, void **handle)
@@ -42,46 +48,65 @@ int fmGetSupportedFabricPartitions(void *handle, list *found)
         return -1;
     if (found->version != (sizeof *found | 1 << 24))
         return -6;
-    found->count = 1;
-    found->all[0].id = 5;
-    found->all[0].active = !access(ACTIVE, F_OK);
-    found->all[0].count = 2;
-    found->all[0].gpus[0].module = 4;
-    found->all[0].gpus[1].module = 2;
+    found->count = 2;
+    for (int i = 0; i < 2; i++) {
+        found->all[i].id = 5 + i;
+        found->all[i].active = !access(active(5 + i), F_OK);
+        found->all[i].count = 2 - i;
+        found->all[i].gpus[0].module = 4;
+        found->all[i].gpus[1].module = 2;
+    }
     return 0;
+}
+int fmActivateFabricPartitionWithVFs(
+    void *handle, unsigned id, function *vfs, unsigned count)
+{
+    FILE *file;
+    if (handle != HANDLE || id < 5 || id > 6 || count && count != 7 - id)
+        return -1;
+    if (!access(active(id), F_OK))
+        return -7;
+    file = fopen(active(id), "w");
+    for (unsigned i = 0; i < count; i++)
+        fprintf(file, "%04x:%02x:%02x.%x ", vfs[i].domain, vfs[i].bus,
+                vfs[i].device, vfs[i].function);
+    return fclose(file);
 }
 int fmActivateFabricPartition(void *handle, unsigned id)
 {
-    if (handle != HANDLE || id != 5)
-        return -1;
-    return fclose(fopen(ACTIVE, "w"));
+    return fmActivateFabricPartitionWithVFs(handle, id, 0, 0);
 }
 int fmDeactivateFabricPartition(void *handle, unsigned id)
 {
-    if (handle != HANDLE || id != 5)
+    if (handle != HANDLE || id < 5 || id > 6)
         return -1;
-    return unlink(ACTIVE) ? -4 : 0;
+    return unlink(active(id)) ? -4 : 0;
 }
 """
 
 
 class NvfmLibrary(fixtures.Fixture):
-    """Programs find the library; its partition has the modules 2 and 4."""
+    """Programs find the library; its partition 5 has the modules 4 and 2, its
+    partition 6 the module 4."""
 
     def _setUp(self):
         compiler = shutil.which('cc')
         if not compiler:
             raise AssertionError('cc is missing: install gcc (bindep.txt).')
-        directory = self.useFixture(fixtures.TempDir()).path
-        source = os.path.join(directory, 'nvfm.c')
+        self._directory = self.useFixture(fixtures.TempDir()).path
+        source = os.path.join(self._directory, 'nvfm.c')
         with open(source, 'w') as file:
             file.write(_SOURCE)
         subprocess.run([compiler, '-shared', '-fPIC', '-o', os.path.join(
-            directory, nvfm.LIBRARY), source], check=True)
-        self._active = os.path.join(directory, 'active')
-        for name, value in (('LD_LIBRARY_PATH', directory),
-                            ('NVFM_ACTIVE', self._active)):
-            self.useFixture(fixtures.EnvironmentVariable(name, value))
+            self._directory, nvfm.LIBRARY), source], check=True)
+        for name in 'LD_LIBRARY_PATH', 'NVFM_DIRECTORY':
+            self.useFixture(fixtures.EnvironmentVariable(
+                name, self._directory))
 
-    def is_active(self):
-        return os.path.exists(self._active)
+    def active(self, number):
+        """The VFs with which a partition is active, None where it is not."""
+        try:
+            with open(os.path.join(self._directory, f'active{number}')) as file:
+                return file.read().split()
+        except FileNotFoundError:
+            return None

@@ -132,7 +132,7 @@ class CommandTest(FabricTestCase):
 
 @ddt.ddt
 class LibraryTest(FabricTestCase):
-    """Fabric Manager is asked, here a library with one partition."""
+    """Fabric Manager is asked, here a library with two partitions."""
 
     def setUp(self):
         super().setUp()
@@ -146,12 +146,12 @@ class LibraryTest(FabricTestCase):
 
     def test_around_a_guest(self):
         self.prepare()
-        self.assertTrue(self.manager.is_active())
+        self.assertEqual([], self.manager.active(5))
         self.prepare(B)
         self.prepare(fresh=False)
-        self.assertTrue(self.manager.is_active())
+        self.assertEqual([], self.manager.active(5))
         self.assertEqual('reset flr', self.release())
-        self.assertFalse(self.manager.is_active())
+        self.assertIsNone(self.manager.active(5))
         self.release(B)
 
     def test_no_answer(self):
@@ -177,7 +177,7 @@ class LibraryTest(FabricTestCase):
         self.assertIn('[accel] gpu_modules does not say which module',
                       self.devices[B].reason)
         self.assertRaises(exception.DeviceError, self.prepare)
-        self.assertFalse(self.manager.is_active())
+        self.assertIsNone(self.manager.active(5))
 
     @ddt.data([f'{A}=4', f'{B}=4'], [A], [f'{A}=x'], [f'{A}=1', f'{A}=2'])
     def test_option_that_cannot_be_read(self, modules):
@@ -191,7 +191,7 @@ class LibraryTest(FabricTestCase):
             return list(self.driver.check(self.devices[address]))
 
         self.assertEqual([[], []], [check(A), check(B)])
-        self.assertFalse(self.manager.is_active())
+        self.assertIsNone(self.manager.active(5))
         self.ask([f'{A}=4', f'{B}=1'])
         found, = check(A)
         self.assertIn('exactly the modules 1 4', found.found)

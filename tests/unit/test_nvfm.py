@@ -12,7 +12,11 @@ from tests.unit.nvfm_library import NvfmLibrary
 
 #: the board of HGX H100, less its partitions of four
 BOARD = {0: range(1, 9), 3: (1, 3), 4: (2, 4), 7: (1,)}
-GPUS = {1: '0000:1a:00.0', 3: '0000:1b:00.0'}
+GPUS = {1: nvfm.Gpu('0000:1a:00.0'), 3: nvfm.Gpu('0000:1b:00.0')}
+
+
+def gpus(*modules):
+    return {module: nvfm.Gpu(f'0000:0{module}:00.0') for module in modules}
 
 
 class FabricManager:
@@ -113,11 +117,11 @@ class ChangeTest(testtools.TestCase):
 
     def test_no_such_partition(self):
         manager = FabricManager()
-        reason = self.refused(manager, wanted={1: 'a', 2: 'b'})
+        reason = self.refused(manager, wanted=gpus(1, 2))
         self.assertIn('no partitions of exactly the modules 1 2', reason)
         self.assertIn('3: 1 3; 4: 2 4', reason)
         # a part of one is not enough, nor is more than one
-        self.refused(manager, wanted={1: 'a', 2: 'b', 3: 'c'})
+        self.refused(manager, wanted=gpus(1, 2, 3))
         self.assertEqual(set(), manager.active)
         self.assertEqual('fmLibShutdown', manager.calls[-1])
 
@@ -168,6 +172,22 @@ class ChangeTest(testtools.TestCase):
             manager.parameters.address, manager.parameters.is_socket,
             manager.parameters.kind))
 
+    def test_with_vfs(self):
+        """One for each GPU, in the order of the partition."""
+        manager, given = FabricManager(), []
+
+        def activate(handle, number, vfs, count):
+            given.extend((v.domain, v.bus, v.device, v.function)
+                         for v in vfs[:count])
+            return manager.do_fmActivateFabricPartition(handle, number)
+        manager.do_fmActivateFabricPartitionWithVFs = activate
+        wanted = {module: nvfm.Gpu(f'0000:1{module}:00.0', f'000{module}:1f:'
+                                   f'1e.7') for module in (3, 1)}
+        self.change(manager, wanted=wanted)
+        self.assertEqual([(1, 0x1f, 0x1e, 7), (3, 0x1f, 0x1e, 7)], given)
+        self.change(manager, 'deactivate', wanted)
+        self.assertEqual(set(), manager.active)
+
     def test_library_of_release_470(self):
         manager = FabricManager()
         manager.do_fmConnect = lambda parameters, handle: (
@@ -195,6 +215,9 @@ class ProgramTest(testtools.TestCase):
         done = self.run_it('activate', '192.0.2.1:6666', *modules)
         self.assertEqual(('', 'partition 5, active\n'),
                          (done.stderr, done.stdout))
+        done = self.run_it('activate', '192.0.2.1:6666',
+                           '4=0000:1a:00.0/0000:1a:1f.6')
+        self.assertIn('while partition 5', done.stderr)
         done = self.run_it('look', '192.0.2.1:6666', *modules)
         self.assertEqual('partition 5, active\n', done.stdout)
         done = self.run_it('activate', '192.0.2.2:6666', *modules)

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 
+import ddt
 import fixtures
 from oslo_config import fixture as config_fixture
 import testscenarios
@@ -14,11 +15,13 @@ import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import fabric
 from nova_accel.drivers import vgpu
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from tests.unit.host import SimulatedHost
+from tests.unit.nvfm_library import NvfmLibrary
 
 GPU = '0000:41:00.0'
 VF = ['0000:41:00.1', '0000:41:00.2', '0000:41:00.3', '0000:41:00.4']
@@ -389,6 +392,7 @@ class MediatedDevices(VgpuTestCase):
             self.assertEqual((trait,), self.device().traits)
 
 
+@ddt.ddt
 class UnderSwitchesTest(VgpuTestCase):
     """NVIDIA's GPUs of HGX boards."""
 
@@ -402,10 +406,61 @@ class UnderSwitchesTest(VgpuTestCase):
                 self.start(gpu(framework), others=[self.SWITCH])
                 reason = self.quarantined()
                 self.assertIn('error 802', reason)
-                self.assertIn('[accel] fabric_command = static', reason)
+                self.assertIn('[accel] fabric_command = libnvfm', reason)
             # the operator's Fabric Manager does it
             self.config.config(group='accel', fabric_command='static')
             self.assertEqual(4, len(self.device().handles))
+
+    def start_with_partition(self, framework='vendor-vfio', **config):
+        self.manager = self.useFixture(NvfmLibrary())
+        self.config.config(
+            group='accel', fabric_command='libnvfm:192.0.2.1:6666',
+            **{'gpu_modules': [f'{GPU}=4'], **config})
+        self.start(gpu(framework), others=[self.SWITCH])
+
+    def test_partition_of_a_vgpu(self):
+        self.start_with_partition()
+        # a part of the GPU has no partition
+        whole, = self.available()
+        handle = self.make(whole)
+        self.assertEqual([handle.address], self.manager.active(6))
+        # as after a boot of the host
+        device = self.device()
+        fabric.deactivate(self.kernel, device, handle.address)
+        for _ in range(2):
+            self.driver.prepare(device, handle, whole, False, base.Use())
+            self.assertEqual([handle.address], self.manager.active(6))
+        self.release(handle, whole)
+        self.assertIsNone(self.manager.active(6))
+        self.assertIsNone(self.driver.created_type(device, handle))
+
+    def test_partition_of_another_vf(self):
+        """Somebody has left it active."""
+        self.start_with_partition()
+        whole, = self.available()
+        fabric.activate(self.kernel, self.device(), '0000:41:1f.7')
+        handle = self.make(whole)
+        self.assertEqual([handle.address], self.manager.active(6))
+
+    def test_partition_that_cannot_be_had(self):
+        self.start_with_partition()
+        whole, = self.available()
+        handle = self.make(whole)
+        self.config.config(fabric_command='libnvfm', group='accel')
+        error = self.assertRaises(
+            exception.DeviceError, self.release, handle, whole)
+        self.assertIn('had to be deactivated', str(error))
+        # nobody else gets the GPU meanwhile
+        self.assertEqual(whole, self.driver.created_type(
+            self.device(), handle))
+
+    @ddt.data(({'gpu_modules': []}, 'gpu_modules does not say'),
+              ({'vgpu_types': ['nvidia-558']}, 'only a vGPU with all'),
+              ({'framework': 'sriov-mdev'}, 'are mediated devices'))
+    @ddt.unpack
+    def test_no_partition(self, config, words):
+        self.start_with_partition(**config)
+        self.assertIn(words, self.quarantined())
 
     def test_others(self):
         self.start(gpu('sriov', vendor='8086', device='56c0', driver='i915',
