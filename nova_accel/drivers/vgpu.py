@@ -450,7 +450,8 @@ class VgpuDriver(base.PciDriver):
             self._make_of_vf(what, device, handle.address, created_type,
                              fresh)
             if fresh:
-                # nobody has it, or it could not have become that
+                # no other server has the GPU, or the VF could not have
+                # become that
                 fabric.deactivate(self.kernel, device, handle.address)
             fabric.activate(self.kernel, device, handle.address)
 

@@ -435,7 +435,7 @@ class UnderSwitchesTest(VgpuTestCase):
         self.assertIsNone(self.driver.created_type(device, handle))
 
     def test_partition_of_another_vf(self):
-        """Somebody has left it active."""
+        """The partition was active before."""
         self.start_with_partition()
         whole, = self.available()
         fabric.activate(self.kernel, self.device(), '0000:41:1f.7')
@@ -450,7 +450,7 @@ class UnderSwitchesTest(VgpuTestCase):
         error = self.assertRaises(
             exception.DeviceError, self.release, handle, whole)
         self.assertIn('had to be deactivated', str(error))
-        # nobody else gets the GPU meanwhile
+        # no other server gets the GPU meanwhile
         self.assertEqual(whole, self.driver.created_type(
             self.device(), handle))
 
