@@ -69,7 +69,7 @@ class HostBootTest(KindTestCase):
         self.restart()
         before = self.look(A)
         server, held = self.boot(class_)
-        self.assertEqual(1, len(held))
+        self.assertEqual(1, len(self.host.accelerators.handles(server)))
         for _ in range(2):
             self.host.power_cut()
             self.restart()
