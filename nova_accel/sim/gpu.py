@@ -20,7 +20,8 @@ class GpuCard(card.Card):
     boot_vga: bool = False
     #: whether it has types of mediated devices, as under a vGPU host driver
     mdev: bool = False
-    #: size of its largest memory region in GiB; 0: `resource` has none
+    #: size of the largest memory region of each function in GiB; 0: `resource`
+    #: has none
     bar_gib: int = 0
 
     FAULTS: ClassVar[dict] = {
@@ -52,6 +53,14 @@ class GpuCard(card.Card):
     def add_physical(self, tree, mine, function):
         if self.class_code.startswith('0x0300'):
             function['boot_vga'] = '1' if self.boot_vga else '0'
+        self._add_region(function)
+        if self.mdev and mine['driver'] == self.driver:
+            function['mdev_supported_types'] = {}
+
+    def add_virtual(self, tree, mine, n, function):
+        self._add_region(function)
+
+    def _add_region(self, function):
         if self.bar_gib:
             # start, end and flags of each; a memory region of 64 bits that
             # can be prefetched (include/linux/ioport.h of Linux)
@@ -59,5 +68,3 @@ class GpuCard(card.Card):
             function['resource'] = (
                 f'0x{start:016x} 0x{start + (self.bar_gib << 30) - 1:016x} '
                 f'0x{0x14220c:016x}')
-        if self.mdev and mine['driver'] == self.driver:
-            function['mdev_supported_types'] = {}

@@ -972,6 +972,19 @@ class FlavorTest(CheckTestCase):
         self.assertFails('flavors', 'the flavor four', 'of its 4 devices',
                          words, f'{ram} GiB', '40 bits', result='warning')
 
+    def test_functions_that_are_given_together(self):
+        """One accelerator, and each of its functions needs room."""
+        self.use_kernel(self.useFixture(SimulatedHost(gpus=[{
+            'address': A, 'vendor': '1002', 'bar_gib': 128,
+            'total_vfs': 3, 'vfs': 3}])).kernel)
+        self.set('accel', enabled_drivers='pci',
+                 pci_devices='vendor=1002 type=AI vfs=together')
+        self.flavors({'three': {
+            'resources1:CUSTOM_ACCELERATOR_AI': '1',
+            'hw:maxphysaddr_mode': 'emulate', 'hw:maxphysaddr_bits': '40'}})
+        self.assertFails('flavors', 'of its 3 devices', '1 fit',
+                         result='warning')
+
     def test_flavor_for_other_hosts(self):
         for specs in ({'amount': 5}, {'amount': 1}):
             self.flavor(mode='emulate', bits='40', **specs)
