@@ -223,15 +223,17 @@ def deactivate(kernel, device: model.Device, vf: str = '') -> None:
 
 
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
-    """Ask Fabric Manager for the partition of a set, at its first device."""
-    members = sets.of(device.address)
+    """Ask Fabric Manager for the partition of a set, at its first device, or
+    of a GPU that makes vGPUs."""
+    members = (device.address,) if device.creatable else sets.of(
+        device.address)
     if not (members and members[0] == device.address and _fabric_manager()
             and _switch(kernel, device)):
         return
-    done = _call(nvfm.LOOK, members)
-    if done:
+    problem = _call(nvfm.LOOK, members)
+    if problem:
         yield base.Finding(
-            f'the partition of its set cannot be activated: {done}',
+            f'its partition cannot be activated: {problem}',
             f'compare {sets.OPTION} and {MODULES} with "fmpm -l"')
 
 

@@ -243,6 +243,11 @@ class VgpuDriver(base.PciDriver):
             product=product.upper(), vendor_id=vendor, product_id=product,
             driver=self.NAME)
 
+    def check(self, device=None):
+        """See the base class; whether there is a partition for its vGPUs."""
+        if device:
+            yield from fabric.check(self.kernel, device)
+
     def look(self, device, before):
         joined = device.vendor_id == _NVIDIA and fabric.obstacle_of_vgpus(
             self.kernel, device)

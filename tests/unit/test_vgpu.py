@@ -454,6 +454,14 @@ class UnderSwitchesTest(VgpuTestCase):
         self.assertEqual(whole, self.driver.created_type(
             self.device(), handle))
 
+    def test_check(self):
+        self.start_with_partition()
+        self.assertEqual([], list(self.driver.check(self.device())))
+        self.config.config(gpu_modules=[f'{GPU}=3'], group='accel')
+        found, = self.driver.check(self.device())
+        self.assertIn('no partitions of exactly the modules 3', found.found)
+        self.assertIsNone(self.manager.active(6))
+
     @ddt.data(({'gpu_modules': []}, 'gpu_modules does not say'),
               ({'vgpu_types': ['nvidia-558']}, 'only a vGPU with all'),
               ({'framework': 'sriov-mdev'}, 'are mediated devices'))
