@@ -40,9 +40,9 @@ PROFILE = {'name': 'crypto', 'groups': [{
     'trait:CUSTOM_FPGA_INTEL': 'required',
     'accel:function_id': FUNCTION}]}
 #: what compute/api.py of Nova 31 to 34 has block_accelerators() for, without a
-#: version from which on it is allowed
-REFUSED_BY_NOVA = ("What Nova refuses with Cyborg's devices: suspend, resize, "
-                   'cold migration')
+#: version from which on it is allowed: tests/unit/test_nova_signatures.py
+REFUSED_BY_NOVA = ('What Nova refuses with Cyborg: suspend, resize, cold and '
+                   'live migration')
 
 
 class Story(operations.OperationsTestBase):
@@ -104,13 +104,15 @@ class Story(operations.OperationsTestBase):
             'image in Glance',
             'vi /etc/nova/device_profiles/crypto.yaml',
             'openstack flavor create small-crypto --ram 2048 --vcpus 2 '
-            '--disk 20 \\\n  --property accel:device_profile=crypto',
+            '--disk 20 \\\n  --property accel:device_profile=crypto '
+            '--property accel:live_migration=detach',
             'openstack image create crypto --file crypto.gbs --public '
             f'--disk-format raw \\\n  --container-format bare '
             f'--property accel:function_id={FUNCTION}')
         self.write_profiles(PROFILE)
         flavor = self._create_flavor(
-            extra_spec={'accel:device_profile': 'crypto'})
+            extra_spec={'accel:device_profile': 'crypto',
+                        'accel:live_migration': 'detach'})
         self.upload_bitstream(FUNCTION)
         SCREEN.line('Tenants see the flavor small-crypto: a server with one '
                     'FPGA that carries the function crypto.')
@@ -165,7 +167,7 @@ class Story(operations.OperationsTestBase):
         self.show()
 
     def requests_that_fail(self):
-        SCREEN.step('What cannot be had is said to the one who asks',
+        SCREEN.step('A request that fails says why, to the one who asks',
                     'openstack server show four -c fault')
         specs = {**base.fpga_flavor(),
                  'trait1:CUSTOM_FPGA_INTEL_PAC_N3000': 'required'}
@@ -185,14 +187,19 @@ class Story(operations.OperationsTestBase):
         SCREEN.step('Server six. A card fails while it is programmed: the '
                     'other host is taken',
                     'openstack server create six --flavor small-gzip ...')
-        self.failing_card()
+        failed = self.failing_card()
         self.show()
+        SCREEN.line(f'Card {failed} did not take the bitstream and carries '
+                    f'nothing now. Nova built the server on the other host.')
         SCREEN.step('Server six is deleted; server seven gets crypto',
                     'openstack server delete six',
                     'openstack server create seven --flavor small-crypto ...')
         self.delete('six')
         server, _ = self.create('seven', flavor)
         os.makedirs(os.path.join(self.instances_path, server['id']))
+        self.libvirt_migrates(
+            lambda domain, _, params, flags: self.guest_moves(
+                domain, 'compute2', params['destination_xml']))
         self.show()
         self.refused_by_nova(server)
         self.everything_else(server)
@@ -203,6 +210,7 @@ class Story(operations.OperationsTestBase):
         SCREEN.step(REFUSED_BY_NOVA + '. Here they work',
                     'openstack server suspend seven',
                     'openstack server migrate seven',
+                    'openstack server migrate seven --live-migration',
                     'openstack server resize seven --flavor small-zip')
         held, host = self.assertHas(server), self.host_of(server)
         with self.timed(server, 'suspend, resume'):
@@ -217,6 +225,10 @@ class Story(operations.OperationsTestBase):
         with self.timed(server, 'its revert'):
             self._revert_resize(server)
             self.same(server, held)
+        with self.timed(server, 'live migration'):
+            self._live_migrate(server)
+            self.assertNotEqual(host, self.host_of(server))
+            self.assertFunction(self.assertHas(server), FUNCTION)
         with self.timed(server, 'resize to zip'):
             self._resize_server(server, self._create_flavor(
                 extra_spec=base.fpga_flavor(
@@ -278,10 +290,12 @@ class Story(operations.OperationsTestBase):
 
     def refused_here(self, server, flavor):
         SCREEN.step('What is refused here, in words',
-                    'openstack server migrate --live-migration seven')
-        self.refused('Live migration', f'/servers/{server["id"]}/action', {
-            'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
-        # of disks, which there are none of, a live snapshot asks too much
+                    'openstack server migrate seven --live-migration', '...')
+        self.refused(
+            'Live migration, which small-zip does not allow',
+            f'/servers/{server["id"]}/action', {
+                'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+        # a live snapshot asks for disks, which simulated guests do not have
         self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
         snapshot = self.api.post_server_action(
             server['id'], {'createImage': {'name': 'snapshot'}})['image_id']
@@ -298,6 +312,7 @@ class Story(operations.OperationsTestBase):
         return function, self.upload_bitstream(function, **kwargs)
 
     def failing_card(self):
+        """Create server six; return the name of the card that fails."""
         function, _ = self.new_function('gzip')
         kernel = type(self.kernel('compute1'))
         program = kernel.program_dfl_port
@@ -315,6 +330,9 @@ class Story(operations.OperationsTestBase):
         self.assertEqual(2, len(set(tried)))
         self.assertEqual(tried[-1], self.host_of(six))
         self.assertEqual(1, len(self.claims()))
+        failed, = (card.name for card in self.cards()
+                   if card.function == 'empty')
+        return failed
 
     def evacuate(self, server):
         host = self.host_of(server)

@@ -28,7 +28,8 @@ figure { margin: 0 } figcaption { font-size: .85rem; opacity: .75 }
         font-size: .85rem; margin-top: .35rem; padding: .2rem .5rem }
 .card.changed { border-color: var(--new); box-shadow: 0 0 0 1px var(--new) }
 .new { color: var(--new); font-weight: 600 }
-.user { color: var(--use); display: block; min-height: 1.4em }
+.user { color: var(--use) } .free { opacity: .75 }
+.user, .free { display: block }
 pre { background: var(--soft); border-radius: .35rem; overflow-x: auto;
       padding: .5rem } p { margin: .5rem 0; overflow-wrap: anywhere }
 </style></head><body>
@@ -81,9 +82,9 @@ def _figure(caption, cards, before):
 
 
 def _card(card: screen.Card, old: screen.Card) -> str:
-    user = f'server {card.server}' if card.server else ''
+    user = (f'<span class="user">server {html.escape(card.server)}</span>'
+            if card.server else '<span class="free">free</span>')
     new = ' class="new"' if card.function != old.function else ''
     return (f'<div class="card{" changed" if card != old else ""}">'
             f'{card.name} <span{new}>'
-            f'{html.escape(card.function)}</span>'
-            f'<span class="user">{html.escape(user)}</span></div>')
+            f'{html.escape(card.function)}</span>{user}</div>')

@@ -159,6 +159,19 @@ class OperationsTestBase(base.AcceleratorTestBase):
             for address in ('0000:5e:00.0', '0000:af:00.0'):
                 self.kernel(host).set_fault(address, pr_error='crc')
 
+    def libvirt_migrates(self, how):
+        """:param how: called as libvirt's migrateToURI3."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Domain.migrateToURI3', how))
+
+    def guest_moves(self, domain, host, xml):
+        """Do what libvirt and QEMU do to a guest that migrates live."""
+        self.computes[host].driver._host.get_connection().defineXML(
+            xml).create()
+        # its process ends
+        domain.destroy()
+        domain.complete_job()
+
     def delete_servers(self):
         for server in self.api.get_servers():
             self.api.delete_server(server['id'])

@@ -116,7 +116,7 @@ class Story(base.Trial):
         self.show()
 
     def refused(self, flavor):
-        SCREEN.step('What cannot be had is said to the one who asks',
+        SCREEN.step('A request that fails says why, to the one who asks',
                     'openstack server show four -c fault')
         four, fault = self.cloud.refused(flavor, host=None)
         self.assertIn('No valid host', fault)

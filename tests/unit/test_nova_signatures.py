@@ -434,6 +434,17 @@ class SignatureTest(unittest.TestCase):
                            f'line {call.lineno}')
 
 
+class CyborgTest(unittest.TestCase):
+
+    def test_what_nova_refuses(self):
+        """As README, the comparison and the demo say."""
+        tree = ast.parse(inspect.getsource(compute_api))
+        self.assertEqual({'suspend', 'resize', 'live_migrate'}, {
+            node.name for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and 'block_accelerators()' in
+            map(ast.unparse, node.decorator_list)})
+
+
 class CompareTest(unittest.TestCase):
     """The comparison itself."""
 
