@@ -278,8 +278,8 @@ class ProfileStore:
                 'correct accel:device_profile or add the profile.', name, path,
                 ', '.join(sorted(profiles)) or 'no profiles')
             raise exception.InvalidProfile(
-                f'The flavor asks for the device profile {name!r}, which is '
-                f'not to be had: ask the operator of the cloud.') from None
+                f'The flavor asks for the device profile {name!r}, which '
+                f'cannot be used: ask the operator of the cloud.') from None
 
     def _read(self, path):
         files = load(path)

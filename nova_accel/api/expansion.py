@@ -255,8 +255,9 @@ def _live_migrate(original):
 def _check_live_migration(instance):
     cold = f'a cold migration (openstack server migrate {instance.uuid}).'
     if request.LIVE_MIGRATION_KEY not in instance.flavor.extra_specs:
-        why = (f'Server {instance.uuid} has accelerators, which cannot move '
-               f'while it runs: use {cold}')
+        why = (f'Server {instance.uuid} has accelerators, and its flavor does '
+               f'not allow live migration ({request.LIVE_MIGRATION_KEY}): use '
+               f'{cold}')
     elif (instance.vm_state == vm_states.PAUSED and
           instance.flavor.extra_specs[request.LIVE_MIGRATION_KEY] == 'detach'):
         why = (f'Server {instance.uuid} is paused, and its guest has to let '

@@ -45,6 +45,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import model
+from nova_accel import request
 from nova_accel.virt import cloud as nova_cloud
 
 CONF = conf.CONF
@@ -94,8 +95,9 @@ class LiveMigrations:
             self._check_movable(instance, data)
             return
         if not server.detaches:
-            _refuse(f'Server {instance.uuid} has accelerators, which cannot '
-                    f'move while it runs: migrate it cold.')
+            _refuse(f'Server {instance.uuid} has accelerators, and its flavor '
+                    f'does not allow live migration '
+                    f'({request.LIVE_MIGRATION_KEY}): migrate it cold.')
         if _migration(data) is None:
             _refuse(f'nova-compute of the new host cannot give server '
                     f'{instance.uuid} other accelerators: upgrade nova_accel '

@@ -339,7 +339,7 @@ class PoolTest(WhyTestCase):
     def test_profile(self):
         self.assertEqual(
             "nova-api refuses the flavor: The flavor asks for the device "
-            "profile 'nbl', which is not to be had: ask the operator of the "
+            "profile 'nbl', which cannot be used: ask the operator of the "
             "cloud.", self.reason({'accel:device_profile': 'nbl'}, '(all)'))
         # the sentence for the operator
         self.assertIn('has no profiles: correct accel:device_profile',

@@ -63,8 +63,8 @@ class ProfilesTest(unittest.TestCase):
               self.assertLogs(profiles.LOG.name, 'ERROR') as log):
             self.store.get(name)
         self.assertEqual(
-            f'The flavor asks for the device profile {name!r}, which is not '
-            f'to be had: ask the operator of the cloud.', str(got.exception))
+            f'The flavor asks for the device profile {name!r}, which cannot '
+            f'be used: ask the operator of the cloud.', str(got.exception))
         for word in words:
             self.assertIn(word, '\n'.join(log.output))
 
