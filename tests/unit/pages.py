@@ -17,6 +17,8 @@ import yaml
 from nova_accel.cmd import main
 
 ROOT = pathlib.Path(__file__).parents[2]
+#: of the wheel, as an index of packages shows it
+DESCRIPTION = ROOT / 'docs' / 'description.rst'
 
 _PROMPT = re.compile(r'(?:\$ |# |lab# (?:lab-vm )?)?(?:sudo (?:-u \w+ )?)?'
                      r'(?:docker exec (?:-\w \w+ )*\w+ )?'
@@ -126,7 +128,7 @@ class Page:
 
 
 def pages() -> list[Page]:
-    return [Page(ROOT / 'README.rst'), *map(Page, sorted(
+    return [Page(ROOT / 'README.rst'), Page(DESCRIPTION), *map(Page, sorted(
         (ROOT / 'docs' / 'source').rglob('*.rst')))]
 
 

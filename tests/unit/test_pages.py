@@ -6,6 +6,7 @@ simulated host where it needs no cloud. Each option of nova.conf, each extra
 spec and each device profile is read by the code that reads it in a cloud.
 """
 
+import configparser
 import contextlib
 import io
 import os
@@ -257,6 +258,19 @@ class MakeTest(testtools.TestCase):
                 if re.fullmatch(r'(tests|nova_accel|docs)/[\w./-]+', text):
                     self.assertTrue((pages.ROOT / text).exists(),
                                     f'{page.path.name} names {text}')
+
+
+class DescriptionTest(testtools.TestCase):
+
+    def test_leads_nowhere(self):
+        """An index has no files of this repository."""
+        setup = configparser.ConfigParser()
+        setup.read(pages.ROOT / 'setup.cfg')
+        named = setup['metadata']['long_description']
+        self.assertEqual(
+            f'file: {pages.DESCRIPTION.relative_to(pages.ROOT)}', named)
+        self.assertNotRegex(pages.DESCRIPTION.read_text(),
+                            r'`_|\.\. [a-z]+::|:[a-z]+:`')
 
 
 def _output(block, words):
