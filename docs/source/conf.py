@@ -21,6 +21,8 @@ autodoc_typehints_description_target = 'documented_params'
 master_doc = 'index'
 html_theme = 'furo'
 html_title = f'nova_accel {version}'
+html_static_path = ['_static']
+html_css_files = ['phone.css']
 # most blocks are configuration or output
 highlight_language = 'text'
 copybutton_prompt_text = r'\$ |# '
