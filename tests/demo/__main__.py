@@ -89,7 +89,7 @@ class Story(operations.OperationsTestBase):
         self.show()
         self.operations(crypto)
 
-        SCREEN.step('All servers are deleted', 'openstack server delete ...')
+        SCREEN.step('All servers are deleted', 'openstack server delete seven')
         self.delete(*self.names)
         self.report()
         self.assertEqual(start, self.providers())
@@ -153,7 +153,7 @@ class Story(operations.OperationsTestBase):
     def function_is_brought(self):
         SCREEN.step('Server three is to run a given image, zip',
                     'openstack flavor create small-zip ... \\\n'
-                    '--property resources1:CUSTOM_ACCELERATOR_FPGA=1 '
+                    '  --property resources1:CUSTOM_ACCELERATOR_FPGA=1 '
                     '--property accel1:bitstream_id=<image>',
                     'openstack server create three --flavor small-zip ...')
         image = self.upload_bitstream(base.CRYPTO)
@@ -209,9 +209,12 @@ class Story(operations.OperationsTestBase):
     def refused_by_nova(self, server):
         SCREEN.step(REFUSED_BY_NOVA + '. Here they work',
                     'openstack server suspend seven',
+                    'openstack server resume seven',
                     'openstack server migrate seven',
+                    'openstack server resize revert seven',
                     'openstack server migrate seven --live-migration',
-                    'openstack server resize seven --flavor small-zip')
+                    'openstack server resize seven --flavor small-zip',
+                    'openstack server resize confirm seven')
         held, host = self.assertHas(server), self.host_of(server)
         with self.timed(server, 'suspend, resume'):
             self._suspend_server(server)
@@ -241,7 +244,9 @@ class Story(operations.OperationsTestBase):
 
     def everything_else(self, server):
         SCREEN.step('Every other operation of a server',
-                    'openstack server rescue seven', '...')
+                    *(f'openstack server {operation} seven' for operation in (
+                        'rescue', 'unrescue', 'rebuild', 'reboot --hard',
+                        'stop', 'start', 'shelve', 'unshelve', 'evacuate')))
         held, host = self.assertHas(server), self.host_of(server)
         with self.timed(server, 'rescue, unrescue'):
             self._rescue_server(server)
@@ -289,8 +294,11 @@ class Story(operations.OperationsTestBase):
                     f'accel:status = {status}')
 
     def refused_here(self, server, flavor):
-        SCREEN.step('What is refused here, in words',
-                    'openstack server migrate seven --live-migration', '...')
+        SCREEN.step('What is refused here, with the reason',
+                    'openstack server migrate seven --live-migration',
+                    'openstack server image create seven --name snapshot',
+                    'openstack server create eight --image snapshot '
+                    '--flavor small-crypto ...')
         self.refused(
             'Live migration, which small-zip does not allow',
             f'/servers/{server["id"]}/action', {

@@ -125,7 +125,9 @@ class Story(base.Trial):
 
     def operations(self):
         SCREEN.step('Operations of a server: it keeps its card',
-                    'openstack server rebuild three', '...')
+                    *(f'openstack server {operation} three' for operation in (
+                        'stop', 'start', 'reboot --hard', 'rescue', 'unrescue',
+                        'rebuild', 'shelve', 'unshelve')))
         api, server = self.cloud.compute, self.servers['three']
         image = self.cloud.probe().id
         for text, steps in (
