@@ -4,7 +4,7 @@
 A third of the processor time of a functional test went into these. None changes
 what is answered.
 
-* Placement checks with each request that its own schema is a schema.
+* Schemas are proven once, as ``tests/cheap_services.py`` says.
 * Placement makes the aliases of its tables again for each statement, with all
   their columns.
 * oslo.policy asks with each check how many arguments the check takes, and looks
@@ -24,7 +24,6 @@ import threading
 import time
 import types
 
-from jsonschema import validators
 from oslo_messaging._drivers import impl_fake
 from oslo_policy import _checks
 from oslo_policy import policy
@@ -38,24 +37,13 @@ from placement.objects import resource_provider
 from placement.objects import trait
 import sqlalchemy
 
+from tests import cheap_services
+
 #: those that make aliases
 _PLACEMENT = (allocation_candidate, consumer, inventory, project,
               research_context, resource_provider, trait)
 #: seconds after which a listener looks without having been told
 LOOK = 1
-
-
-def _checked_once(check):
-    """check_schema() of jsonschema's class of validators."""
-    #: id of a schema -> the schema, which keeps the id its own
-    good = {}
-
-    @functools.wraps(check)
-    def checked(schema, *args, **kwargs):
-        if good.get(id(schema)) is not schema:
-            check(schema, *args, **kwargs)
-            good[id(schema)] = schema
-    return checked
 
 
 def _alias_once(alias):
@@ -150,8 +138,7 @@ class _Post:
 @functools.cache
 def placement() -> None:
     """Do so for Placement."""
-    schemas = validators.validator_for({})
-    schemas.check_schema = _checked_once(schemas.check_schema)
+    cheap_services.schemas()
     tables = types.SimpleNamespace(**{
         **vars(sqlalchemy), 'alias': _alias_once(sqlalchemy.alias)})
     for module in _PLACEMENT:

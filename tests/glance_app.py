@@ -215,10 +215,14 @@ def main():
     from glance.db.sqlalchemy import api
     from glance.db.sqlalchemy import models
     from glance.db.sqlalchemy import models_metadef
+    from tests import cheap_services
+    cheap_services.databases()
+    cheap_services.schemas()
     app = wsgi_app.init_app()
     models.BASE.metadata.create_all(api.get_engine())
     models_metadef.BASE_DICT.metadata.create_all(api.get_engine())
 
+    cheap_services.collector()
     server = Server(('127.0.0.1', 0), Handler)
     server.directory = directory
     server.set_app(Faults(app, os.path.join(directory, 'faults.json')))

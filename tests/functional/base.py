@@ -18,6 +18,7 @@ from unittest import mock
 import fixtures
 from keystoneauth1 import loading
 from lxml import etree
+from nova import context as nova_context
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.libvirt import base
@@ -452,9 +453,20 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                 continue
             expected = self.tree_at_start[name]
             if expected != self._provider(provider):
+                self._show(provider['uuid'])
+            if expected != self._provider(provider):
                 self.report()
                 self.assertEqual(expected, self._provider(provider), name)
             self.generations[name] = generation
+
+    def _show(self, provider_uuid):
+        """Have its host show a provider, as after each change of a device;
+        the report of a whole host takes ten times as long."""
+        for host in self.HOSTS:
+            accelerators = self.accelerators(host)
+            if provider_uuid in accelerators.inventory.providers():
+                accelerators.publisher.show(
+                    nova_context.get_admin_context(), [provider_uuid])
 
     def logs(self):
         yield from super().logs()

@@ -1,11 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What makes functional tests cheap and patient, once for the whole process.
 
-* The garbage collector runs seldom. It would go through all of Nova each time.
-* SQLite connections stay open. Nova's harness opens one for each transaction.
-  They are not tested each time, their transactions begin without SQLAlchemy's
-  compiler, and no thread sleeps after one, which is for green threads.
-* All clouds share the statements that SQLAlchemy has compiled.
+* The garbage collector and databases are cheap, as ``tests/cheap_services.py``
+  says.
 * nova-api's application is built once. It has some 400 controllers.
 * Nova does not check the schema of each answer of nova-api, and does not
   format its messages of level DEBUG, which no test shows. Those of nova_accel
@@ -25,7 +22,6 @@
 
 import contextlib
 import functools
-import gc
 import logging
 import os
 import threading
@@ -38,11 +34,9 @@ import nova.image.glance
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import notifications
 from nova.tests.functional import integrated_helpers
-from oslo_db.sqlalchemy import engines
 import requests
-from sqlalchemy import event
-from sqlalchemy import pool
 
+from tests import cheap_services
 from tests import limits
 
 #: seconds after which a wait fails; a loaded machine may need many of them
@@ -73,6 +67,8 @@ def until(look, seconds=PATIENCE, error=AssertionError):
     """
     end, pause = time.monotonic() + seconds, FIRST
     while True:
+        # what they do may be what is waited for
+        _work.pause()
         began = time.monotonic()
         try:
             return look()
@@ -82,9 +78,6 @@ def until(look, seconds=PATIENCE, error=AssertionError):
                 raise
         # looking takes at most a third of the time, also on a loaded machine
         time.sleep(max(pause, 2 * (now - began)))
-        rested = time.monotonic()
-        while _work.running and time.monotonic() < rested + LAST:
-            time.sleep(FIRST)
         pause = min(GROWTH * pause, LAST)
 
 
@@ -105,6 +98,12 @@ class _Work:
             finally:
                 self._add(-1)
         return counted
+
+    def pause(self):
+        """Let the services end what they do, for as long as LAST."""
+        end = time.monotonic() + LAST
+        while self.running and time.monotonic() < end:
+            time.sleep(FIRST)
 
     def _add(self, number):
         with self._lock:
@@ -142,40 +141,6 @@ def _patient(helper):
         finally:
             clock.sleep = before
     return wait
-
-
-class _OpenConnections(pool.QueuePool):
-    """Connections to SQLite files that stay open."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{
-            **kwargs, 'pool_size': 20, 'max_overflow': -1,
-            'pre_ping': False})
-
-
-def _begin(connection):
-    """Before oslo.db's own, which then has nothing to do."""
-    if 'in_transaction' not in connection.info:
-        connection.connection.dbapi_connection.execute('BEGIN')
-        connection.info['in_transaction'] = True
-
-
-def _cheap(create):
-    """oslo.db's create_engine()."""
-    @functools.wraps(create)
-    def created(*args, **kwargs):
-        engine = create(*args, **{
-            **kwargs, 'thread_checkin': bool(limits.green_thread())})
-        # oslo.db's own
-        for listener in list(engine.dispatch.begin):
-            event.remove(engine, 'begin', listener)
-        event.listen(engine, 'begin', _begin)
-        # a statement that is compiled is known by its dialect
-        engine.dialect = first.setdefault(type(engine.dialect), engine.dialect)
-        engine.update_execution_options(compiled_cache=compiled)
-        return engine
-    first, compiled = {}, {}
-    return created
 
 
 def _built_once(load_app):
@@ -252,14 +217,10 @@ def _wake_and_stop(worker):
 
 def prepare():
     """Apply all of this to the process. Call it once."""
-    gc.set_threshold(100000, 20, 100)
-    # what is imported stays
-    gc.freeze()
+    cheap_services.collector()
     _with_room(threading.Thread._bootstrap_inner)
     _with_room(limits.Limited._run_core)
-    engines.pool = types.SimpleNamespace(
-        **{**vars(pool), 'NullPool': _OpenConnections})
-    engines.create_engine = _cheap(engines.create_engine)
+    cheap_services.databases(lambda: bool(limits.green_thread()))
     requests.Session.__init__ = _for_itself(requests.Session.__init__)
     wsgi.Loader.load_app = _built_once(wsgi.Loader.load_app)
     nova_fixtures.StandardLogging.setUp = _quieter(
