@@ -67,12 +67,12 @@ class GuestTest(operations.OperationsTestBase):
                    group='libvirt')
         volume = self.cinder.IMAGE_BACKED_VOL
         # the imitation of Nova 31 does not show which volume it is
-        self.assertNotIn("dev='vdc'", self.guest_xml(self.server))
+        self.assertNotIn('dev="vdc"', self.guest_xml(self.server))
         self.api.post_server_volume(
             self.server['id'], {'volumeAttachment': {'volumeId': volume}})
         self.notifier.wait_for_versioned_notifications(
             'instance.volume_attach.end', timeout=process.PATIENCE)
-        self.assertIn("dev='vdc'", self.guest_xml(self.server))
+        self.assertIn('dev="vdc"', self.guest_xml(self.server))
         self.assertKept()
         self.api.delete_server_volume(self.server['id'], volume)
         self._wait_for_volume_detach(self.server['id'], volume)
