@@ -286,9 +286,9 @@ class Device:
     failed: bool = False
     #: why servers get it last, '' where they do not. Drivers leave it out
     suspect: str = ''
-    #: signals of what nova-compute did with it in vain, until the same
-    #: succeeds. Drivers leave it out
-    in_vain: tuple[str, ...] = ()
+    #: signals of what nova-compute did with it, see health.signals.MARKS.
+    #: Drivers leave it out
+    marks: tuple[str, ...] = ()
     #: what is on it that nova_accel has not put there, a clause; '' where it
     #: is blank or was offered before. No server gets it, but for one that has
     #: a claim on it already
@@ -362,7 +362,7 @@ class Device:
         """
         known = _known(cls, fields)
         for name in ('bridges', 'company', 'traits', 'state_traits',
-                     'earlier_traits', 'in_vain'):
+                     'earlier_traits', 'marks'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(

@@ -123,7 +123,7 @@ class Plugs:
     def _started(self, server_uuid):
         plugging = self._plugging.get(server_uuid)
         for claim in plugging.claimed if plugging else ():
-            self._verbs.inventory.health.in_vain(
+            self._verbs.inventory.health.mark(
                 claim.device_address, signals.START, False)
 
     def abandon(self, context, server_uuid: str) -> None:
@@ -147,7 +147,7 @@ class Plugs:
             # QEMU and libvirt name the device that they cannot give to a guest
             if not isinstance(error, exception.AcceleratorError) and (
                     claim.handle.address in str(error)):
-                self._verbs.inventory.health.in_vain(
+                self._verbs.inventory.health.mark(
                     claim.device_address, signals.START)
         if self._runs_with(server_uuid, claimed):
             LOG.error('Server %s failed after its guest had started (%s); it '

@@ -576,7 +576,7 @@ class Programming:
                     address, index,
                     report=not isinstance(error, exception.DeviceTimeout))
                 if loaded.origin == model.OPERATOR:
-                    self._inventory.health.in_vain(
+                    self._inventory.health.mark(
                         address, signals.PROGRAMMING)
             if isinstance(error, exception.AcceleratorError):
                 raise
@@ -586,7 +586,7 @@ class Programming:
                 found=f'{what} failed') from error
         self._inventory.table.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
-        self._inventory.health.in_vain(address, signals.PROGRAMMING, False)
+        self._inventory.health.mark(address, signals.PROGRAMMING, False)
         LOG.info('%s %s carries function %s of image %s; its origin: %s',
                  address, region.name, function, loaded.bitstream_id,
                  loaded.origin or 'unknown')

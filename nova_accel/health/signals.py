@@ -21,10 +21,10 @@ CONF = conf.CONF
 OPTION = '[accel] health'
 #: the signal that nova-accel drill makes up, and the verb of its order
 DRILL = 'drill'
-#: the signal of a device on probation
-RECOVERED = 'recovered'
-#: those of what nova-compute did with a device in vain (Device.in_vain)
-IN_VAIN = PROGRAMMING, START = 'programming', 'start'
+#: those that last over a restart (Device.marks): what nova-compute did with a
+#: device in vain, until the same succeeds; and that it was recovered, until a
+#: server has had it
+MARKS = PROGRAMMING, START, RECOVERED = 'programming', 'start', 'recovered'
 
 
 class State(enum.Enum):
@@ -141,7 +141,7 @@ SIGNALS: Mapping[str, Signal] = {
                      recovers=True),
     # inventory.recovery
     RECOVERED: Signal('it had failed and was recovered, and no server has had '
-                      'it since', _SUSPECT, _SUSPECT, counts=True),
+                      'it since', _SUSPECT, _SUSPECT),
     # attach.programming: an image of a project may just be a bad one
     PROGRAMMING: Signal(
         'an image of the operator could not be programmed into it',

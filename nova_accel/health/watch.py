@@ -9,7 +9,7 @@ of a counter           growth since the last round       the end of a claim
                                                          on the device, or
                                                          acknowledge()
 of an event            note()                            the same
-of Card.in_vain        being there                       not being there
+of Card.marks          being there                       not being there
 =====================  ================================  ===================
 
 Of the first round after the start nothing is known to compare with. What a
@@ -56,8 +56,8 @@ class Card(typing.NamedTuple):
     kind: tuple[str, str]
     #: uuids of the claims on it, also of those that are being released
     claims: frozenset[str]
-    #: of signals.IN_VAIN
-    in_vain: tuple[str, ...] = ()
+    #: of signals.MARKS
+    marks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -118,6 +118,11 @@ class Watch:
         return sorted(known.findings().values(),
                       key=lambda f: (-f.state.rank, f.signal, f.about))
 
+    def was_released(self, address: str, claims: frozenset[str]) -> bool:
+        """Whether a claim of the last round is not one of these any more."""
+        return bool(address in self._known
+                    and self._known[address].claims - claims)
+
     def is_read(self, address: str) -> bool:
         """Whether a device could be read at the last look."""
         return address in self._known and self._known[address].is_read
@@ -153,9 +158,9 @@ class Watch:
                 if found is not None:
                     self._read(known, card, modes, found)
                     known.was_read = True
-            for signal in signals.IN_VAIN:
+            for signal in signals.MARKS:
                 known.levels.pop((signal, ''), None)
-                if signal in card.in_vain:
+                if signal in card.marks:
                     self._found(known, card, modes, signals.Reading(signal))
             known.claims = card.claims
             if not (known.levels or known.kept):

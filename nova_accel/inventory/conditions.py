@@ -124,9 +124,15 @@ class Conditions:
             address: watch.Card(
                 (device.driver, device.ids),
                 frozenset(claims[address]) if address in claims else none,
-                device.in_vain)
+                device.marks)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
+        for address, card in cards.items():
+            if signals.RECOVERED in card.marks and self._has_had_a_server(
+                    address, card.claims):
+                self.mark(address, signals.RECOVERED, False)
+                cards[address] = card._replace(marks=tuple(
+                    {*card.marks} - {signals.RECOVERED}))
         with self._lock:
             readings = {address: self._with_own(address, given)
                         for address, given in readings.items()}
@@ -158,6 +164,10 @@ class Conditions:
         self._table.set_suspects({
             address: why for address, (why, _) in suspects.items()})
 
+    def _has_had_a_server(self, address, claims):
+        with self._lock:
+            return self._watch.was_released(address, claims)
+
     def _with_own(self, address, readings):
         """What a device tells, and what nova_accel adds to it."""
         reported = self._table.reported(address)
@@ -173,20 +183,14 @@ class Conditions:
         with self._lock:
             return address in self._drilled
 
-    def event(self, address: str, signal: str) -> None:
-        """Have the next round count an event of a device."""
-        if not signals.is_off():
-            with self._lock:
-                self._watch.note(address, signal)
+    def mark(self, address: str, signal: str, is_so: bool = True) -> None:
+        """Have the next round, and those after a restart, know what was done
+        with a device.
 
-    def in_vain(self, address: str, signal: str, is_so: bool = True) -> None:
-        """Have the next round, and those after a restart, know whether
-        something was done with a device in vain.
-
-        :param signal: one of signals.IN_VAIN.
+        :param signal: one of signals.MARKS.
         """
         if not (is_so and signals.is_off()):
-            self._table.set_in_vain(address, signal, is_so)
+            self._table.set_mark(address, signal, is_so)
 
     def _tell(self, address, findings) -> None:
         # of a counter the number changes, and the finding does not

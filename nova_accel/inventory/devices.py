@@ -320,9 +320,9 @@ class DeviceTable:
                 device = _with_earlier_traits(device, before)
             if before and not identity.is_other_card(before, device):
                 device = self._with_past(dataclasses.replace(
-                    device, in_vain=before.in_vain), before)
+                    device, marks=before.marks), before)
             else:
-                device = dataclasses.replace(device, in_vain=())
+                device = dataclasses.replace(device, marks=())
             if before != device:
                 self._reported[address] = device
                 self._generation += 1
@@ -574,17 +574,16 @@ class DeviceTable:
                 self._suspects = dict(suspects)
                 self._generation += 1
 
-    def set_in_vain(self, address: str, signal: str, is_so: bool) -> None:
-        """Write down whether the last thing of a kind that nova-compute did
-        with a device was in vain."""
+    def set_mark(self, address: str, signal: str, is_so: bool) -> None:
+        """Write down whether a device has one of signals.MARKS."""
         with self._lock:
             device = self._reported.get(address)
-            if device is None or (signal in device.in_vain) == is_so:
+            if device is None or (signal in device.marks) == is_so:
                 return
-            now = {*device.in_vain, signal} if is_so else (
-                {*device.in_vain} - {signal})
+            now = {*device.marks, signal} if is_so else (
+                {*device.marks} - {signal})
             self._reported[address] = dataclasses.replace(
-                device, in_vain=tuple(sorted(now)))
+                device, marks=tuple(sorted(now)))
             self._generation += 1
         self.save()
 

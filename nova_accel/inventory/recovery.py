@@ -112,7 +112,7 @@ class Recovery:
         LOG.warning('Device %s had failed (%s), and is well after: %s',
                     address, '; '.join(reasons), step)
         if not self._health.is_drilled(address):
-            self._health.event(address, signals.RECOVERED)
+            self._health.mark(address, signals.RECOVERED)
 
     def _failed(self) -> dict[str, list[str]]:
         """Devices that have failed, and of which nothing else is known that
@@ -131,6 +131,7 @@ class Recovery:
                 if f.acts and f.state is signals.State.QUARANTINED
                 and signals.SIGNALS[f.signal].recovers)
             if (reasons and device and address not in self._climbed
+                    and signals.RECOVERED not in device.marks
                     and device.driver in self._drivers
                     and self._table.fences(address).keys() <= {
                         devices.Fence.HEALTH}

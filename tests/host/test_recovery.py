@@ -91,13 +91,33 @@ class LadderTest(test_health.HealthTestCase):
         self.assertEqual(1, self.log.output.count(
             'boot the host, or exchange the card'))
 
-    def test_fails_on_probation(self):
+    @ddt.data(False, True)
+    def test_fails_on_probation(self, restarts):
+        """Also after a restart it is on probation, and stays as it is."""
         self.fails(dead=True, ends_by='function reset')
         self.recover()
+        if restarts:
+            self.restart()
+            self.look()
+            self.assertEqual({ONE: 'suspect', TWO: 'ok'}, self.states())
         self.fails(dead=True, ends_by='function reset')
         self.recover()
         self.assertEqual('quarantined', self.states()[ONE])
         self.assertEqual(1, len(self.host.kernel.resets(ONE)))
+
+    def test_probation_ends_after_a_restart(self):
+        self.fails(dead=True, ends_by='function reset')
+        self.recover()
+        server = self.boot()
+        self.restart()
+        self.look()
+        self.assertEqual('suspect', self.states()[ONE])
+        self.host.delete(server)
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
+        self.restart()
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
 
     def test_server_has_it(self):
         server = self.boot()

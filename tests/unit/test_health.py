@@ -42,7 +42,7 @@ class WatchTestCase(testtools.TestCase):
         self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.set('act')
         self.watch = watch.Watch()
-        self.claims, self.in_vain = {}, ()
+        self.claims, self.marks = {}, ()
 
     def set(self, *items):
         self.config.config(group='accel', health=list(items))
@@ -50,7 +50,7 @@ class WatchTestCase(testtools.TestCase):
     def round(self, *readings):
         """A round in which the device reads that."""
         return self.watch.round({A: watch.Card(('pci', '1:2'), frozenset(
-            self.claims.get(A, ())), self.in_vain)}, {A: readings})
+            self.claims.get(A, ())), self.marks)}, {A: readings})
 
     def states(self, address=A):
         return [(f.signal, f.state) for f in self.watch.findings(address)]
@@ -181,20 +181,20 @@ class RoundsTest(WatchTestCase):
             self.assertEqual([('recovery_failed', state)], self.states())
             self.assertEqual([], self.states(B))
 
-    def test_in_vain(self):
+    def test_marks(self):
         """After its server as well, and where the device cannot be read."""
         self.claims[A] = ['one']
-        self.in_vain = 'programming',
+        self.marks = 'programming',
         self.round()
         self.claims[A] = []
         self.watch.round({A: watch.Card(
-            ('pci', '1:2'), frozenset(), self.in_vain)}, {A: None})
+            ('pci', '1:2'), frozenset(), self.marks)}, {A: None})
         self.assertEqual([('programming', SUSPECT)], self.states())
-        self.in_vain = 'start',
+        self.marks = 'start',
         self.watch.round({A: watch.Card(
-            ('pci', '1:2'), frozenset(), self.in_vain)}, {})
+            ('pci', '1:2'), frozenset(), self.marks)}, {})
         self.assertEqual([('start', SUSPECT)], self.states())
-        self.in_vain = ()
+        self.marks = ()
         self.round()
         self.assertEqual([], self.states())
 
