@@ -26,6 +26,7 @@ from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.health import watch
 from nova_accel.host import kernel as host_kernel
+from nova_accel.host import pci
 from nova_accel.inventory import devices
 from nova_accel.inventory import identity
 from nova_accel import locks
@@ -35,9 +36,10 @@ from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 _State = signals.State
+_RECOVERY_FAILED = 'recovery_failed'
 #: what the kernel says -> signal; what begins with the second of two lines of
 #: WEDGED names what may help (drm-uapi.rst of Linux 6.15)
-_EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', 'recovery_failed'),
+_EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
            ('WEDGED=', 'wedged'))
 #: fences that say that a device is not well
 _OF_DEVICE = frozenset((
@@ -75,7 +77,7 @@ class Conditions:
         #: addresses of devices that tell a false finding as well
         self._drilled: set[str] = set()
 
-    def note(self, change: host_kernel.Change) -> bool:
+    def note(self, change: host_kernel.Change, kernel) -> bool:
         """Have the next round count what the kernel says of a device.
 
         :returns: whether it is about one.
@@ -86,7 +88,9 @@ class Conditions:
             for address, device in self._table.snapshot().items():
                 if change.function in device.functions():
                     for text, signal in _EVENTS:
-                        if change.said.startswith(text):
+                        if change.said.startswith(text) and (
+                                signal != _RECOVERY_FAILED
+                                or _have_drivers(kernel, device)):
                             self._watch.note(address, signal)
                     return True
         return False
@@ -268,3 +272,15 @@ class Conditions:
                 reported and reported.health is not model.Health.OK):
             return _State.QUARANTINED
         return _State.SUSPECT if device.suspect else _State.OK
+
+
+def _have_drivers(kernel, device: model.Device) -> bool:
+    """Whether all functions of a device have a driver.
+
+    The kernel recovers a function together with the others of its slot. Where
+    one of them has no driver it gives up, whatever the error was
+    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12): with each
+    free VF. The counters tell the error then.
+    """
+    return all(pci.driver(kernel, function) for function in device.functions()
+               if pci.ADDRESS.fullmatch(function))

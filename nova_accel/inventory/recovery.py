@@ -136,7 +136,7 @@ class Recovery:
                     and self._table.fences(address).keys() <= {
                         devices.Fence.HEALTH}
                     and not any(row.means(device) for row in unsettled)
-                    and not self._cards.is_busy(address)):
+                    and not self._cards.hanging(address)):
                 found[address] = reasons
         return found
 
@@ -152,7 +152,7 @@ class Recovery:
                     and reasons != self._tried.get(address)
                     and device.driver in self._drivers
                     and not self._table.is_programming(address)
-                    and not self._cards.is_busy(address)):
+                    and not self._cards.hanging(address)):
                 found[address] = reasons
         return found
 

@@ -620,7 +620,7 @@ class Scanner:
                         if changed:
                             changed = False
                             self.looks.start()
-                    elif (self._health.note(change) if change.said
+                    elif (self._health.note(change, kernel) if change.said
                           else change.subsystem in _WATCHED):
                         # as for VFs, many come at a time
                         changed = True

@@ -2,6 +2,8 @@
 """A device that has failed is brought back, step by step, and then on
 probation."""
 
+import threading
+
 import ddt
 
 from nova_accel import naming
@@ -118,6 +120,24 @@ class LadderTest(test_health.HealthTestCase):
         self.restart()
         self.look()
         self.assertEqual('ok', self.states()[ONE])
+
+    def test_while_it_is_looked_at(self):
+        """A look begins at the same time, and recovery is after it."""
+        self.fails(dead=True, ends_by='function reset')
+        goes_on, begun = threading.Event(), threading.Event()
+        self.addCleanup(goes_on.set)
+
+        def look():
+            begun.set()
+            goes_on.wait(base.PATIENCE)
+        cards = self.host.inventory.cards
+        looking = threading.Thread(target=cards.call, args=(
+            ONE, 'Looking', look), kwargs={'seconds': base.PATIENCE})
+        looking.start()
+        begun.wait(base.PATIENCE)
+        threading.Timer(0.2, goes_on.set).start()
+        self.assertEqual('function reset', self.recover())
+        looking.join()
 
     def test_server_has_it(self):
         server = self.boot()
