@@ -18,8 +18,8 @@ PLACEMENT = {'OpenStack-API-Version': 'placement 1.39'}
 #: what the emulated card shows as the type of its region
 INTERFACE = '9926ab6d-6c92-5a68-aabc-a7d84c545738'
 #: of the virtual machine
-PROVIDERS = {'0000:00:0c.0_region0', '0000:00:0d.0', '0000:00:0f.0',
-             '0000:01:00.0', '0000:02:00.0', '0000:03:00.0', 'mtty'}
+PROVIDERS = {'0000:00:0c.0_region0', '0000:00:0f.0', '0000:01:00.0',
+             '0000:02:00.0', '0000:03:00.0', '0000:04:00.0', 'mtty'}
 #: everything is interpreted, on a machine that may have other work
 PATIENCE = 400
 

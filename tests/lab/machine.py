@@ -2,12 +2,12 @@
 """The virtual machine whose devices are emulated: the compute host "vm".
 
     00:0c.0  Intel PAC with Arria 10, 8086:09c4  emulators/dfl_card.py  dfl-pci
-    00:0d.0  OCP time card, 1d9b:0400            emulators/time_card.py ptp_ocp
     00:0f.0  NVMe with Sanitize, 144d:a824       emulators/nvme_disk.py nvme
     01:00.0  network card, 8086:10c9, 7 VFs      QEMU                   igb
     02:00.0  NVMe, 1b36:0010, 4 VFs              QEMU                   nvme
     03:00.0  a network card that says it is a    QEMU, modules/idshift  stub
              QAT, 8086:37c8, VFs 8086:37c9
+    04:00.0  OCP time card, 1d9b:0400            emulators/time_card.py ptp_ocp
     81:00.0  random numbers, 1af4:1044           QEMU                   virtio
     00:0a.0, 00:0b.0  edu, 1234:11e8             QEMU                   none
     mtty, mdpy  mediated devices, samples of the kernel
@@ -34,6 +34,7 @@ from tests.lab import processes
 SHARE = processes.RUN / 'share'
 CARD = processes.RUN / 'card.json'
 DISK = processes.RUN / 'disk.json'
+TIME_CARD = processes.RUN / 'timecard.json'
 DEVICES = ('fpga', 'timecard', 'igb', 'nvme', 'mdev', 'qat', 'edu')
 #: of each nova-compute that the machine can run, its unit of systemd
 HOSTS = {'vm': 'nova-compute', 'vm2': 'nova-compute-vm2'}
@@ -45,10 +46,9 @@ def qemu():
 
     The root ports are always there, so that bus numbers never move.
     """
-    def emulated(name, slot):
+    def emulated(name, slot, bus='pcie.0'):
         return ['-device', json.dumps({
-            'driver': 'vfio-user-pci', 'id': name,
-            'bus': 'pcie.0', 'addr': slot,
+            'driver': 'vfio-user-pci', 'id': name, 'bus': bus, 'addr': slot,
             'socket': {'type': 'unix', 'path': f'/lab/{name}.sock'}})]
     command = [
         'qemu-system-x86_64', '-name', 'vm',
@@ -60,6 +60,7 @@ def qemu():
         '-numa', 'node,nodeid=1,cpus=1,memdev=m1',
         '-device', 'intel-iommu,intremap=on,caching-mode=on',
         '-nodefaults', '-no-user-config', '-display', 'none',
+        '-qmp', 'unix:/lab/qmp.sock,server=on,wait=off',
         '-chardev', 'socket,id=con,path=/lab/serial.sock,server=on,wait=off,'
                     'logfile=/lab/log/console.log',
         '-serial', 'chardev:con',
@@ -79,7 +80,7 @@ def qemu():
         '-device', 'virtio-rng-pci,rng=r0,addr=0x5',
         '-netdev', 'user,id=net0,hostfwd=tcp:10.0.2.15:22-:22',
         '-device', 'virtio-net-pci,netdev=net0,addr=0x6']
-    for i, slot in enumerate(('0x8', '0x9', '0xe'), 1):
+    for i, slot in enumerate(('0x8', '0x9', '0xe', '0x11'), 1):
         command += ['-device', f'pcie-root-port,id=rp{i},chassis={i},'
                                f'slot={i},addr={slot}']
     return command + [
@@ -96,13 +97,13 @@ def qemu():
         '-device', 'nvme-ns,drive=n1,nsid=2,shared=on',
         '-device', 'igb,bus=rp3,id=qat0',
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
-        *emulated('fpga', '0xc'), *emulated('timecard', '0xd'),
-        *emulated('sanitize', '0xf'),
+        *emulated('fpga', '0xc'), *emulated('sanitize', '0xf'),
+        *emulated('timecard', '0x0', 'rp4'),
         # after devices without a bus, which would go below it
         '-device', 'pxb-pcie,id=far,bus_nr=0x80,numa_node=1,addr=0x10',
-        '-device', 'pcie-root-port,id=rp4,chassis=4,slot=4,bus=far',
+        '-device', 'pcie-root-port,id=rp5,chassis=5,slot=5,bus=far',
         '-object', 'rng-builtin,id=r1',
-        '-device', 'virtio-rng-pci,rng=r1,bus=rp4']
+        '-device', 'virtio-rng-pci,rng=r1,bus=rp5']
 
 
 def power_on() -> None:
@@ -114,6 +115,7 @@ def power_on() -> None:
     shutil.copytree(processes.RUN / 'ssh', SHARE / 'ssh')
     card()
     disk()
+    time_card()
     (processes.RUN / 'disk.qcow2').unlink(missing_ok=True)
     processes.call('vm', 'qemu-img', 'create', '-q', '-f', 'qcow2', '-F',
                    'raw', '-b', '/image/disk.ext4', '/lab/disk.qcow2')
@@ -127,7 +129,7 @@ def connect() -> None:
     """Start QEMU on the disk as it is; FPGA cards lose what they carried."""
     (SHARE / 'booted').unlink(missing_ok=True)
     for name, emulator, *arguments in (
-            ('fpga', 'dfl_card', CARD), ('timecard', 'time_card'),
+            ('fpga', 'dfl_card', CARD), ('timecard', 'time_card', TIME_CARD),
             ('sanitize', 'nvme_disk', processes.RUN / 'sanitize.raw', DISK)):
         if not processes.running(name):
             processes.start(
@@ -151,10 +153,36 @@ def disk(**faults) -> None:
     _tell(DISK, faults)
 
 
+def time_card(**faults) -> None:
+    """Tell the time card what to do wrong; emulators/time_card.py has the
+    keys."""
+    _tell(TIME_CARD, faults)
+
+
 def _tell(file, faults):
     new = file.with_suffix('.new')
     new.write_text(json.dumps(faults))
     new.rename(file)
+
+
+def monitor(line) -> str:
+    """Give a command to QEMU's monitor, for people; what it prints."""
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(60)
+        channel.connect('/lab/qmp.sock')
+        with channel.makefile('rw') as file:
+            for command in (
+                    {'execute': 'qmp_capabilities'},
+                    {'execute': 'human-monitor-command',
+                     'arguments': {'command-line': line}}):
+                file.write(json.dumps(command))
+                file.flush()
+                # a greeting, and events, come before
+                while 'return' not in (
+                        answer := json.loads(file.readline())):
+                    if 'error' in answer:
+                        raise lab.Failed(f'QEMU refuses {line}: {answer}')
+            return answer['return'].strip()
 
 
 def wait_booted() -> None:

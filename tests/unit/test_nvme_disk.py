@@ -247,6 +247,20 @@ class NvmeDiskTest(base.BaseTestCase):
                                   True, (NAMESPACE,), 0, 0), found)
         self.assertEqual('never', nvme_admin.read_sanitize_status(0).state)
 
+    def test_warning(self):
+        """One that a reset of the controller ends, and one that it does not."""
+        self.use_ioctl()
+        self.assertEqual(0, nvme_admin.read_health(0).warning)
+        for stays in True, False:
+            self.set_faults(warning=4, warning_stays=stays)
+            self.assertEqual(4, nvme_admin.read_health(0).warning)
+            self.disk.write(BAR0, CC, 0)
+            self.disk.begin()
+            self.assertEqual(4 if stays else 0,
+                             nvme_admin.read_health(0).warning)
+            os.utime(self.faults, (1, 1))
+            self.assertEqual(4, nvme_admin.read_health(0).warning)
+
     def test_sanitize(self):
         self.use_ioctl()
         self.write_secret()

@@ -12,7 +12,8 @@ next, 11-0 feature id. All registers are 64 bits, little endian
     +0x30    capability     19-17 number of ports
     +0x38+8n port n         60 implemented, 34-32 BAR, 23-0 offset of its list
     +0x60    bitstream_id   +0x68 bitstream_metadata
-  0x01000  PR engine                      DFH: private feature, id 5, end
+  0x01000  PR engine                      DFH: private feature, id 5, next
+                                               0x1000
     +0x08    control        0 reset, 4 reset ack, 9-7 port, 12 start,
                             13 all data pushed
     +0x10    status         8-0 credits, 16 error
@@ -20,6 +21,9 @@ next, 11-0 feature id. All registers are 64 bits, little endian
     +0x20    error, W1C     0 operation, 1 crc, 2 incompatible, 3 protocol,
                             4 fifo overflow
     +0xa8    interface id, low and high: the compat_id of every region
+  0x02000  errors (dfl-fme-error.c)       DFH: private feature, id 4, end
+    +0x50    nonfatal, +0x60 catastrophic and fatal: what is injected
+    +0x68    injects errors: 0 catastrophic, 1 fatal, 2 nonfatal
   0x40000  port 0 (port n: 0x40000 * (n + 1))   DFH: FIU, id 1, end of list
     +0x18    offset of the AFU (0x20000)
     +0x30    capability     1-0 number, 23-8 MMIO size in KiB
@@ -61,11 +65,12 @@ import uuid
 
 import vfio_user
 
-FME, PR, PORT, AFU = 0x0, 0x1000, 0x40000, 0x20000
+FME, PR, ERRORS_AT, PORT, AFU = 0x0, 0x1000, 0x2000, 0x40000, 0x20000
 AFU_REGISTER, AFU_MEMORY = AFU + 0x18, AFU + 0x20
 CLEARS_MEMORY = b'clears memory'
 PR_CTRL, PR_STATUS, PR_DATA = PR + 8, PR + 0x10, PR + 0x18
 PR_ERROR, PR_INTERFACE = PR + 0x20, PR + 0xa8
+NONFATAL, FATAL, INJECT = (ERRORS_AT + at for at in (0x50, 0x60, 0x68))
 RESET, RESET_ACK, START, COMPLETE = 1 << 0, 1 << 4, 1 << 12, 1 << 13
 STATUS_ERROR = 1 << 16
 ERRORS = {'operation': 1, 'crc': 2, 'incompatible': 4, 'protocol': 8,
@@ -131,7 +136,8 @@ class Dfl(vfio_user.Device):
         q(FME + 0x30, self.ports << 17 | 1)
         q(FME + 0x60, config.bitstream_id)
         q(FME + 0x68, config.bitstream_metadata)
-        q(PR, dfh(3, 5, end=True))
+        q(PR, dfh(3, 5, ERRORS_AT - PR))
+        q(ERRORS_AT, dfh(3, 4, end=True))
         q(PR_STATUS, 0x1ff)
         self.put_uuid(PR_INTERFACE, config.interface_id)
         for n in range(self.ports):
@@ -176,6 +182,12 @@ class Dfl(vfio_user.Device):
             super().bar_write(offset, data)
             if low:
                 self.control(old, self.get(register))
+        elif register == INJECT:
+            super().bar_write(offset, data)
+            injected = self.get(INJECT)
+            # the bits of injected errors
+            self.put(FATAL, (injected & 1) << 11 | (injected & 2) << 9)
+            self.put(NONFATAL, (injected & 4) << 4)
         elif offset >= PORT:
             # the rest of the FME is read-only
             super().bar_write(offset, data)

@@ -17,11 +17,13 @@ in the failure mode after one that failed, the disk refuses to read and write.
 Exit Failure Mode is refused after an operation without AUSE. The status log
 goes on to show the last operation.
 
-FAULTS is a file with JSON, read when an operation begins; both keys are
-optional:
+FAULTS is a file with JSON, read when it matters; all keys are optional:
 
   sanitize_seconds (3)      how long it takes
   sanitize_fails (false)    it ends in failure mode, with the data as it was
+  warning (0)               Critical Warning of the log page about health
+  warning_stays (true)      else a reset of the controller ends it, until the
+                            file changes
 """
 
 import dataclasses
@@ -81,6 +83,8 @@ class Media:
         self.is_erased = self.in_failure_mode = False
         #: of the namespace
         self.is_there = self.is_attached = True
+        #: when the file was written whose warning has ended
+        self.ended = 0
 
     def settle(self):
         """End the sanitize operation if its time has come."""
@@ -107,14 +111,27 @@ class Media:
             return
         if action not in ACTIONS or pattern:
             raise Refused(INVALID_FIELD)
-        with open(self.faults) as file:
-            faults = json.load(file)
+        faults = self.told()
         self.seconds = faults.get('sanitize_seconds', 3)
         self.fails = faults.get('sanitize_fails', False)
         self.ends = time.monotonic() + self.seconds
         self.state, self.word = RUNNING, word
         self.is_erased = self.in_failure_mode = False
         print(f'Sanitize: {ACTIONS[action]} begins', flush=True)
+
+    def told(self):
+        with open(self.faults) as file:
+            return json.load(file)
+
+    def health_log(self):
+        """300 K, and all of the spare blocks."""
+        ended = self.ended == os.stat(self.faults).st_mtime_ns
+        return struct.pack('<BHB', 0 if ended else self.told().get(
+            'warning', 0), 300, 100)
+
+    def reset(self):
+        if not self.told().get('warning_stays', True):
+            self.ended = os.stat(self.faults).st_mtime_ns
 
     def sanitize_log(self):
         self.settle()
@@ -218,6 +235,7 @@ class Nvme(vfio_user.Device):
                                    self.completions[0])
         elif ready and not value & ENABLE:
             self.disable()
+            self.media.reset()
         self.put(CSTS, (READY if value & ENABLE else 0)
                  | (SHUTDOWN_DONE if value & SHUTDOWN else 0))
 
@@ -373,9 +391,8 @@ class Nvme(vfio_user.Device):
 
     def get_log_page(self, command, namespace, words):
         size = ((words[0] >> 16 | (words[1] & 0xffff) << 16) + 1) * 4
-        # errors, health, firmware, changed namespaces: nothing to tell, but
-        # 300 K and all of the spare blocks
-        page = {1: lambda: b'', 2: lambda: struct.pack('<BHB', 0, 300, 100),
+        # errors, health, firmware, changed namespaces
+        page = {1: lambda: b'', 2: self.media.health_log,
                 3: lambda: b'\1', 4: lambda: b'',
                 0x81: self.media.sanitize_log}.get(words[0] & 0xff)
         if not page:

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """An OCP time card (1d9b:0400), as the kernel's ptp_ocp sees it.
 
-    time_card.py SOCKET
+    time_card.py SOCKET FAULTS
 
 BAR0 is 32 MiB, registers of 32 bits (drivers/ptp/ptp_ocp.c of Linux):
   0x00020000  image version; with bit 15 set the low bits are the loader's
@@ -12,8 +12,13 @@ One MSI vector only: the driver then skips the blocks whose vector is out of
 range (serial ports, signal generators, i2c, flash) and keeps the PTP clock,
 which follows the host's clock plus what the machine sets. The frequency cannot
 be adjusted.
+
+FAULTS is a file with JSON, read when the machine asks for the link's state:
+
+  lanes (8)     how many of its eight the link has
 """
 
+import json
 import struct
 import sys
 import time
@@ -23,6 +28,8 @@ import vfio_user
 IMAGE_VERSION, CLOCK, MSI, PCIE = 0x20000, 0x1000000, 0x40, 0x50
 CONTROL, STATUS, VERSION = CLOCK, CLOCK + 4, CLOCK + 0xc
 TIME, SET = CLOCK + 0x10, CLOCK + 0x20
+LANES = 8
+LINK_STATUS = PCIE + 0x12
 ADJUST_TIME, READ_TIME, READ_DONE = 1 << 1, 1 << 30, 1 << 31
 
 
@@ -30,12 +37,13 @@ class Ocp(vfio_user.Device):
 
     bar_size = 32 << 20
 
-    def __init__(self):
+    def __init__(self, faults):
         # class: system peripheral
         super().__init__(0x1d9b, 0x0400, 0x0880, (0x1d9b, 0x0400))
         self.config[0x34] = MSI
         self.msi_capability(MSI, PCIE)
-        self.pcie_capability(PCIE, flr=True)
+        self.pcie_capability(PCIE, flr=True, lanes=LANES)
+        self.faults = faults
         self.reset()
 
     def reset(self):
@@ -47,6 +55,13 @@ class Ocp(vfio_user.Device):
 
     def put(self, at, value):
         struct.pack_into('<I', self.bar, at, value & 0xffffffff)
+
+    def config_read(self, offset, size):
+        if offset <= LINK_STATUS < offset + size:
+            with open(self.faults) as file:
+                lanes = json.load(file).get('lanes', LANES)
+            struct.pack_into('<H', self.config, LINK_STATUS, lanes << 4 | 1)
+        return super().config_read(offset, size)
 
     def bar_write(self, offset, data):
         super().bar_write(offset, data)
@@ -65,4 +80,5 @@ class Ocp(vfio_user.Device):
 
 
 if __name__ == '__main__':
-    vfio_user.serve(sys.argv[1], Ocp)
+    socket, faults = sys.argv[1:]
+    vfio_user.serve(socket, lambda: Ocp(faults))

@@ -63,16 +63,20 @@ class Device:
         # the control word, address and data
         self.writable |= {at + 2, *range(at + 4, at + 14)}
 
-    def pcie_capability(self, at, following=0, flr=False):
-        """PCI Express endpoint, version 2; ends the list by default.
+    def pcie_capability(self, at, following=0, flr=False, lanes=1):
+        """PCI Express endpoint, version 2, 2.5 GT/s; ends the list by default.
 
         :param flr: whether it has a function level reset.
         """
         self.pcie = at if flr else None
         struct.pack_into('<BBHIHHIHH', self.config, at, 0x10, following, 2,
-                         0x8000 | flr << 28, 0, 0, 0x811, 0, 0x11)
+                         0x8000 | flr << 28, 0, 0, 0x801 | lanes << 4, 0,
+                         lanes << 4 | 1)
         # device and link control
         self.writable |= {at + 8, at + 9, at + 16, at + 17}
+
+    def config_read(self, offset, size):
+        return bytes(self.config[offset:offset + size])
 
     def config_write(self, offset, data):
         for at, byte in enumerate(data, offset):
@@ -158,8 +162,7 @@ def answer(device, command, p):
             write(offset, p[16:16 + count])
             return p[:16]
         if region == CONFIG:
-            data = bytes(device.config[offset:offset + count]).ljust(
-                count, b'\0')
+            data = device.config_read(offset, count).ljust(count, b'\0')
         elif region == BAR0:
             data = device.bar_read(offset, count)
         else:

@@ -19,6 +19,7 @@ from tests.lab.trials import computes
 from tests.lab.trials import desk
 from tests.lab.trials import drivers
 from tests.lab.trials import handover
+from tests.lab.trials import health
 from tests.lab.trials import host
 from tests.lab.trials import kinds
 from tests.lab.trials import operations
@@ -27,7 +28,7 @@ from tests.lab.trials import refusals
 from tests.lab.trials import topology
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, handover, refusals, kinds, pools, topology, desk, host,
+MODULES = (boot, handover, refusals, kinds, health, pools, topology, desk, host,
            operations, computes, drivers)
 
 

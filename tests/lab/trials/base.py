@@ -21,6 +21,7 @@ class Trial(unittest.TestCase):
         self.compute = Compute(self.cloud)
         machine.card()
         machine.disk()
+        machine.time_card()
         self.cloud.clear()
         self.assertNothingInUse()
         self.wait_clean()
@@ -38,6 +39,7 @@ class Trial(unittest.TestCase):
     def _tidy(self):
         machine.card()
         machine.disk()
+        machine.time_card()
         self.cloud.clear()
         self.assertNothingInUse()
 

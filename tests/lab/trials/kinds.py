@@ -4,7 +4,7 @@ from tests.lab import machine
 from tests.lab.trials import base
 
 NIC, NVME, QAT, TIMECARD = ('0000:01:00.0', '0000:02:00.0', '0000:03:00.0',
-                            '0000:00:0d.0')
+                            '0000:04:00.0')
 SINGLE = 'CUSTOM_LINUX_MTTY_SINGLE_PORT_SERIAL'
 DUAL = 'CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL'
 #: the disk with VFs; the other one is trials/handover.py's
