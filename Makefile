@@ -148,6 +148,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.hang
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
+	$(BIN)/python -m tests.bench.whole
 
 # runs each benchmark at its least size, to see that it works; a minute
 bench-part: $(STAMP)
@@ -163,6 +164,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.report 1 2
 	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30
 	$(BIN)/python -m tests.bench.weigh 1 1
+	$(BIN)/python -m tests.bench.whole --requests 100 --seeds 1
 
 # TRACE="file ..." of requests, see tests/bench/reuse.py; minutes
 bench-reuse: $(STAMP)

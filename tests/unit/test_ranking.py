@@ -4,10 +4,7 @@
 
 import copy
 import gc
-import heapq
 import itertools
-import operator
-import random
 import threading
 import types
 import unittest
@@ -21,6 +18,7 @@ from nova_accel import demand as demands
 from nova_accel import naming
 from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
+from tests.bench import whole
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 GPU = 'CUSTOM_ACCELERATOR_GPU'
@@ -614,7 +612,6 @@ class PackingTest(Base):
     """Servers that want devices of which all are alike."""
 
     ONE = {f'resources1__{GPU}': '1'}
-    HOSTS = 8
 
     @staticmethod
     def pool(free, root, *traits, capacity=8):
@@ -730,79 +727,14 @@ class PackingTest(Base):
     def test_whole_hosts_stay_whole(self):
         """Of servers of eight as many as with best fit are refused, by a
         trace in which Nova's own weights spread."""
-        for nodes in 1, 2:
+        trace = whole.stretched(whole.chosen(7, 400), 8 * whole.WHOLE, .8)
+        for nodes in whole.NODES:
             with self.subTest(nodes=nodes):
-                refused = [self.refused(nodes, rule) for rule in (
-                    self.best_fit, self.ours, self.spread)]
-                self.assertLessEqual(refused[1], refused[0])
-                self.assertGreater(refused[2], refused[0] + 10)
-
-    def refused(self, nodes, choose):
-        chance = random.Random(7)
-        free = {(host, node): 8 // nodes for host in range(self.HOSTS)
-                for node in range(nodes)}
-        ends, refused = [], 0
-        for now in range(400):
-            while ends and ends[0][0] <= now:
-                for place, amount in heapq.heappop(ends)[2].items():
-                    free[place] += amount
-            wanted = chance.choices((1, 2, 4, 8), (6, 2, 1, 1))[0]
-            end = now + chance.expovariate(1 / 14)
-            taken = choose(free, wanted, nodes, chance)
-            for place, amount in taken.items():
-                free[place] -= amount
-            if taken:
-                heapq.heappush(ends, (end, now, taken))
-            elif wanted == 8 and sum(free.values()) >= 8:
-                refused += 1
-        return refused
-
-    @staticmethod
-    def places(free, wanted, nodes):
-        """One dict of place -> amount for each candidate."""
-        if wanted <= 8 // nodes:
-            return [{place: wanted} for place in free if free[place] >= wanted]
-        found = [{(host, node): wanted // nodes for node in range(nodes)}
-                 for host in range(PackingTest.HOSTS)]
-        return [one for one in found
-                if all(free[place] >= one[place] for place in one)]
-
-    def best_fit(self, free, wanted, nodes, chance):
-        return min(self.places(free, wanted, nodes), default={}, key=lambda p: (
-            sum(n for place, n in free.items() if place[0] == min(p)[0]),
-            sum(free[place] for place in p), min(p)))
-
-    def spread(self, free, wanted, nodes, chance):
-        return max(self.places(free, wanted, nodes), default={}, key=lambda p: (
-            sum(n for place, n in free.items() if place[0] == min(p)[0]),
-            chance.random()))
-
-    def ours(self, free, wanted, nodes, chance):
-        specs = ({f'resources1__{GPU}': str(wanted)} if wanted <= 8 // nodes
-                 else {f'resources{n}__{GPU}': str(wanted // nodes)
-                       for n in range(nodes)})
-        scheduling = self.look({
-            place: self.pool(left, place[0], capacity=8 // nodes)
-            for place, left in free.items()}, **specs)
-        groups = [one.group for one in scheduling.requests]
-        rank = ranking.ranker(scheduling)
-        hosts = {}
-        for place in self.places(free, wanted, nodes):
-            made = {'allocations': {p: {'resources': {GPU: n}}
-                                    for p, n in place.items()},
-                    'mappings': {group: [p] for group, p
-                                 in zip(groups, sorted(place))}}
-            hosts.setdefault(min(place)[0], []).append((rank(made), place))
-
-        def weight(host):
-            # RAM, CPU and disk of Nova follow the devices
-            left = sum(n for place, n in free.items() if place[0] == host)
-            return (ranking.score(scheduling, min(hosts[host], key=first)[0])
-                    * conf.CONF.accel.weight_multiplier + 3 * left / 8)
-        first = operator.itemgetter(0)
-        if not hosts:
-            return {}
-        return min(hosts[max(hosts, key=weight)], key=first)[1]
+                best, ours, nova = (
+                    whole.play(rule, trace, 8, nodes)['refused']
+                    for rule in (whole.best_fit, whole.ours, whole.nova))
+                self.assertLessEqual(ours, best)
+                self.assertGreater(nova, best + 10)
 
     def test_servers_without_accelerators(self):
         self.assertEqual(ranking.MOST, ranking.score_without_accelerators(0))
