@@ -5,6 +5,7 @@ Placement is asked only after Nova has found no host, with the hosts to which
 this server may go and nothing of other servers.
 """
 
+import collections
 from collections.abc import Callable
 import functools
 import random
@@ -86,10 +87,16 @@ def _ask(get, query, groups) -> missing.Answer:
                 candidates.url_of_hosts(query)))['resource_providers']
                 else missing.Answer.NONE)
         if not candidates.names_host(query):
-            hosts = sorted(set.intersection(*(
-                _hosts(get, suffix, group)
-                for suffix, group in groups.items())))
-            for host in _sample(hosts, min(_FEW, len(hosts))):
+            free = [_hosts(get, candidates.url_of_providers(suffix, group))
+                    for suffix, group in groups.items()]
+            hosts = set.intersection(*map(set, free))
+            if len(hosts) > _FEW and 'member_of' in query:
+                # those outside of the zone would be asked in vain
+                hosts &= _hosts(get, candidates.url_of_hosts(query)).keys()
+            # several groups find all on a host that has much of it
+            for host in sorted(
+                    _sample(sorted(hosts), len(hosts)),
+                    key=lambda host: -sum(one[host] for one in free))[:_FEW]:
                 if _offers(get, query, groups, host):
                     return missing.Answer.FREE
             if len(hosts) <= _FEW:
@@ -104,10 +111,11 @@ class _NeverReported(Exception):
     """A class or a trait."""
 
 
-def _hosts(get, suffix, group):
-    return {provider['root_provider_uuid'] for provider in _answer(
-        get(candidates.url_of_providers(suffix, group)))[
-            'resource_providers']}
+def _hosts(get, url):
+    """UUIDs of roots -> how many of their providers are in an answer."""
+    return collections.Counter(
+        provider['root_provider_uuid']
+        for provider in _answer(get(url))['resource_providers'])
 
 
 def _offers(get, query, groups, host=None):

@@ -26,6 +26,10 @@ Nova, ms    of Placement, for each of Nova's questions for candidates
 accel       of Placement and the client, for nova_accel's requests of a server
 scheduler   what the scheduling of a server took beside both, the claim included
 
+Below a row is what the owners of three servers without a host read, and what it
+takes to find that out: where a filter refused all hosts, where no free region
+carries the function that a flavor demands, and where a zone has none.
+
 All ms are of the processor, Placement's included, which is in the same process
 and has its rows in SQLite in memory. Python's collection of garbage is left
 out. Nearly all of it is Nova's question, for which Placement goes through
@@ -68,6 +72,7 @@ from placement import db_api  # noqa: E402
 import sqlalchemy  # noqa: E402
 
 from nova_accel import naming  # noqa: E402
+from nova_accel.scheduler import fault  # noqa: E402
 from nova_accel.scheduler import filters  # noqa: E402
 from nova_accel.scheduler import ranking  # noqa: E402
 from nova_accel.scheduler import scheduling  # noqa: E402
@@ -169,6 +174,7 @@ class Cloud(test.TestCase):
     def runTest(self):
         self.begin(*self.plan)
         self.results.extend(self.play())
+        self.told.extend(self.reasons())
 
     def begin(self, fleet, hosts, functions, limit, schedulers, randomize):
         self.fleet, self.randomize = fleet, randomize
@@ -445,6 +451,33 @@ class Cloud(test.TestCase):
         self.taken(end, spec.instance_uuid, region)
         return there, loaded
 
+    def reasons(self):
+        """(what a request wants that finds no host, requests to Placement for
+        the reason, ms of the processor, the reason)."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.scheduler.fault.LIMIT', 600))
+        nobodys = naming.function_trait(number('nobodys'))
+        self.placement.put(f'/traits/{nobodys}', {}, version='1.6')
+        for what, specs, zone in (
+                ('what is free', {}, None),
+                ('a function', {f'trait_ACCEL0:{nobodys}': 'required'}, None),
+                ('a zone', {}, [str(uuid.uuid4())])):
+            spec = self.spec(0)
+            spec.flavor.extra_specs.update(specs)
+            if zone:
+                spec.requested_destination = objects.Destination(
+                    aggregates=zone)
+            asked = []
+
+            def get(url, version):
+                asked.append(url)
+                return filters._get(url, version)
+            begin = time.process_time()
+            text = fault.reason(get, filters.SCHEDULINGS, self.manager,
+                                self.context, spec, 1)
+            yield (what, len(asked), 1000 * (time.process_time() - begin),
+                   text)
+
     def spec(self, function):
         flavor = weigh.spec(number(function)).flavor
         for name, value in {'id': 1, 'name': 'f', 'flavorid': 'f',
@@ -468,8 +501,9 @@ def measure(hosts, functions, limit, schedulers, requests, load,
     cloud = Cloud()
     cloud.plan = fleet, hosts, functions, limit, schedulers, randomize
     # Nova's tests forget what they have when they end
-    results, counts, times = (cloud.results, cloud.counts, cloud.times) = (
-        [], collections.Counter(), collections.Counter())
+    results, told, counts, times = (
+        cloud.results, cloud.told, cloud.counts, cloud.times) = (
+            [], [], collections.Counter(), collections.Counter())
     result = unittest.TestResult()
     cloud.run(result)
     for _, text in result.errors + result.failures:
@@ -477,13 +511,13 @@ def measure(hosts, functions, limit, schedulers, requests, load,
     placed = [found for found in results if found is not None]
     count = len(results)
     there, loaded = map(statistics.mean, zip(*placed))
-    return (hosts, hosts * REGIONS, functions, limit, schedulers, count,
-            f'{loaded:.3f}', f'{there:.3f}', f'{fleet.with_all_seen():.3f}',
-            count - len(placed), f'{counts["races"] / count:.2f}',
-            f'{counts["accel"] / count:.2f}',
-            f'{1000 * times["Nova"] / counts["asked"]:.0f}',
-            *(f'{1000 * times[what] / count:.0f}'
-              for what in ('accel', 'rest')))
+    return told, (
+        hosts, hosts * REGIONS, functions, limit, schedulers, count,
+        f'{loaded:.3f}', f'{there:.3f}', f'{fleet.with_all_seen():.3f}',
+        count - len(placed), f'{counts["races"] / count:.2f}',
+        f'{counts["accel"] / count:.2f}',
+        f'{1000 * times["Nova"] / counts["asked"]:.0f}',
+        *(f'{1000 * times[what] / count:.0f}' for what in ('accel', 'rest')))
 
 
 def _row(text):
@@ -510,9 +544,11 @@ def main():
         hosts, *_, schedulers = row
         requests = args.requests or min(
             MOST, schedulers * QUESTIONS // hosts)
-        print(FORM.format(*measure(*row, requests, args.load,
-                                   args.randomize)),
-              flush=True)
+        told, found = measure(*row, requests, args.load, args.randomize)
+        print(FORM.format(*found))
+        for what, asked, ms, text in told:
+            print(f'  no host for {what}: {asked} requests, {ms:.0f} ms: '
+                  f'{text}', flush=True)
 
 
 if __name__ == '__main__':

@@ -92,16 +92,20 @@ class FaultTest(unittest.TestCase):
                 f'resources{n}:{FPGA}': '1' for n in range(1, 9)})))
         self.assertEqual(3, len(self.urls), self.urls)
 
-    def in_turn(self, hosts, offering, query='resources=VCPU:1'):
+    def in_turn(self, hosts, offering, query='resources=VCPU:1', more=(),
+                zone=None):
         """(answer to the question for a free FPGA, in_tree of each question
-        for candidates): so many hosts have one, and some offer it."""
+        for candidates): so many hosts have one, and some offer it; more has
+        hosts with another one."""
         asked = []
 
         def get(url):
             if url.startswith('/resource_providers?'):
+                found = [*(f'host{n}' for n in range(hosts)), *more]
+                if zone and 'MEMORY_MB' in url:
+                    found = zone
                 return self.response(200, {'resource_providers': [
-                    {'root_provider_uuid': f'host{n}'}
-                    for n in range(hosts)]})
+                    {'root_provider_uuid': host} for host in found]})
             query = dict(parse.parse_qsl(url.partition('?')[2]))
             asked.append(query.get('in_tree1'))
             return self.response(200, {'allocation_requests': [{}] * (
@@ -126,6 +130,19 @@ class FaultTest(unittest.TestCase):
             with self.subTest(free=free, offering=offering):
                 self.assertEqual((answer, asked),
                                  self.in_turn(free, offering))
+
+    def test_hosts_with_more_are_asked_first(self):
+        self.assertEqual((Answer.FREE, ['host7']), self.in_turn(
+            9, ['host7'], more=['host7']))
+
+    def test_no_host_outside_of_the_zone_is_asked(self):
+        """Nor the whole cloud, which takes Placement seconds."""
+        query = 'resources=VCPU:1&member_of=zone'
+        for zone, offering, answer in (
+                (['host8'], ['host8'], Answer.FREE),
+                (['host8'], (), Answer.NONE)):
+            self.assertEqual((answer, zone), self.in_turn(
+                9, offering, query, zone=zone))
 
     def test_host_that_the_operator_named(self):
         query = 'resources=VCPU:1&in_tree=host3'
