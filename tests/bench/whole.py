@@ -9,8 +9,8 @@ of tests.bench.reuse, seconds since the first request, duration, and in the
 third the number of GPUs; without one the trace is random, 6 of 10 for one GPU,
 2 for two and 1 each for four and eight.
 
-"best fit" takes the host, and there the pools, that have least left. "ours" is
-the ranking of the scheduler with Nova's weights of RAM, CPU and disk beside it,
+"best fit" takes the host, and there the pools, that have least left. "ranking"
+is that of the scheduler with Nova's weights of RAM, CPU and disk beside it,
 which follow the GPUs; "Nova" is these weights alone. Printed are the servers of
 eight, those that met less than eight free GPUs, and for each rule the others
 that were refused; all of that by seed is added up.
@@ -118,7 +118,7 @@ class Spec:
         return hasattr(self, name)
 
 
-def ours(free, there, wanted, nodes, chance):
+def ranked(free, there, wanted, nodes, chance):
     specs = ({f'resources1:{GPU}': str(wanted)} if wanted <= WHOLE // nodes
              else {f'resources{n}:{GPU}': str(wanted // nodes)
                    for n in range(nodes)})
@@ -146,7 +146,7 @@ def ours(free, there, wanted, nodes, chance):
     return min(of_hosts[max(of_hosts, key=weight)], key=first)[1]
 
 
-RULES = {'best fit': best_fit, 'ours': ours, 'Nova': nova}
+RULES = {'best fit': best_fit, 'ranking': ranked, 'Nova': nova}
 
 
 def main():

@@ -732,7 +732,7 @@ class PackingTest(Base):
             with self.subTest(nodes=nodes):
                 best, ours, nova = (
                     whole.play(rule, trace, 8, nodes)['refused']
-                    for rule in (whole.best_fit, whole.ours, whole.nova))
+                    for rule in (whole.best_fit, whole.ranked, whole.nova))
                 self.assertLessEqual(ours, best)
                 self.assertGreater(nova, best + 10)
 
