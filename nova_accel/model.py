@@ -122,6 +122,8 @@ class CreatableType:
     trait: str
     #: how many could be made now
     available: int
+    #: MiB of memory that one has, 0 where that is not known
+    memory: int = 0
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'CreatableType':

@@ -35,11 +35,14 @@ SAME_KEY = 'accel:same'
 PACKING_KEY = 'accel:packing'
 #: what becomes of its accelerators where it migrates while it runs
 LIVE_MIGRATION_KEY = 'accel:live_migration'
+#: for how many seconds its guest may stand still then; QEMU allows 2,000
+DOWNTIME_KEY = 'accel:max_downtime'
 #: keys of the whole flavor -> their values
 FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
                SAME_KEY: ('numa', 'pcie_root'),
                PACKING_KEY: ('stack', 'spread'),
-               LIVE_MIGRATION_KEY: ('detach', 'transparent')}
+               LIVE_MIGRATION_KEY: ('detach', 'transparent'),
+               DOWNTIME_KEY: tuple(map(str, range(1, 2001)))}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 #: the spelling of the first Cyborg specifications for a numbered group
@@ -211,9 +214,10 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
     """
     for key, values in FLAVOR_KEYS.items():
         if key in extra_specs and extra_specs[key] not in values:
+            said = (f'one of {", ".join(values)}' if len(values) < 10 else
+                    f'a whole number from {values[0]} to {values[-1]}')
             raise exception.InvalidRequest(
-                f'{key}={extra_specs[key]} is unknown: write '
-                f'{"one of " if len(values) > 1 else ""}{", ".join(values)}.')
+                f'{key}={extra_specs[key]} is unknown: write {said}.')
     wish, same, packing = map(
         extra_specs.get, (AFFINITY_KEY, SAME_KEY, PACKING_KEY))
     nodes = None
@@ -416,6 +420,13 @@ class Server:
         live migration, to like ones on the new host."""
         return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'transparent'
 
+    @property
+    def max_downtime(self) -> int | None:
+        """Return for how many seconds its guest may stand still then; None
+        where its flavor does not say."""
+        seconds = self.extra_specs.get(DOWNTIME_KEY)
+        return int(seconds) if seconds else None
+
     @functools.cached_property
     def wanted(self) -> list[AcceleratorRequest]:
         """What flavor and image ask for.
@@ -435,8 +446,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             raise exception.InvalidRequest(
                 f'The extra spec accel{group}:{key} is unknown: the keys are '
                 f'{", ".join(_ACCEL_KEYS)} and driver_<name>, and without '
-                f'group device_profile, numa_affinity, same, packing and '
-                f'live_migration.')
+                f'group device_profile, numa_affinity, same, packing, '
+                f'live_migration and max_downtime.')
     if not classes:
         if accel:
             raise exception.InvalidRequest(

@@ -101,6 +101,13 @@ VALIDATORS = [
                               'others on the new host. transparent: it takes '
                               'their state along, to like ones.'}),
     base.ExtraSpecValidator(
+        name='accel:max_downtime',
+        description='For how many seconds a guest that takes the state of its '
+                    'accelerators along may stand still when it migrates; '
+                    'instead of [libvirt] live_migration_downtime.',
+        value={'type': int, 'min': 1, 'max': 2000,
+               'description': 'Seconds, 1 to 2000.'}),
+    base.ExtraSpecValidator(
         name='accel:profile',
         description='The device profile of the groups, for information; '
                     'written when accel:device_profile is expanded.',

@@ -303,10 +303,25 @@ class Accelerators:
 
         :raises DeviceUnavailable: it cannot, with one of them.
         """
+        for claim in self.holdings.of(server_uuid):
+            if claim.state is not model.ClaimState.BOUND:
+                raise exception.DeviceUnavailable(
+                    f'The guest may not have {claim.handle.address} as it '
+                    f'needs it ({claim.error or claim.state.value}): reboot '
+                    f'the server hard, and then migrate it.')
         return sorted(self._movable(
             claim, self.inventory.devices.get(claim.device_address),
             claim.handle, claim.created_type)
             for claim in self.holdings.of(server_uuid))
+
+    def memory(self, server_uuid: str) -> int:
+        """Return how many MiB of memory the devices of a server have, as far
+        as that is known."""
+        devices = self.inventory.devices
+        return sum(
+            type_.memory for claim in self.holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            for type_ in device.creatable if type_.name == claim.created_type)
 
     def movable_to(self, server: request.Server,
                    allocations: plan.Allocations) -> list[model.Movable]:

@@ -19,6 +19,7 @@ from oslo_privsep import priv_context
 
 from nova_accel.cmd import check_guests
 from nova_accel.cmd import check_line
+from nova_accel.cmd import check_migration
 from nova_accel.cmd import check_peers
 from nova_accel.cmd import check_services
 from nova_accel.cmd import loading
@@ -358,6 +359,13 @@ def _libvirt(host) -> Iterator[Line]:
             yield Line(FAILURE, f'{name} has version {_dotted(version)}, and '
                                 f'{_dotted(least)} is needed{why}',
                        f'upgrade {name}')
+    movable = any(device.migrates_by for device in host.devices.values())
+    for name, version, least in (('libvirt', versions[0], _LIBVIRT_VENDOR),
+                                 ('QEMU', versions[1], _QEMU_VENDOR)):
+        if movable and version < least:
+            yield Line(OK, f'{name} has version {_dotted(version)}, and '
+                           f'{_dotted(least)} is needed for guests that take '
+                           f'devices along when they migrate live')
     if (versions[0] < _LIBVIRT_BITS and host.guests.are_large
             and CONF.libvirt.cpu_mode not in address_space.HOSTS_CPU):
         yield Line(WARNING, f'libvirt has version {_dotted(versions[0])}, and '
@@ -471,6 +479,7 @@ _CHECKS = (
     ('Glance', {COMPUTE}, check_services.glance_answers),
     ('flavors', {COMPUTE}, check_guests.flavors),
     ('switches', {COMPUTE}, check_peers.peers),
+    ('live migration', {COMPUTE}, check_migration.devices),
     ('Placement', {*SERVICES}, check_services.placement_answers),
     ('database', {SCHEDULER, API}, check_services.database_answers),
     ('filter', {SCHEDULER}, check_services.filters),

@@ -50,6 +50,10 @@ _TYPES = {0x01: 'STORAGE', 0x02: 'NIC', 0x03: 'GPU', 0x04: 'MULTIMEDIA',
 _LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
 _OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
 
+#: what stands for live_migratable
+_LIVE = ('nova_accel finds out itself which devices can, and flavors say '
+         'accel:live_migration=transparent')
+
 
 class ImportNova(cloud.Asks, configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
@@ -360,8 +364,7 @@ class Translation:
             self._add('handover', *(f'{card}=operator' for card in cards))
         if strutils.bool_from_string(spec.tags.get('live_migratable')):
             self._leave(f'"live_migratable" of {of} is not translated: '
-                        f'nova_accel does not migrate servers with devices '
-                        f'live.')
+                        f'{_LIVE}.')
         lost = sorted(
             t for t in nova_pci.traits(spec.tags.get('traits'))
             if by_driver.keys() != {'pci'} or not naming.is_custom(t))
@@ -606,8 +609,7 @@ class Translation:
         if any(strutils.bool_from_string(w.get('live_migratable'))
                for w in wanted):
             self._leave(f'"live_migratable" of {of} is not translated: '
-                        f'nova_accel does not migrate servers with devices '
-                        f'live.')
+                        f'{_LIVE}.')
         self._profile(profile, alias=name)
         return True
 

@@ -49,6 +49,8 @@ _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
 _MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
 #: end of the trait of another type: GB and series (NVIDIA's vGPU user guide)
 _SIZE = re.compile('(?<!_[0-9])_([1-9][0-9]*)[ABCQ]$')
+#: of either
+_GIGABYTES = re.compile('_([1-9][0-9]*)(A|B|C|CME|CGFX|Q)$')
 #: what xe lets each VF have, below sriov_admin/.bulk_profile, and since which
 #: Linux. Source: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov
 _SINCE = {'vram_quota': '7.0', 'exec_quantum_ms': '6.19',
@@ -276,7 +278,8 @@ class VgpuDriver(base.PciDriver):
             (h for h, types in offer.free.items() if types & names),
             key=lambda h: -len(offer.free[h] & names))
         creatable = tuple(
-            model.CreatableType(t.name, traits[t.name], t.available)
+            model.CreatableType(t.name, traits[t.name], t.available,
+                                _memory(traits[t.name]))
             for t in chosen)
         before_types = before.creatable if before else ()
         if not offer.complete:
@@ -639,6 +642,12 @@ def _size(trait: str) -> int:
     """GB of a vGPU of a type, by its trait; 0 where that does not say."""
     found = _SIZE.search(trait)
     return int(found[1]) if found else 0
+
+
+def _memory(trait: str) -> int:
+    """MiB of a vGPU of a type, by its trait; 0 where that does not say."""
+    found = _GIGABYTES.search(trait)
+    return int(found[1]) << 10 if found else 0
 
 
 def _why_not_offered(device, created_type) -> str:

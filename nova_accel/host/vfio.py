@@ -18,12 +18,16 @@ from nova_accel.host import pci
 from nova_accel import model
 
 #: VFIO drivers that save the state of a device -> whether they log what it
-#: writes. Sources: drivers/vfio/pci (7.2) and samples/vfio-mdev/mtty.c (6.7)
-#: of Linux; NVIDIA's vGPU user guide. Names in the spelling of modules
+#: writes. Those that do also stop accesses from one device to another
+#: (VFIO_MIGRATION_P2P), as QEMU demands of several. Sources: drivers/vfio/pci
+#: (7.2) and samples/vfio-mdev/mtty.c (6.7) of Linux; NVIDIA's vGPU user guide.
+#: Names in the spelling of modules
 _DRIVERS = {
     'mlx5_vfio_pci': True, 'mtty': True, 'nvidia': True, 'pds_vfio_pci': True,
     'hisi_acc_vfio_pci': False, 'qat_vfio_pci': False,
     'virtio_vfio_pci': False, 'xe_vfio_pci': False}
+#: MiB/s of 10 Gb/s
+_BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
 
 
 def migrates(kernel, handle: model.AttachHandle, device: str,
@@ -54,6 +58,17 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
     except OSError as error:
         return '', (f'it cannot be read which VFIO driver it has in a guest '
                     f'({error.strerror})')
+
+
+def seconds_to_copy(memory: int, bandwidth: int) -> float:
+    """Return for how long a guest stands still at most while the memory of
+    its devices is copied.
+
+    :param memory: MiB.
+    :param bandwidth: MiB/s, as [libvirt] live_migration_bandwidth; 0: it has
+        no limit, and the network is taken for one of 10 Gb/s.
+    """
+    return memory / (bandwidth or _BANDWIDTH)
 
 
 def _driver(kernel, handle, device) -> str:

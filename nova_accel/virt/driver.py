@@ -453,6 +453,19 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         else:
             recover_method(context, instance, dest, migrate_data)
 
+    def _live_migration_data_gb(self, instance, disk_paths):
+        """At live migration, on the source: by how many GiB are copied Nova
+        says how long it may take."""
+        return (super()._live_migration_data_gb(instance, disk_paths)
+                + self.live_migrations.memory(instance) / 1024)
+
+    def _live_migration_monitor(self, context, instance, guest, *args,
+                                **kwargs):
+        """At live migration, on the source, while libvirt is at it."""
+        self.live_migrations.allow_downtime(instance, guest)
+        super()._live_migration_monitor(
+            context, instance, guest, *args, **kwargs)
+
     def post_live_migration_at_source(self, context, instance, network_info):
         """After a live migration, on the source."""
         super().post_live_migration_at_source(

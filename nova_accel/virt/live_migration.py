@@ -43,6 +43,7 @@ from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import vfio
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
@@ -118,11 +119,34 @@ class LiveMigrations:
                     f'QEMU does not copy memory after the guest has moved: '
                     f'set [libvirt] live_migration_permit_post_copy to false '
                     f'on this host, or migrate it cold.')
+        if _has_iommu(instance):
+            _refuse(f'Server {instance.uuid} has accelerators, with which '
+                    f'QEMU moves no guest that has an IOMMU of its own: use a '
+                    f'flavor and an image without hw:viommu_model, or migrate '
+                    f'it cold.')
         try:
             found = self._accelerators.movable(instance.uuid)
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
+        self._check_downtime(instance)
         _note(data, _MOVABLE, json.dumps(found))
+
+    def _check_downtime(self, instance):
+        limit = nova_cloud.server_of(instance).max_downtime
+        seconds = self._seconds(instance)
+        if seconds > (limit or CONF.libvirt.live_migration_downtime / 1000):
+            says = (f'{request.DOWNTIME_KEY}={limit} of its flavor' if limit
+                    else '[libvirt] live_migration_downtime of nova.conf')
+            _refuse(
+                f'Server {instance.uuid} has accelerators with '
+                f'{self.memory(instance)} MiB of memory, and its guest would '
+                f'stand still for up to {seconds:.1f} s while that is copied, '
+                f'longer than {says} allows: have a flavor with a larger '
+                f'{request.DOWNTIME_KEY}, or migrate it cold.')
+
+    def _seconds(self, instance):
+        return vfio.seconds_to_copy(
+            self.memory(instance), CONF.libvirt.live_migration_bandwidth)
 
     def _check_versions(self, instance, which):
         if not self._has_versions(_LIBVIRT, _QEMU):
@@ -203,6 +227,40 @@ class LiveMigrations:
                       'accelerators could not be given to its guest; that is '
                       'tried again: %s', instance.uuid, error)
 
+    # While the guest moves
+
+    def memory(self, instance) -> int:
+        """Return how many MiB of the accelerators of a server are copied."""
+        if not nova_cloud.server_of(instance).takes_along:
+            return 0
+        return self._accelerators.memory(instance.uuid)
+
+    def allow_downtime(self, instance, guest) -> None:
+        """Let this guest stand still for as long as its flavor says.
+
+        What Nova allows all guests, in steps, is for their RAM. This one is
+        allowed the copy of its accelerators beside it, and with Nova's last
+        step all of its own limit.
+
+        :param guest: nova.virt.libvirt.guest.Guest of this migration alone.
+        """
+        server = nova_cloud.server_of(instance)
+        limit = server.max_downtime
+        if not limit or not server.takes_along:
+            return
+        allow = guest.migrate_configure_max_downtime
+        seconds = self._seconds(instance)
+
+        def allow_more(milliseconds):
+            # Nova's last step is rounded down
+            last = milliseconds + 1 >= CONF.libvirt.live_migration_downtime
+            most = limit * 1000 if last else min(
+                limit * 1000, int(seconds * 1000) + milliseconds)
+            LOG.info('The guest of server %s may stand still for %d ms when '
+                     'it migrates.', instance.uuid, most)
+            allow(most)
+        guest.migrate_configure_max_downtime = allow_more
+
     # Those of the old host
 
     def leave(self, instance, data) -> bool:
@@ -244,6 +302,12 @@ class LiveMigrations:
         """The guest is gone: release what it had here."""
         # the new host waits for the end of this call
         self._accelerators.unplug(context, instance.uuid, wait=False)
+
+
+def _has_iommu(instance):
+    return bool(
+        instance.flavor.extra_specs.get('hw:viommu_model')
+        or instance.system_metadata.get('image_hw_viommu_model'))
 
 
 def _said(version):

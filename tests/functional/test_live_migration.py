@@ -5,10 +5,12 @@ As in test_operations, the docstring of a test is its row in
 docs/source/operations.rst.
 """
 
+import contextlib
 from importlib import metadata
 from unittest import mock
 
 import fixtures
+from nova.compute import manager
 from nova import context as nova_context
 from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
@@ -19,6 +21,7 @@ from nova_accel.virt import guest
 from tests.functional import base
 from tests.functional import cloud
 from tests.functional import operations
+from tests.functional import process
 from tests.functional import test_guest_devices
 from tests.functional import test_vgpu
 
@@ -51,6 +54,15 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
             {self.destination},
             {host for host, _ in self.held(self.server, model.Role.OLD)})
         self.assertEqual(self.before, self.held(self.server))
+        # in Placement the other way round
+        new = [c for c in self.claims(self.destination)
+               if c.instance_uuid == self.server['id']]
+        self.assertEqual(sorted(c.provider_uuid for c in new),
+                         self.allocated(self.server['id']))
+        self.assertEqual(
+            sorted(c.provider_uuid for c in self.claims(self.source)
+                   if c.instance_uuid == self.server['id']),
+            self.allocated(new[0].consumer_uuid))
         self.guest_moves(domain, self.destination, params['destination_xml'])
 
     def forget_places(self):
@@ -74,16 +86,31 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
         domain.fail_job()
         raise fakelibvirt.libvirtError('it fails')
 
-    def ask(self):
+    def ask(self, host=None):
         self.admin_api.post_server_action(self.server['id'], {
-            'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+            'os-migrateLive': {'host': host, 'block_migration': 'auto'}})
 
-    def live_migrate(self, *status):
-        self.ask()
+    def live_migrate(self, *status, host=None):
+        self.ask(host)
         self._wait_for_migration_status(
             self.server, status or ['completed'])
         self._wait_for_server_parameter(self.server, {
             'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
+
+    def kill_destination(self):
+        """When it has claimed and prepared; nova-compute starts again there,
+        after the source has given up."""
+        self.flags(rpc_response_timeout=3, long_rpc_timeout=3)
+        with mock.patch.object(
+                libvirt_driver.LibvirtDriver, 'pre_live_migration',
+                side_effect=operations.Killed) as called:
+            self.ask()
+            self._wait_for_assert(called.assert_called)
+            self.computes[self.destination].stop()
+            self._wait_for_migration_status(self.server, ['failed', 'error'])
+        self.assertNotEqual([], self.held(self.server, model.Role.OLD))
+        self.restart_compute_service(self.destination)
+        self.computes[self.destination].driver.reconciler.run()
 
     def kill_source(self, has):
         """When the guest is about to move; nova-compute starts again, and the
@@ -113,10 +140,14 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
         self._wait_for_migration_status(
             self.server, ['error' if in_error else 'failed'])
         if in_error:
-            self._wait_for_server_parameter(
-                self.server, {'OS-EXT-STS:vm_state': 'error'})
-            self.admin_api.post_server_action(
-                self.server['id'], {'os-resetState': {'state': 'active'}})
+            self.leaves_error()
+
+    def leaves_error(self):
+        """As the operator resets it."""
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:vm_state': 'error'})
+        self.admin_api.post_server_action(
+            self.server['id'], {'os-resetState': {'state': 'active'}})
 
     def live_migration_fails_without_the_new_host(self):
         def fails(domain, destination, params, flags):
@@ -161,11 +192,12 @@ class DetachTest(LiveMigrationTestBase):
         self.assertFunction(self.assertHas(self.server), self.function)
         self.assertReads()
         self.assertEqual([], self.claims(self.source))
-        # and back, from what is programmed there
+        # and back to a chosen host, to the card that carries the function
+        first, self.before = self.before, self.assertHas(self.server)
         self.source, self.destination = self.destination, self.source
-        self.before = self.assertHas(self.server)
-        self.live_migrate()
-        self.assertFunction(self.assertHas(self.server), self.function)
+        self.live_migrate(host=self.destination)
+        self.assertEqual(first, self.assertHas(self.server))
+        self.assertFunction(first, self.function)
         self._reboot_server(self.server, hard=True)
         self.assertHas(self.server)
         self.delete_all()
@@ -183,8 +215,9 @@ class DetachTest(LiveMigrationTestBase):
         self.delete_all()
 
     def test_fails(self):
-        """Live migration that fails: the guest goes on with its devices, and
-        those on the new host are released."""
+        """Live migration that fails, as where the hosts lose the network
+        between them: the guest goes on with its devices, and those on the new
+        host are released."""
         self.live_migration_fails()
         self.assertEqual([[]], self.moved)
         self.assertStayed()
@@ -206,6 +239,40 @@ class DetachTest(LiveMigrationTestBase):
         # Placement has both, as Nova leaves them until the server goes
         self.computes[self.destination].driver.reconciler.run()
         self.assertEqual(1, len(self.claims(self.destination)))
+        self._delete_server(self.server)
+        self.computes[self.destination].driver.reconciler.run()
+        self.assertEqual([], self.claims())
+
+    @cloud.fresh
+    def test_killed_there(self):
+        """nova-compute of the new host is killed while it prepares a live
+        migration: the guest goes on with its devices, and those on the new host
+        are released when it starts."""
+        self.kill_destination()
+        self.assertEqual([], self.moved)
+        self.assertStayed()
+        self.delete_all()
+
+    # Nova leaves the server in ERROR, and the allocation of the migration
+    @cloud.fresh
+    def test_libvirt_ends(self):
+        """libvirt of the source ends during a live migration: the server is
+        in ERROR, and its guest gets its devices back when nova-compute next
+        compares."""
+        def ends(domain, destination, params, flags):
+            self.moved.append(self.hostdevs(self.server))
+            self.useFixture(fixtures.MockPatchObject(
+                fakelibvirt.Domain, 'jobStats', side_effect=error))
+            raise error
+        error = fakelibvirt.libvirtError('no connection')
+        self.libvirt_migrates(ends)
+        self.ask()
+        self.leaves_error()
+        self.assertEqual([[]], self.moved)
+        for host in self.source, self.destination:
+            self.computes[host].driver.reconciler.run()
+        self.assertEqual(self.before, self.held(self.server))
+        self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
         self._delete_server(self.server)
         self.computes[self.destination].driver.reconciler.run()
         self.assertEqual([], self.claims())
@@ -254,7 +321,7 @@ def devices(**more):
 class TransparentTestBase(LiveMigrationTestBase):
 
     HOW = 'transparent'
-    VGPU_FLAVOR = test_vgpu.flavor(LARGE)
+    VGPU_FLAVOR = {**test_vgpu.flavor(LARGE), 'accel:max_downtime': '5'}
 
     def start_compute(self, hostname, *args, **kwargs):
         self.flags(enabled_drivers=['vgpu', 'pci', 'dfl'],
@@ -280,7 +347,6 @@ class TransparentTestBase(LiveMigrationTestBase):
         log = dict(self.logs())['nova']
         for text in said:
             self.assertIn(text, log)
-        self.delete_all()
 
 
 class TransparentTest(TransparentTestBase):
@@ -382,25 +448,127 @@ class TransparentTest(TransparentTestBase):
         refused by the compute host before anything moves."""
         self.start({**self.VGPU_FLAVOR, f'resources2:{FPGA}': '1'}, 2)
         self.assertRefused('A guest cannot take 0000:5e:00.1 along')
+        self.delete_all()
 
-    def test_old_qemu(self):
+    def test_refused(self):
         """Live migration with the state of devices where libvirt or QEMU of
-        either host is older than 10.0 or 8.2.2: refused before anything
+        either host is older than 10.0 or 8.2.2, ``nova.conf`` permits
+        post-copy, the guest has an IOMMU of its own, or it would stand still
+        for longer than it may: refused by the compute host before anything
         moves."""
+        self.start(test_vgpu.flavor(LARGE))
         for where, which in ('source', 'old'), ('destination', 'new'):
-            self.start(self.VGPU_FLAVOR)
             connection = self.computes[
                 getattr(self, where)].driver._host.get_connection()
             with mock.patch.object(
                     connection, 'getVersion', return_value=8002001):
                 self.assertRefused(f'the {which} host has earlier ones')
-
-    def test_post_copy(self):
-        """Live migration with the state of devices where ``nova.conf`` permits
-        post-copy: refused by the compute host before anything moves."""
-        self.start(self.VGPU_FLAVOR)
+        # of [libvirt] live_migration_downtime, 500 ms
+        self.assertRefused(
+            '2048 MiB of memory, and its guest would stand still for up to '
+            '1.7 s while that is copied, longer than [libvirt] '
+            'live_migration_downtime of nova.conf allows')
+        with self.changed('image_hw_viommu_model', 'intel'):
+            self.assertRefused('no guest that has an IOMMU of its own')
         self.flags(live_migration_permit_post_copy=True, group='libvirt')
         self.assertRefused('live_migration_permit_post_copy to false')
+        self.delete_all()
+
+    @contextlib.contextmanager
+    def changed(self, key, value):
+        """The system metadata of the server."""
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), self.server['id'],
+            expected_attrs=['system_metadata'])
+        instance.system_metadata[key] = value
+        instance.save()
+        yield
+        del instance.system_metadata[key]
+        instance.save()
+
+    def test_device_memory(self):
+        """Live migration with the state of devices that have more memory than
+        the guest: with ``accel:max_downtime`` the guest may stand still for
+        their copy, other guests not, and Nova waits for it as for RAM."""
+        allowed = []
+
+        def migrate(domain, *args, **kwargs):
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
+            process.until(lambda: self.assertEqual(2, len(allowed)))
+            self.migrate(domain, *args, **kwargs)
+        self.libvirt_migrates(migrate)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Domain.migrateSetMaxDowntime',
+            lambda domain, milliseconds: allowed.append(milliseconds)))
+        # of Nova's steps two, the last one soon
+        self.useFixture(fixtures.MockPatch(
+            'nova.virt.libvirt.migration.downtime_steps',
+            lambda data_gb: iter([(0, 50), (data_gb / 2, 500)])))
+        self.start(self.VGPU_FLAVOR)
+        driver = self.computes[self.source].driver
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), self.server['id'],
+            expected_attrs=['flavor', 'system_metadata'])
+        # 2 are Nova's least for RAM
+        self.assertEqual(4, driver._live_migration_data_gb(instance, []))
+        self.flags(live_migration_bandwidth=400, group='libvirt')
+        self.assertRefused('5.1 s while that is copied, longer than '
+                           'accel:max_downtime=5 of its flavor allows')
+        self.flags(live_migration_bandwidth=1024, group='libvirt')
+        self.live_migrate()
+        self.assertEqual([2050, 5000], allowed)
+        self.assertMoved()
+        self.delete_all()
+
+    def test_host_is_emptied(self):
+        """Live migrations of all servers of a host, asked for at once: each
+        goes with its devices, and the host has none in use."""
+        def migrate(domain, destination, params, flags):
+            self.guest_moves(domain, 'compute2', params['destination_xml'])
+        self.libvirt_migrates(migrate)
+        servers = [self.boot(
+            {**specs, 'accel:live_migration': how}, host='compute1')
+            for how, specs in (
+                ('transparent', self.VGPU_FLAVOR),
+                ('transparent', {f'resources1:{NET}': '2'}),
+                ('detach', {f'resources1:{FPGA}': '1'}))]
+        for self.server in servers:
+            self.ask()
+        for server, count in zip(servers, (1, 2, 1)):
+            self._wait_for_migration_status(server, ['completed'])
+            self._wait_for_server_parameter(server, {
+                'OS-EXT-STS:task_state': None, 'status': 'ACTIVE',
+                'OS-EXT-SRV-ATTR:host': 'compute2'})
+            self.assertHas(server, count)
+        self.assertEqual([], self.claims('compute1'))
+        self.delete_all()
+
+    # Nova's record of the server names the old host
+    @cloud.fresh
+    def test_killed_after_the_move(self):
+        """nova-compute of the source is killed once the guest has moved: the
+        guest has its devices, and no other server gets those of either
+        host."""
+        self.start(self.VGPU_FLAVOR)
+        with mock.patch.object(
+                manager.ComputeManager, '_post_live_migration',
+                side_effect=operations.Killed) as called:
+            self.ask()
+            self._wait_for_assert(called.assert_called)
+        self.restart_compute_service(self.source)
+        for host in self.source, self.destination:
+            self.computes[host].driver.reconciler.run()
+        self.assertEqual(self.before, self.held(self.server))
+        (there, address), = self.held(self.server, model.Role.OLD)
+        self.assertEqual(self.destination, there)
+        self.assertEqual([address], self.hostdevs(self.server))
+        self._delete_server(self.server)
+        for host in self.source, self.destination:
+            self.computes[host].driver.reconciler.run()
+        # Nova does not end its guest there
+        self.assertEqual([], self.claims(self.source))
+        self.assertEqual([address], [
+            c.handle.address for c in self.claims(self.destination)])
 
 
 class UnequalTest(TransparentTestBase):
@@ -415,3 +583,30 @@ class UnequalTest(TransparentTestBase):
         self.assertRefused(
             f'Server {self.server["id"]} has 10de:2235 nvidia-558 nvidia '
             f'550.54.16 and would get 10de:2235 nvidia-558 nvidia 570.1')
+        self.delete_all()
+
+
+class MixedTest(test_vgpu.NativeTestBase, TransparentTestBase):
+
+    def test_with_novas(self):
+        """Live migration of a server that also has a vGPU of Nova: that goes
+        by Nova's rules, and the others as the flavor says."""
+        for self.HOW in ('transparent', 'detach'):
+            self.moved = []
+            self.server = self.boot({
+                'resources:VGPU': '1', **self.VGPU_FLAVOR,
+                'accel:live_migration': self.HOW}, host='compute1')
+            self.source, self.destination = 'compute1', 'compute2'
+            self.before = self.held(self.server)
+            (_, ours), = self.before
+            novas, = set(self.hostdevs(self.server)) - {ours}
+            self.live_migrate()
+            self.assertEqual([sorted(
+                [novas, ours] if self.HOW == 'transparent' else [novas])],
+                self.moved)
+            (_, ours), = self.held(self.server)
+            self.assertEqual('nvidia-558', self.type_of(ours, 'compute2'))
+            novas, = set(self.hostdevs(self.server)) - {ours}
+            self.assertEqual(self.TYPE, self.type_of(novas, 'compute2'))
+            self.assertEqual([], self.claims('compute1'))
+            self.delete_all()

@@ -116,6 +116,23 @@ class VgpuTest(AttachTestCase):
         claim, = self.plug(self.allocation(VGPU), specs, instance)
         return claim
 
+    def test_taken_along(self):
+        """What a guest takes along at a live migration, and how much memory
+        of it."""
+        self.start_vgpus()
+        claim = self.give('nvidia-558')
+        found, = self.accelerators.movable(self.instance)
+        self.assertEqual(
+            ('1', claim.handle.address), (found.group, found.address))
+        self.assertEqual(2048, self.accelerators.memory(self.instance))
+        self.assertEqual(0, self.accelerators.memory(self.other))
+        self.accelerators.holdings.doubt([claim], 'its removal failed')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.accelerators.movable,
+            self.instance)
+        self.assertIn(f'may not have {claim.handle.address} as it needs it '
+                      f'(its removal failed)', str(error))
+
     def total(self):
         provider, = self.accelerators.inventory.providers().values()
         return provider.inventory.get(VGPU, 0)

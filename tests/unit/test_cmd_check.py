@@ -262,9 +262,9 @@ class WellTest(CheckTestCase):
         self.assertEqual(
             ['options', 'Nova', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
              'privileges', 'claim store', 'libvirt', 'cache', 'Glance',
-             'flavors', 'switches', 'Placement', 'database', 'filter',
-             'weigher', 'entry point', 'profiles', 'clearing images', GPU, A,
-             DISK],
+             'flavors', 'switches', 'live migration', 'live migration',
+             'Placement', 'database', 'filter', 'weigher', 'entry point',
+             'profiles', 'clearing images', GPU, A, DISK],
             [line['Check'] for line in self.lines])
 
     def test_service_of_the_configuration(self):
@@ -601,6 +601,37 @@ class ComputeTest(CheckTestCase):
         self.assertFails('libvirt', '9.0.0', '10.0.0', GPU)
         self.use_libvirt(Libvirt(qemu=8000000))
         self.assertFails('libvirt', 'QEMU', '8.2.2', GPU)
+
+    def test_live_migration(self):
+        """What guests take along and what not; for none it is a fault."""
+        def said():
+            self.assertEqual([], self.check(0))
+            return [(line['Found'], line['What to do'] or '')
+                    for line in self.lines
+                    if 'migrate live' in (line['Found'] or '')]
+        self.assertEqual([
+            (f'guests do not take {GPU}, {DISK} along when they migrate live: '
+             f'its VFIO driver is vfio_pci, which does not save its state',
+             ''),
+            (f'guests do not take {A} along when they migrate live: nothing '
+             f'saves its state', '')], said())
+        self.use_kernel(self.useFixture(SimulatedHost(vgpus=[{
+            'address': GPU, 'units': 2, 'types': [
+                {'id': 'nvidia-558', 'name': 'NVIDIA A40-2Q', 'units': 1}],
+        }])).kernel)
+        self.set('accel', enabled_drivers='vgpu')
+        along = (f'guests take {GPU} along when they migrate live, by nvidia '
+                 f'550.54.16, and stand still for up to ')
+        self.assertEqual([(f'{along}1.7 s with one of 2048 MiB',
+                           'set accel:max_downtime in their flavors')], said())
+        self.set('libvirt', live_migration_bandwidth=10240)
+        self.assertEqual([(f'{along}0.2 s with one of 2048 MiB', '')], said())
+        self.set('libvirt', live_migration_permit_post_copy='true')
+        self.use_libvirt(Libvirt(libvirt=9000000, qemu=8000000))
+        (old, _), (older, _), (_, remedy) = said()
+        self.assertIn('libvirt has version 9.0.0, and 10.0.0', old)
+        self.assertIn('QEMU has version 8.0.0, and 8.2.2', older)
+        self.assertIn('set that to false', remedy)
 
     def test_no_credentials(self):
         self.set('service_user', auth_type=None)

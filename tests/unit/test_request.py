@@ -151,6 +151,9 @@ class ParseTest(unittest.TestCase):
         for specs, said in (
                 ({f'resources1:{FPGA}': '1', 'accel:live_migration': 'yes'},
                  'accel:live_migration=yes is unknown: write one of '),
+                ({f'resources1:{FPGA}': '1', 'accel:max_downtime': '0.5'},
+                 'accel:max_downtime=0.5 is unknown: write a whole number '
+                 'from 1 to 2000'),
                 ({'accel:live_migration': 'detach'},
                  'accel:live_migration has no accelerator to go with')):
             with self.assertRaisesRegex(exception.InvalidRequest, said):

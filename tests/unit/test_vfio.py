@@ -73,6 +73,20 @@ class VfioTest(testtools.TestCase):
         self.assertEqual('mtty', self.device(
             mdev_parents=[test_vgpu.MTTY]).migrates_by)
 
+    def test_memory(self):
+        """What has to be copied while the guest stands still."""
+        gpu = test_vgpu.gpu('mdev')
+        gpu['types'] = [{'id': f'nvidia-{number}', 'name': f'NVIDIA {name}',
+                         'units': 1} for number, name in enumerate((
+                             'A40-2Q', 'A100-4C', 'A100-3-20C', 'A100-1-5CME',
+                             'A40 of our own'))]
+        self.assertEqual([2048, 4096, 20480, 5120, 0], [
+            type_.memory for type_ in self.device(vgpus=[gpu]).creatable])
+        self.assertEqual((0, 2), tuple(
+            vfio.seconds_to_copy(*of) for of in ((0, 0), (2048, 1024))))
+        # 10 Gb/s
+        self.assertAlmostEqual(1.0737, vfio.seconds_to_copy(1280, 0), 3)
+
     def test_kernel_that_logs_nothing(self):
         """As Debian 13's: QEMU would begin, and fail."""
         device = self.device(mdev_parents=[test_vgpu.MTTY], iova_bitmap=False)

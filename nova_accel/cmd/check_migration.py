@@ -1,0 +1,50 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What nova-accel check says of guests that migrate while they run.
+
+None of it is a fault: flavors say which guests take their devices along.
+"""
+
+from collections.abc import Iterator
+
+from nova_accel.cmd import check_line
+from nova_accel import conf
+from nova_accel.host import vfio
+from nova_accel import text
+
+CONF = conf.CONF
+Line = check_line.Line
+OK = check_line.OK
+
+
+def devices(host) -> Iterator[Line]:
+    """Say which devices guests take along, and why not the others."""
+    alike: dict[tuple[str, str], list] = {}
+    for address in sorted(host.devices):
+        device = host.devices[address]
+        by = device.migrates_by
+        alike.setdefault((by, '' if by else device.stays), []).append(device)
+    for (by, why), found in alike.items():
+        which = text.some([device.address for device in found])
+        if by:
+            yield from _takes(which, by, max(
+                (type_.memory for device in found
+                 for type_ in device.creatable), default=0))
+        else:
+            yield Line(OK, f'guests do not take {which} along when they '
+                           f'migrate live: {why}')
+
+
+def _takes(which, by, memory):
+    found, remedy = (f'guests take {which} along when they migrate live, by '
+                     f'{by}'), ''
+    if memory:
+        seconds = vfio.seconds_to_copy(
+            memory, CONF.libvirt.live_migration_bandwidth)
+        found += (f', and stand still for up to {seconds:.1f} s with one of '
+                  f'{memory} MiB')
+        if seconds > CONF.libvirt.live_migration_downtime / 1000:
+            remedy = 'set accel:max_downtime in their flavors'
+    if CONF.libvirt.live_migration_permit_post_copy:
+        found += ', but for [libvirt] live_migration_permit_post_copy'
+        remedy = 'set that to false for guests that take devices along'
+    yield Line(OK, found, remedy)
