@@ -28,7 +28,7 @@ from tests.lab.trials import refusals
 from tests.lab.trials import topology
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, handover, refusals, kinds, health, pools, topology, desk, host,
+MODULES = (boot, handover, refusals, kinds, pools, topology, desk, host, health,
            operations, computes, drivers)
 
 
