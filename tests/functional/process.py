@@ -89,9 +89,12 @@ class _Work:
         self._lock = threading.Lock()
 
     def counted(self, run):
-        """run() of futurist's item of work."""
+        """run() of futurist's item of work; not of one that is a loop, as
+        services report their state, because that goes on all the time."""
         @functools.wraps(run)
         def counted(item):
+            if 'LoopingCall' in getattr(item.fn, '__qualname__', ''):
+                return run(item)
             self._add(1)
             try:
                 return run(item)
