@@ -145,8 +145,8 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
     def test_unknown_profile(self):
         flavor = self.flavor(accel__device_profile='nbl')
         self.assertEqual(
-            "The flavor asks for the device profile 'nbl', which is not to be "
-            "had: ask the operator of the cloud.",
+            "The flavor asks for the device profile 'nbl', which cannot be "
+            "used: ask the operator of the cloud.",
             self.refused(self.api.post_server, {'server': self._build_server(
                 flavor_id=flavor, networks='none')}))
         self.assertIn(f"'nbl', and {conf.CONF.accel.device_profiles} has nlb",
