@@ -273,6 +273,9 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         for host, description in self.HOSTS.items():
             self.describe_host(host, description)
         self.flags(state_path=os.path.join(self.directory, 'state'))
+        # Nova tells 5 s after a start that a service is up, and some are
+        # stopped or killed before
+        self.flags(service_down_time=3600)
         self.flags(api_paste_config=functional.API_PASTE, group='wsgi')
         vfs = {found['address']: found['vfs'] for host in self.HOSTS.values()
                for found in host.get('cards', ()) if 'vfs' in found}

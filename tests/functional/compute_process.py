@@ -179,8 +179,7 @@ class Cloud(base.AcceleratorTestBase):
 
     def build(self):
         super().build()
-        # Nova says 5 s after a start that it is up; a process may end before
-        self.flags(host=HOST, service_down_time=3600)
+        self.flags(host=HOST)
         self.flags(enabled_drivers=['dfl', 'nvme'], group='accel')
         mapping = objects.HostMapping(
             context=context.get_admin_context(), host=HOST,
