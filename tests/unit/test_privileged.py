@@ -782,6 +782,12 @@ class Rootwrap(testtools.TestCase):
     CONTEXT = ['--privsep_context', 'nova_accel.privsep.ctx',
                '--privsep_sock_path', '/tmp/tmpab_12/privsep.sock']
 
+    def setUp(self):
+        super().setUp()
+        # a command that ran before in this process has set it for good
+        self.useFixture(fixtures.MonkeyPatch(
+            'oslo_privsep.priv_context._HELPER_COMMAND_PREFIX', ['sudo']))
+
     def allowed(self, command):
         root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
         # rootwrap adds filters of its own
