@@ -1,15 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check says of guests: whether they see what they get."""
+"""What nova-accel check says of guests: whether they start here, see what they
+get, and have room for what is attached later."""
 
 from collections.abc import Iterator, Mapping
 import os
 import typing
+
+from oslo_utils import strutils
 
 from nova_accel.cmd import check_line
 from nova_accel.cmd import check_services
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import address_space
+from nova_accel import model
 from nova_accel import profiles
 from nova_accel import request
 from nova_accel import text
@@ -17,6 +21,16 @@ from nova_accel import text
 CONF = conf.CONF
 Line = check_line.Line
 OK, WARNING = check_line.OK, check_line.WARNING
+
+#: a directory for each size of huge pages; source:
+#: Documentation/admin-guide/mm/hugetlbpage.rst of Linux
+_HUGE_PAGES = 'kernel/mm/hugepages'
+#: ports that a guest of Nova needs for others than our devices: a disk, an
+#: interface, and the device by which its memory is asked for (memballoon)
+_OTHER_PORTS = 3
+#: extra specs that give a guest NUMA nodes, and its devices ports of their own
+#: (nova_accel.virt.expanders)
+_WITH_NODES = ('hw:numa_nodes', 'hw:mem_page_size', 'hw:cpu_policy')
 
 
 def large_regions(host, device) -> Iterator[Line]:
@@ -29,9 +43,7 @@ def large_regions(host, device) -> Iterator[Line]:
     largest = sizes.get(address, 0)
     if largest < address_space.LARGE:
         return
-    types = dict(item.partition('=')[::2]
-                 for item in CONF.libvirt.hw_machine_type or ())
-    if 'q35' not in types.get('x86_64', ''):
+    if not is_q35():
         yield Line(
             WARNING, f'{address} has a memory region of {largest >> 30} GiB, '
                      f'which guests of the machine type pc may not be able to '
@@ -64,11 +76,25 @@ def address_bits(host) -> int | None:
         return None
 
 
+def memory(host) -> Iterator[Line]:
+    """Check that Nova does not give more memory to guests than there is, where
+    VFIO holds all of it."""
+    ratio = (CONF.ram_allocation_ratio
+             or CONF.initial_ram_allocation_ratio)
+    if ratio > 1 and host.guests.hold_memory:
+        yield Line(
+            WARNING, f'Nova gives {ratio:g} times the memory of this host to '
+                     f'guests, and VFIO holds all memory of a guest that has '
+                     f'a PCI device as long as it runs: guests together can '
+                     f'need more than there is, and the kernel ends one',
+            'set [DEFAULT] ram_allocation_ratio = 1.0 here')
+
+
 def flavors(host) -> Iterator[Line]:
-    """Check that the guests of Nova's flavors see all devices that they get
-    of this host. Asks Nova only where a device has a large memory region."""
+    """Check that the guests of Nova's flavors start on this host and see all
+    devices that they get. Asks Nova only where such a thing can be wrong."""
     guests = host.guests
-    if not guests.are_large:
+    if not guests.hold_memory:
         return
     try:
         found, unread = check_services.flavors()
@@ -84,19 +110,16 @@ def flavors(host) -> Iterator[Line]:
     for flavor in found:
         try:
             specs = profiles.expand(flavor['extra_specs'], known.__getitem__)
-            why = guests.unseen(specs, flavor['ram'] << 20)
+            problems = list(guests.problems(specs, flavor['ram'] << 20))
         except KeyError:
             unknown.append(flavor['name'])
             continue
         except exception.AcceleratorError:
             # nova-api refuses it
             continue
-        if why:
-            yield Line(
-                WARNING, f'a guest of the flavor {flavor["name"]} does not see '
-                         f'all that it gets on this host: {why}',
-                'give it less memory, fewer devices, or more '
-                'hw:maxphysaddr_bits; its servers are not built here')
+        for why, remedy in problems:
+            yield Line(WARNING, f'a guest of the flavor {flavor["name"]} '
+                                f'{why}', remedy)
     if unknown:
         yield Line(OK, f'flavors with profiles that are not on this host were '
                        f'not checked: {text.some(unknown)}',
@@ -121,6 +144,18 @@ class Guests:
             for address, device in host.devices.items()}
 
     @property
+    def hold_memory(self) -> bool:
+        """Whether a guest can get a PCI function, for which VFIO keeps all
+        memory of the guest where it is.
+
+        Not for mediated devices: their drivers pin what they use
+        (vfio_pin_pages() of Linux).
+        """
+        return any(handle.type is model.HandleType.PCI
+                   for device in self._host.devices.values()
+                   for handle in device.all_handles)
+
+    @property
     def are_large(self) -> bool:
         """Whether a device has a large memory region."""
         return os.uname().machine == 'x86_64' and any(
@@ -136,20 +171,45 @@ class Guests:
         return all(len(self._sizes(wanted)) >= wanted.amount
                    for wanted in request.parse(specs))
 
-    def unseen(self, specs: Mapping[str, str], memory: int) -> str:
-        """Return why a guest would not see each device, a clause; '' where it
-        would, or this host has not all of them.
+    def problems(self, specs: Mapping[str, str], memory: int,
+                 ) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong with a guest here: the rest of a sentence that
+        begins with it, and what to do. Nothing where this host has not all
+        devices that it asks for.
 
         :param specs: extra specs that a server is built with.
         :param memory: of the guest, bytes.
         :raises AcceleratorError: the extra specs are malformed.
         """
+        wanted = request.parse(specs)
+        if not wanted or not self.offers(specs):
+            return
+        handles = [sizes for group in wanted
+                   for sizes in self._sizes(group)[:group.amount]]
+        why = self._unseen(specs, memory, [
+            size for sizes in handles for size in sizes])
+        if why:
+            yield (f'does not see all that it gets on this host: {why}',
+                   'give it less memory, fewer devices, or more '
+                   'hw:maxphysaddr_bits; its servers are not built here')
+        yield from self._without_pages(specs, memory)
+        count = sum(map(len, handles))
+        ports = CONF.libvirt.num_pcie_ports
+        if (ports and ports <= count + _OTHER_PORTS and is_q35()
+                and not any(name in specs for name in _WITH_NODES)):
+            yield (f'has no port left for volumes and interfaces that are '
+                   f'attached while it runs: it gets {count} PCI functions, '
+                   f'and [libvirt] num_pcie_ports is {ports}',
+                   'raise it, to at most 28, or set it to 0, with which '
+                   'libvirt leaves one or two')
+
+    def _unseen(self, specs, memory, sizes) -> str:
+        """Why a guest would not see each device, a clause, or ''.
+
+        :param sizes: bytes of the largest memory region of each function.
+        """
         host_bits = address_bits(self._host)
-        sizes = [size for wanted in request.parse(specs)
-                 for sizes in self._sizes(wanted)[:wanted.amount]
-                 for size in sizes]
-        if (not host_bits or not self.offers(specs)
-                or max(sizes, default=0) < address_space.LARGE):
+        if not host_bits or max(sizes, default=0) < address_space.LARGE:
             return ''
         bits = address_space.DEFAULT_BITS
         if CONF.libvirt.virt_type == 'kvm':
@@ -158,6 +218,36 @@ class Guests:
                 specs.get('hw:maxphysaddr_mode'),
                 specs.get('hw:maxphysaddr_bits')) or host_bits
         return address_space.unseen(memory, sizes, bits)
+
+    def _without_pages(self, specs, memory) -> Iterator[tuple[str, str]]:
+        """See problems(); whether this host has the huge pages."""
+        asked = specs.get('hw:mem_page_size', '')
+        size = _page_size(asked)
+        if size is None:
+            return
+        pages = self._huge_pages()
+        fit = [kib for kib, count in pages.items() if size in (0, kib)
+               and memory % (kib << 10) == 0 and count * kib << 10 >= memory]
+        if not fit:
+            there = ', '.join(f'{count} of {kib >> 10} MiB' for kib, count
+                              in sorted(pages.items())) or 'none'
+            yield (f'is not built on this host, because its '
+                   f'{memory >> 30} GiB of memory are not all in huge pages '
+                   f'of one size (hw:mem_page_size={asked}), of which this '
+                   f'host has {there}',
+                   'reserve them on its kernel command line (hugepagesz=1G '
+                   'hugepages=<number>)')
+
+    def _huge_pages(self) -> dict[int, int]:
+        """KiB of a huge page -> how many the host has."""
+        kernel = self._host.kernel
+        try:
+            return {int(name.removeprefix('hugepages-').removesuffix('kB')):
+                    int(kernel.read(f'{_HUGE_PAGES}/{name}/nr_hugepages'))
+                    for name in kernel.listdir(_HUGE_PAGES)}
+        except (OSError, ValueError):
+            # a kernel without them
+            return {}
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
         """The regions of each handle that a group may get here, the largest
@@ -169,3 +259,31 @@ class Guests:
             and not provider.traits & wanted.forbidden
             for address in provider.addresses
             for sizes in self._regions[address]), key=sum, reverse=True)
+
+
+def _page_size(asked: str) -> int | None:
+    """KiB of the huge pages that hw:mem_page_size asks for, 0 for any size;
+    None where it asks for none.
+
+    Source: _get_numa_pagesize_constraint() in nova/virt/hardware.py; a number
+    alone is in KiB.
+    """
+    if asked in ('', 'small', 'any'):
+        return None
+    if asked == 'large':
+        return 0
+    try:
+        kib = int(asked) if asked.isdigit() else int(
+            strutils.string_to_bytes(asked, return_int=True)) >> 10
+    except ValueError:
+        # Nova refuses it
+        return None
+    return kib if kib << 10 > os.sysconf('SC_PAGE_SIZE') else None
+
+
+def is_q35() -> bool:
+    """Whether guests are PCI Express machines, unless their image says
+    otherwise."""
+    types = dict(item.partition('=')[::2]
+                 for item in CONF.libvirt.hw_machine_type or ())
+    return 'q35' in types.get('x86_64', '')

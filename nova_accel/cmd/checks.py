@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import typing
+from xml.etree import ElementTree
 
 # registers Nova's options, with Nova's defaults
 import nova.conf  # noqa: F401
@@ -375,6 +376,27 @@ def _libvirt(host) -> Iterator[Line]:
                             f'they do not see all of several large devices',
                    'upgrade libvirt, or set [libvirt] cpu_mode = '
                    'host-passthrough')
+    if host.guests.are_large and not _has_uefi(connection, libvirt):
+        yield Line(WARNING, 'libvirt finds no UEFI for guests of the machine '
+                            'type q35, and an image with '
+                            'hw_firmware_type=uefi is not built here',
+                   'install OVMF (ovmf, or edk2-ovmf)')
+
+
+def _has_uefi(connection, libvirt) -> bool:
+    """Whether an image with hw_firmware_type=uefi can be built.
+
+    Source: the element enum of firmware in docs/formatdomaincaps.rst of
+    libvirt, which Nova asks for as well (supports_uefi in host.py).
+    """
+    try:
+        found = ElementTree.fromstring(connection.getDomainCapabilities(
+            None, os.uname().machine, 'q35', CONF.libvirt.virt_type, 0))
+    except (libvirt.libvirtError, ElementTree.ParseError):
+        # it does not tell
+        return True
+    return any(value.text == 'efi' for value in found.findall(
+        "os/enum[@name='firmware']/value"))
 
 
 def _version(number):
@@ -477,6 +499,7 @@ _CHECKS = (
     ('libvirt', {COMPUTE}, _libvirt),
     ('cache', {COMPUTE}, _cache),
     ('Glance', {COMPUTE}, check_services.glance_answers),
+    ('memory', {COMPUTE}, check_guests.memory),
     ('flavors', {COMPUTE}, check_guests.flavors),
     ('switches', {COMPUTE}, check_peers.peers),
     ('live migration', {COMPUTE}, check_migration.devices),

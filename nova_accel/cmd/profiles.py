@@ -52,7 +52,7 @@ class ShowProfile(_Reads, output.Table):
 
     They are what nova-api writes into the flavor of a new server. With
     --memory on a compute host, the exit status is 1 where a guest would not
-    see each of the devices that it gets there.
+    start there, see each device that it gets, or have room for another.
     """
 
     COLUMNS = 'Extra spec', 'Value'
@@ -63,7 +63,8 @@ class ShowProfile(_Reads, output.Table):
         parser.add_argument(
             '--memory', metavar='GIB', type=int,
             help='also look whether a guest with so much memory sees the '
-                 'devices of this host; run it on a compute host')
+                 'devices of this host, and has ports left; run it on a '
+                 'compute host')
         return parser
 
     def take_action(self, parsed_args):
@@ -83,7 +84,7 @@ class ShowProfile(_Reads, output.Table):
         return self.COLUMNS, sorted(specs.items())
 
     def _look(self, parsed_args, specs):
-        """Name on stderr what a guest would not see."""
+        """Say on stderr what is wrong with a guest."""
         from nova_accel.cmd import checks
         configuration.read(parsed_args.config_file, configuration.COMPUTE)
         # drivers tell the log of what is not offered
@@ -97,12 +98,10 @@ class ShowProfile(_Reads, output.Table):
             raise exception.DeviceUnavailable(
                 host.problem or f'This host does not have all that '
                 f'{parsed_args.name!r} asks for: run it on one that has.')
-        why = guests.unseen(specs, parsed_args.memory << 30)
-        if why:
+        for why, remedy in guests.problems(specs, parsed_args.memory << 30):
             self.left_out = True
             self.app.stderr.write(
-                f'A guest with {parsed_args.memory} GiB does not see all that '
-                f'it gets on this host: {why}.\n')
+                f'A guest with {parsed_args.memory} GiB {why}: {remedy}.\n')
 
 
 class CheckProfiles(_Reads):

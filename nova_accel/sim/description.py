@@ -65,7 +65,8 @@ def load(path: str) -> operations.Host:
         iommu=top.take('iommu', reader.boolean, True), cards={},
         disable_denylist=top.take('disable_denylist', reader.boolean, False),
         address_bits=top.take('address_bits', reader.natural, 46),
-        iova_bitmap=top.take('iova_bitmap', reader.boolean, True))
+        iova_bitmap=top.take('iova_bitmap', reader.boolean, True),
+        huge_pages=top.take('huge_pages', reader.counts, {}))
     used: set[str] = set()
     bridges: dict[str, reader.Mapping] = {}
     others = set(top.items).difference(KINDS)

@@ -559,7 +559,10 @@ def _build(host, state):
     tree: sysfs.Directory = {'bus': {'pci': {'devices': {}, 'drivers': {
                 'dfl-pci': {}, 'vfio-pci': {}}}},
             'class': {'fpga_region': {}, 'fpga_manager': {}},
-            'devices': {}, 'kernel': {'iommu_groups': {}},
+            'devices': {}, 'kernel': {
+                'iommu_groups': {}, 'mm': {'hugepages': {
+                    f'hugepages-{kib}kB': {'nr_hugepages': str(count)}
+                    for kib, count in host.huge_pages.items()}}},
             'module': {'vfio_pci': {'parameters': {
                 'disable_denylist': 'Y' if host.disable_denylist else 'N'}}}}
     _add_bridges(tree, host)

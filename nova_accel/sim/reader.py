@@ -177,6 +177,14 @@ def attributes(value):
     return value
 
 
+def counts(value):
+    if not isinstance(value, dict) or not all(
+            type(number) is int and number >= 0
+            for item in value.items() for number in item):
+        raise ValueError('it has to be a mapping of numbers to numbers')
+    return value
+
+
 def attribute_fault(value):
     """Return None for "missing", the number of an errno, or the text."""
     if value == 'missing':

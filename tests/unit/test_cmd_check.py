@@ -85,10 +85,12 @@ class Libvirt(types.ModuleType):
     class libvirtError(Exception):
         pass
 
-    def __init__(self, libvirt=10000000, qemu=8002002, refuses=''):
+    def __init__(self, libvirt=10000000, qemu=8002002, refuses='',
+                 firmware='efi'):
         super().__init__('libvirt')
         self.uris = []
         self._versions, self._refuses = (libvirt, qemu), refuses
+        self._firmware = firmware
 
     def registerErrorHandler(self, handler, context):
         pass
@@ -98,8 +100,18 @@ class Libvirt(types.ModuleType):
         if self._refuses:
             raise self.libvirtError(self._refuses)
         libvirt, qemu = self._versions
-        return types.SimpleNamespace(getLibVersion=lambda: libvirt,
-                                     getVersion=lambda: qemu)
+        return types.SimpleNamespace(
+            getLibVersion=lambda: libvirt, getVersion=lambda: qemu,
+            getDomainCapabilities=self._capabilities)
+
+    def _capabilities(self, emulator, arch, machine, virt_type, flags):
+        """As docs/formatdomaincaps.rst of libvirt shows it."""
+        if self._firmware is None:
+            raise self.libvirtError(f'no {machine} for {virt_type}')
+        return (f"<domainCapabilities><os supported='yes'>"
+                f"<enum name='firmware'><value>bios</value>"
+                f"<value>{self._firmware}</value></enum></os>"
+                f"</domainCapabilities>")
 
 
 class CheckTestCase(commands.CommandTestCase):
@@ -262,7 +274,8 @@ class WellTest(CheckTestCase):
         self.assertEqual(
             ['options', 'Nova', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
              'privileges', 'claim store', 'libvirt', 'cache', 'Glance',
-             'flavors', 'switches', 'live migration', 'live migration',
+             'memory', 'flavors', 'switches', 'live migration',
+             'live migration',
              'Placement', 'database', 'filter', 'weigher', 'entry point',
              'profiles', 'clearing images', GPU, A, DISK],
             [line['Check'] for line in self.lines])
@@ -643,10 +656,11 @@ class ComputeTest(CheckTestCase):
     def test_wrong_password(self):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
         bad = self.check(2)
-        self.assertEqual(['Glance', 'Placement', 'clearing images'],
-                         [line['Check'] for line in bad])
+        self.assertEqual(
+            ['Glance', 'flavors', 'Placement', 'clearing images'],
+            [line['Check'] for line in bad])
         for line, section in zip(bad, (
-                'service_user', 'placement', 'service_user')):
+                'service_user', 'service_user', 'placement', 'service_user')):
             for word in (f'[{section}]', '401'):
                 self.assertIn(word, line['Found'])
             self.assertIn('correct', line['What to do'])
@@ -1040,11 +1054,92 @@ class FlavorTest(CheckTestCase):
         self.assertFails('flavors', 'not checked', result='warning',
                          arguments=('--service', 'compute'))
 
+    def use_mediated_devices(self):
+        self.use_kernel(self.useFixture(SimulatedHost(vgpus=[{
+            'address': GPU, 'units': 8, 'types': [{'id': 'nvidia-558'}]}],
+            )).kernel)
+        self.set('accel', enabled_drivers='vgpu')
+
     def test_nova_that_is_not_needed(self):
-        self.use_kernel(self.useFixture(SimulatedHost(
-            gpus=[{'address': GPU}])).kernel)
+        self.use_mediated_devices()
         self.http.get(f'{NOVA}/flavors/detail', status_code=503)
         self.assertEqual([], self.check(0, '--service', 'compute'))
+
+    def test_memory_that_is_promised_twice(self):
+        for option in 'ram_allocation_ratio', 'initial_ram_allocation_ratio':
+            self.set('DEFAULT', **{option: '1.5'})
+            self.assertFails('memory', '1.5 times', 'VFIO',
+                             'ram_allocation_ratio = 1.0', result='warning')
+        # it counts before the initial one
+        self.set('DEFAULT', ram_allocation_ratio='1.0')
+        self.assertEqual([], self.check(0))
+
+    def test_memory_of_guests_with_mediated_devices(self):
+        self.use_mediated_devices()
+        self.set('DEFAULT', ram_allocation_ratio='1.5')
+        self.assertEqual([], self.check(0))
+
+    # GiB of a guest, hw:mem_page_size, pages of 2 MiB and of 1 GiB that this
+    # host has, whether the guest starts
+    @ddt.data((256, '1GB', 0, 256, True), (256, '1GB', 0, 255, False),
+              (256, '1048576', 0, 256, True), (256, '2MB', 131072, 0, True),
+              (256, '2MB', 0, 512, False), (256, 'large', 131072, 0, True),
+              (256, 'large', 1024, 255, False), (256, 'any', 0, 0, True),
+              (256, 'small', 0, 0, True), (256, '4KB', 0, 0, True),
+              (256, '', 0, 0, True), (256, 'wrong', 0, 0, True))
+    @ddt.unpack
+    def test_huge_pages(self, ram, asked, small, large, starts):
+        self.ram = ram
+        self.use_kernel(self.useFixture(SimulatedHost(
+            gpus=[{'address': GPU}],
+            huge_pages={2048: small, 1048576: large})).kernel)
+        self.flavors({'huge': {'resources1:CUSTOM_ACCELERATOR_GPU': '1',
+                               'hw:mem_page_size': asked},
+                      'without': {'hw:mem_page_size': asked}})
+        if starts:
+            self.assertEqual([], self.check(0))
+        else:
+            self.assertFails(
+                'flavors', 'the flavor huge is not built on this host',
+                f'hw:mem_page_size={asked}', f'{large} of 1024 MiB',
+                'hugepagesz=1G', result='warning')
+
+    def test_kernel_without_huge_pages(self):
+        self.flavors({'huge': {'resources1:CUSTOM_ACCELERATOR_GPU': '1',
+                               'hw:mem_page_size': '1GB'}})
+        self.assertFails('flavors', 'this host has none', result='warning')
+
+    # devices, [libvirt] num_pcie_ports, machine, further extra specs, whether
+    # a port is left beside those of a disk, an interface and the balloon
+    @ddt.data((4, 8, 'q35', {}, True), (4, 7, 'q35', {}, False),
+              (1, 4, 'q35', {}, False), (1, 5, 'q35', {}, True),
+              # libvirt sees to it
+              (4, 0, 'q35', {}, True), (4, 4, 'pc', {}, True),
+              # the devices have ports of their own
+              (4, 4, 'q35', {'hw:numa_nodes': '2'}, True))
+    @ddt.unpack
+    def test_ports(self, amount, ports, machine, more, is_free):
+        self.use_kernel(self.useFixture(SimulatedHost(gpus=[
+            {'address': f'0000:{n + 0x50:02x}:00.0'} for n in range(4)],
+            )).kernel)
+        self.set('libvirt', hw_machine_type=f'x86_64={machine}',
+                 num_pcie_ports=str(ports))
+        self.flavors({'gpus': {
+            'resources1:CUSTOM_ACCELERATOR_GPU': str(amount), **more}})
+        if is_free:
+            self.assertEqual([], self.check(0))
+        else:
+            self.assertFails('flavors', 'the flavor gpus has no port left',
+                             f'{amount} PCI functions', f'is {ports}',
+                             'at most 28', result='warning')
+
+    def test_no_uefi(self):
+        self.use_libvirt(Libvirt(firmware='bios'))
+        self.assertFails('libvirt', 'hw_firmware_type=uefi', 'OVMF',
+                         result='warning')
+        # it does not say
+        self.use_libvirt(Libvirt(firmware=None))
+        self.assertEqual([], self.check(0))
 
     def test_old_libvirt(self):
         self.use_libvirt(Libvirt(libvirt=8000000))
@@ -1206,4 +1301,4 @@ class ApiTest(CheckTestCase):
                 {'id': 'f', 'name': 'f'}]}}):
             self.http.get(f'{NOVA}/flavors/detail', **answer)
             self.assertFails('clearing images', 'flavors', 'not checked',
-                             result='warning')
+                             result='warning', arguments=('--service', 'api'))

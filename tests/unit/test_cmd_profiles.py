@@ -111,6 +111,12 @@ class ShowTest(ProfilesTestCase):
         self.assertEqual(1, status)
         self.assertIn('of its 4 devices with large memory regions 2 fit above '
                       'its 65024 GiB of memory into 46 bits', said)
+        with open(self.config, 'a') as file:
+            file.write('[libvirt]\nhw_machine_type = x86_64=q35\n'
+                       'num_pcie_ports = 7\n')
+        status, said = self._ends('four', '--memory', '512')
+        self.assertEqual(1, status)
+        self.assertIn('A guest with 512 GiB has no port left', said)
         status, said = self._ends('five', '--memory', '64')
         self.assertEqual(1, status)
         self.assertIn("does not have all that 'five' asks for", said)
