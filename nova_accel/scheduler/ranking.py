@@ -136,90 +136,97 @@ def fewest_places(scheduling: schedulings.Scheduling,
     return ', '.join(sorted(nodes | roots))
 
 
-#: Score of a usable host. A loaded function adds about as much again. At the
-#: default multiplier either exceeds the sum of RAM, disk, CPU and hypervisor
-#: weights (1 each).
-_USABLE = 0.45
-#: the part of a group's score for losing nothing. At the default multiplier
-#: about that of one of Nova's weights
-_KEEPING = 0.2
-#: the most that is taken off a group's score because its region carries a
-#: later one of the functions that will do, or its device has a later one of
-#: the preferred traits; the second costs half of it, at the default multiplier
+# What a host costs. Nova multiplies that by [accel] weight_multiplier, and its
+# own weights of RAM, CPU, disk, I/O and hypervisor version are 1 each at most
+
+#: of a host whose first candidate cannot be had, and of one whose devices are
+#: not well: more than all that follows
+_UNUSABLE, _SUSPECT = 10000.0, 5000.0
+#: of all regions to be programmed, where a server wants nothing but functions.
+#: At the default multiplier it exceeds the sum of Nova's weights
+_FUNCTIONS = 0.55
+#: the part of that for what programming loses. At the default multiplier
 #: about as much as one of Nova's weights
+_LOSING = 0.2
+#: the most, of the same, because a region carries a later one of the functions
+#: that will do, or its device has a later one of the preferred traits; the
+#: second costs half of it, at the default multiplier about as much as one of
+#: Nova's weights
 _LATER = 0.4
-#: the most that is taken off, for each accelerator group, because the devices
-#: are apart; two groups on two NUMA nodes cost half of it, about half of one
-#: of Nova's weights. The four together are less than 1, which a programming
-#: is worth
+#: the most, of the same, because the devices are apart; two groups on two NUMA
+#: nodes cost half of it, about half of one of Nova's weights. The four together
+#: are less than 1, which a programming is worth
 _APART = 0.3
-#: what is taken off, for each accelerator group, because its region is being
-#: cleaned, for which a build waits
+#: of the same, for each region that is being cleaned, for which a build waits
 _CLEANING = 0.05
-#: the part of its score that a host keeps whose devices are not well: less than
-#: the least of the others
-_OF_SUSPECTS = 0.25
-#: scores of servers without a function go from 1 to this one: they say which
-#: of many hosts is the fullest, against Nova's weights, which spread
-MOST = 1000.0
-#: of each preferred trait that a device lacks and that comes before what it
-#: has: more than all that follows, in hosts of up to a hundred devices
+#: of all regions to be programmed, where a server wants devices without a
+#: function, too: more than all that follows
+_PROGRAMMED = 1000.0
+#: of each trait, or function, that comes before what a device has: more than
+#: all that follows, in hosts of up to a hundred devices
 _LIKED = 100.0
-#: the score of one device more that is free. At the default multiplier it
-#: exceeds the sum of RAM, disk, CPU and I/O weights (1 each)
+#: the most that each group costs by what is lost, by what others ask for, and
+#: by being apart or cleaned; all of these come before what is free
+_PREFERRED = 10.0
+#: of one device more that is free. At the default multiplier it exceeds the sum
+#: of RAM, disk, CPU and I/O weights
 _ONE_FREE = 0.5
 #: and of one more that is free in the same pool, of hosts that are as full
 _ONE_OF_POOL = 0.02
-#: the most that each group is worth by what is lost, by what others ask for,
-#: and by being apart; all of these come before what is free
-_PREFERRED = 10.0
 
 
 def score(scheduling: schedulings.Scheduling, best: schedulings.Rank) -> float:
     """Return a host's score; a better rank gives a better score.
 
-    What a rank compares one after the other once the programmings are alike
-    is added up here: the function's place in the list, how far apart the
-    devices are, and what is lost.
+    What a rank compares one after the other is added up here.
 
     :param best: the rank of the host's first candidate.
-    :returns: 0 (no candidate can be used) to 1 (every wanted function, the
-        first of those that will do, is loaded, and all devices are close);
-        to MOST for a server without a function (nothing is lost, and the host
-        has nothing else that is free).
+    :returns: 0 at best, and less for all that speaks against the host. So the
+        multiplier of an aggregate makes none of its hosts better.
     """
-    groups = len(scheduling.wishes)
-    if best.taken or best.stuck or not scheduling.requests:
+    if not scheduling.requests:
         return 0.0
+    if best.taken or best.stuck:
+        return -_UNUSABLE
     # of pools that show no node the host chooses, and may find one
     apart = 1 - 1 / (max(1, best.nodes) + max(0, best.roots - 1) / 10)
-    if not groups:
-        found = _score_without_function(scheduling, best, apart)
-        return found / MOST if best.suspects else found
-    carried: float = groups - best.programmings
-    if best.programmings:
-        carried += _KEEPING * (1 - min(1.0, best.loss / best.programmings))
-    carried -= _LATER * (1 - 1 / (1 + best.choice + best.liking))
-    part = carried / groups
-    found = _USABLE + (1 - _USABLE) * (
-        part - (_APART * apart + _CLEANING * best.cleanings)
-        / len(scheduling.requests))
-    return _OF_SUSPECTS * found if best.suspects else found
+    cost = _of_devices if scheduling.plain else _of_functions
+    # -cost would be -0.0 at best
+    return 0.0 - cost(scheduling, best, apart) - _SUSPECT * bool(best.suspects)
 
 
-def _score_without_function(scheduling, best, apart):
-    cost = _LIKED * best.liking / len(scheduling.plain) + _PREFERRED * (
-        apart + (best.cleanings + best.loss + best.asked)
-        / len(scheduling.plain))
+def _of_functions(scheduling, best, apart):
+    """Return the cost for a server that wants nothing but functions.
+
+    It is comparable with Nova's weights, which spread the load of hosts.
+    """
+    lost = (best.programmings * (1 - _LOSING)
+            + _LOSING * min(best.loss, best.programmings))
+    later = _LATER * (1 - 1 / (1 + best.choice + best.liking))
+    return _FUNCTIONS * (lost + later + _APART * apart
+                         + _CLEANING * best.cleanings) / len(scheduling.wishes)
+
+
+def _of_devices(scheduling, best, apart):
+    """Return the cost for a server that wants devices without a function, and
+    maybe functions too.
+
+    It is more than Nova's weights: else whole hosts would not stay whole.
+    """
+    groups = len(scheduling.requests)
+    cost = (_LIKED * (best.choice + best.liking) / groups
+            + _PREFERRED * (apart + (best.cleanings + best.loss
+                                     + best.asked) / groups))
+    if scheduling.wishes:
+        cost += _PROGRAMMED * best.programmings / len(scheduling.wishes)
     if scheduling.packs_hosts:
         cost += _ONE_FREE * best.host_over + _ONE_OF_POOL * best.over
-    return max(1.0, MOST - cost)
+    return cost
 
 
 def score_without_accelerators(free: int) -> float:
     """Return the score of a host for a server that wants no accelerators.
 
     :param free: accelerators of the host.
-    :returns: MOST where none is free.
     """
-    return max(1.0, MOST - _ONE_FREE * free)
+    return 0.0 - _ONE_FREE * free

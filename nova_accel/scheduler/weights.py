@@ -20,8 +20,9 @@ LOG = logging.getLogger(__name__)
 class AcceleratorWeigher(weights.BaseHostWeigher):
     """Scores a host by its first candidate, which Nova claims.
 
-    The scale is absolute (minval, maxval). Without it Nova would stretch the
-    smallest difference between two hosts to a whole point.
+    The scale is absolute: minval and maxval leave a score as it is, below 0 too
+    (nova.weights, 31 to 34). Without them Nova would stretch the smallest
+    difference between two hosts to a whole point.
     """
 
     minval = 0.0
@@ -38,8 +39,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             host_state, 'accel_weight_multiplier', self._multiplier)
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
-        """Return 0 to 1 for each host, and 0 to ranking.MOST for servers
-        that want no function."""
+        """Return ranking.score() of each host."""
         try:
             return self._weigh(weighed_obj_list, weight_properties)
         # as in the filter
@@ -70,9 +70,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             return [0.0] * len(hosts)
         # providers stay in Placement when a host returns to Nova's driver
         having = [naming.STATISTIC in (host.stats or {}) for host in hosts]
-        if not any(having):
-            return [0.0] * len(hosts)
-        free = scheduling.free_of_hosts()
+        free = scheduling.free_of_hosts() if any(having) else {}
         return [ranking.score_without_accelerators(
             free.get(host.uuid, 0) if has else 0)
             for host, has in zip(hosts, having)]

@@ -11,6 +11,7 @@ import uuid
 
 import fixtures
 from nova.scheduler.client import report
+from nova.scheduler import manager
 from nova.scheduler import utils
 from nova.virt import fake
 
@@ -20,13 +21,13 @@ from nova_accel.scheduler import scheduling
 from tests import functional
 from tests import scheduling as options
 
-FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+FPGA, GPU = 'CUSTOM_ACCELERATOR_FPGA', 'CUSTOM_ACCELERATOR_GPU'
 WANTED = str(uuid.UUID('d8424dc4a4a3c413f89e433683f9040b'))
 OTHER = str(uuid.UUID('f7df405cbd7acf7222f144b0b93acd18'))
 THIRD = str(uuid.UUID('5b3a1c7e92d44f608e1bc07d64a2f935'))
 
 
-class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
+class SchedulerTestBase(integrated_helpers.ProviderUsageBaseTestCase):
 
     compute_driver = 'fake.MediumFakeDriver'
 
@@ -62,19 +63,25 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
             'nova.scheduler.client.report.SchedulerReportClient.get',
             counted))
 
-    def host(self, name, *functions):
-        """A host with one region for each function, None for an empty one."""
-        self._start_compute(name)
-        root = self._get_provider_uuid_by_host(name)
-        self.placement.put(f'/resource_classes/{FPGA}', {}, version='1.7')
+    def host(self, name, *functions, gpus=0, **where):
+        """A host with one region for each function, None for an empty one, and
+        a pool of GPUs."""
+        self._start_compute(name, **where)
         for index, function in enumerate(functions):
-            region = f'{name}/{index}'
-            self.regions[region] = self.placement.post(
-                '/resource_providers', version='1.20', body={
-                    'name': region, 'parent_provider_uuid': root}).body['uuid']
-            self._set_inventory(self.regions[region], {
-                'resource_class': FPGA, 'total': 1})
-            self.program(region, function)
+            self._provider(name, f'{name}/{index}', FPGA, 1)
+            self.program(f'{name}/{index}', function)
+        if gpus:
+            self._provider(name, f'{name}/gpus', GPU, gpus)
+
+    def _provider(self, host, name, resource_class, total):
+        self.placement.put(
+            f'/resource_classes/{resource_class}', {}, version='1.7')
+        self.regions[name] = self.placement.post(
+            '/resource_providers', version='1.20', body={
+                'name': name, 'parent_provider_uuid':
+                self._get_provider_uuid_by_host(host)}).body['uuid']
+        self._set_inventory(self.regions[name], {
+            'resource_class': resource_class, 'total': total})
 
     def program(self, region, function):
         """What nova-compute shows of a region."""
@@ -86,8 +93,11 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
             self.placement.put(f'/traits/{trait}', {}, version='1.6')
         self._set_provider_traits(self.regions[region], sorted(traits))
 
-    def flavor(self, *functions):
-        specs = {'group_policy': 'isolate'} if len(functions) > 1 else {}
+    def flavor(self, *functions, gpus=0):
+        specs = {'group_policy': 'isolate'} if (
+            len(functions) + bool(gpus) > 1) else {}
+        if gpus:
+            specs[f'resources_GPUS:{GPU}'] = str(gpus)
         for index, function in enumerate(functions):
             specs[f'resources_A{index}:{FPGA}'] = '1'
             if function:
@@ -95,10 +105,10 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         return self._create_flavor(vcpu=1, memory_mb=64, disk=1,
                                    extra_spec=specs)
 
-    def boot(self, *functions, expected_state='ACTIVE', **kwargs):
-        """The regions that a new server got."""
+    def boot(self, *functions, gpus=0, expected_state='ACTIVE', **kwargs):
+        """The providers of which a new server got something."""
         server = self._create_server(
-            flavor_id=self.flavor(*functions), networks='none',
+            flavor_id=self.flavor(*functions, gpus=gpus), networks='none',
             expected_state=expected_state, **kwargs)
         return self.regions_of(server)
 
@@ -107,10 +117,11 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         return sorted(name for name, rp in self.regions.items()
                       if rp in allocated)
 
-    def boot_many(self, count, function, expected_state='ACTIVE', group=None):
-        """The regions of each of the servers of one request."""
+    def boot_many(self, count, function, expected_state='ACTIVE', group=None,
+                  gpus=0):
+        """The same of each of the servers of one request."""
         server = self._build_server(
-            flavor_id=self.flavor(function), networks='none')
+            flavor_id=self.flavor(function, gpus=gpus), networks='none')
         server.update(min_count=count, max_count=count,
                       return_reservation_id=True)
         body = {'server': server}
@@ -126,6 +137,9 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
         """Make Nova's own weighers like the host least."""
         self._create_server(flavor_id=self._create_flavor(
             vcpu=1, memory_mb=2048, disk=1), networks='none', host=host)
+
+
+class SchedulerTest(SchedulerTestBase):
 
     def test_burst(self):
         """A function that comes to regions while servers are created."""
@@ -178,6 +192,64 @@ class SchedulerTest(integrated_helpers.ProviderUsageBaseTestCase):
                 flavor_id=self.flavor(WANTED), networks='none',
                 az='nova:host1')
             self.assertIn(self.regions_of(server)[0], ('host1/2', 'host1/4'))
+
+    def test_functions_and_devices(self):
+        """The host whose regions carry it, then the one that is fullest,
+        whatever Nova's own weighers like."""
+        self.host('host1', WANTED, WANTED, WANTED, None, gpus=8)
+        self.host('host2', WANTED, WANTED, WANTED, WANTED, gpus=8)
+        self.host('host3', None, None, None, None, gpus=2)
+        self.boot(gpus=4, az='nova:host2')
+        self.fill('host2')
+        chosen = self.selections()
+        self.assertEqual('host2', self.host_of(self.boot(WANTED, gpus=1)))
+        # one of each host, the best one first
+        self.assertEqual(['host2', 'host1', 'host3'], chosen[-1])
+        self.assertEqual({'host2'}, {
+            self.host_of(got)
+            for got in self.boot_many(2, WANTED, gpus=1)})
+        group = self.api.post_server_groups(
+            {'name': 'apart', 'policy': 'anti-affinity'})
+        self.assertEqual(['host1', 'host2'], [
+            self.host_of(got) for got in self.boot_many(
+                2, WANTED, gpus=1, group=group['id'])])
+        # no GPU is left there, and a function on one host more
+        self.assertEqual(['host1', 'host1', 'host3'], [
+            self.host_of(self.boot(WANTED, gpus=1)) for _ in range(3)])
+
+    def test_devices_and_none(self):
+        """Servers without accelerators are kept from what is free."""
+        self.host('host1', gpus=8)
+        self.host('host2', gpus=8)
+        self._start_compute('host3')
+        self.fill('host3')
+        for _ in range(2):
+            server = self._create_server(flavor_id=self._create_flavor(
+                vcpu=1, memory_mb=64, disk=1), networks='none')
+            self.assertEqual('host3', server['OS-EXT-SRV-ATTR:host'])
+        first = self.host_of(self.boot(gpus=2))
+        self.assertEqual([first] * 3, [
+            self.host_of(self.boot(gpus=2)) for _ in range(3)])
+
+    def host_of(self, providers):
+        host, = {name.split('/')[0] for name in providers}
+        return host
+
+    def selections(self):
+        """The hosts that are selected for each server from now on, with the
+        alternates."""
+        found = []
+        select = manager.SchedulerManager._select_destinations
+
+        def selected(*args, **kwargs):
+            result = select(*args, **kwargs)
+            found.extend([one.service_host for one in listed]
+                         for listed in result)
+            return result
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.manager.SchedulerManager._select_destinations',
+            selected))
+        return found
 
     # Several servers in one request
 
@@ -264,3 +336,21 @@ def drop_first(self, host_state, spec_obj):
     if len(host_state.allocation_candidates) == 3:
         del host_state.allocation_candidates[0]
     return True
+
+
+class CellsTest(SchedulerTestBase):
+    """Hosts in several cells, of all of which Placement has one answer."""
+
+    NUMBER_OF_CELLS = 2
+
+    def test_function_in_another_cell(self):
+        self.host('host1', OTHER, None, cell_name='cell1')
+        self.host('host2', None, WANTED, cell_name='cell2')
+        self.assertEqual(['host2/1'], self.boot(WANTED))
+
+    def test_function_that_placement_cuts_off(self):
+        self.flags(max_placement_results=1, group='scheduler')
+        for name, cell in (('host1', 'cell1'), ('host2', 'cell2')):
+            self.host(name, OTHER, WANTED, None, THIRD, cell_name=cell)
+        self.assertEqual([['host1/1'], ['host2/1']],
+                         sorted(self.boot(WANTED) for _ in range(2)))

@@ -385,7 +385,7 @@ class RegionTest(WhyTestCase):
              (2, f"free, is programmed with image {image} ('nlb')"),
              (1, f"free, is programmed with image {image} ('nlb')")],
             list(found.values()))
-        self.assertEqual([1.0, 1.0, 0.56], [r['Score'] for r in self.rows])
+        self.assertEqual([0.0, 0.0, -0.44], [r['Score'] for r in self.rows])
 
     def test_region_type_without_image(self):
         self.upload(accel__function_id=FUNCTION,

@@ -111,6 +111,10 @@ class Base(unittest.TestCase):
         self.assertEqual(list(expected),
                          self.order(scheduling, *reversed(expected)))
 
+    def assertUnusable(self, scheduling, *candidates):
+        """More than ten programmings speak against it."""
+        self.assertLess(max(self.scores(scheduling, *candidates)), -5000)
+
     def scores(self, scheduling, *candidates):
         return [ranking.score(scheduling, rank)
                 for rank in map(ranking.ranker(scheduling), candidates)]
@@ -156,12 +160,10 @@ class PlacesTest(Base):
         for specs in {}, functions:
             with self.subTest(specs):
                 near, roots, nodes = self.scores(self.placed(**specs), *pairs)
-                self.assertTrue(near > roots > nodes > 0, (near, roots, nodes))
-        # at the default multiplier half of one of Nova's weights, and never
-        # so much that the host counts as one that cannot be used
+                self.assertTrue(near > roots > nodes, (near, roots, nodes))
+        # at the default multiplier half of one of Nova's weights
         multiplier = conf.CONF.accel.weight_multiplier
         self.assertTrue(0.3 < (near - nodes) * multiplier < 1)
-        self.assertGreater(nodes * multiplier, 4)
         # a pool of a whole host may find what is close
         self.assertEqual(self.scores(self.placed(), candidate('any', 'any')),
                          self.scores(self.placed(), pairs[0]))
@@ -286,7 +288,7 @@ class RankingTest(Base):
             'has': region(WANTED, capacity=2, used=1)}, **ONE)
         self.assertBestFirst(
             scheduling, candidate('has'), candidate('o'), candidate('used'))
-        self.assertEqual([0.0], self.scores(scheduling, candidate('used')))
+        self.assertUnusable(scheduling, candidate('used'))
 
     def test_region_that_the_answer_lacks(self):
         scheduling = self.look({
@@ -369,7 +371,7 @@ class RankingTest(Base):
         # and so of several hosts, each by a clear step
         scores = self.scores(scheduling, *expected)
         del scores[2]
-        self.assertEqual(1.0, scores[0])
+        self.assertEqual(0.0, scores[0])
         for better, worse in itertools.pairwise(scores):
             self.assertGreater(better, worse + 0.03)
 
@@ -397,9 +399,7 @@ class RankingTest(Base):
             scheduling.take(candidate(name), ranking.providers)
         self.assertBestFirst(scheduling, candidate('two'), candidate('s'),
                              candidate('w'))
-        self.assertEqual([0.0, 0.0],
-                         self.scores(scheduling, candidate('s'),
-                                     candidate('w')))
+        self.assertUnusable(scheduling, candidate('s'), candidate('w'))
         scheduling.take(candidate('two'), ranking.providers)
         self.assertBestFirst(scheduling, candidate('s'), candidate('two'))
 
@@ -415,7 +415,7 @@ class RankingTest(Base):
         scheduling.take(candidate('a', 'b'), ranking.providers)
         self.assertBestFirst(
             scheduling, candidate('d', 'c'), candidate('d', 'a'))
-        self.assertEqual([0.0], self.scores(scheduling, candidate('d', 'a')))
+        self.assertUnusable(scheduling, candidate('d', 'a'))
 
     def test_copies_are_counted_again_when_one_is_taken(self):
         self.ask(OTHER, 3)
@@ -465,9 +465,10 @@ class RankingTest(Base):
             for other in others:
                 self.assertBestFirst(scheduling, other, candidate('s'))
             *scores, last = self.scores(scheduling, *others, candidate('s'))
-            self.assertGreater(min(scores), last + 0.001)
+            self.assertGreater(min(scores), last + 1000)
             # it can be had all the same
-            self.assertGreater(last, 0)
+            taken = schedulings.Rank(True, 0, 0, 0)
+            self.assertGreater(last, ranking.score(scheduling, taken))
 
     def test_flavor_without_accelerators(self):
         plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
@@ -497,8 +498,8 @@ class RankingTest(Base):
             'stuck': region(THIRD, False)}, **ONE)
         has, empty, scarce, stuck = self.scores(scheduling, *map(candidate, (
             'has', 'empty', 'scarce', 'stuck')))
-        self.assertEqual((1.0, 0.0), (has, stuck))
-        self.assertTrue(1 > empty > scarce > 0)
+        self.assertEqual(0.0, has)
+        self.assertTrue(0 > empty > scarce > stuck)
         # at the default multiplier more than Nova's RAM, CPU, disk and
         # hypervisor weighers together
         multiplier = conf.CONF.accel.weight_multiplier
@@ -528,7 +529,7 @@ class RankingTest(Base):
         ranks = list(map(rank, candidates))
         scores = [ranking.score(scheduling, r) for r in ranks]
         self.assertEqual(sorted(scores, reverse=True), scores)
-        self.assertTrue(all(0 <= s <= 1 for s in scores))
+        self.assertTrue(all(s <= 0 for s in scores))
         usable = [(r, s) for r, s in zip(ranks, scores)
                   if not r.taken and not r.stuck]
         for (one, more), (two, less) in itertools.pairwise(usable):
@@ -722,7 +723,7 @@ class PackingTest(Base):
             full, other = self.scores(scheduling, *map(self.taking, 'ab'))
             self.assertGreater(full, other)
             scheduling.take(self.taking('a'), ranking.providers)
-        self.assertEqual(0.0, self.scores(scheduling, self.taking('a'))[0])
+        self.assertUnusable(scheduling, self.taking('a'))
 
     def test_whole_hosts_stay_whole(self):
         """Of servers of eight as many as with best fit are refused, by a
@@ -737,7 +738,7 @@ class PackingTest(Base):
                 self.assertGreater(nova, best + 10)
 
     def test_servers_without_accelerators(self):
-        self.assertEqual(ranking.MOST, ranking.score_without_accelerators(0))
+        self.assertEqual(0.0, ranking.score_without_accelerators(0))
         scheduling = self.look({
             'a': self.pool(8, 'A'), 'a2': self.pool(1, 'A'),
             'A': {'traits': [], 'root_provider_uuid': 'A', 'resources': {
