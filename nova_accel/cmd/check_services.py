@@ -313,15 +313,16 @@ def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
                 known = set(_placement('/traits?associated=true')['traits'])
             for trait in wanted.prefer:
                 if trait not in known:
-                    yield _unknown_trait(profile, 'prefers', trait)
+                    yield _unknown_trait(f'the profile {profile.name}',
+                                         'prefers', trait)
             if wanted.programs:
                 client = client or _images()
                 yield from _dead_ends_of(profile, wanted, known, client)
 
 
-def _unknown_trait(profile, verb, traits) -> Line:
-    return Line(WARNING, f'the profile {profile.name} {verb} the trait '
-                         f'{traits}, which no provider has',
+def _unknown_trait(who, verb, traits) -> Line:
+    return Line(WARNING, f'{who} {verb} the trait {traits}, which no provider '
+                         f'has',
                 'correct the trait, or see that nova-compute reports devices '
                 'with it')
 
@@ -329,7 +330,8 @@ def _unknown_trait(profile, verb, traits) -> Line:
 def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
     if not known >= wanted.required:
         yield _unknown_trait(
-            profile, 'needs', ', '.join(sorted(wanted.required - known)))
+            f'the profile {profile.name}', 'needs',
+            ', '.join(sorted(wanted.required - known)))
         return
     unfit, fits = {}, False
     for region_type, traits in _types(wanted.required, known):
@@ -412,6 +414,42 @@ def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
                    'correct [service_user], or its roles in its project')
 
 
+# Flavors
+
+def traits_of_flavors(host) -> Iterator[Line]:
+    """Check that providers have the traits that flavors name for accelerators.
+
+    Nova says nothing of a preferred trait that no provider has.
+    """
+    yield from _as_far_as_answered(
+        _traits_of_flavors(), 'which traits flavors name',
+        'Nova was not asked for the traits that flavors name')
+
+
+def _traits_of_flavors():
+    listed, unread = flavors()
+    if unread:
+        yield unread
+    known: set[str] = set()
+    for flavor in listed:
+        try:
+            requests = request.parse(flavor['extra_specs'])
+        except exception.AcceleratorError:
+            # nova-api refuses it
+            continue
+        for wanted in requests:
+            for verb, named in (('needs', sorted(wanted.required)),
+                                ('prefers', wanted.prefer)):
+                if named and not known:
+                    known = set(_placement(
+                        '/traits?associated=true')['traits'])
+                lacking = [trait for trait in named if trait not in known
+                           and not naming.is_volatile(trait)]
+                if lacking:
+                    yield _unknown_trait(f'the flavor {flavor["name"]}', verb,
+                                         ', '.join(lacking))
+
+
 # Clearing images
 
 def clearing_images(host) -> Iterator[Line]:
@@ -423,17 +461,15 @@ def clearing_images(host) -> Iterator[Line]:
 
 
 def _clearing_images():
-    users, unread = _users_program()
-    if unread:
-        yield unread
+    users = _users_program()
     if users:
         yield from _not_cleared(users)
 
 
-def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
-                              Line | None]:
-    """What lets users choose bitstreams: 'the flavor x' -> its requests; and a
-    line where the flavors cannot be read.
+def _users_program() -> dict[str, list[request.AcceleratorRequest]]:
+    """What lets users choose bitstreams: 'the flavor x' -> its requests.
+
+    Without flavors where they cannot be read, which traits_of_flavors() tells.
 
     :raises NoCredentials: [service_user] has none.
     """
@@ -441,7 +477,7 @@ def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
         CONF.accel.device_profiles).good.values() for p in here}
     specs = {f'the profile {name}': {request.PROFILE_KEY: name}
              for name in sorted(found)}
-    listed, unread = flavors()
+    listed, _ = flavors()
     specs.update({f'the flavor {flavor["name"]}': flavor['extra_specs']
                   for flavor in listed})
     users = {}
@@ -452,7 +488,7 @@ def _users_program() -> tuple[dict[str, list[request.AcceleratorRequest]],
             # no server starts with it
             continue
         users[name] = [one for one in wanted if one.runtime_programming]
-    return {name: wanted for name, wanted in users.items() if wanted}, unread
+    return {name: wanted for name, wanted in users.items() if wanted}
 
 
 def flavors() -> tuple[list[dict], Line | None]:

@@ -509,6 +509,7 @@ _CHECKS = (
     ('weigher', {SCHEDULER}, check_services.weigher),
     ('entry point', {API}, check_services.entry_point),
     ('profiles', {API}, check_services.profiles_load),
+    ('traits of flavors', {API}, check_services.traits_of_flavors),
     ('clearing images', {API}, check_services.clearing_images),
 )
 #: the same for each device; one line where all is well

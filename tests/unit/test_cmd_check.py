@@ -277,7 +277,8 @@ class WellTest(CheckTestCase):
              'memory', 'flavors', 'switches', 'live migration',
              'live migration',
              'Placement', 'database', 'filter', 'weigher', 'entry point',
-             'profiles', 'clearing images', GPU, A, DISK],
+             'profiles', 'traits of flavors', 'clearing images', GPU, A,
+             DISK],
             [line['Check'] for line in self.lines])
 
     def test_service_of_the_configuration(self):
@@ -328,7 +329,7 @@ class WellTest(CheckTestCase):
         self.check(0, '--service', 'api')
         self.assertEqual(
             ['options', 'Nova', 'Placement', 'database', 'entry point',
-             'profiles', 'clearing images'],
+             'profiles', 'traits of flavors', 'clearing images'],
             [line['Check'] for line in self.lines])
 
     def test_services_that_cannot_be_known(self):
@@ -657,7 +658,7 @@ class ComputeTest(CheckTestCase):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
         bad = self.check(2)
         self.assertEqual(
-            ['Glance', 'flavors', 'Placement', 'clearing images'],
+            ['Glance', 'flavors', 'Placement', 'traits of flavors'],
             [line['Check'] for line in bad])
         for line, section in zip(bad, (
                 'service_user', 'service_user', 'placement', 'service_user')):
@@ -1247,6 +1248,22 @@ class ApiTest(CheckTestCase):
         self.set('accel', device_profiles='/nonexistent')
         self.assertFails('profiles', '/nonexistent', result='warning')
 
+    def test_traits_of_flavors(self):
+        gpu = {'resources1:CUSTOM_ACCELERATOR_GPU': '1'}
+        self.placement({'one': {'CUSTOM_A40'}})
+        for extra, said in (
+                ({'accel1:prefer': 'CUSTOM_A4O,CUSTOM_A40'},
+                 'gpu prefers the trait CUSTOM_A4O, which no provider has'),
+                ({'trait1:CUSTOM_A4O': 'required'},
+                 'gpu needs the trait CUSTOM_A4O, which no provider has')):
+            # what nova-api refuses, and what is not of accelerators
+            self.flavors({'gpu': {**gpu, **extra}, 'bad': {'accel1:x': 'y'},
+                          'cpu': {'trait:CUSTOM_CPU': 'required'}})
+            self.assertFails('traits of flavors', said, 'correct the trait',
+                             result='warning')
+        self.flavors({'gpu': {**gpu, 'accel1:prefer': 'CUSTOM_A40'}})
+        self.check(0)
+
     # Images that clear what users program
 
     def images(self, **image):
@@ -1300,5 +1317,5 @@ class ApiTest(CheckTestCase):
         for answer in ({'status_code': 503}, {'json': {'flavors': [
                 {'id': 'f', 'name': 'f'}]}}):
             self.http.get(f'{NOVA}/flavors/detail', **answer)
-            self.assertFails('clearing images', 'flavors', 'not checked',
+            self.assertFails('traits of flavors', 'flavors', 'not checked',
                              result='warning', arguments=('--service', 'api'))
