@@ -86,7 +86,7 @@ functional: $(STAMP)
 	$(run)
 
 # what is asked of another release of Nova each time, see tests/ci.py
-FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|live_migration|report)\.|test_operations\.(Keep|Move)Test
+FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|live_migration|report|scheduler_placement)\.|test_operations\.(Keep|Move)Test
 functional-part: STESTR = --concurrency $$((2 * $$(nproc))) \
 	--group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
 functional-part: $(STAMP)
@@ -159,6 +159,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.closeness 1
 	$(BIN)/python -m tests.bench.commands 1
 	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 20,20,20,3
+	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 --every .01 20,20,20,3
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.hang 3
 	$(BIN)/python -m tests.bench.report 1 2

@@ -11,7 +11,11 @@ end as others begin, and the load stays.
 
 Several schedulers know of their own requests only. Of as many requests in a
 row as there are schedulers, all have Placement's answer before the first of
-them claims: no cloud has more races than that.
+them claims: no cloud has more races than that. With --every SECONDS requests
+come at a rate, one each so many seconds, and with --trace FILE, which is as
+those of tests.bench.reuse, when they came and for as long as it says, while
+--load of the regions stays taken. Then only those that come while another one
+is scheduled have its answer.
 
 Columns of what is printed:
 
@@ -35,9 +39,10 @@ and has its rows in SQLite in memory. Python's collection of garbage is left
 out. Nearly all of it is Nova's question, for which Placement goes through
 all free regions of the cloud: some 0.1 ms for each on a slow machine.
 
-Run with ``python -m tests.bench.fleet [--requests N] [--randomize] [ROW ...]``;
-a row is hosts,functions,limit,schedulers, and --randomize sets Placement's
-[placement] randomize_allocation_candidates.
+Run with ``python -m tests.bench.fleet [--requests N] [--randomize]
+[--every SECONDS | --trace FILE] [ROW ...]``; a row is
+hosts,functions,limit,schedulers, and --randomize sets Placement's [placement]
+randomize_allocation_candidates. A trace has its own number of functions.
 """
 
 import argparse
@@ -48,6 +53,7 @@ import gc
 import heapq
 import json
 import logging
+import math
 import os
 import random
 import statistics
@@ -104,22 +110,36 @@ def number(name):
 class Fleet:
     """Regions that carry something; the same for Placement and without it."""
 
-    def __init__(self, hosts, functions, load, requests, seed=0):
-        chance = random.Random(seed)
+    def __init__(self, hosts, functions, load, requests, every=None,
+                 trace=None):
+        chance = random.Random(0)
         popularity = [1 / (1 + n) for n in range(functions)]
+        if trace:
+            popularity = [0] * functions
+            for _, _, function in trace:
+                popularity[function] += 1
 
         def some(count):
             return chance.choices(range(functions), popularity, k=count)
         regions = hosts * REGIONS
         self.carried = some(regions)
         busy = chance.sample(range(regions), int(load * regions))
-        #: (end, region) of the servers that are there when it begins
-        self.running = [(chance.expovariate(1), region) for region in busy]
-        rate = load * regions
+        #: whether times are seconds
+        self.is_at_rate = bool(every or trace)
+        if trace:
+            #: (end, region) of the servers that are there when it begins
+            self.running = [(math.inf, region) for region in busy]
+            self.trace = [(start, start + duration, function) for
+                          start, duration, function in trace[:requests]]
+            return
+        mean = load * regions * every if every else 1
+        self.running = [(mean * chance.expovariate(1), region)
+                        for region in busy]
         now, self.trace = 0, []
         for function in some(requests):
-            now += chance.expovariate(rate)
-            self.trace.append((now, now + chance.expovariate(1), function))
+            now += mean * chance.expovariate(load * regions)
+            self.trace.append((
+                now, now + mean * chance.expovariate(1), function))
 
     def with_all_seen(self):
         """Share of servers whose region carried their function."""
@@ -397,18 +417,31 @@ class Cloud(test.TestCase):
         """Return [(whether a free region carried the function, whether its
         own did), None: refused]."""
         self.early = collections.deque()
-        results, at_once = [], len(self.schedulers)
-        for begin in range(0, len(self.fleet.trace), at_once):
-            batch = self.fleet.trace[begin:begin + at_once]
+        results = []
+        for batch in self.batches():
             self.ended(batch[0][0])
             gc.collect()
-            early = self.ask(batch) if at_once > 1 else []
+            early = self.ask(batch) if len(batch) > 1 else []
             for n, (_, end, function) in enumerate(batch):
                 filters.SCHEDULINGS = self.schedulers[n]
                 self.early.extend(early[n:n + 1])
                 results.append(
                     self.schedule(self.spec(function), end, function))
         return results
+
+    def batches(self):
+        """Requests of which all have an answer before the first one claims."""
+        left = collections.deque(self.fleet.trace)
+        done = 0
+        while left:
+            batch = [left.popleft()]
+            # what a scheduling took so far; the first one is not known
+            until = batch[0][0] + sum(self.times.values()) / done if done else 0
+            while left and len(batch) < len(self.schedulers) and (
+                    not self.fleet.is_at_rate or left[0][0] < until):
+                batch.append(left.popleft())
+            yield batch
+            done += len(batch)
 
     def ask(self, batch):
         """What Placement answers each request of a batch, as JSON.
@@ -495,11 +528,15 @@ class Cloud(test.TestCase):
         return spec
 
 
-def measure(hosts, functions, limit, schedulers, requests, load,
-            randomize):
-    fleet = Fleet(hosts, functions, load, requests)
+def measure(hosts, functions, limit, schedulers, args):
+    requests = args.requests or min(MOST, schedulers * QUESTIONS // hosts)
+    trace = reuse.read(args.trace) if args.trace else None
+    if trace:
+        functions = 1 + max(function for _, _, function in trace)
+    fleet = Fleet(hosts, functions, args.load, requests, args.every, trace)
     cloud = Cloud()
-    cloud.plan = fleet, hosts, functions, limit, schedulers, randomize
+    cloud.plan = (fleet, hosts, functions, limit, schedulers,
+                  args.randomize)
     # Nova's tests forget what they have when they end
     results, told, counts, times = (
         cloud.results, cloud.told, cloud.counts, cloud.times) = (
@@ -530,6 +567,9 @@ def main():
     parser.add_argument('--requests', type=int)
     parser.add_argument('--load', type=float, default=.5)
     parser.add_argument('--randomize', action='store_true')
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument('--every', type=float, metavar='SECONDS')
+    rate.add_argument('--trace', metavar='FILE')
     parser.add_argument('rows', nargs='*', type=_row, default=ROWS)
     args = parser.parse_args()
     objects.register_all()
@@ -541,10 +581,7 @@ def main():
         'loaded', 'there', 'all seen', 'refused', 'races', 'asked',
         'Nova, ms', 'accel', 'scheduler'))
     for row in args.rows:
-        hosts, *_, schedulers = row
-        requests = args.requests or min(
-            MOST, schedulers * QUESTIONS // hosts)
-        told, found = measure(*row, requests, args.load, args.randomize)
+        told, found = measure(*row, args)
         print(FORM.format(*found))
         for what, asked, ms, text in told:
             print(f'  no host for {what}: {asked} requests, {ms:.0f} ms: '
