@@ -461,8 +461,8 @@ def property_trait(type_: str, *words: str) -> str:
 def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
     """Return the trait of a GPU that can create a vGPU of a type now.
 
-    :param product_id: PCI device id (four hex digits), or the name of the
-        parent if it is not a PCI device.
+    :param product_id: PCI device id (four hex digits), or the name of its
+        driver if it is not a PCI device.
     :param title: the vendor's name of the type. The name of the vendor in it
         is left out; other characters become '_'.
     :raises InvalidName: title has no usable character.

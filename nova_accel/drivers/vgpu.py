@@ -22,6 +22,7 @@ from nova_accel.drivers import fabric
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
+from nova_accel.host import vfio
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
@@ -187,9 +188,11 @@ class VgpuDriver(base.PciDriver):
             return super().examine(address, before)
         if address not in self._virtual_parents():
             return None
+        product = vfio.driver_of_types(self.names(
+            f'{MDEV_BUS}/{address}/mdev_supported_types'))
         return self._looked_at(model.Device(
             address=address, type='VGPU', vendor='LINUX',
-            product=address.upper(), vendor_id='', product_id=address,
+            product=product.upper(), vendor_id='', product_id=product,
             driver=self.NAME), before)
 
     def state(self, address):

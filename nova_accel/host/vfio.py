@@ -75,12 +75,24 @@ def _driver(kernel, handle, device) -> str:
     """The VFIO driver that a handle has in a guest."""
     if handle.type is model.HandleType.MDEV:
         parent = handle.parent or device
-        return (pci.driver(kernel, parent) or '' if pci.ADDRESS.fullmatch(
-            parent) else parent)
+        if pci.ADDRESS.fullmatch(parent):
+            return pci.driver(kernel, parent) or ''
+        return driver_of_types(kernel.listdir(
+            f'class/mdev_bus/{parent}/mdev_supported_types'))
     found = pci.driver(kernel, handle.address)
     if handle.managed and not pci.is_for_vfio(kernel, handle.address):
         found = kernel.vfio_module(handle.address)
     return (found or '').replace('-', '_')
+
+
+def driver_of_types(names: Iterable[str]) -> str:
+    """Return what makes mediated devices of types with these names; '' of
+    none.
+
+    It is what they begin with: mdev_type_add() in
+    drivers/vfio/mdev/mdev_sysfs.c of Linux.
+    """
+    return min(names, default='').partition('-')[0]
 
 
 def _version(kernel, driver) -> str:

@@ -380,6 +380,16 @@ class MediatedDevices(VgpuTestCase):
             'available_instances': 'no'})
         self.assertIn("'no'", self.quarantined('mtty'))
 
+    def test_parents_of_one_driver(self):
+        """They are alike, for flavors and for a live migration."""
+        self.start(mdev_parents=[MTTY, {**MTTY, 'name': 'second'}])
+        one, other = (self.device(name) for name in ('mtty', 'second'))
+        self.assertEqual(
+            (one.product, one.product_id, one.traits, one.migrates_by),
+            (other.product, other.product_id, other.traits,
+             other.migrates_by))
+        self.assertEqual(('MTTY', 'mtty'), (other.product, other.migrates_by))
+
     def test_traits_of_other_vendors(self):
         for title, vendor, trait in (
                 (None, '8086', 'CUSTOM_INTEL_591D_I915_GVTG_V5_4'),
