@@ -71,7 +71,8 @@ class Discover(output.Lister):
         found = self._discover(known, _configure(parsed_args))
         self._devices = {
             address: dataclasses.replace(device, reason=_with_why(
-                device.reason, self._reasons.get(address)))
+                device.reason, found.table.fences(address).get(
+                    device_table.Fence.DISABLED), self._reasons.get(address)))
             for address, device in found.devices.items()}
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
@@ -333,12 +334,11 @@ def _healths(devices, parts):
     return lines or [model.Health.OK.value]
 
 
-def _with_why(reason, why):
+def _with_why(reason, disabled, why):
     """A reason, with what the store has as the reason of a disabled
     device, which owners of servers do not read."""
-    for found in device_table.DISABLED_REASONS if why else ():
-        reason = reason.replace(found, f'{found} ({why})')
-    return reason
+    return (reason.replace(disabled, f'{disabled} ({why})')
+            if disabled and why else reason)
 
 
 def _unreported(device):

@@ -161,9 +161,10 @@ class Inventory:
             server has it.
         """
         device, region = identity.part(name, self.devices)
+        is_disabled = self.table.is_only_disabled(device.address)
         for one in (device, region or device):
-            if (one.health is not model.Health.OK
-                    and one.reason not in devices.DISABLED_REASONS):
+            if one.health is not model.Health.OK and not (
+                    one is device and is_disabled):
                 raise exception.DeviceUnavailable(
                     f'{name} cannot be worked on, because it is '
                     f'{one.health.value} ({one.reason}): see to that first.')

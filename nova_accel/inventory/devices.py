@@ -16,12 +16,8 @@ fence of a cause   fence()                                  unfence()
 =================  =======================================  ==================
 
 GONE is computed as such; with any fence a device that is reported OK is
-QUARANTINED. A device may have fences of several causes.
-
-A device that is not the card that a claim is about (inventory.identity), that
-is unsettled in the store (attach.settling), or that is disabled (nova-accel
-disable, or inventory.conditions until nova-accel enable; in the store as well)
-counts as fenced, too, as long as that is so. A device that is suspect
+QUARANTINED. A device may have fences of several causes. Some causes follow from
+what the store has, and last as long as that is so. A device that is suspect
 (inventory.conditions) has no fence, and servers get it last.
 
 ===================  ============================  ===========================
@@ -70,7 +66,7 @@ where a change came in between, what a scan saw of the device is discarded:
 every look takes a ticket() before it begins.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
 import enum
@@ -91,10 +87,8 @@ Key = tuple[str, int]
 _UNSETTLED = ('it may have data of a server, and it is being found out whose, '
               'see the log of nova-compute')
 # not why: owners of servers read it
-DISABLED = 'the operator has disabled it'
+_DISABLED = 'the operator has disabled it'
 _OF_HEALTH = 'nova-compute has disabled it'
-#: reasons of a device that is disabled and has no fence
-DISABLED_REASONS = frozenset((DISABLED, _OF_HEALTH))
 
 
 class Fence(enum.Enum):
@@ -114,6 +108,20 @@ class Fence(enum.Enum):
     GUEST = 'guest'
     #: what it tells of its health (nova_accel.health)
     HEALTH = 'health'
+    # the others follow from the store, and come and go with what it has
+    #: a claim is about another card at its address, or about this one at
+    #: another address (inventory.identity)
+    MISPLACED = 'misplaced'
+    #: it may have data of a server (attach.settling)
+    UNSETTLED = 'unsettled'
+    #: it has something that nova_accel has not put there (Device.foreign), and
+    #: no server has a claim on it
+    FOREIGN = 'foreign'
+    #: nova-accel disable, or inventory.conditions, until nova-accel enable
+    DISABLED = 'disabled'
+
+
+_Fences = dict[str, dict[Fence, str]]
 
 
 class DeviceTable:
@@ -149,8 +157,9 @@ class DeviceTable:
         self._generation = 0
         #: serial numbers of the cards at addresses
         self._serials: dict[str, str] = dict(store.serials())
-        #: what it was made of -> the devices
-        self._snapshot: tuple[object, dict[str, model.Device]] = (None, {})
+        #: what they were made of, the devices, and their fences
+        self._snapshot: tuple[object, dict[str, model.Device], _Fences] = (
+            None, {}, {})
 
     # Reading
 
@@ -163,31 +172,49 @@ class DeviceTable:
     def snapshot(self) -> dict[str, model.Device]:
         """The devices by address with computed health; not to be changed."""
         with self._lock:
-            # claims change what is misplaced
-            made_of = self._generation, self._store.generation
-            if self._snapshot[0] != made_of:
-                not_given = self._not_to_be_given()
-                self._snapshot = made_of, {
-                    address: self._computed(
-                        device, not_given.get(address, ()))
-                    for address, device in self._reported.items()}
-            return self._snapshot[1]
+            return self._now()[0]
 
-    def _not_to_be_given(self) -> dict[str, list[str]]:
+    def fences(self, address: str) -> Mapping[Fence, str]:
+        """Why no server gets a device, a clause for each cause."""
+        with self._lock:
+            return self._now()[1].get(address, {})
+
+    def is_only_disabled(self, address: str) -> bool:
+        """Whether nothing else keeps servers from a device."""
+        with self._lock:
+            device = self._reported.get(address)
+            return (device is not None and device.health is model.Health.OK
+                    and self._now()[1][address].keys() == {Fence.DISABLED})
+
+    def _now(self) -> tuple[dict[str, model.Device], _Fences]:
+        # claims change what is misplaced
+        made_of = self._generation, self._store.generation
+        if self._snapshot[0] != made_of:
+            fences = self._all_fences()
+            self._snapshot = made_of, {
+                address: self._computed(device, fences[address].values())
+                for address, device in self._reported.items()}, fences
+        return self._snapshot[1:]
+
+    def _all_fences(self) -> _Fences:
         unsettled, claims = self._store.unsettled(), self._store.claims()
-        found = {address: [why] for address, why in {
-            **{address: _UNSETTLED for address, device in self._reported.items()
-               if any(row.means(device) for row in unsettled)},
-            **identity.misplaced(self._reported, claims)}.items()}
         claimed = {claim.device_address for claim in claims}
+        misplaced = identity.misplaced(self._reported, claims)
+        disabled = identity.disabled(self._reported, self._store.disabled())
+        found: _Fences = {}
         for address, device in self._reported.items():
-            # while it is found out whose it is, it may be a server's
-            if device.foreign and address not in claimed | found.keys():
-                found[address] = [device.foreign]
-        for address, disabled in identity.disabled(
-                self._reported, self._store.disabled()).items():
-            found.setdefault(address, []).append(
-                DISABLED if disabled.is_operators else _OF_HEALTH)
+            fences = found[address] = {**self._fences.get(address, {})}
+            if address in misplaced:
+                fences[Fence.MISPLACED] = misplaced[address]
+            elif any(row.means(device) for row in unsettled):
+                fences[Fence.UNSETTLED] = _UNSETTLED
+            elif device.foreign and address not in claimed:
+                # while it is found out whose it is, it may be a server's
+                fences[Fence.FOREIGN] = device.foreign
+            if address in disabled:
+                fences[Fence.DISABLED] = (
+                    _DISABLED if disabled[address].is_operators
+                    else _OF_HEALTH)
         return found
 
     def reported(self, address: str) -> model.Device | None:
@@ -209,10 +236,6 @@ class DeviceTable:
             return [a for a, d in self._reported.items() if d.driver == name
                     and d.health is not model.Health.GONE]
 
-    def fences(self, address: str) -> dict[Fence, str]:
-        with self._lock:
-            return dict(self._fences.get(address, {}))
-
     def is_programming(self, address: str) -> bool:
         with self._lock:
             return self._is_programming(address)
@@ -226,9 +249,9 @@ class DeviceTable:
     def _is_programming(self, address):
         return any(a == address for a, _ in self._programming)
 
-    def _computed(self, device: model.Device, not_given: Iterable[str],
+    def _computed(self, device: model.Device, fences: Iterable[str],
                   ) -> model.Device:
-        """:param not_given: why the store says that no server may get it."""
+        """:param fences: clauses."""
         regions = tuple(self._with_content(device.address, region)
                         for region in device.regions)
         if regions != device.regions:
@@ -236,7 +259,6 @@ class DeviceTable:
         suspect = self._suspects.get(device.address, '')
         if suspect != device.suspect:
             device = dataclasses.replace(device, suspect=suspect)
-        fences = [*self._fences.get(device.address, {}).values(), *not_given]
         if fences and device.health is not model.Health.GONE:
             reasons = [*([device.reason] if device.health
                          is not model.Health.OK else []), *fences]

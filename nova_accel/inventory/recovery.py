@@ -35,6 +35,9 @@ LOG = logging.getLogger(__name__)
 
 #: names of steps, the one that reaches least first
 LADDER = ('function reset', 'controller reset', 'driver rebind', 'card reset')
+#: fences of a device that is recovered
+_MAY_HAVE = {devices.Fence.HEALTH, devices.Fence.FOREIGN,
+             devices.Fence.DISABLED}
 
 
 class Recovery:
@@ -120,7 +123,6 @@ class Recovery:
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
-        unsettled = self._store.unsettled()
         for address, known in self._health.conditions().items():
             if not known.findings:
                 self._climbed.pop(address, None)
@@ -133,9 +135,7 @@ class Recovery:
             if (reasons and device and address not in self._climbed
                     and signals.RECOVERED not in device.marks
                     and device.driver in self._drivers
-                    and self._table.fences(address).keys() <= {
-                        devices.Fence.HEALTH}
-                    and not any(row.means(device) for row in unsettled)
+                    and self._table.fences(address).keys() <= _MAY_HAVE
                     and not self._cards.hanging(address)):
                 found[address] = reasons
         return found
