@@ -155,8 +155,6 @@ class DeviceTable:
         #: address -> ticket of the newest look or change that counts
         self._since: dict[str, int] = {}
         self._generation = 0
-        #: serial numbers of the cards at addresses
-        self._serials: dict[str, str] = dict(store.serials())
         #: what they were made of, the devices, and their fences
         self._snapshot: tuple[object, dict[str, model.Device], _Fences] = (
             None, {}, {})
@@ -381,11 +379,9 @@ class DeviceTable:
 
     def _may_be_changed(self, device) -> bool:
         """Whether a server has or had the device, which is not clean yet."""
-        return any(
-            c.device_address == device.address
-            or c.serial and c.serial == device.serial
-            for c in self._store.claims()) or any(
-                row.means(device) for row in self._store.unsettled())
+        return any(c.card.means(device.card) for c in self._store.claims()
+                   ) or any(row.means(device)
+                            for row in self._store.unsettled())
 
     def _place(self, device: model.Device) -> model.Card | None:
         """Find out which card is at an address, and write it down where it is
@@ -399,18 +395,14 @@ class DeviceTable:
                 before = self._reported.get(address)
                 is_other = bool(
                     before and identity.is_other_card(before, device))
-                known = (None if self._serials.get(address) == device.serial
-                         and before else self._elsewhere(
+                known = (None if before and device.serial
+                         == self._serial_at(address) else self._elsewhere(
                              device.serial, address))
                 may_be_moved = (not before and not known
                                 and self._may_be_moved(device))
-                present = [a for a, serial in self._serials.items()
-                           if serial and serial == device.serial
-                           and a != address and self._is_present(a)]
+                same = self._others(device.serial, address)
+                present = list(filter(self._is_present, same))
             if not (is_other or known or may_be_moved):
-                if device.serial:
-                    with self._lock:
-                        self._serials[address] = device.serial
                 return None
             origins = known.origins if known else {}
             loaded = {region.index: model.Loaded(
@@ -419,14 +411,28 @@ class DeviceTable:
                 for region in device.regions}
             self._store.place(device, not present, loaded)
             with self._lock:
-                if device.serial and not present:
-                    self._serials = {
-                        other: serial for other, serial in
-                        self._serials.items() if serial != device.serial}
-                self._serials[address] = device.serial
+                # what is gone from another address is this card
+                for other in same if not present else ():
+                    if other in self._reported:
+                        self._reported[other] = dataclasses.replace(
+                            self._reported[other], serial='')
                 self._generation += 1
         self._say_both(device, present)
         return known
+
+    def _serial_at(self, address: str) -> str:
+        """Return the serial number of the card at an address, also of one that
+        does not tell its own now; '' where it is not known."""
+        device = self._reported.get(address)
+        return (device.serial if device and device.serial
+                else self._store.serials().get(address, ''))
+
+    def _others(self, serial: str, but_at: str) -> list[str]:
+        """The addresses of cards with a serial number, but for one address."""
+        return [address for address in dict.fromkeys(
+                    (*self._reported, *self._store.serials()))
+                if serial and address != but_at
+                and self._serial_at(address) == serial]
 
     def _is_present(self, address):
         device = self._reported.get(address)
@@ -436,14 +442,13 @@ class DeviceTable:
     def _elsewhere(self, serial: str, but_at: str) -> model.Card | None:
         """What is known of the card with a serial number, unless that is at
         one address; with self._lock."""
-        for address, other in self._serials.items():
-            if serial and other == serial and address != but_at:
-                there = self._reported.get(address)
-                return model.Card(
-                    serial, there.ids if there else '',
-                    there.record if there else (),
-                    {index: loaded.origin for (a, index), loaded
-                     in self._store.loaded().items() if a == address})
+        for address in self._others(serial, but_at):
+            there = self._reported.get(address)
+            return model.Card(
+                serial, there.ids if there else '',
+                there.record if there else (),
+                {index: loaded.origin for (a, index), loaded
+                 in self._store.loaded().items() if a == address})
         return next((card for card in self._store.away()
                      if serial and card.serial == serial), None)
 
@@ -513,7 +518,6 @@ class DeviceTable:
             del self._reported[address]
             self._fences.pop(address, None)
             self._generation += 1
-            self._serials.pop(address, None)
         self.save()
 
     def _note_shared(self, address, owner, other):

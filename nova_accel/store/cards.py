@@ -34,13 +34,10 @@ class Cards(file.File):
                         'record': json.loads(record)})
                     for address, text, record in found}
 
-    def serials(self) -> dict[str, str]:
+    def serials(self) -> Mapping[str, str]:
         """Serial numbers of the cards at addresses, as far as they are known:
-        also of one that does not tell its own now."""
-        with self._transaction(write=False) as db:
-            return dict(db.execute(
-                "SELECT address, serial FROM cards WHERE placed AND serial "
-                "<> ''").fetchall())
+        also of one that does not tell its own now; from memory."""
+        return self._known.serials
 
     def set_devices(self, devices: Mapping[str, model.Device]) -> None:
         """These are at their addresses, and no others; cards that were at
@@ -205,6 +202,9 @@ class Cards(file.File):
     def _facts_of_cards(self, db) -> dict[str, Any]:
         with self._reading('cards'):
             return {'loaded': _loaded(db), 'away': _away(db),
+                    'serials': dict(db.execute(
+                        'SELECT address, serial FROM cards WHERE placed AND '
+                        "serial <> ''").fetchall()),
                     'unsettled': rows.unsettled(db),
                     'unclean': rows.unclean(db), 'disabled': rows.disabled(db)}
 

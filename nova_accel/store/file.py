@@ -53,6 +53,8 @@ class Memory:
     #: by device address and region index
     loaded: Mapping[tuple[str, int], model.Loaded] = dataclasses.field(
         default_factory=dict)
+    #: serial numbers by address
+    serials: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: cards that are at no address now
     away: tuple[model.Card, ...] = ()
     unsettled: frozenset[model.Unsettled] = frozenset()

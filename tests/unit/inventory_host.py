@@ -103,8 +103,8 @@ class Store(claim_store.ClaimStore):
     """Fails where it is told to; what it has in memory cannot."""
 
     MEMORY = frozenset((
-        'claims', 'by_uuid', 'waiting', 'loaded', 'away', 'unsettled',
-        'unclean', 'disabled', 'orders', 'generation', 'path', 'error',
+        'claims', 'by_uuid', 'waiting', 'loaded', 'serials', 'away',
+        'unsettled', 'unclean', 'disabled', 'orders', 'generation', 'path', 'error',
         'MEMORY'))
 
     def __init__(self, path):
