@@ -144,6 +144,13 @@ class Cloud(typing.Protocol):
         Raises whatever says that it is not known of all of them.
         """
 
+    def paused(self, uuids: Collection[str]) -> set[str]:
+        """Those of these servers whose guests libvirt shows paused, and for no
+        reason that it knows.
+
+        Raises whatever says that it is not known of all of them.
+        """
+
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:
         """Take devices out of a running guest; ends when they are out.

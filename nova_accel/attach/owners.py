@@ -19,6 +19,7 @@ _State = signals.State
 _WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
           _State.GONE: 'gone'}
 _NONE: Mapping[str, str] = {}
+_PAUSED = 'paused by an error: hard reboot the server'
 
 
 class Owners:
@@ -56,7 +57,8 @@ class Owners:
 
     def _now(self) -> dict[str, dict[str, str]]:
         """What the metadata of each server have to say."""
-        conditions = self._accelerators.inventory.health.conditions()
+        inventory = self._accelerators.inventory
+        conditions = inventory.health.conditions()
         groups: dict[tuple[str, str], list[signals.State]] = {}
         servers: dict[str, dict[str, str]] = {}
         for claim in self._accelerators.holdings.all():
@@ -67,11 +69,16 @@ class Owners:
             known = conditions.get(claim.device_address)
             groups.setdefault((claim.instance_uuid, claim.group), []).append(
                 known.for_owner if known else _State.OK)
+        paused = (inventory.health.paused() if signals.modes()[signals.PAUSED]
+                  is signals.Mode.ACT else ())
         for (server, group), states in groups.items():
             worst = max(states, key=lambda state: state.rank)
-            if worst in _WORDS:
-                servers[server][naming.health_key(group)] = (
-                    f'{_WORDS[worst]}: {states.count(worst)} of {len(states)}')
+            said = [f'{_WORDS[worst]}: {states.count(worst)} of {len(states)}'
+                    ] if worst in _WORDS else []
+            if server in paused:
+                said.append(_PAUSED)
+            if said:
+                servers[server][naming.health_key(group)] = '; '.join(said)
         return servers
 
     def _write(self, server: novas.Instance, keys: Mapping[str, str]) -> None:

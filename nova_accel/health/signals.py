@@ -21,6 +21,8 @@ CONF = conf.CONF
 OPTION = '[accel] health'
 #: the signal that nova-accel drill makes up, and the verb of its order
 DRILL = 'drill'
+#: the signal that attach.paused adds
+PAUSED = 'guest_paused'
 #: those that last over a restart (Device.marks): what nova-compute did with a
 #: device in vain, until the same succeeds; and that it was recovered, until a
 #: server has had it
@@ -149,6 +151,10 @@ SIGNALS: Mapping[str, Signal] = {
     # attach.plugs
     START: Signal('a guest with it could not be started, because of it',
                   _SUSPECT, _SUSPECT),
+    # attach.paused
+    PAUSED: Signal(
+        'QEMU has paused the guest of server {about} because of an error: hard '
+        'reboot the server', _SUSPECT, _SUSPECT),
     # attach.drill
     DRILL: Signal('the operator has a drill (nova-accel drill)',
                   _BAD, _SUSPECT, recovers=True),

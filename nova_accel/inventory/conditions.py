@@ -17,7 +17,7 @@ QUARANTINED by its driver, and one at which a call hangs is fenced by
 inventory.cards: nothing of that is done here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import datetime
 import typing
@@ -76,6 +76,8 @@ class Conditions:
         self._said: dict[str, frozenset[tuple[str, str]]] = {}
         #: addresses of devices that tell a false finding as well
         self._drilled: set[str] = set()
+        #: see pause()
+        self._paused: Mapping[str, frozenset[str]] = {}
 
     def note(self, change: host_kernel.Change, kernel) -> bool:
         """Have the next round count what the kernel says of a device.
@@ -112,6 +114,23 @@ class Conditions:
         finally:
             with self._lock:
                 self._drilled.discard(address)
+
+    def pause(self, servers: Mapping[str, frozenset[str]]) -> bool:
+        """Have devices tell the signal guest_paused, beside what they tell.
+
+        :param servers: address of a device -> servers that have it, or a part
+            of it, and whose guests QEMU has paused.
+        :returns: whether it is another one than before.
+        """
+        with self._lock:
+            changes = self._paused != servers
+            self._paused = servers
+        return changes
+
+    def paused(self) -> frozenset[str]:
+        """Servers whose guests QEMU has paused because of an error."""
+        with self._lock:
+            return frozenset().union(*self._paused.values())
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
@@ -180,6 +199,10 @@ class Conditions:
             readings = (*(readings or ()), signals.Reading('failed'))
         if readings is not None and address in self._drilled:
             readings = (*readings, signals.Reading(signals.DRILL))
+        if readings is not None:
+            readings = (*readings, *(
+                signals.Reading(signals.PAUSED, about=server)
+                for server in self._paused.get(address, ())))
         return readings
 
     def is_drilled(self, address: str) -> bool:
@@ -256,14 +279,14 @@ class Conditions:
                     reasons.insert(0, device.reason)
                 result[address] = Condition(
                     state, '; '.join(dict.fromkeys(reasons)),
-                    self._for_owner(device, address in of_health),
+                    self._for_owner(device, address in of_health, findings),
                     tuple(findings))
         return result
 
     def _for_owner(self, device: model.Device, is_disabled: bool,
-                   ) -> signals.State:
+                   findings: Iterable[watch.Finding]) -> signals.State:
         """Leaves out what the operator or the configuration has against a
-        device that is well."""
+        device that is well, and what the guest of another server met."""
         if device.health is model.Health.GONE:
             return _State.GONE
         reported = self._table.reported(device.address)
@@ -271,7 +294,9 @@ class Conditions:
                 device.address).keys() or (
                 reported and reported.health is not model.Health.OK):
             return _State.QUARANTINED
-        return _State.SUSPECT if device.suspect else _State.OK
+        return _State.SUSPECT if any(
+            finding.acts and finding.signal != signals.PAUSED
+            for finding in findings) else _State.OK
 
 
 def _have_drivers(kernel, device: model.Device) -> bool:

@@ -133,10 +133,14 @@ def errors(attribute: str, **counts: int) -> str:
 
     :param attribute: aer_dev_correctable, aer_dev_fatal or aer_dev_nonfatal.
     :param counts: of errors by name; others are 0.
+    :raises KeyError: the kernel has no error of this name.
     """
     *names, total = _ERROR_NAMES[attribute].split()
-    return '\n'.join([*(f'{name} {counts.get(name, 0)}' for name in names),
-                      f'{total} {sum(counts.values())}'])
+    found = dict.fromkeys(names, 0)
+    for name, count in counts.items():
+        found[name] += count
+    return '\n'.join(f'{name} {count}' for name, count in (
+        *found.items(), (total, sum(found.values()))))
 
 
 _ERRORS = {attribute: errors(attribute) for attribute in _ERROR_NAMES}

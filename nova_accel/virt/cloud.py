@@ -339,6 +339,11 @@ class NovaCloud:
                 for guest in self._driver._host.list_guests(
                     only_running=False)}
 
+    def paused(self, uuids):
+        return {guest.uuid for guest in (self._driver._host.list_guests(
+                    only_running=True) if uuids else ())
+                if guest.uuid in uuids and guest_devices.is_paused(guest)}
+
     def detach(self, instance_uuid, handles):
         self.hostdevs.detach(self._guest(instance_uuid), handles)
 

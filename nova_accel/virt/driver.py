@@ -24,6 +24,7 @@ from nova_accel.attach import maintenance
 from nova_accel.attach import metrics
 from nova_accel.attach import notices
 from nova_accel.attach import owners
+from nova_accel.attach import paused
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel.attach import service
@@ -76,6 +77,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.runtime = runtime.RuntimeProgramming(found, self.cloud)
         self.live_migrations = live_migration.LiveMigrations(
             found, self.cloud, self._host.has_min_version)
+        paused.Paused(found, self.cloud)
         owners.Owners(found, self.cloud)
         drill.Drill(found, self.cloud, notices.Notices(found, self.cloud))
         metrics.MetricsFile(found)

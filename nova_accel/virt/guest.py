@@ -19,6 +19,8 @@ from nova_accel.virt import expanders
 
 #: how long a guest may take to let go of a device
 _DETACH_SECONDS = 20
+#: VIR_DOMAIN_PAUSED_UNKNOWN of virDomainPausedReason
+_UNKNOWN = 0
 
 
 class Hostdevs:
@@ -138,6 +140,21 @@ class _Mdev(expanders.BehindPort, config.LibvirtConfigGuestHostdevMDEV):
 
 class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
     pass
+
+
+def is_paused(guest) -> bool:
+    """Whether libvirt shows a guest paused for a reason that it does not know.
+
+    :raises libvirt.libvirtError: libvirt does not say.
+    """
+    try:
+        state, reason = guest._domain.state()
+    except Exception as error:
+        if not _is_gone(error):
+            raise
+        return False
+    return (state, reason) == (
+        libvirt_driver.libvirt.VIR_DOMAIN_PAUSED, _UNKNOWN)
 
 
 def _is_gone(error) -> bool:

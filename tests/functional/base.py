@@ -111,6 +111,12 @@ class Hostdevs(fixtures.Fixture):
             original = getattr(fakelibvirt.Domain, name)
             self.useFixture(fixtures.MockPatchObject(
                 fakelibvirt.Domain, name, self._of_active(original)))
+        # VIR_DOMAIN_PAUSED_USER, the reason that suspend() gives it; the
+        # imitation has no reasons
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Domain.state',
+            lambda domain, flags=0: [domain._state, getattr(
+                domain, 'reason', 1)]))
         # to libvirt a paused guest is active
         self.useFixture(fixtures.MockPatchObject(
             fakelibvirt.Domain, 'isActive', lambda domain: int(

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A device of a server is not well: who is told, by real Nova."""
 
+from unittest import mock
+
 from nova_accel.cmd import orders
 from nova_accel import model
 from nova_accel import naming
@@ -49,6 +51,32 @@ class HealthTest(base.AcceleratorTestBase):
         self.until_owner_reads(server)
         self.report()
         self.assertNotIn(naming.SUSPECT, self.traits(REGION))
+        self._delete_server(server)
+
+    def test_guest_is_paused_by_an_error(self):
+        """Nova shows the server ACTIVE; what its owner pauses is not told."""
+        self.flags(health=['act'], group='accel')
+        server = self.boot(self.FLAVOR)
+        self.api.post_server_action(server['id'], {'pause': {}})
+        self._wait_for_state_change(server, 'PAUSED')
+        self.look()
+        self.api.post_server_action(server['id'], {'unpause': {}})
+        self._wait_for_state_change(server, 'ACTIVE')
+        self.assertEqual([], self.events())
+        domain = self.domain(server)
+        domain.suspend()
+        domain.reason = 0
+        self.look()
+        self.until_owner_reads(server, accel1_health=(
+            'paused by an error: hard reboot the server'))
+        self.assertEqual('ACTIVE', self.api.get_server(server['id'])['status'])
+        with mock.patch.object(
+                self.computes['compute1'].driver,
+                '_get_instance_disk_info_from_config', return_value=[]):
+            self._reboot_server(server, hard=True)
+        self.look()
+        self.until_owner_reads(server)
+        self.assertEqual([VF], self.hostdevs(server))
         self._delete_server(server)
 
     def test_drill(self):

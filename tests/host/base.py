@@ -18,6 +18,7 @@ from nova_accel.attach import maintenance
 from nova_accel.attach import metrics
 from nova_accel.attach import notices
 from nova_accel.attach import owners
+from nova_accel.attach import paused
 from nova_accel.attach import reconcile
 from nova_accel.attach import runtime
 from nova_accel.attach import service
@@ -62,6 +63,7 @@ class Host:
         self.reconciler = reconcile.Reconciler(self.accelerators, self.cloud)
         self.runtime = runtime.RuntimeProgramming(
             self.accelerators, self.cloud)
+        self.paused = paused.Paused(self.accelerators, self.cloud)
         self.owners = owners.Owners(self.accelerators, self.cloud)
         self.notices = notices.Notices(self.accelerators, self.cloud)
         self.metrics = metrics.MetricsFile(self.accelerators)

@@ -220,6 +220,11 @@ class Cloud:
         return {uuid_: frozenset(guest['devices'])
                 for uuid_, guest in self.read()['guests'].items()}
 
+    def paused(self, uuids):
+        return {uuid_ for uuid_, guest in self.read()['guests'].items()
+                if uuid_ in uuids and guest['running']
+                and guest.get('paused')}
+
     def detach(self, instance_uuid, handles):
         if self.detach_error:
             raise self.detach_error
@@ -325,6 +330,11 @@ class Cloud:
                 del state['guests'][uuid_]
         for address, managed in devices.items():
             self._returns(address, managed)
+
+    def pause_guest(self, uuid_):
+        """QEMU pauses a guest because of an error."""
+        with self.state() as state:
+            state['guests'][uuid_]['paused'] = True
 
     def lose_power(self):
         """Guests end without being undefined."""

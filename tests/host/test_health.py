@@ -536,6 +536,88 @@ class OwnersTest(HealthTestCase):
         self.assertEqual({}, self.host.owners._written)
 
 
+class PausedTest(HealthTestCase):
+    """QEMU pauses the guest of one of two servers that have VFs of a card."""
+
+    SAID = 'paused by an error: hard reboot the server'
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(
+            group='accel', health=[self.MODE], discovery_interval=3600,
+            pci_devices=['vendor=8086 type=CARD'])
+        self.start_host(drivers=('pci',), others=[
+            {'address': ONE, 'bridges': ['pci0000:00', '0000:00:10.0'],
+             'total_vfs': 2, 'vfs': 2}])
+        self.server, self.other = self.boot(), self.boot()
+        self.look()
+
+    def told(self, server):
+        return self.host.cloud.read()['servers'][server]['metadata']
+
+    def wait_told(self, *said):
+        self.wait_for(lambda: [*self.told(self.server).values()] == [*said])
+
+    def test_told_until_it_runs(self):
+        """Its owner and the operator, not the other owner; within one look."""
+        self.host.cloud.pause_guest(self.server)
+        self.look()
+        self.wait_told(self.SAID)
+        self.assertEqual({ONE: 'suspect'}, self.states())
+        self.assertEqual({}, self.told(self.other))
+        self.look()
+        self.assertEqual(1, self.log.output.count(
+            f'QEMU has paused the guest of server {self.server} because of an '
+            f'error: hard reboot the server'))
+        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.host.reboot(self.server)
+        self.look()
+        self.wait_told()
+        self.wait_for(lambda: self.states() == {ONE: 'ok'})
+
+    def test_with_what_the_card_tells(self):
+        self.turn(aer_dev_nonfatal=tree.errors('aer_dev_nonfatal',
+                                               TLP=1))
+        self.host.cloud.pause_guest(self.server)
+        self.look()
+        self.wait_told(f'degraded: 1 of 1; {self.SAID}')
+        self.wait_for(lambda: [*self.told(self.other).values()] == [
+            'degraded: 1 of 1'])
+
+    def test_deleted(self):
+        self.host.cloud.pause_guest(self.server)
+        self.look()
+        self.wait_told(self.SAID)
+        self.host.delete(self.server)
+        self.look()
+        self.wait_for(lambda: self.states() == {ONE: 'ok'})
+
+    def test_asked_for(self):
+        """By the owner, or by Nova while it works on the server."""
+        for fields in {'vm_state': 'paused'}, {'task_state': 'pausing'}:
+            self.host.cloud.set_server(
+                self.server, **{'vm_state': 'active', 'task_state': None,
+                                **fields})
+            self.host.cloud.pause_guest(self.server)
+            self.host.paused.run()
+            self.assertEqual(frozenset(),
+                             self.host.inventory.health.paused())
+
+    def test_observed(self):
+        self.config.config(group='accel', health=['observe'])
+        self.host.cloud.pause_guest(self.server)
+        self.look()
+        self.wait_for(lambda: self.states() == {ONE: 'suspect'})
+        self.host.owners.run()
+        self.assertEqual({}, self.told(self.server))
+
+    def test_off(self):
+        """libvirt is not asked."""
+        self.config.config(group='accel', health=['act', 'guest_paused=off'])
+        self.host.cloud.paused = None
+        self.host.paused.run()
+
+
 class NotToldTest(HealthTestCase):
 
     MODE = 'observe'

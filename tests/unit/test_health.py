@@ -32,7 +32,7 @@ B, C, D = (f'0000:{n:02x}:00.0' for n in (2, 3, 4))
 #: what a server that has the device can cause: never more than SUSPECT
 PROVOKED = ('fatal_errors', 'nonfatal_errors', 'corrected_errors',
             'link_speed', 'recovery_failed', 'wedged', 'card_failed',
-            'card_errors', 'card_warns', 'wear', 'temperature')
+            'card_errors', 'card_warns', 'wear', 'temperature', 'guest_paused')
 
 
 class WatchTestCase(testtools.TestCase):
