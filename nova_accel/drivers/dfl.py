@@ -7,9 +7,14 @@ to VFs, which have a port but no FME. Guests get VFs: the PF has the FME, which
 programs every port, and the controller of the card's flash. A card goes to a
 guest by its PF only where [accel] whole_cards has its address.
 
-Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, and
-trials on a 6.12 kernel. The numbers in names like dfl-port.0 change whenever a
-driver is bound, so cards are known by PCI address and ports by their id only.
+A board of OFS has a slot: its port stays with the PF and has no AFU. The AFU of
+the slot has one VF for each of its interfaces, of which the first says by its
+registers which function it has. A guest gets all of them as one accelerator.
+
+Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, those of
+OFS/linux-dfl for slots, and trials on a 6.12 kernel. The numbers in names like
+dfl-port.0 change whenever a driver is bound, so cards are known by PCI address
+and ports by their id only.
 """
 
 import contextlib
@@ -43,6 +48,8 @@ VFIO = base.VFIO
 _Defect = base.Defect
 _FME_ERRORS = ('fme_errors', 'pcie0_errors', 'pcie1_errors', 'nonfatal_errors',
                'catfatal_errors')
+#: states of the manager (fpga_mgr_states of Linux)
+_PROGRAMMING = ('write init', 'write', 'write complete')
 _FME_ALARMS = ('temp1_max_alarm', 'temp1_crit_alarm')
 _ALL_ONES = 'f' * 32
 _ALL_ZEROS = '0' * 32
@@ -71,9 +78,8 @@ _BOARDS = {
     '1771': ('N6001', 'AGILEX'),
     '17d4': ('C6100', None),
 }
-#: of OFS. Their ports have no memory region of their own: mainline Linux makes
-#: no dfl-port of them, and no VFs (cci_enumerate_feature_devs() in dfl-pci.c,
-#: dfl_fpga_cdev_config_ports_vf() in dfl.c, 7.2)
+#: of OFS, with a slot: the list of features of the FME has its port, without
+#: an AFU (FME_PORT_OFST_BAR_SKIP in dfl-pci.c of Linux, 5.19)
 _OFS = ('8086', 'bcce')
 #: product -> its memory, which no attribute tells; from Intel's product briefs
 _MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
@@ -92,6 +98,8 @@ class _Port:
     function: str
     #: its directory in sysfs
     path: str
+    #: of a slot: the VFs that have its AFU; None for a port that has one
+    vfs: tuple[str, ...] | None = None
 
 
 class DflDriver(base.PciDriver):
@@ -144,6 +152,9 @@ class DflDriver(base.PciDriver):
         if not count:
             return
         implemented = self._implemented(address)
+        if any(port.vfs is not None for port in self._ports(address, [])):
+            self._enable_slot(address, count)
+            return
         if len(self._ports(address, [])) < implemented:
             # nova-compute was killed between the release of a port and the
             # VFs; ports that are assigned back come without driver
@@ -156,6 +167,24 @@ class DflDriver(base.PciDriver):
             self.kernel.release_dfl_port(address, port)
         self.kernel.set_numvfs(address, len(ports))
         self._wait(address, implemented)
+
+    def _enable_slot(self, address, count):
+        """Create the VFs of a slot, without a driver of the host.
+
+        :raises Defect: the kernel is not linux-dfl. In mainline the number
+            must be that of ports that were released
+            (dfl_fpga_cdev_config_ports_vf() in dfl.c), and those cannot be
+            reset.
+        """
+        try:
+            self.kernel.set_numvfs(address, count, probe=False)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise _Defect(
+                    'it is a board of OFS, for whose slot mainline Linux '
+                    'creates no VFs (EINVAL): use linux-dfl, the kernel of '
+                    'its makers') from error
+            raise
 
     def _implemented(self, address) -> int:
         """Return the number of the card's ports, with those of VFs."""
@@ -215,13 +244,6 @@ class DflDriver(base.PciDriver):
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
                           f'{KERNEL_DRIVER}')
         fme = self._fme(device.address)
-        if ((device.vendor_id, device.product_id) == _OFS
-                and not self._has_ports(device.address)):
-            raise _Defect(
-                'it is a board of OFS, of whose ports mainline Linux makes '
-                'neither devices nor VFs (sriov_numvfs answers EINVAL): it '
-                'is not supported; under linux-dfl a rule of [accel] '
-                'pci_devices with vfs=together can give its VFs')
         device = dataclasses.replace(device, shell_id=self._shell(fme))
         device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))
@@ -235,6 +257,11 @@ class DflDriver(base.PciDriver):
         """Why no guest is given the PF of a card without VFs, or ''."""
         if pci.virtual_functions(self.kernel, address):
             return ''
+        if any(port.vfs is not None for port in self._ports(address, [])):
+            return (f'it is a board of OFS, and guests get the VFs of its '
+                    f'slot, of which it has none: have them created by '
+                    f'{sriov.OPTION} = {address}=<number of VFs>, under '
+                    f'linux-dfl (mainline Linux answers EINVAL)')
         if address in sriov.wanted():
             return (f'{sriov.OPTION} wants VFs of it, and it has none: '
                     f'restart nova-compute, which creates them')
@@ -336,13 +363,6 @@ class DflDriver(base.PciDriver):
                           f'({", ".join(sorted(found))}) under one FME')
         return found.pop() if found else None
 
-    def _has_ports(self, address) -> bool:
-        """Return whether the card or a VF shows a port, which is released when
-        a VF of a guest gets it."""
-        vfs = pci.virtual_functions(self.kernel, address)
-        return any(self._children(function, 'dfl-port') or pci.is_for_vfio(
-            self.kernel, function) for function in (address, *vfs))
-
     def _ports(self, address, vfs) -> list[_Port]:
         """The ports that the host sees, of the PF and of its VFs."""
         result = []
@@ -354,8 +374,17 @@ class DflDriver(base.PciDriver):
                     # no driver has it: still probing, or it was released and
                     # assigned again, after which a 6.12 kernel fails to probe
                     continue
-                result.append(_Port(number, function, path))
+                result.append(_Port(number, function, path, self._slot(
+                    address, path) if function == address else None))
         return result
+
+    def _slot(self, address, path) -> tuple[str, ...] | None:
+        """The VFs of a slot, None for a port that has an AFU of its own."""
+        if self.kernel.exists(f'{path}/afu_id') or _OFS != tuple(
+                pci.identifier(self.kernel, address, name)
+                for name in ('vendor', 'device')):
+            return None
+        return tuple(pci.virtual_functions(self.kernel, address))
 
     def _regions(self, device, fme, before) -> tuple[model.Region, ...]:
         address = device.address
@@ -373,8 +402,11 @@ class DflDriver(base.PciDriver):
         for port in ports:
             region = model.Region(index=port.id, function_uuid=None, **common)
             try:
+                if failed and port.vfs is not None:
+                    raise _Defect(_stuck(address))
                 region = dataclasses.replace(
-                    region, function_uuid=self._function(port, fme))
+                    region, function_uuid=self._known_function(
+                        port, fme, before))
                 if failed and port.function != address:
                     # a VF reads the old function even from a disabled port
                     raise _Defect(_stuck(address))
@@ -390,18 +422,32 @@ class DflDriver(base.PciDriver):
         for port in ports:
             regions[port.id] = self._with_handle(
                 regions[port.id], port, address, vfs, port.id == lowest)
-        self._add_hidden(address, regions, fme, before, common,
-                         hidden=set(vfs) - {p.function for p in ports})
+        self._add_hidden(
+            address, regions, fme, before, common, hidden=set(vfs).difference(
+                *(port.vfs or (port.function,) for port in ports)))
         return tuple(regions[index] for index in sorted(regions))
 
+    def _known_function(self, port, fme, before) -> str | None:
+        """The function of a port; of a slot whose VFs a guest may have, as it
+        was before."""
+        if not any(pci.is_for_vfio(self.kernel, vf) for vf in port.vfs or ()):
+            return self._function(port, fme)
+        return next((region.function_uuid for region in
+                     (before.regions if before else ())
+                     if region.index == port.id), None)
+
     def _function(self, port, fme) -> str | None:
+        """What a port carries now."""
+        if port.vfs is not None:
+            if self._manager_state(fme) in _PROGRAMMING:
+                raise _Defect('it is being programmed')
+            return self._function_of_slot(port.vfs)
         try:
             text = self.kernel.read(f'{port.path}/afu_id')
         except OSError as e:
             if e.errno != errno.EBUSY:
                 raise
-            if self._manager_state(fme) in ('write init', 'write',
-                                            'write complete'):
+            if self._manager_state(fme) in _PROGRAMMING:
                 raise _Defect('it is being programmed') from None
             raise _Stuck(_stuck(port.function)) from None
         function = model.uuid_hex(text)
@@ -409,6 +455,27 @@ class DflDriver(base.PciDriver):
             raise _Defect('its registers read as all ones, which is how a '
                           'dead card looks: power-cycle it')
         return None if function == _ALL_ZEROS else function
+
+    def _function_of_slot(self, vfs) -> str | None:
+        """The function of the first VF; None without VFs, and where that
+        shows no AFU.
+
+        :raises Defect: a guest may have it, or it cannot be read.
+        """
+        if not vfs:
+            return None
+        if pci.is_for_vfio(self.kernel, vfs[0]):
+            raise _Defect(f'its function cannot be read, because {vfs[0]} is '
+                          f'bound to {VFIO}: leave it without a driver')
+        try:
+            return model.uuid_hex(self.kernel.read_afu(vfs[0]))
+        except Exception as error:
+            # of privsep as well, which discover may not be able to start
+            if getattr(error, 'errno', None) == errno.ENODEV:
+                return None
+            raise _Defect(f'the registers of {vfs[0]}, which say what '
+                          f'function it has, cannot be read ({error})'
+                          ) from error
 
     def _manager(self, fme, attribute) -> str:
         """An attribute of the FME's FPGA manager, '' when it has none."""
@@ -426,6 +493,8 @@ class DflDriver(base.PciDriver):
         return self._manager(fme, 'state')
 
     def _with_handle(self, region, port, address, vfs, lowest):
+        if port.vfs is not None:
+            return self._with_slot(region, address, port.vfs)
         if vfs and port.function == address:
             reason = 'it is not released to a VF while other ports are'
         elif not vfs and not lowest:
@@ -436,6 +505,16 @@ class DflDriver(base.PciDriver):
             return dataclasses.replace(region, reason=region.reason or reason)
         return dataclasses.replace(region, handles=(
             model.AttachHandle(model.HandleType.PCI, port.function),))
+
+    def _with_slot(self, region, address, vfs):
+        """The region with all VFs as one accelerator."""
+        reason = next(filter(None, (
+            pci.obstacle(self.kernel, vf, vfs) for vf in vfs)), '')
+        if reason or not vfs:
+            return dataclasses.replace(region, reason=region.reason or reason)
+        return dataclasses.replace(region, handles=(model.AttachHandle(
+            model.HandleType.PCI, vfs[0], companions=vfs[1:],
+            parent=address),), guest_can_reprogram=False)
 
     def _add_hidden(self, address, regions, fme, before, common, hidden):
         """Regions whose port the host does not see now.
@@ -573,9 +652,11 @@ class DflDriver(base.PciDriver):
                     f'{address} needs {KERNEL_DRIVER} to be bound again, and '
                     f'{", ".join(taken)} of it may be in use: do so when its '
                     f'servers are gone.')
-            released = sorted(port.id for port in self._ports(address, vfs)
+            ports = self._ports(address, vfs)
+            is_slot = any(port.vfs is not None for port in ports)
+            released = sorted(port.id for port in ports
                               if port.function != address)
-            if len(released) != len(vfs):
+            if not is_slot and len(released) != len(vfs):
                 raise exception.DeviceError(
                     f'{address} needs {KERNEL_DRIVER} to be bound again, and '
                     f'the ports of some of its VFs cannot be seen: bind all '
@@ -584,7 +665,9 @@ class DflDriver(base.PciDriver):
             kernel.rebind(address, KERNEL_DRIVER)
             # binding takes the VFs away and gives their ports to the PF
             self._wait(address, implemented)
-            if released:
+            if is_slot and vfs:
+                self._enable_slot(address, len(vfs))
+            elif released:
                 self._enable_vfs(address, released, implemented)
         except (_Defect, OSError, ValueError) as e:
             raise exception.DeviceError(
@@ -673,8 +756,10 @@ class DflDriver(base.PciDriver):
                 f'{what}, and afterwards the function could not be read back '
                 f'({e}): read dmesg.') from e
 
-    def _read_function(self, address, index) -> str:
+    def _read_function(self, address, index) -> str | None:
         _, port = self._prepare(address, index)
+        if port.vfs is not None:
+            return self._function_of_slot(port.vfs)
         return model.uuid_hex(self.kernel.read(f'{port.path}/afu_id'))
 
     def _wait(self, address, count):

@@ -251,6 +251,19 @@ class Kernel:
         """
         privileged.reset_dfl_port(function, port)
 
+    def read_afu(self, function: str) -> str:
+        """Return the id of the AFU whose registers a function has.
+
+        For a function that no driver shows as a port. Source: DFH, GUID_L and
+        GUID_H at the begin of memory region 0, in drivers/fpga/dfl.h of Linux;
+        resource0 in Documentation/PCI/sysfs-pci.rst.
+
+        :returns: 32 hex digits.
+        :raises OSError: ENODEV when no AFU is there, or it does not answer;
+            EPERM when the kernel is locked down.
+        """
+        return privileged.read_afu(function)
+
     def clear_dfl_port_errors(self, function: str, port: int) -> None:
         """Clear the attribute errors of a port, if it has one."""
         privileged.clear_dfl_port_errors(function, port)

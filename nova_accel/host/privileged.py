@@ -78,6 +78,8 @@ _XCLBIN = re.compile('[0-9a-f-]{36}_[0-9A-Za-z-]{1,64}[.]xclbin')
 _PATH = re.compile('^(nvme[0-9]+)c[0-9]+(n[0-9]+)$')
 _PORT = re.compile('dfl-port[.][0-9]+')
 _PORT_RESET = 0xb640
+#: of a Device Feature Header (drivers/fpga/dfl.h of Linux)
+_DFH_TYPE_AFU = 1
 _NVME = re.compile('nvme[0-9]+')
 _METHOD = re.compile('crypto|block|overwrite')
 _NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
@@ -173,6 +175,23 @@ def reset_dfl_port(function: str, port: int) -> None:
                 fcntl.ioctl(node, _PORT_RESET)
             return
     raise OSError(errno.ENODEV, f'{function} shows no port {port}')
+
+
+@privsep.ctx.entrypoint
+def read_afu(function: str) -> str:
+    check_function(function)
+    fd = os.open(f'{SYS}/bus/pci/devices/{function}/resource0',
+                 os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with (mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+              as page, memoryview(page).cast('Q') as registers):
+            # each is read once, as a whole
+            header, low, high = (registers[n] for n in range(3))
+    finally:
+        os.close(fd)
+    if header >> 60 != _DFH_TYPE_AFU:
+        raise OSError(errno.ENODEV, f'{function} shows no AFU')
+    return f'{high:016x}{low:016x}'
 
 
 @privsep.ctx.entrypoint

@@ -57,8 +57,8 @@ class DflCard(card.Card):
     shell: str = ''
     programming_seconds: float = 0
     timeout_seconds: float = 0
-    #: of a board of OFS: the VFs of its slot, each with an AFU in its BAR 0,
-    #: which linux-dfl makes (see is_ofs()); 0 with mainline Linux
+    #: of a board of OFS: the VFs of its slot, which linux-dfl creates (see
+    #: is_ofs()); 0 with mainline Linux
     afu_vfs: int = 0
 
     FAULTS: ClassVar[dict] = {
@@ -160,12 +160,18 @@ class DflCard(card.Card):
         return bool(mine['program'])
 
     def is_ofs(self) -> bool:
-        """Whether its ports have no memory region of their own: dfl-pci makes
-        no dfl-port of them (cci_enumerate_feature_devs() in dfl-pci.c of Linux
-        7.2, BAR id 7), and no VFs (dfl_fpga_cdev_config_ports_vf() in
-        dfl.c). That of linux-dfl (github.com/OFS) returns 0 where no port is
-        in the list, and its find_dfls_by_default() takes a VF that has an AFU
-        in place of a port."""
+        """Whether it has a slot: a port in the list of features of the FME,
+        without an AFU, which is in the VFs.
+
+        The port is a device of the PF without afu_id (FME_PORT_OFST_BAR_SKIP
+        in dfl-pci.c of Linux 5.19; parse_feature_fiu() in dfl.c, where
+        NEXT_AFU is 0; port_afu_attrs_visible() in dfl-afu-main.c). Mainline
+        Linux creates as many VFs as ports were released
+        (dfl_fpga_cdev_config_ports_vf() in dfl.c); linux-dfl
+        (github.com/OFS) any number while none was, and its
+        find_dfls_by_default() binds a VF that begins with an AFU, and shows
+        nothing of it.
+        """
         return self.ids[1] == 'bcce'
 
     def bound(self, state, mine, driver):
@@ -178,8 +184,8 @@ class DflCard(card.Card):
             raise sysfs.error(errno.ENODEV, self.address)
         super().check_vfs(mine, count)
         # dfl_fpga_cdev_config_ports_vf() in dfl.c
-        if count and not mine['vfs'] and not self.afu_vfs and (
-                count != len(mine['released']) or self.is_ofs()):
+        if count and not mine['vfs'] and count != len(mine['released']) and (
+                mine['released'] or not self.afu_vfs):
             raise sysfs.error(errno.EINVAL, self.address)
 
     def make_vfs(self, state, mine, count):
@@ -246,14 +252,14 @@ class DflCard(card.Card):
                 'fpga_bridge': {f'br{count + port}': {}}}
             tree['class']['fpga_region'][f'region{at}'] = sysfs.Link(
                 f'{top}/dfl-fme.{count}/{name}/fpga_region/region{at}')
-            if self.is_ofs():
-                continue
             if port in mine['lost']:
                 base[f'dfl-port.{count + port}'] = {
                     'dev': f'244:{count + port}'}
             elif port not in mine['released']:
-                base[f'dfl-port.{count + port}'] = _port(
+                made = base[f'dfl-port.{count + port}'] = _port(
                     mine, faults, port, mine['disabled'].get(str(port)))
+                if self.is_ofs():
+                    del made['afu_id']
 
     def add_virtual(self, tree, mine, n, function):
         vf = mine['vfs'][n]
@@ -344,6 +350,20 @@ class DflOperations(operations.Operations):
         with self._update() as (host, state):
             found, _ = self._owner(host, state, function)
             state['cards'][found.address]['errors'][str(port)] = '0x0'
+
+    def read_afu(self, function):
+        # DFH, GUID_L and GUID_H in dfl.h; of the first VF it is what the file
+        # says, as each VF has an AFU of its own. What a dead card reads as has
+        # another type
+        host, state = self._look()
+        found, vf = self._owner(host, state, function)
+        mine = state['cards'][found.address]
+        if (vf is None or not found.afu_vfs or mine['program']
+                or mine['disabled'].get('0')
+                or found.faulty(mine).get('dead')):
+            raise sysfs.error(errno.ENODEV, function)
+        loaded = uuid.UUID(mine['functions'][0])
+        return (uuid.uuid5(loaded, str(vf)) if vf else loaded).hex
 
     def reset_dfl_port(self, function, port):
         with self._update() as (host, state):

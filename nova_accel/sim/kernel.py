@@ -429,7 +429,8 @@ class SimulatedKernel(sysfs.Reads,
         if function not in state['guests']:
             raise sysfs.error(errno.ENODEV, function)
         mine = state['cards'][found.address]
-        return (0 if vf is None else mine['vfs'][vf].get('port', 0)), mine
+        port = None if vf is None else mine['vfs'][vf].get('port')
+        return port or 0, mine
 
     def power_cycle(self) -> None:
         """Reboot and restore the functions that the cards ship with.

@@ -13,7 +13,7 @@ from nova_accel.sim import tree as sysfs
 #: operations that only ask. Others change the host, and are refused
 QUESTIONS = frozenset((
     'has_iova_bitmap', 'mounted_devices', 'offers_xclbin',
-    'physical_address_bits',
+    'physical_address_bits', 'read_afu',
     'read_device_serial', 'read_firmware', 'read_nvme', 'read_nvme_health',
     'read_nvme_sanitize', 'read_nvme_vfs', 'read_qat_heartbeat',
     'read_signatures', 'vfio_module', 'xclbin_layout'))

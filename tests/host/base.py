@@ -382,6 +382,17 @@ class HostTestCase(testtools.TestCase):
         self.addCleanup(self.host.accelerators.close)
         return self.host
 
+    def lose_store(self):
+        """nova-compute starts again without its claim store."""
+        self.host.accelerators.close()
+        for name in os.listdir(self.directory):
+            if name.startswith(claim_store.file_name(clouds.NODE)):
+                os.unlink(os.path.join(self.directory, name))
+        self.restart()
+        self.host.reconcile()
+        self.host.settle()
+        self.host.report()
+
     def read_only(self, on):
         """The claim store cannot be written, or can be again."""
         self.host.accelerators.store._db.execute(

@@ -123,6 +123,65 @@ class PortsTest(KindTestCase):
             self.host.carries(A, 0), self.host.carries(A, 1)))
 
 
+class SlotTest(KindTestCase):
+    """A board of OFS: the AFU of its slot has several VFs."""
+
+    VFS = [vf(A, n) for n in range(3)]
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A, 'product': 'N6001', 'vfs': 3,
+                         'afu_vfs': 3})
+        self.host.upload(FUNCTION)
+
+    def boot_programmed(self):
+        return self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
+
+    def test_server(self):
+        """One claim, all VFs in the guest, programmed by the PF."""
+        server = self.boot_programmed()
+        self.assertEqual(self.VFS, self.host.devices_of(server))
+        self.assertEqual([model.ClaimState.BOUND], self.host.states(server))
+        self.assertEqual({*self.VFS},
+                         self.host.accelerators.roles(server).keys())
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+        self.assertRaises(exception.DeviceUnavailable, self.boot, FPGA)
+        kernel = self.host.kernel
+        kernel.guest_writes(self.VFS[0], registers='of the first')
+        self.host.reboot(server)
+        self.restart()
+        self.host.reconciler.run()
+        self.assertEqual(self.VFS, self.host.devices_of(server))
+        # while the guest has the VFs nothing of them can be read
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+        self.host.delete(server)
+        self.host.report()
+        second, held = self.boot(FPGA)
+        self.assertEqual(self.VFS, held)
+        self.assertEqual({}, kernel.guest_reads(self.VFS[0]))
+
+    def test_host_boot(self):
+        """The kernel has forgotten the VFs, and a guest starts with them."""
+        server = self.boot_programmed()
+        self.host.power_cut()
+        self.assertFalse(self.simulated.kernel.exists(
+            f'bus/pci/devices/{A}/virtfn0'))
+        self.restart()
+        self.host.start_guest(server)
+        self.assertEqual(self.VFS, self.host.devices_of(server))
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_of_a_lost_store(self):
+        server = self.boot_programmed()
+        self.lose_store()
+        self.host.reconciler.run()
+        self.assertEqual([(vf(A), 0)], [
+            (claim.handle.address, claim.region_index)
+            for claim in self.host.holdings.all()
+            if claim.instance_uuid == server])
+        self.assertRaises(exception.DeviceUnavailable, self.boot, FPGA)
+
+
 class TraitsTest(KindTestCase):
     """What a device offers changes while nova-compute runs."""
 

@@ -4,7 +4,6 @@ each boot of the host, and the physical function reaches what the server of a VF
 has on the card."""
 
 import errno
-import os
 import threading
 import time
 
@@ -12,9 +11,7 @@ import fixtures
 
 from nova_accel import exception
 from nova_accel import model
-from nova_accel.store import claim_store
 from tests.host import base
-from tests.host import cloud as clouds
 from tests.unit.host import A, B, vf
 
 AI, GPU, SSD, VGPU = (f'CUSTOM_ACCELERATOR_{type_}'
@@ -40,16 +37,6 @@ class TestCase(base.HostTestCase):
         self.host.power_cut()
         self.restart()
         self.host.reconciler.run()
-        self.host.report()
-
-    def lose_store(self):
-        self.host.accelerators.close()
-        for name in os.listdir(self.directory):
-            if name.startswith(claim_store.file_name(clouds.NODE)):
-                os.unlink(os.path.join(self.directory, name))
-        self.restart()
-        self.host.reconcile()
-        self.host.settle()
         self.host.report()
 
     def free(self):

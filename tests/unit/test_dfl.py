@@ -44,6 +44,146 @@ class TestCase(testtools.TestCase):
 
 
 @ddt.ddt
+class SlotTest(TestCase):
+    """A board of OFS: its port has no AFU, which has several VFs."""
+
+    VFS = tuple(vf(A, n) for n in range(3))
+
+    def start(self, vfs=3, linux_dfl=True, **more):
+        self.config.config(group='accel', virtual_functions=[f'{A}=3'],
+                           whole_cards=[])
+        return super().start({
+            'address': A, 'product': 'N6001', 'vfs': vfs,
+            'afu_vfs': 3 * linux_dfl, 'programming_seconds': 0, **more})[A]
+
+    def look(self, before=None):
+        return self.driver.discover({A: before} if before else None)[A]
+
+    def program(self, device, function=OTHER):
+        return self.driver.program(
+            device, device.regions[0], self.driver.read_bitstream(
+                self.host.gbs(function)))
+
+    def test_all_vfs_are_one_accelerator(self):
+        device = self.start()
+        region, = device.regions
+        self.assertEqual(
+            (OK, OK, INTERFACE, FIRST, True, False),
+            (device.health, region.health, region.region_type_uuid,
+             region.function_uuid, region.programmable,
+             region.guest_can_reprogram))
+        handle, = region.handles
+        self.assertEqual(self.VFS, handle.functions)
+        self.assertEqual((), device.handles)
+
+    def test_vfs_are_created_without_a_driver(self):
+        self.start(vfs=0)
+        self.driver.configure()
+        self.assertEqual([None] * 3, [
+            pci.driver(self.kernel, address) for address in self.VFS])
+        # it has them
+        self.driver.configure()
+        self.assertEqual(OK, self.look().health)
+
+    def test_mainline_linux(self):
+        """It has the port, and gives it no VFs."""
+        device = self.start(vfs=0, linux_dfl=False)
+        self.assertEqual((QUARANTINED, []),
+                         (device.health, handles(device.regions[0])))
+        for said in ('board of OFS', 'under linux-dfl', 'EINVAL'):
+            self.assertIn(said, device.reason)
+        self.config.config(group='accel', virtual_functions=[f'{A}=1'])
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.configure)
+        self.assertIn('use linux-dfl', str(error))
+        # nor is the port released, which would have the card reset no more
+        self.kernel.reset_dfl_port(A, 0)
+
+    def test_it_is_never_given_whole(self):
+        """The physical function has the flash, and no AFU."""
+        self.config.config(group='accel', whole_cards=[A])
+        device = super().start({'address': A, 'product': 'N6001'})[A]
+        self.assertEqual((QUARANTINED, []),
+                         (device.health, handles(device.regions[0])))
+
+    def test_group_that_a_guest_cannot_have(self):
+        self.host = self.useFixture(SimulatedHost(
+            {'address': A, 'product': 'N6001', 'vfs': 3, 'afu_vfs': 3},
+            iommu=False))
+        self.kernel = self.host.kernel
+        self.driver = dfl.DflDriver(self.kernel)
+        region, = self.look().regions
+        self.assertEqual([], handles(region))
+        self.assertIn('IOMMU', region.reason)
+
+    def test_program(self):
+        device = self.start()
+        self.assertEqual(plain(OTHER), self.program(device))
+        self.assertEqual(plain(OTHER), self.look().regions[0].function_uuid)
+        self.assertEqual(3, len(pci.virtual_functions(self.kernel, A)))
+
+    def test_of_a_guest(self):
+        """Its registers are the guest's: what was known counts."""
+        before = self.start()
+        self.kernel.guest_takes(*self.VFS)
+        self.assertEqual(before, self.look(before))
+        self.assertIsNone(self.look().regions[0].function_uuid)
+        self.assertRaises(exception.DeviceError,
+                          self.driver.reset_region, before, before.regions[0])
+
+    def test_reset(self):
+        device = self.start()
+        self.kernel.guest_takes(*self.VFS)
+        self.kernel.guest_writes(self.VFS[0], registers='left')
+        for address in self.VFS:
+            self.kernel.guest_returns(address)
+        self.assertEqual('port reset', self.driver.reset_region(
+            device, device.regions[0]))
+        self.kernel.guest_takes(self.VFS[0])
+        self.assertEqual({}, self.kernel.guest_reads(self.VFS[0]))
+
+    @ddt.data('crc', 'timeout')
+    def test_programming_that_fails(self, error):
+        """The port stays disabled, and the driver binds dfl-pci again, which
+        takes the VFs away."""
+        device = self.start(timeout_seconds=0, faults={
+            'pr_error': error, 'pr_error_count': 1})
+        self.assertIn('it was recovered', str(self.assertRaises(
+            exception.ProgrammingFailed, self.program, device)))
+        after = self.look(device)
+        self.assertEqual((OK, self.VFS), (
+            after.regions[0].health, after.regions[0].handles[0].functions))
+        self.assertEqual(plain(OTHER), self.program(after))
+
+    def test_port_that_is_disabled(self):
+        device = self.start(faults={'pr_error': 'crc'})
+
+        def refuses(address):
+            raise exception.DeviceError('no')
+        self.driver.recover = refuses
+        self.assertRaises(
+            exception.ProgrammingFailed, self.program, device)
+        region, = self.look(device).regions
+        self.assertEqual(QUARANTINED, region.health)
+        self.assertIn('port is disabled', region.reason)
+
+    def test_slot_without_function(self):
+        self.start()
+
+        def reads(function):
+            raise OSError(number, os.strerror(number))
+        self.kernel.read_afu = reads
+        number = errno.ENODEV
+        region, = self.look().regions
+        self.assertEqual((OK, None), (region.health, region.function_uuid))
+        # a kernel that is locked down
+        number = errno.EPERM
+        region, = self.look().regions
+        self.assertEqual(QUARANTINED, region.health)
+        self.assertIn(f'registers of {self.VFS[0]}', region.reason)
+
+
+@ddt.ddt
 class Discovery(TestCase):
 
     def test_two_cards(self):
@@ -97,18 +237,7 @@ class Discovery(TestCase):
             device.regions[0])
         self.assertIn('power state may be AP6', str(error))
 
-    def test_board_of_ofs(self):
-        """Mainline Linux makes nothing of its ports that a guest could get."""
-        self.config.config(group='accel', whole_cards=[A],
-                           virtual_functions=[f'{A}=1'])
-        device = self.start({'address': A, 'product': 'N6001', 'ports': 1})[A]
-        self.assertEqual((QUARANTINED, ()), (device.health, device.regions))
-        for said in ('board of OFS', 'EINVAL', 'not supported'):
-            self.assertIn(said, device.reason)
-        self.assertEqual(errno.EINVAL, self.assertRaises(
-            OSError, self.kernel.set_numvfs, A, 1).errno)
-
-    def test_board_of_ofs_under_linux_dfl(self):
+    def test_board_given_by_a_rule(self):
         """A rule gives the VFs of its slot, and the driver pci makes them."""
         self.config.config(
             group='accel', enabled_drivers=['dfl', 'pci'],

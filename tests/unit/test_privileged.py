@@ -137,6 +137,7 @@ class Privileged(testtools.TestCase):
                      (self.kernel.read_qat_heartbeat, address),
                      (self.kernel.read_device_serial, address),
                      (self.kernel.read_acs, address),
+                     (self.kernel.read_afu, address),
                      (self.kernel.write_attribute, address, 'qat/state',
                       'up'),
                      (self.kernel.program_dfl_port, address, 0, self.file,
@@ -694,6 +695,25 @@ class Privileged(testtools.TestCase):
         with open(f'{self.root}/sys/{self.device}/config', 'wb') as file:
             file.write(config[:4096])
 
+    # type of the feature header (drivers/fpga/dfl.h of Linux), the low and the
+    # high half of the id -> the id, or the number of an error
+    @ddt.data((1, 0xf89e433683f9040b, 0xd8424dc4a4a3c413,
+               'd8424dc4a4a3c413f89e433683f9040b'),
+              (4, 1, 2, errno.ENODEV),
+              (15, (1 << 64) - 1, (1 << 64) - 1, errno.ENODEV))
+    @ddt.unpack
+    def test_afu(self, kind, low, high, expected):
+        with open(f'{self.root}/sys/{self.device}/resource0', 'wb') as file:
+            file.write(struct.pack('<QQQ', kind << 60 | 1 << 40, low, high
+                                   ).ljust(1 << 20, b'\0'))
+        if isinstance(expected, int):
+            self.fails(expected, self.kernel.read_afu, PF)
+        else:
+            self.assertEqual(expected, self.kernel.read_afu(PF))
+
+    def test_afu_of_a_function_without_memory(self):
+        self.fails(errno.ENOENT, self.kernel.read_afu, PF)
+
     @ddt.data(b'\xff' * 4096, b'\x86\x80' * 32, b'')
     def test_no_device_serial(self, config):
         """Of a dead card, and of one without extended capabilities."""
@@ -709,7 +729,7 @@ class Privileged(testtools.TestCase):
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
             'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme',
             'unbind', 'probe', 'reset_function', 'write_timecard',
-            'reset_dfl_port', 'close_mailbox', 'read_signatures',
+            'reset_dfl_port', 'close_mailbox', 'read_signatures', 'read_afu',
             'offer_xclbin', 'withdraw_xclbin')]
         for entry_point in entry_points:
             self.assertTrue(privsep.ctx.is_entrypoint(entry_point))
