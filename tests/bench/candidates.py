@@ -5,9 +5,10 @@ Simulated GPUs of one host, real nova-api, conductor, scheduler, nova-compute
 and Placement in one process (tests.functional.base), in three ways:
 
 each     a provider for each GPU ([accel] pools = none), and k groups of one
-options  the same, with two options of Placement that are off by default:
+options  the same, with the options of Placement that nova-accel check asks for:
          [workarounds] optimize_for_wide_provider_trees, and [placement]
-         max_allocation_candidates = 100
+         max_allocation_candidates = 1000 and
+         allocation_candidates_generation_strategy = breadth-first
 pool     one provider (the default), and one group of k
 
 Run with ``python -m tests.bench.candidates [--limit SECONDS] [--ways WAY ...]
@@ -139,7 +140,9 @@ def work(way, devices, limit):
             configure(fixture, conf)
             conf.config(optimize_for_wide_provider_trees=True,
                         group='workarounds')
-            conf.config(max_allocation_candidates=100, group='placement')
+            conf.config(
+                max_allocation_candidates=1000, group='placement',
+                allocation_candidates_generation_strategy='breadth-first')
         return configured
 
     def tell(what):

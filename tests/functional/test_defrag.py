@@ -80,3 +80,29 @@ class DefragTest(test_pools.PoolsTestBase):
                       stderr)
         self.assertEqual(row['From'], self.host_of(server))
         self.assertServer(server, 1)
+
+    def test_room_that_is_taken_meanwhile(self):
+        """After the first of two migrations another server takes a GPU of the
+        target: the second is not begun, and what is done is said."""
+        for host in self.HOSTS:
+            self.boot(test_pools.groups(1), host=host)
+        _, stdout, stderr = self.run_command()
+        first, second = json.loads(stdout)
+        migrate = defrag._migrate
+
+        def migrated(cloud, move, host):
+            migrate(cloud, move, host)
+            self.boot(test_pools.groups(1), host=host)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.defrag._migrate', migrated))
+        status, stdout, stderr = self.run_command(
+            '--do', stderr.split()[-1])
+        self.assertEqual(1, status)
+        results = [row['Result'] for row in json.loads(stdout)]
+        self.assertEqual('done', results[0])
+        self.assertIn('is not migrated, because it is not where it was, or the '
+                      'room for it is taken', results[1])
+        self.assertIn('1 of 2 migrations are done, and no more are begun',
+                      stderr)
+        server = self.api.get_server(second['Server ID'])
+        self.assertEqual(second['From'], self.host_of(server))
