@@ -701,6 +701,8 @@ EVERYTHING = Unsettled()
 #: how the reason begins where nova-compute has disabled a device, because of
 #: its health
 OF_HEALTH = 'nova-compute: '
+#: characters of the reason of a disabled device
+LONGEST_REASON = 200
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How an error shows text from users, images and files, and how it is made
-short enough for Nova."""
+short enough for Nova; and how the store writes times."""
 
 from collections.abc import Callable, Sequence
+import datetime
 import re
 
 #: what would begin a line of its own in a log, or move the cursor of who reads
@@ -56,3 +57,12 @@ def shortened(sentence: str, room: int) -> str:
     if not colon or len(end) > room:
         what, end = sentence, ' ...'
     return what[:room - len(end)].rpartition(' ')[0].rstrip(',;') + end
+
+
+def now(days: int = 0) -> str:
+    """Return the time, UTC, as 2026-11-22T02:17:43+00:00.
+
+    :param days: how long ago.
+    """
+    return (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
+        days)).isoformat(timespec='seconds')

@@ -27,7 +27,6 @@ free. Every other transition raises IllegalTransition.
 
 from collections.abc import Iterable
 import contextlib
-import datetime
 from typing import Any
 
 from nova_accel import exception
@@ -36,6 +35,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
@@ -263,9 +263,7 @@ class Holdings:
         server = claim.instance_uuid if claim else ''
         try:
             self._store.add_handover(model.Handover(
-                time=datetime.datetime.now(datetime.UTC).isoformat(
-                    timespec='seconds'),
-                device=device.address,
+                time=text.now(), device=device.address,
                 serial=claim.serial if claim and result == model.EXCHANGED
                 else device.serial, handle=handle, server=server,
                 origin=before.origin or '' if before else '', method=method,

@@ -5,8 +5,6 @@ That is written into the claim store, whether nova-compute runs or not.
 nova-compute hears of it (nova_accel/attach/orders.py) or finds it at its start.
 """
 
-import datetime
-
 from cliff import command
 
 from nova_accel.cmd import output
@@ -14,11 +12,10 @@ from nova_accel.cmd import store
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel import model
+from nova_accel import text
 
 #: exit status of drain while servers still have the device
 LEFT = 3
-#: characters
-_LONGEST_REASON = 200
 
 
 class _OfDevice(command.Command):
@@ -42,10 +39,10 @@ class _Disables(_OfDevice):
     def _disable(self, parsed_args) -> str:
         """Disable the device; returns its address."""
         reason = parsed_args.reason
-        if len(reason) > _LONGEST_REASON or not (
+        if len(reason) > model.LONGEST_REASON or not (
                 reason.isprintable() or not reason):
             raise exception.InvalidRequest(
-                f'--reason must be one line of at most {_LONGEST_REASON} '
+                f'--reason must be one line of at most {model.LONGEST_REASON} '
                 f'characters: shorten it.')
         known = store.to_write(parsed_args)
         devices = known.devices()
@@ -54,7 +51,7 @@ class _Disables(_OfDevice):
         known.disable(model.Disabled(
             address, identity.serial_for_claim(address, devices),
             reason or next((row.reason for row in before), ''),
-            next((row.since for row in before), _now())), before)
+            next((row.since for row in before), text.now())), before)
         return address
 
 
@@ -128,10 +125,6 @@ class Enable(_OfDevice):
             f'{address} is enabled; nova-compute offers it within seconds, or '
             f'when it starts, if nothing else is in the way\n'
             if mine else f'{address} was not disabled\n')
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
 
 
 def _about(address, devices, rows) -> list[model.Disabled]:

@@ -454,7 +454,6 @@ class PciDriver(AcceleratorDriver):
         """
 
     def find(self):
-        """See the base class."""
         try:
             functions = self.kernel.listdir(pci.DEVICES)
         except OSError as e:
@@ -473,7 +472,6 @@ class PciDriver(AcceleratorDriver):
             return True
 
     def examine(self, address, before):
-        """See the base class."""
         if before is not None and before.driver != self.NAME:
             before = None
         if not self.kernel.exists(pci.path(address)):
@@ -579,7 +577,6 @@ class PciDriver(AcceleratorDriver):
                 self.kernel, device.address, device.bridges)
 
     def answers(self, device):
-        """See the base class."""
         try:
             return pci.answers(self.kernel, device.address)
         except OSError:

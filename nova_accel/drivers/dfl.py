@@ -112,7 +112,6 @@ class DflDriver(base.PciDriver):
     # Configuration
 
     def check_options(self):
-        """See the base class."""
         for address in sorted(sriov.wanted().keys() & base.whole_cards()):
             raise exception.ConfigurationError(
                 f'{base.WHOLE_CARDS} has {address}, and so has '
@@ -675,7 +674,6 @@ class DflDriver(base.PciDriver):
                 f'{KERNEL_DRIVER} again ({e}): read dmesg.') from e
 
     def steps(self, device):
-        """See the base class."""
         return {'driver rebind': functools.partial(
             self.recover, device.address)}
 

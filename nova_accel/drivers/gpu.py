@@ -22,7 +22,7 @@ from nova_accel import naming
 
 CONF = conf.CONF
 
-_VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
+VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
 #: class is of its FPGAs
 _CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
@@ -87,17 +87,15 @@ class GpuDriver(slot.SlotDriver):
 
     def identify(self, address):
         vendor = pci.identifier(self.kernel, address, 'vendor')
-        if (vendor not in _VENDORS
-                or pci.class_code(self.kernel, address) >> 8
-                not in _CLASSES.get(vendor, pci.DISPLAYS)
-                or self._is_shared(address)):
+        if (vendor not in VENDORS or self._is_shared(address)
+                or not has_class(self.kernel, address, vendor)):
             return None
         device = pci.identifier(self.kernel, address, 'device')
-        by_id = naming.device_trait('GPU', _VENDORS[vendor], device,
+        by_id = naming.device_trait('GPU', VENDORS[vendor], device,
                                     f'device {address}')
         product, family = _PRODUCTS.get((vendor, device), (device, None))
         return model.Device(
-            address=address, type='GPU', vendor=_VENDORS[vendor],
+            address=address, type='GPU', vendor=VENDORS[vendor],
             product=product, family=family, vendor_id=vendor,
             product_id=device, driver=self.NAME, traits=(by_id,))
 
@@ -146,6 +144,14 @@ class GpuDriver(slot.SlotDriver):
             return False
 
     def goes_along(self, address, function):
-        """See the base class."""
         return (pci.class_code(self.kernel, function) >> 8
                 in slot.COMPANIONS)
+
+
+def has_class(kernel, address: str, vendor: str) -> bool:
+    """Whether the class of a function is that of the GPUs of a vendor.
+
+    :raises OSError: it cannot be read.
+    """
+    return (pci.class_code(kernel, address) >> 8
+            in _CLASSES.get(vendor, pci.DISPLAYS))

@@ -205,14 +205,12 @@ class PciRuleDriver(slot.SlotDriver):
             rule.matches(values) for rule in wanted())
 
     def way_out(self, address):
-        """See the base class."""
         return (f': end that, or set {handover.OPTION} to {address}=reset, '
                 f'which leaves the rest of the slot as it is')
 
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class."""
         self.check_unused(handle)
         super().prepare(device, handle, created_type, fresh, use)
 

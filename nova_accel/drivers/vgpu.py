@@ -19,6 +19,7 @@ import uuid
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
+from nova_accel.drivers import gpu
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -36,11 +37,6 @@ QUOTAS = '[accel] xe_quotas'
 MDEV_BUS = 'class/mdev_bus'
 
 _NVIDIA = '10de'
-_VENDORS = {_NVIDIA: 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
-#: VGA, 3D, and other display controllers; AMD's Instinct cards since MI300 are
-#: processing accelerators
-_GPU_CLASSES = frozenset((0x0300, 0x0302, 0x0380))
-_AMD_CLASSES = _GPU_CLASSES | {0x1200}
 #: parents of other mediated devices (vfio-ccw, vfio-ap) have another one
 _DEVICE_API = 'vfio-pci'
 #: more than any parent can have
@@ -48,9 +44,7 @@ _SLOTS = 256
 _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
 #: end of the trait of such a type: slices, GB and series
 _MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
-#: end of the trait of another type: GB and series (NVIDIA's vGPU user guide)
-_SIZE = re.compile('(?<!_[0-9])_([1-9][0-9]*)[ABCQ]$')
-#: of either
+#: of any type: GB and series (NVIDIA's vGPU user guide)
 _GIGABYTES = re.compile('_([1-9][0-9]*)(A|B|C|CME|CGFX|Q)$')
 #: what xe lets each VF have, below sriov_admin/.bulk_profile, and since which
 #: Linux. Source: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov
@@ -232,10 +226,9 @@ class VgpuDriver(base.PciDriver):
 
     def _is_gpu_with_vfs(self, address) -> bool:
         vendor = pci.identifier(self.kernel, address, 'vendor')
-        gpu = pci.class_code(self.kernel, address) >> 8 in (
-            _AMD_CLASSES if vendor == '1002' else _GPU_CLASSES)
-        return gpu and bool(pci.virtual_functions(self.kernel, address)
-                            or address in sriov.wanted())
+        return gpu.has_class(self.kernel, address, vendor) and bool(
+            pci.virtual_functions(self.kernel, address)
+            or address in sriov.wanted())
 
     def identify(self, address):
         vendor = pci.identifier(self.kernel, address, 'vendor')
@@ -244,7 +237,7 @@ class VgpuDriver(base.PciDriver):
         product = pci.identifier(self.kernel, address, 'device')
         return model.Device(
             address=address, type='VGPU',
-            vendor=_VENDORS.get(vendor, vendor.upper()),
+            vendor=gpu.VENDORS.get(vendor, vendor.upper()),
             product=product.upper(), vendor_id=vendor, product_id=product,
             driver=self.NAME)
 
@@ -282,7 +275,7 @@ class VgpuDriver(base.PciDriver):
             key=lambda h: -len(offer.free[h] & names))
         creatable = tuple(
             model.CreatableType(t.name, traits[t.name], t.available,
-                                _memory(traits[t.name]))
+                                _gigabytes(traits[t.name]) << 10)
             for t in chosen)
         before_types = before.creatable if before else ()
         if not offer.complete:
@@ -467,7 +460,6 @@ class VgpuDriver(base.PciDriver):
             fabric.activate(self.kernel, device, handle.address)
 
     def created_type(self, device, handle):
-        """See the base class."""
         if handle.type is model.HandleType.MDEV:
             return self._type_of(handle.parent or device.address,
                                  handle.address)
@@ -641,16 +633,16 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
     return found
 
 
-def _size(trait: str) -> int:
+def _gigabytes(trait: str) -> int:
     """GB of a vGPU of a type, by its trait; 0 where that does not say."""
-    found = _SIZE.search(trait)
+    found = _GIGABYTES.search(trait)
     return int(found[1]) if found else 0
 
 
-def _memory(trait: str) -> int:
-    """MiB of a vGPU of a type, by its trait; 0 where that does not say."""
-    found = _GIGABYTES.search(trait)
-    return int(found[1]) << 10 if found else 0
+def _size(trait: str) -> int:
+    """The same of a type that shares the memory of its GPU with others; 0 of
+    one that MIG backs."""
+    return 0 if _MIG_BACKED.search(trait) else _gigabytes(trait)
 
 
 def _why_not_offered(device, created_type) -> str:

@@ -168,13 +168,17 @@ def _move_port(request, pf, port):
 def reset_dfl_port(function: str, port: int) -> None:
     check_function(function)
     check_number('port', port, MAX_PORTS - 1)
-    for found in glob.glob(f'{SYS}/bus/pci/devices/{function}/fpga_region/'
-                           f'region*/dfl-port.*'):
-        if _read(f'{found}/id') == str(port):
-            with device_node(found, _PORT, function) as node:
-                fcntl.ioctl(node, _PORT_RESET)
-            return
+    for found in _ports(function, port):
+        with device_node(found, _PORT, function) as node:
+            fcntl.ioctl(node, _PORT_RESET)
+        return
     raise OSError(errno.ENODEV, f'{function} shows no port {port}')
+
+
+def _ports(function, port) -> list[str]:
+    return [path for path in glob.glob(
+        f'{SYS}/bus/pci/devices/{function}/fpga_region/region*/dfl-port.*')
+        if _read(f'{path}/id') == str(port)]
 
 
 @privsep.ctx.entrypoint
@@ -198,11 +202,10 @@ def read_afu(function: str) -> str:
 def clear_dfl_port_errors(function: str, port: int) -> None:
     check_function(function)
     check_number('port', port, MAX_PORTS - 1)
-    for found in glob.glob(f'{SYS}/bus/pci/devices/{function}/fpga_region/'
-                           f'region*/dfl-port.*'):
+    for found in _ports(function, port):
         errors = f'{found}/errors/errors'
         # a port without the error feature has the directory, but empty
-        if _read(f'{found}/id') == str(port) and os.path.exists(errors):
+        if os.path.exists(errors):
             _write(errors, _read(errors))
 
 

@@ -19,7 +19,6 @@ inventory.cards: nothing of that is done here.
 
 from collections.abc import Iterable, Iterator, Mapping
 import contextlib
-import datetime
 import typing
 
 from nova_accel import exception
@@ -33,6 +32,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 _State = signals.State
@@ -44,9 +44,6 @@ _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
 #: fences that say that a device is not well
 _OF_DEVICE = frozenset((
     devices.Fence.DISCOVERY, devices.Fence.HANGS, devices.Fence.HEALTH))
-#: characters of the reason of a disabled device in the store, as for
-#: nova-accel disable
-_LONGEST_REASON = 200
 
 
 class Condition(typing.NamedTuple):
@@ -89,8 +86,8 @@ class Conditions:
         with self._lock:
             for address, device in self._table.snapshot().items():
                 if change.function in device.functions():
-                    for text, signal in _EVENTS:
-                        if change.said.startswith(text) and (
+                    for begins, signal in _EVENTS:
+                        if change.said.startswith(begins) and (
                                 signal != _RECOVERY_FAILED
                                 or _have_drivers(kernel, device)):
                             self._watch.note(address, signal)
@@ -249,9 +246,8 @@ class Conditions:
                 reason = f'{before[0].reason}; {reason}'
             self._store.disable(model.Disabled(
                 address, identity.serial_for_claim(address, found),
-                reason[:_LONGEST_REASON],
-                before[0].since if before else datetime.datetime.now(
-                    datetime.UTC).isoformat(timespec='seconds')), before)
+                reason[:model.LONGEST_REASON],
+                before[0].since if before else text.now()), before)
         except exception.AcceleratorsUnavailable as error:
             LOG.error('Device %s must not be given to another server (%s), '
                       'and that is not written down yet: %s', address,

@@ -3,7 +3,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses
-import datetime
 import json
 import sqlite3
 from typing import Any
@@ -12,6 +11,7 @@ from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import file
+from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
@@ -30,9 +30,7 @@ _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
 class Claims(file.File):
 
     def _add_claims(self, db, claims):
-        since = datetime.datetime.now(datetime.UTC).isoformat(
-            timespec='seconds')
-        claims = [dataclasses.replace(claim, since=claim.since or since)
+        claims = [dataclasses.replace(claim, since=claim.since or text.now())
                   for claim in claims]
         for claim in claims:
             row = _row(claim)

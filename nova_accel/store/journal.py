@@ -5,12 +5,12 @@ what was done after servers.
 
 from collections.abc import Collection
 import dataclasses
-import datetime
 import sqlite3
 import time
 
 from nova_accel import model
 from nova_accel.store import file
+from nova_accel import text
 
 #: seconds after which an order that nova-compute has not begun is void
 ORDER_SECONDS = 30
@@ -101,10 +101,9 @@ class Journal(file.File):
                     (handover.handle, handover.server, *model.ENDS))
             db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
                        dataclasses.asdict(handover))
-            since = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
-                DAYS_OF_HANDOVERS)).isoformat(timespec='seconds')
-            for most, before in ((MOST_HANDOVERS, since),
-                                 (MOST_IN_THAT_TIME, '~')):
+            for most, before in (
+                    (MOST_HANDOVERS, text.now(DAYS_OF_HANDOVERS)),
+                    (MOST_IN_THAT_TIME, '~')):
                 # not by number: rows that were replaced left gaps
                 db.execute(
                     'DELETE FROM handovers WHERE device = ?1 AND time < ?2 '

@@ -122,12 +122,16 @@ class NovaCloud:
         return data.generation, data.inventory
 
     def _get(self, url, version):
+        return self._send(self._placement.get, url, version=version)
+
+    @staticmethod
+    def _send(send, url, *args, **kwargs):
         """What Placement answers, None where it does not answer at all.
 
         :raises PlacementUnavailable: it cannot be reached.
         """
         try:
-            return self._placement.get(url, version=version)
+            return send(url, *args, **kwargs)
         except ks_exc.ClientException as error:
             raise exception.PlacementUnavailable(
                 f'Placement was asked for {url}, and did not answer '
@@ -149,15 +153,9 @@ class NovaCloud:
                 in self._answer(response)['resource_providers']}
 
     def make_trait(self, trait):
-        url = f'/traits/{trait}'
-        try:
-            # 1.6: custom traits
-            response = self._placement.put(url, {}, version='1.6')
-        except ks_exc.ClientException as error:
-            raise exception.PlacementUnavailable(
-                f'Placement was asked to know {trait}, and did not answer '
-                f'({_short(error)}): see that it answers nova-compute.'
-            ) from error
+        # 1.6: custom traits
+        response = self._send(
+            self._placement.put, f'/traits/{trait}', {}, version='1.6')
         if response is None or response.status_code not in (201, 204):
             self._answer(response)
 

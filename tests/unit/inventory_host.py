@@ -104,8 +104,8 @@ class Store(claim_store.ClaimStore):
 
     MEMORY = frozenset((
         'claims', 'by_uuid', 'waiting', 'loaded', 'serials', 'away',
-        'unsettled', 'unclean', 'disabled', 'orders', 'generation', 'path', 'error',
-        'MEMORY'))
+        'unsettled', 'unclean', 'disabled', 'orders', 'generation', 'path',
+        'error', 'MEMORY'))
 
     def __init__(self, path):
         #: (method or None for all, exception)

@@ -76,7 +76,7 @@ class ProductTest(testtools.TestCase):
 
     def test_all_products_are_here(self):
         self.assertEqual(
-            {(gpu._VENDORS[vendor], product)
+            {(gpu.VENDORS[vendor], product)
              for (vendor, _), (product, _) in gpu._PRODUCTS.items()},
             {(vendor, product) for vendor, products in MEMORY.items()
              for product in products})

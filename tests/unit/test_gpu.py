@@ -136,8 +136,8 @@ class Discovery(TestCase):
         for (vendor, _), (product, family) in gpu._PRODUCTS.items():
             for name in (product, family):
                 self.assertEqual(
-                    f'CUSTOM_GPU_{gpu._VENDORS[vendor]}_{name}',
-                    naming.device_trait('GPU', gpu._VENDORS[vendor], name,
+                    f'CUSTOM_GPU_{gpu.VENDORS[vendor]}_{name}',
+                    naming.device_trait('GPU', gpu.VENDORS[vendor], name,
                                         'the table'))
 
     # vendor, class, whether it is a GPU
