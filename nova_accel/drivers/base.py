@@ -509,6 +509,11 @@ class PciDriver(AcceleratorDriver):
     def _check_answers(self, address: str) -> None:
         if not pci.answers(self.kernel, address):
             raise Failure('it does not answer on the PCI bus: power-cycle it')
+        if pci.has_lost_vfs(self.kernel, address):
+            raise Defect(
+                'its VFs do not answer, as after a reset that failed: when no '
+                'server has one, write 0 and then their number to its '
+                'sriov_numvfs, or boot the host')
 
     def _looked_at(self, device: model.Device, before: model.Device | None,
                    check: Callable[[], None] = lambda: None) -> model.Device:
@@ -561,12 +566,13 @@ class PciDriver(AcceleratorDriver):
         return f'{serial}.{number}' if serial and number != '0' else serial
 
     def state(self, address):
-        """See the base class; whether the function answers."""
+        """See the base class; whether the function and its VFs answer."""
         interval = (time.monotonic() // CONF.accel.discovery_interval
                     if self.POLLED else None)
         try:
             return (interval, pci.answers(self.kernel, address),
-                    pci.reads_as_ones(self.kernel, address))
+                    pci.reads_as_ones(self.kernel, address),
+                    pci.has_lost_vfs(self.kernel, address))
         except OSError as error:
             return interval, error.errno
 
@@ -578,7 +584,8 @@ class PciDriver(AcceleratorDriver):
 
     def answers(self, device):
         try:
-            return pci.answers(self.kernel, device.address)
+            return (pci.answers(self.kernel, device.address)
+                    and not pci.has_lost_vfs(self.kernel, device.address))
         except OSError:
             return False
 

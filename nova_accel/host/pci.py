@@ -218,6 +218,21 @@ def answers(kernel, function: str) -> bool:
     return kernel.read_bytes(path(function, 'config'), 2) != b'\xff\xff'
 
 
+def has_lost_vfs(kernel, function: str) -> bool:
+    """Whether the VFs that a PF has by sysfs do not answer any more.
+
+    A PF forgets them with a reset that fails, while the kernel counts them in
+    sriov_numvfs: only a successful one restores them (sriov_restore_state() in
+    drivers/pci/iov.c of Linux 6.12). A VF that answers reads 0xffff as its ids
+    alone (SR-IOV specification), and the kernel reads all ones where none does.
+    """
+    try:
+        first = kernel.read_bytes(path(function, 'virtfn0', 'config'), 16)
+    except FileNotFoundError:
+        return False
+    return first == b'\xff' * 16
+
+
 def reads_as_ones(kernel, function: str) -> bool:
     """Whether the ids are all ones, as the kernel reads a dead device."""
     return 'ffff' in (identifier(kernel, function, 'vendor'),

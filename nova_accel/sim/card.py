@@ -67,6 +67,8 @@ class Card:
         #: 'attributes'
         'ends_by': reader.one_of('function reset', 'controller reset',
                                  'driver rebind', 'card reset'),
+        #: its VFs do not answer, until they are made again
+        'lost_vfs': reader.boolean,
         #: of the port above, as 'attributes' of the card
         'port': reader.attributes,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
@@ -232,6 +234,9 @@ class Card:
         if not method:
             raise sysfs.error(errno.ENOENT, address)
         fault = self.faulty(mine).get('reset')
+        if vf is not None and self.faulty(mine).get('lost_vfs'):
+            # pci_dev_wait() in drivers/pci/pci.c, after a minute
+            raise sysfs.error(errno.ENOTTY, address)
         if fault == 'dead':
             mine['faults']['dead'] = True
         elif fault:
@@ -260,6 +265,7 @@ class Card:
         # without drivers_autoprobe=0 the kernel binds them at once
         mine['vfs'] = [{'driver': self.vf_driver, 'number': number(state)}
                        for _ in range(count)]
+        mine['faults'].pop('lost_vfs', None)
 
     def ends_vfs(self, attribute, value) -> bool:
         """Whether writing the attribute removes the VFs."""
@@ -324,7 +330,8 @@ class Card:
                 (vendor, self.vf_device or device, subsystem_vendor, '0000'),
                 self.class_code, vf['driver'], group and group + 1 + n)
             # by the SR-IOV specification, in every state of the card
-            made['config'] = b'\xff\xff' + made['config'][2:]
+            made['config'] = (b'\xff' * 64 if faults.get('lost_vfs')
+                              else b'\xff\xff' + made['config'][2:])
             made['numa_node'] = str(self.numa_node)
             _resettable(made, 'flr')
             made['physfn'] = sysfs.Link(self.place())

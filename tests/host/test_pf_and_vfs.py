@@ -181,6 +181,34 @@ class RuleTest(TestCase):
         self.host.start_guest(server)
         self.assertHas(server, vf(A))
 
+    def test_vfs_that_do_not_answer(self):
+        """A reset failed after a fatal error, and sriov_numvfs tells VFs: no
+        server gets one, and none of them is lost for its server."""
+        self.config.config(discovery_interval=3600, group='accel')
+        server = self.start(vfs=2)
+        kernel = self.simulated.kernel
+        kernel.set_fault(A, lost_vfs=True)
+        self.host.inventory.scanner.look()
+        self.host.report()
+        # its server has one of those that are reserved
+        self.assertEqual({A: -1, B: 2}, self.free())
+        self.refused()
+        self.assertIn('its VFs do not answer',
+                      self.host.inventory.devices[A].reason)
+        self.assertHas(server, vf(A))
+        refused = self.assertRaises(
+            exception.DeviceUnavailable, self.host.reboot, server)
+        self.assertIn('write 0 and then their number', str(refused))
+        self.host.delete(server)
+        self.assertEqual([model.ClaimState.DELETING], [
+            claim.state for claim in self.host.holdings.all()])
+        kernel.set_numvfs(A, 0)
+        self.make_vfs(A)
+        self.host.reconciler.run()
+        self.host.report()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertHas(self.boot(), vf(A))
+
     def test_vfs_while_a_stopped_server_has_the_pf(self):
         server = self.start(vfs=0)
         self.host.cloud.stop_guest(server)
