@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""GPUs that a fabric joins: NVLink through NVSwitches, AMD's XGMI.
+"""GPUs that a fabric joins: NVLink, with or without NVSwitches, AMD's XGMI.
 
 Over the fabric a GPU reaches the memory of the others, past every IOMMU. Which
 GPUs are given together, or one alone, is therefore the operator's word,
@@ -9,9 +9,14 @@ deactivated. Which partition has which GPUs, Fabric Manager tells only by
 numbers of modules while the host has no driver for the GPUs. So the operator
 says which GPU is which module, or has a command of his own do it.
 
+No attribute of a GPU says that it is joined with others, and to which: its
+product tells, and one that is newer than this module is taken for joined.
+
 Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
 Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
-gim_config.c; the PCI ID repository.
+gim_config.c; NVIDIA's "Tesla P100 and V100 SXM2 NVLink Isolation on
+Multi-Tenant Systems", which Linux follows on POWER alone (commit b392d785eb49
+of open-power/skiboot); the PCI ID repository of October 2026.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,17 +47,35 @@ LIBRARY = 'libnvfm'
 _SWITCH = 0x0680
 _NVIDIA, _AMD = '10de', '1002'
 #: chips whose NVSwitches show no PCI function of the host, or are in another
-#: tray of the rack: GB100 (B200, GB200), GB110 (B300, GB300)
-_UNDER_HIDDEN_SWITCHES = ((0x2900, 0x297f), (0x3180, 0x31ff))
-#: MI210 and MI250 by bridges, MI300 and later on a board of eight
-_XGMI = ((0x7408, 0x740f), (0x74a0, 0x74b9), (0x75a0, 0x75b3))
-#: GH200, GB200 and GB300, whose memory is not a region of the function: this
-#: variant of vfio-pci alone shows it to a guest (nvgrace_gpu_vfio_pci_table in
-#: drivers/vfio/pci/nvgrace-gpu/main.c of Linux 7.2)
-_COHERENT = frozenset(('2342', '2345', '2348', '2941', '31c2'))
+#: tray of the rack: GB100 and GB102 (B200, GB200), Vera Rubin
+#: (kubevirt/kubevirt pull request 19070), GB110 (B300, GB300)
+_UNDER_HIDDEN_SWITCHES = (
+    (0x2900, 0x29ff), (0x3000, 0x30ff), (0x3180, 0x31ff))
+#: chips with NVLink that boards without NVSwitch join directly, two to four of
+#: them: GP100, GV100, GA100, GH100
+_NVLINK = ((0x15f0, 0x15ff), (0x1d80, 0x1dff), (0x2080, 0x20ff),
+           (0x2300, 0x237f))
+#: of these the PCI Express cards, which only a bridge of NVLink joins
+_CARDS = frozenset((
+    '15f0', '15f7', '15f8', '1db3', '1db4', '1db6', '1dba', '1df0', '1df6',
+    '20b1', '20b5', '20b7', '20b8', '20b9', '20f1', '20f5', '20f6', '2321',
+    '2322', '2331', '233a', '233b'))
+#: the last of the products of NVIDIA that are known here
+_NEWEST = 0x31ff
+#: without a display: GPUs for data centers have it
+_3D_CONTROLLER = 0x0302
+#: MI210 and MI250, which bridges join
+_XGMI_BRIDGES = ((0x7408, 0x740f),)
+#: processing accelerators: with AMD MI300 and later, boards of eight
+_INSTINCT = 0x1200
+#: GPUs of Arm hosts (GH200, GB200, GB300, Vera Rubin), whose memory is not a
+#: region of the function: this variant of vfio-pci alone shows it to a guest
+#: (nvgrace_gpu_vfio_pci_table in drivers/vfio/pci/nvgrace-gpu/main.c of Linux
+#: 7.2; kubevirt/kubevirt pull request 19070)
+_COHERENT = frozenset((
+    '2342', '2345', '2348', '2941', '3041', '307f', '31c2'))
 _COHERENT_DRIVER = 'nvgrace-gpu-vfio-pci'
-#: those of gim, with its parameter fb_sharing_mode
-_XGMI_OF_GIM = _XGMI[1:]
+#: of gim, which is for MI300 and later
 _SHARING = 'module/gim/parameters/fb_sharing_mode'
 
 _lock = locks.Lock(
@@ -75,14 +98,13 @@ def obstacle(kernel, device: model.Device, option: str,
             {'vendor': device.vendor_id, 'product': device.product_id})
            for rule in found):
         return ''
-    if device.vendor_id == _AMD and _is_of(device, _XGMI):
-        return '' if sets.of(address) else (
-            f'XGMI may join it with other GPUs, whose memory it reaches then: '
-            f'name all GPUs of the board in {sets.OPTION}, or this GPU by '
-            f'address={address}, without wildcards, in {option}')
     switch = _switch(kernel, device)
     if not switch:
-        return ''
+        joined = '' if sets.of(address) else _joined(kernel, device)
+        return joined and (
+            f'{joined}, whose memory it reaches then: name all GPUs of the '
+            f'board in {sets.OPTION}, or this GPU by address={address}, '
+            f'without wildcards, in {option}')
     if not sets.of(address):
         return (f'NVSwitches join it with other GPUs ({switch}), and a guest '
                 f'can only use what Fabric Manager has set up for it: name '
@@ -172,7 +194,7 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
     :param kernel: nova_accel.host.kernel, or a simulated one.
     :param vfs: all of them.
     """
-    if (device.vendor_id != _AMD or not _is_of(device, _XGMI_OF_GIM)
+    if (not _is_instinct(kernel, device)
             or len(list(vfs)) != 1 or sets.of(device.address)):
         return ''
     try:
@@ -189,6 +211,28 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
 def _is_of(device, ranges) -> bool:
     number = int(device.product_id, 16)
     return any(first <= number <= last for first, last in ranges)
+
+
+def _is_instinct(kernel, device) -> bool:
+    return device.vendor_id == _AMD and pci.class_code(
+        kernel, device.address) >> 8 == _INSTINCT
+
+
+def _joined(kernel, device) -> str:
+    """The begin of a sentence about what joins a GPU with others, without
+    NVSwitches; '' where nothing does."""
+    if _is_instinct(kernel, device) or device.vendor_id == _AMD and _is_of(
+            device, _XGMI_BRIDGES):
+        return 'XGMI may join it with other GPUs'
+    kind = pci.class_code(kernel, device.address) >> 8
+    if device.vendor_id != _NVIDIA or kind not in pci.DISPLAYS:
+        return ''
+    if _is_of(device, _NVLINK) and device.product_id not in _CARDS:
+        return 'NVLink joins it with the other GPUs of its board'
+    if int(device.product_id, 16) > _NEWEST and kind == _3D_CONTROLLER:
+        return (f'the product {device.product_id} is newer than this release '
+                f'of nova_accel, and NVLink may join it with other GPUs')
+    return ''
 
 
 def _switch(kernel, device) -> str:

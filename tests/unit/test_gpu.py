@@ -190,7 +190,7 @@ class Discovery(TestCase):
     def test_under_nvswitches(self, bridge, by_address):
         self.config.config(group='accel', include_devices=['vendor=10de'])
         bridge = {'address': '0000:07:00.0', 'driver': None, **bridge}
-        device = self.start({'address': A, 'device': '2330'},
+        device = self.start({'address': A, 'device': '2331'},
                             others=[bridge])[A]
         if not by_address:
             self.assertEqual(OK, device.health)
@@ -198,7 +198,7 @@ class Discovery(TestCase):
         self.refused(device, '0000:07:00.0', f'address={A}', 'Fabric Manager')
         # a rule that was written for other cards, or before the others came
         for rule in (f'address={A[:-1]}?', 'address=*', f'address={A[:-1]}[0]',
-                     'vendor=10de product=2330 address=0000:5e:*',
+                     'vendor=10de product=2331 address=0000:5e:*',
                      f'address={B}', f'address={A} product=20b0'):
             self.config.config(group='accel',
                                include_devices=[rule, 'vendor=10de'])
@@ -231,10 +231,10 @@ class Discovery(TestCase):
         self.assertEqual(OK, device.health)
 
     # by pci.ids of 2026-10: B200, HGX B200 168GB, B100, GB200, B300, GB300,
-    # and those beside them, an RTX PRO 6000 and an H100
+    # what is before them, GB102; Vera Rubin; an RTX PRO 6000 and an RTX 5070
     @ddt.data(('2901', True), ('2909', True), ('2920', True), ('2941', True),
-              ('3182', True), ('31c2', True), ('28ff', False), ('2980', False),
-              ('2bb5', False), ('2330', False))
+              ('3182', True), ('31c2', True), ('28ff', False), ('29bc', True),
+              ('3041', True), ('307f', True), ('2bb5', False), ('2f04', False))
     @ddt.unpack
     def test_under_switches_that_are_not_seen(self, product, joined):
         self.config.config(group='accel', include_devices=['vendor=10de'])
@@ -244,8 +244,47 @@ class Discovery(TestCase):
         else:
             self.assertEqual(OK, device.health)
 
-    # GH200 by three ids, GB200, GB300
-    @ddt.data('2342', '2345', '2348', '2941', '31c2')
+    # by pci.ids of 2026-10, as P100, V100, A100, H100, H200: SXM modules, and
+    # PCI Express cards; a product of theirs that is not known
+    @ddt.data(('15f9', True), ('1db1', True), ('1db5', True), ('20b0', True),
+              ('20b2', True), ('20f3', True), ('2330', True), ('2335', True),
+              ('2336', True), ('237e', True), ('15f8', False),
+              ('1db6', False), ('20b5', False), ('20b7', False),
+              ('20f1', False), ('2331', False), ('2321', False),
+              ('233b', False), ('2235', False), ('26b9', False))
+    @ddt.unpack
+    def test_boards_without_switches(self, product, joined):
+        """Four V100 SXM2 of a mesh have IOMMU groups of their own."""
+        self.config.config(group='accel', include_devices=['vendor=10de'])
+        found = self.start({'address': A, 'device': product},
+                           {'address': B, 'device': product})
+        if not joined:
+            self.assertEqual(OK, found[A].health)
+            return
+        self.refused(found[A], 'NVLink joins it', '[accel] device_sets',
+                     f'address={A}')
+        self.config.config(group='accel', device_sets=[f'{A} {B}'])
+        self.assertEqual(OK, self.driver.discover()[A].health)
+        self.config.config(group='accel', device_sets=[],
+                           include_devices=[f'address={A}'])
+        self.assertEqual([OK, QUARANTINED], [
+            device.health for device in self.driver.discover().values()])
+
+    # without a display, as GPUs for data centers; with one
+    @ddt.data(('0x030200', True), ('0x030000', False))
+    @ddt.unpack
+    def test_products_that_are_newer(self, class_code, unknown):
+        self.config.config(group='accel', include_devices=['vendor=10de'])
+        device = self.start({'address': A, 'device': '3541',
+                             'class': class_code})[A]
+        if unknown:
+            self.refused(device, 'product 3541 is newer than this release',
+                         'may join it', f'address={A}')
+        else:
+            self.assertEqual(OK, device.health)
+
+    # GH200 by three ids, GB200, GB300, Vera Rubin by two
+    @ddt.data('2342', '2345', '2348', '2941', '31c2', '3041', '307f')
     def test_memory_that_only_a_variant_shows(self, product):
         for option, driver in (
                 ('include_devices', gpu.GpuDriver),
@@ -265,13 +304,15 @@ class Discovery(TestCase):
             self.assertEqual(
                 OK, driver(self.kernel).discover({A: device})[A].health)
 
-    # MI300X, MI325X, MI355X, MI210; MI100 and an RX 7900
-    @ddt.data(('74a1', True), ('74a5', True), ('75a3', True), ('740f', True),
-              ('738c', False), ('744c', False))
+    # MI300X, MI325X, MI355X, one that is newer, MI210; MI100 and an RX 7900
+    @ddt.data(('74a1', '12', True), ('74a5', '12', True), ('75a3', '12', True),
+              ('76a1', '12', True), ('740f', '03', True),
+              ('738c', '03', False), ('744c', '03', False))
     @ddt.unpack
-    def test_under_xgmi(self, product, joined):
+    def test_under_xgmi(self, product, kind, joined):
         self.config.config(group='accel', include_devices=['vendor=1002'])
-        card = {'vendor': '1002', 'device': product}
+        card = {'vendor': '1002', 'device': product,
+                'class': {'12': '0x120000', '03': '0x038000'}[kind]}
         device = self.start({'address': A, **card}, {'address': B, **card})[A]
         if not joined:
             self.assertEqual(OK, device.health)
