@@ -185,6 +185,30 @@ class SchedulerTest(SchedulerTestBase):
         self.assertEqual(1, len(self.boot(WANTED)))
         self.assertEqual(2, len(self.gets), self.gets)
 
+    def test_hosts_that_share_their_disk(self):
+        """The provider of disk is in none of their trees."""
+        self.flags(max_placement_results=1, group='scheduler')
+        self.host('host1', OTHER, WANTED, None, THIRD)
+        self.host('host2', THIRD, None, WANTED, None)
+        shared = self.placement.post(
+            '/resource_providers', version='1.20', body={'name': 'nfs'}
+        ).body['uuid']
+        self._set_inventory(shared, {
+            'resource_class': 'DISK_GB', 'total': 1000})
+        self._set_provider_traits(shared, ['MISC_SHARES_VIA_AGGREGATE'])
+        aggregate = str(uuid.uuid4())
+        self._set_aggregate(shared, aggregate)
+        for host in 'host1', 'host2':
+            root = self._get_provider_uuid_by_host(host)
+            self.placement.delete(
+                f'/resource_providers/{root}/inventories/DISK_GB')
+            self._set_aggregate(root, aggregate)
+        server = self._create_server(
+            flavor_id=self.flavor(WANTED), networks='none')
+        self.assertIn(self.regions_of(server), (['host1/1'], ['host2/2']))
+        self.assertIn(shared, self._get_allocations_by_server_uuid(
+            server['id']))
+
     def test_best_of_a_forced_host(self):
         self.host('host1', OTHER, None, WANTED, OTHER, WANTED)
         for _ in range(2):
