@@ -495,9 +495,9 @@ class Claim:
     prepared: bool = False
     #: JSON of what of the request is for the driver, '' where that is not
     #: known; written and read by attach.handles
-    asked: str = ''
-    #: JSON of what the driver remembered by Use.remember(), '' for nothing
-    remembered: str = ''
+    driver_request: str = ''
+    #: JSON of what the driver gave Use.remember(), '' for nothing
+    driver_memory: str = ''
     #: the operator's image that the region carries again where its server
     #: leaves a project's content: what the flavor gave it, else what the
     #: region had before; None where no such image is known

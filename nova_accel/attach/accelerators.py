@@ -365,7 +365,7 @@ class Accelerators:
             device_address=device.address,
             region_index=index,
             handle=handle, created_type=created_type,
-            asked=handles.for_driver(wanted),
+            driver_request=handles.for_driver(wanted),
             operators_bitstream=None if index is None
             else device.region(index).operators_bitstream)
             for device, handle in chosen]

@@ -97,7 +97,7 @@ class Handles:
                           f'{claim.created_type} of {device.address}')
         except exception.DeviceUnavailable:
             if not claim.prepared and not any(
-                    now.remembered for now in self._holdings.now([claim])):
+                    now.driver_memory for now in self._holdings.now([claim])):
                 # nothing was made: what is on the handle is not this server's
                 self._holdings.mark_prepared(claim, False)
             raise
@@ -419,12 +419,13 @@ class Handles:
                     f'{len(text)} characters are too many to be remembered, '
                     f'{_MOST_REMEMBERED} are the most')
             self._holdings.remember(claim, text)
-        found = json.loads(claim.asked or '{}')
+        found = json.loads(claim.driver_request or '{}')
         return base.Use(
             keys=found.get('keys', {}),
             functions=tuple(found.get('functions', ())),
             bitstream_id=found.get('bitstream_id'),
-            memory=json.loads(claim.remembered or 'null'), remember=remember)
+            memory=json.loads(claim.driver_memory or 'null'),
+            remember=remember)
 
     def _on_handle(self, device, claim, what, method, *args, late=None):
         """Call a method of the driver for the handle of a claim, unless the
@@ -455,7 +456,7 @@ class Handles:
 
 
 def for_driver(wanted: request.AcceleratorRequest) -> str:
-    """What a request has for the driver, as Claim.asked."""
+    """What a request has for the driver, as Claim.driver_request."""
     return json.dumps({
         'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,
         'functions': [choice.function_id or choice.function_name

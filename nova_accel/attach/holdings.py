@@ -168,12 +168,12 @@ class Holdings:
             LOG.info('%s, which server %s had, is free', _device(claim),
                      claim.holder)
 
-    def ask(self, claims: Iterable[model.Claim], asked: str) -> None:
-        """Write down what the request has for the driver (Claim.asked)."""
-        self._store.update([c for c in claims if c.asked != asked],
-                           asked=asked)
+    def ask(self, claims: Iterable[model.Claim], request: str) -> None:
+        """Write down what the request has for the driver."""
+        self._store.update([c for c in claims if c.driver_request != request],
+                           driver_request=request)
 
-    def remember(self, claim: model.Claim, remembered: str) -> None:
+    def remember(self, claim: model.Claim, memory: str) -> None:
         """Write down what a driver has to know at the end of the claim, which
         it will be told: from now on its release() is called.
 
@@ -187,7 +187,7 @@ class Holdings:
                     f'{claim.handle.address} had to be prepared for server '
                     f'{claim.instance_uuid}, which has lost it meanwhile: see '
                     f'why that took so long.')
-            self._store.update(now, remembered=remembered, prepared=True)
+            self._store.update(now, driver_memory=memory, prepared=True)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
         """Record whether the driver may have left something in a handle."""

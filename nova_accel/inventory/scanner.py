@@ -269,13 +269,13 @@ class Scanner:
         state = driver.state(address)
         serial = self._serial(name, address)
         device = contract.device(name, address, driver.examine(
-            address, self._with_own_record(address, before, serial)))
+            address, self._with_own_record(before, serial)))
         if device is not None and address not in base.whole_cards() and (
                 self._confines(name) and self._table.note_open(device)):
             ticket = self._table.ticket()
             before = self._reported_by(name, address)
             device = contract.device(name, address, driver.examine(
-                address, self._with_own_record(address, before, serial)))
+                address, self._with_own_record(before, serial)))
         if device is not None:
             device = contract.device(name, address, driver.confine(device))
         if device is not None:
@@ -332,7 +332,7 @@ class Scanner:
                     self._serials[address] = serial
         return serial
 
-    def _with_own_record(self, address, before, serial):
+    def _with_own_record(self, before, serial):
         """What was known of a device, with the record of the card that is
         there now, where it was at another address before."""
         if not serial or before and before.serial == serial:

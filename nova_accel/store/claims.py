@@ -16,7 +16,8 @@ from nova_accel import text
 LOG = logging.getLogger(__name__)
 
 #: columns that are named as the fields of model.Claim are, or here
-_RENAMED = {'group': 'request_group'}
+_RENAMED = {'group': 'request_group', 'driver_request': 'asked',
+            'driver_memory': 'remembered'}
 _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
                 if f.name != 'handle')
 #: and what an earlier release reads

@@ -55,7 +55,7 @@ class VendorTest(base.HostTestCase):
         self.start()
         server = self.boot()
         claim, = self.host.holdings.all()
-        self.assertEqual('{"power_limit": "250"}', claim.remembered)
+        self.assertEqual('{"power_limit": "250"}', claim.driver_memory)
         self.restart()
         self.host.reboot(server)
         self.host.power_cut()
@@ -224,7 +224,7 @@ class RequestTest(base.HostTestCase):
 
     def asked(self):
         claim, = self.host.holdings.all()
-        return json.loads(claim.asked)
+        return json.loads(claim.driver_request)
 
     def test_image_of_a_rebuild(self):
         """It is the server's wish until the next rebuild."""

@@ -105,7 +105,7 @@ class ClaimStoreTest(StoreTestCase):
             companions=('0000:86:00.1',), parent='0000:86:00.2'),
             created_type='nvidia-558', error='e', prepared=True,
             restore_function='a' * 32, restore_bitstream=str(uuid.uuid4()),
-            serial='S1', asked='{"keys": {}}', remembered='[1]',
+            serial='S1', driver_request='{"keys": {}}', driver_memory='[1]',
             operators_bitstream=str(uuid.uuid4()))
         self.store.add([one])
         found, = self.store.claims()

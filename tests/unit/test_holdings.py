@@ -78,7 +78,7 @@ class HoldingsTest(testtools.TestCase):
             else:
                 self.holdings.remember(one, '1')
                 now, = self.store.claims()
-                self.assertEqual(('1', True), (now.remembered, now.prepared))
+                self.assertEqual(('1', True), (now.driver_memory, now.prepared))
             self.store.remove([one])
             self.assertRaises(exception.DeviceUnavailable,
                               self.holdings.remember, one, '1')
