@@ -51,6 +51,10 @@ _PRODUCTS = {
     '4946': _Product('420XX', 'GEN4', '420xx'),
     '4948': _Product('6XXX', 'GEN6', '6xxx'),
 }
+#: since which Linux these drivers are there; the others have been before
+#: libvirt 8.0, or are Intel's own. Source: the log of
+#: drivers/crypto/intel/qat/Makefile
+_SINCE = {'4xxx': '5.11', '420xx': '6.8', '6xxx': '6.16'}
 
 
 def _trait(service: str) -> str:
@@ -137,7 +141,8 @@ class QatDriver(base.PciDriver):
                 return
             raise exception.DeviceError(
                 f'{what}, whose services cannot be set (it has no '
-                f'qat/cfg_services): leave it out of the option.') from None
+                f'qat/cfg_services, which cards from generation 4 on have '
+                f'since Linux 6.0): leave it out of the option.') from None
         except OSError as e:
             raise exception.DeviceError(
                 f'{what}, and what it has now cannot be read ({e}): read '
@@ -208,9 +213,11 @@ class QatDriver(base.PciDriver):
         product = _PRODUCTS[device.product_id]
         bound = pci.driver(self.kernel, device.address)
         if bound in (None, base.VFIO):
+            since = _SINCE.get(product.driver)
             raise base.Defect(
                 f'it is bound to {bound or "no driver"}, and only its VFs are '
-                f'given to guests: bind it to {product.driver}')
+                f'given to guests: bind it to {product.driver}'
+                + f' (Linux {since} or later)' * bool(since))
         device = self._with_services(device, before)
         vfs = pci.virtual_functions(self.kernel, device.address)
         obstacles = {vf: pci.obstacle(self.kernel, vf) for vf in vfs}

@@ -158,6 +158,15 @@ class Discovery(TestCase):
         self.assertQuarantined(
             self.device(), driver or 'no driver', 'bind it to 4xxx')
 
+    # a kernel that is too old for a card leaves it without a driver
+    @ddt.data(('420XX', '420xx (Linux 6.8 or later)'),
+              ('6XXX', '6xxx (Linux 6.16 or later)'), ('C62X', 'c6xx'))
+    @ddt.unpack
+    def test_kernel_that_is_too_old(self, product, driver):
+        self.start({'address': A, 'product': product, 'driver': None})
+        reason = self.device().reason
+        self.assertTrue(reason.endswith(f'bind it to {driver}'), reason)
+
     def test_vf_that_a_guest_has(self):
         self.start({'address': A, 'vfs': 16})
         known = self.discover()
@@ -413,7 +422,7 @@ class Configuration(TestCase):
         self.configure(['dc'])
         self.assertEqual(traits('dc'), self.discover()[B].traits)
         text = self.refused(exception.DeviceError, [f'{A}=dc'])
-        for word in (A, 'dc', 'cannot be set'):
+        for word in (A, 'dc', 'cannot be set', 'since Linux 6.0'):
             self.assertIn(word, text)
 
     def test_address_that_is_no_card(self):
