@@ -345,6 +345,9 @@ class Reconciler:
         due, pause = self._pauses.get(server_uuid, (now, PAUSE))
         if server_uuid not in self._pauses:
             claims = [c for c in claims if c.state is model.ClaimState.BOUND]
+        # one of a card that is away goes back once the card is there, without
+        # the pause of a try that failed
+        claims = [c for c in claims if not self._is_away(c)]
         if not claims or due > now:
             return
         LOG.warning('Server %s runs without its accelerators, which it gets '
@@ -364,6 +367,10 @@ class Reconciler:
                       '%s), which could not go back into its guest; that is '
                       'tried again in %d minutes: %s', server_uuid,
                       server_uuid, pause // 60, error)
+
+    def _is_away(self, claim):
+        device = self._accelerators.inventory.devices.get(claim.device_address)
+        return device is None or device.health is model.Health.GONE
 
     def _fence_strangers(self, snapshot):
         """An accelerator that a guest has without a claim is offered to no

@@ -187,7 +187,8 @@ class Aer(Health):
 
     def test_1_guest_has_a_vf(self):
         """Corrected and uncorrectable errors of a card while a guest has a VF
-        of it: suspect, until the server is gone."""
+        of it: suspect, until the server is gone; QEMU pauses the guest, and
+        its owner reads what to do."""
         server = self.cloud.boot(self.cloud.of_profile(self.group('NIC')))
         self.inject(kinds.NIC, corrected=1)
         time.sleep(2)
@@ -198,7 +199,13 @@ class Aer(Health):
         self.assertFound(kinds.NIC, 'nonfatal_errors')
         print('    the guest:', machine.check(
             f'virsh domstate --reason {server.id}').strip())
+        self.wait_told(server, 'degraded: 1 of 1; paused by an error: hard '
+                               'reboot the server')
+        self.assertFound(kinds.NIC, 'guest_paused')
+        self.cloud.compute.reboot_server(server, 'HARD')
+        self.cloud.settled(server, 'ACTIVE')
         self.wait_told(server, 'degraded: 1 of 1')
+        self.assertGoesOn(server)
         self.cloud.delete(server)
         self.wait_clean()
         self.wait_state(kinds.NIC, 'ok')
@@ -239,3 +246,38 @@ class Removed(Health):
         server = self.cloud.boot(self.cloud.of_profile(
             self.group('TIMECARD')))
         self.assertIn(' 1d9b:0400 ', self.cloud.console(server))
+
+    def test_2_guest_has_it(self):
+        """A card is removed while a guest has it, which lets go or does not;
+        its server keeps its claim, and no other one gets the card. Back, it
+        goes into the guest again; after the server it is clean."""
+        server = self.cloud.boot(self.cloud.of_profile(
+            self.group('TIMECARD')))
+        self.addCleanup(self.rescan)
+        self.wait_state(kinds.TIMECARD, 'unknown')
+        self.remove(kinds.TIMECARD)
+        bus, slot = kinds.TIMECARD.removesuffix('.0').split(':')[1:]
+
+        def has_it():
+            return f"bus='0x{bus}' slot='0x{slot}'" in machine.check(
+                f'virsh dumpxml {server.id}')
+        ends = time.monotonic() + 60
+        while has_it() and time.monotonic() < ends:
+            time.sleep(5)
+        lets_go = not has_it()
+        print('    the guest', 'lets go' if lets_go else 'keeps it', flush=True)
+        if lets_go:
+            self.wait_state(kinds.TIMECARD, 'gone')
+            self.wait_told(server, 'gone: 1 of 1')
+            self.assertGoesOn(server)
+            self.rescan()
+            self.cloud.wait('the card in the guest', has_it, 150)
+            self.wait_state(kinds.TIMECARD, 'unknown')
+            self.wait_told(server)
+        else:
+            self.assertGoesOn(server)
+        self.cloud.delete(server)
+        self.rescan()
+        self.wait_clean()
+        self.wait_state(kinds.TIMECARD, 'ok')
+        self.wait_trait(kinds.TIMECARD, naming.FENCED, False)
