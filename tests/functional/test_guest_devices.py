@@ -8,6 +8,7 @@ from nova.api.metadata import base as metadata
 from nova import context as nova_context
 from nova import objects
 
+from nova_accel import naming
 from tests.functional import base
 from tests.functional import test_pools
 
@@ -95,3 +96,32 @@ class TopologyFileTest(Reads, test_pools.PoolsTestBase):
         alone = self.boot(test_pools.groups(1))
         self.assertEqual([['accelerator', 'accel1', 'GPU']], [
             device['tags'] for device in self.devices(alone)])
+
+
+class SlotTest(Reads, base.AcceleratorTestBase):
+    """A region of several functions is one accelerator for Placement, and
+    several devices of the guest."""
+
+    HOSTS = {'compute1': {'cards': [{
+        **base.card(ONE), 'product': 'N6001', 'vfs': 3, 'afu_vfs': 3}]}}
+
+    def test_all_functions(self):
+        self.upload_bitstream(base.CRYPTO)
+        server = self.boot(base.fpga_flavor(function_id=base.CRYPTO))
+        functions = [f'{ONE[:-1]}{number}' for number in (1, 2, 3)]
+        self.assertEqual(functions, self.hostdevs(server))
+        self.assertEqual(1, len(self.claims()))
+        region = f'compute1_accel_{ONE}_region0'
+        self.assertIn(naming.function_trait(base.CRYPTO), self.traits(region))
+        allocated = self._get_allocations_by_server_uuid(server['id'])
+        self.assertEqual(
+            {'CUSTOM_ACCELERATOR_FPGA': 1},
+            allocated[self.provider(region)['uuid']]['resources'])
+        places = self.places(server)
+        self.assertEqual(
+            {places[function]: ['accelerator', 'accel1', 'FPGA']
+             for function in functions},
+            {device['address']: device['tags'][:3]
+             for device in self.devices(server)})
+        self._delete_server(server)
+        self.assertEqual([], self.claims())
