@@ -225,7 +225,9 @@ def _write(path, kernel, device, rows):
         'nova_accel': importlib.metadata.version('nova_accel'),
         'linux': os.uname().release, 'machine': os.uname().machine,
         'address_bits': bits,
-        'driver': device.driver, 'vendor': device.vendor_id,
+        'driver': device.driver,
+        'kernel_driver': pci.driver(kernel, device.address),
+        'vendor': device.vendor_id,
         'product': device.product_id, 'subsystem': device.subsystem,
         'steps': [dict(zip(map(str.lower, Prove.COLUMNS), (
             word.replace(device.address, '<device>') for word in row)))

@@ -11,6 +11,7 @@ import yaml
 
 from nova_accel.cmd import main
 from nova_accel.cmd import prove
+from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import model
 from nova_accel import sim
@@ -40,28 +41,31 @@ class ProveTest(commands.StoreCommandTestCase):
         self.addCleanup(priv_context.init, ['sudo'])
         self.report = os.path.join(self.directory, 'report')
 
-    def host(self, driver, disabled=True, **kinds):
+    def host(self, driver, disabled=True, options=None, **kinds):
         path = os.path.join(self.directory, 'host.yaml')
         with open(path, 'w') as file:
             yaml.safe_dump(kinds, file)
         self.configure(simulated_host=path, enabled_drivers=driver,
                        include_devices='address=*',
                        bitstream_cache=f'{self.directory}/cache',
-                       nvme_scrub='true')
+                       nvme_scrub='true', **(options or {}))
         self.kernel = sim.SimulatedKernel(path)
         store = self.open_store()
-        store.set_devices(self.found(driver))
+        store.set_devices(self.found(driver, options or {}))
         if disabled:
             store.disable(model.Disabled(A, '', 'to be tried', NEW), ())
         return store
 
-    def found(self, name):
-        from nova_accel import conf
+    def found(self, name, options):
         conf.CONF.set_override('include_devices', ['address=*'], 'accel')
+        for option, value in options.items():
+            conf.CONF.set_override(option, [value], 'accel')
         try:
             return drivers.load([name], self.kernel)[name].discover()
         finally:
             conf.CONF.clear_override('include_devices', 'accel')
+            for option in options:
+                conf.CONF.clear_override(option, 'accel')
 
     def prove(self, *arguments, failed=()):
         result = self.call(A, '-f', 'json', '--report', self.report,
@@ -84,9 +88,9 @@ class ProveTest(commands.StoreCommandTestCase):
             text = file.read()
         self.assertNotIn(A, text)
         report = json.loads(text)
-        self.assertEqual(('10de', '26b9', 'gpu', 46), tuple(
+        self.assertEqual(('10de', '26b9', 'gpu', 'nvidia', 46), tuple(
             report[key] for key in ('vendor', 'product', 'driver',
-                                    'address_bits')))
+                                    'kernel_driver', 'address_bits')))
         self.assertEqual(len(rows), len(report['steps']))
 
     def test_reset_that_fails(self):
@@ -133,6 +137,49 @@ class ProveTest(commands.StoreCommandTestCase):
         self.assertEqual('nvidia-558',
                          self.prove()['create and remove']['Found'])
         self.assertEqual([], self.kernel.listdir('bus/mdev/devices'))
+
+    # driver, devices of the host, options -> the steps that tried something,
+    # in one word each: what a handle or a region was reset by
+    @ddt.data(
+        ('dfl', {'cards': [{'address': A, 'vfs': 1}]}, {}, ['port']),
+        ('dfl', {'cards': [{'address': A, 'product': 'N6001', 'vfs': 3,
+                            'afu_vfs': 3}]}, {}, ['port']),
+        ('qat', {'qats': [{'address': A, 'vfs': 16}]}, {}, ['flr'] * 16),
+        ('timecard', {'timecards': [{'address': A}]}, {}, ['flr']),
+        ('pci', {'others': [{'address': A, 'vendor': '19e5', 'vfs': 2,
+                             'total_vfs': 2, 'driver': 'davinci'}]},
+         {'pci_devices': 'vendor=19e5 type=AI'}, ['flr', 'flr']),
+        ('pci', {'others': [{'address': A, 'vendor': '19e5', 'vfs': 2,
+                             'total_vfs': 2, 'driver': 'davinci'}]},
+         {'pci_devices': 'vendor=19e5 type=AI vfs=together'}, ['flr']),
+        # VFs that are vGPUs as they are
+        ('vgpu', {'vgpus': [{'address': A, 'framework': 'sriov', 'vfs': 2,
+                             'vendor': '8086', 'device': 'e211',
+                             'driver': 'xe', 'total_vfs': 2, 'types': []}]},
+         {}, ['flr', 'flr']),
+        ('nvme', {'nvmes': [{'address': A, 'vfs': 1, 'total_vfs': 1}]}, {},
+         ['PF']))
+    @ddt.unpack
+    def test_kind(self, driver, devices, options, words):
+        self.host(driver, options=options, **devices)
+        rows = self.prove()
+        said = [row['Found'] for step, row in rows.items()
+                if step.startswith('reset of ')]
+        self.assertEqual(len(words), len(said), said)
+        for word, found in zip(words, said):
+            self.assertIn(word, found)
+        self.assertEqual('ok', rows['find and read again']['Result'])
+
+    def test_vgpu_of_a_vf(self):
+        """As NVIDIA's vGPU 17 and later have them."""
+        self.host('vgpu', vgpus=[{
+            'address': A, 'framework': 'vendor-vfio', 'vfs': 4,
+            'total_vfs': 4, 'units': 8, 'types': [
+                {'id': '558', 'name': 'NVIDIA A40-2Q', 'units': 1}]}])
+        self.assertEqual('nvidia-558',
+                         self.prove()['create and remove']['Found'])
+        self.assertEqual('0', self.kernel.read(
+            f'bus/pci/devices/{A[:-1]}1/nvidia/current_vgpu_type'))
 
     def test_not_free(self):
         store = self.host('gpu', disabled=False, gpus=[{'address': A}])
