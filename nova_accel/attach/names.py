@@ -27,7 +27,7 @@ from nova_accel import model
 
 LOG = logging.getLogger(__name__)
 
-#: seconds after which Glance is asked again for a function; where it did not
+#: seconds after which Glance is asked again; where it did not
 #: answer; for which the start of nova-compute waits for it
 _AGAIN, _RETRY, _START = 3600, 300, 5
 
@@ -44,9 +44,11 @@ class Names:
         self._cloud = cloud
         #: guards what follows
         self._lock = locks.Lock('names')
-        #: when Glance must be asked for a function: each has its own time,
-        #: later after an answer than after a failure
-        self._due: dict[_Function, float] = {}
+        #: those about which Glance was asked the last time
+        self._asked: set[_Function] = set()
+        #: time.monotonic() from which it is asked about them again, later
+        #: after an answer than after a failure
+        self._again = float('-inf')
         self._background = limited.Background(
             self._run, 'Which names functions of this host have was not found '
             'out')
@@ -59,7 +61,7 @@ class Names:
 
     def run_if_due(self) -> None:
         """Ask in the background, where there is something to ask."""
-        if self._now_due():
+        if self._due():
             self._background.start()
 
     def _run(self):
@@ -75,16 +77,18 @@ class Names:
         :raises GlanceUnavailable: Glance did not answer nova-compute itself.
         :raises BitstreamError: Glance refused the request.
         """
-        due = self._now_due()
+        due = self._due()
         if not due:
             return
-        # whatever happens, and however long it takes, not again before
-        self._postpone(due, _RETRY)
+        with self._lock:
+            # whatever happens, and however long it takes, not before
+            self._asked, self._again = due, time.monotonic() + _RETRY
         client = self._cloud.service_images()
-        for function, region_type in due:
+        for function, region_type in sorted(due, key=str):
             self._name(function, region_type, glance.find_function_name(
                 client, function, region_type))
-            self._postpone([(function, region_type)], _AGAIN)
+        with self._lock:
+            self._again = time.monotonic() + _AGAIN
 
     def hear(self, image: glance.Image, region: model.Region) -> None:
         """Note the name that an image of the operator gives to its function,
@@ -94,7 +98,8 @@ class Names:
         name = glance.function_name(image)
         if (function and name and function not in model.SHARED_FUNCTIONS
                 and glance.origin(image.record) == model.OPERATOR
-                and (function, region.region_type_uuid) in self._nameless()):
+                and (function, region.region_type_uuid)
+                in self._functions(named=False)):
             self._name(function, region.region_type_uuid, name)
 
     def _name(self, function, region_type, name):
@@ -108,32 +113,24 @@ class Names:
                 uuid for uuid, provider in self._inventory.providers().items()
                 if (provider.addresses[0], provider.region_index) in named])
 
-    def _regions(self):
-        """Regions with content of the operator that images can name."""
-        return [
-            region for device in self._inventory.devices.values()
+    def _functions(self, named: bool = True) -> set[_Function]:
+        """Functions of the operator that images can name.
+
+        :param named: whether those count that have a name.
+        """
+        return {
+            (region.function_uuid, region.region_type_uuid)
+            for device in self._inventory.devices.values()
             for region in device.regions
             if region.origin == model.OPERATOR and region.function_uuid
-            and region.function_uuid not in model.SHARED_FUNCTIONS]
+            and region.function_uuid not in model.SHARED_FUNCTIONS
+            and (named or region.function_name is None)}
 
-    def _nameless(self) -> set[_Function]:
-        return {(region.function_uuid, region.region_type_uuid)
-                for region in self._regions() if region.function_name is None}
-
-    def _now_due(self) -> list[_Function]:
-        nameless, now = self._nameless(), time.monotonic()
-        there = {(region.function_uuid, region.region_type_uuid)
-                 for region in self._regions()}
+    def _due(self) -> set[_Function]:
+        """All that Glance has to be asked about, where that has to be now."""
         with self._lock:
             # one that got its name from Glance may get another one there
-            self._due = {
-                function: when for function, when in self._due.items()
-                if function in there}
-            return sorted((
-                function for function in {*nameless, *self._due}
-                if self._due.get(function, now) <= now), key=str)
-
-    def _postpone(self, functions, seconds):
-        with self._lock:
-            self._due.update(dict.fromkeys(
-                functions, time.monotonic() + seconds))
+            found = self._functions(named=False) | (
+                self._asked & self._functions())
+            return (found if found - self._asked
+                    or time.monotonic() >= self._again else set())

@@ -259,7 +259,7 @@ class OriginTest(Base):
     def ask_glance(self):
         """An hour later."""
         names = self.host.accelerators.names
-        names._postpone(names._due, 0)
+        names._again = 0
         names.run()
 
     def test_images_that_give_no_name(self):
