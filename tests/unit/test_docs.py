@@ -5,6 +5,8 @@ A docstring ``<operation>: <what happens>`` of such a test, or of a step_...()
 of one, is a row of the table in docs/source/operations.rst, word for word.
 ``python -m tests.unit.test_docs`` prints the rows that the table lacks.
 
+The glossary has the words of the code, and the causes of fences.
+
 The pictures are those that docs/pictures.py draws. Each file of the tests that
 is not Python has an origin.
 """
@@ -14,6 +16,8 @@ import importlib.util
 import pathlib
 import re
 import unittest
+
+from nova_accel.inventory import devices
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
@@ -73,6 +77,30 @@ class OriginTest(unittest.TestCase):
         self.assertEqual([], [
             pattern for pattern in said
             if not any(path.match(pattern) for path in here)])
+
+
+class GlossaryTest(unittest.TestCase):
+
+    PAGE = (ROOT / 'docs/source/contributor/glossary.rst').read_text()
+
+    def test_all_causes_of_fences(self):
+        rows = re.findall(r'^         \* - (.*)$', self.PAGE, re.MULTILINE)
+        self.assertEqual([cause.value for cause in devices.Fence],
+                         ', '.join(rows).split(', '))
+
+    def test_each_word_is_of_several_rooms(self):
+        """A word of one module is defined there."""
+        rooms = [(path.relative_to(ROOT).parts[1], path.read_text().lower())
+                 for path in (ROOT / 'nova_accel').rglob('*.py')]
+        for word in re.findall(r'^   ([a-z-]+)$', self.PAGE, re.MULTILINE):
+            self.assertLess(1, len({
+                room for room, text in rooms
+                if re.search(rf'(\b|_){word.replace("-", "-?")}', text)}), word)
+
+    def test_a_page_of_words(self):
+        """What comes beside them replaces others."""
+        self.assertGreaterEqual(30, len(re.findall(
+            r'^   [a-z-]+$', self.PAGE, re.MULTILINE)))
 
 
 class PictureTest(unittest.TestCase):
