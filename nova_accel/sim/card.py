@@ -153,7 +153,8 @@ class Card:
                 *(self.vf_address(n) for n in range(self.total_vfs))]
 
     def vf_address(self, number: int) -> str:
-        """Return the address of a VF; VFs follow their PF."""
+        """Return the address of a VF; VFs follow their PF, as with First VF
+        Offset and VF Stride of 1 (PCI Express Base Specification, SR-IOV)."""
         domain, bus, rest = self.address.split(':')
         slot, function = rest.split('.')
         at = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function)
@@ -217,7 +218,11 @@ class Card:
         return False
 
     def bound(self, state, mine, driver) -> None:
-        """Bind the physical function to another driver."""
+        """Bind the physical function to another driver.
+
+        Its VFs go with the driver that has created them: each driver calls
+        pci_disable_sriov() when it is unbound (pci-iov-howto.rst of Linux).
+        """
         mine.update(driver=driver, number=number(state), vfs=[])
         if driver == self.driver:
             self.ends(mine, 'driver rebind')

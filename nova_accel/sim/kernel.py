@@ -2,9 +2,13 @@
 """A simulated kernel with simulated cards.
 
 It answers as Linux 6.12 with the DFL drivers was observed to answer, errors
-included. The file ``<file>.state`` beside the description keeps the state of
-the cards and of the kernel for all processes. Time is real: programming
-sleeps, and holds no lock meanwhile.
+included; each kind of device names the sources of what it does. What all have
+in common is from drivers/pci (pci-sysfs.c, iov.c, pci-driver.c) and
+drivers/vfio (vfio_main.c, pci/vfio_pci.c, pci/vfio_pci_core.c) of Linux 7.2.
+
+The file ``<file>.state`` beside the description keeps the state of the cards
+and of the kernel for all processes. Time is real: programming sleeps, and
+holds no lock meanwhile.
 """
 
 import contextlib
@@ -213,7 +217,7 @@ class SimulatedKernel(sysfs.Reads,
                             # pci_device_can_probe() in pci-driver.c
                             made['driver'] = None
                     return
-            # the kernel waits until no guest has a VF
+            # vfio_unregister_group_dev() waits until no guest has a VF
             time.sleep(_TICK)
 
     def write_attribute(self, function, attribute, value, by=None):
@@ -247,7 +251,8 @@ class SimulatedKernel(sysfs.Reads,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Rebind, unless a guest has a VF or the card is busy.
+        """Rebind, unless a guest has a VF or the card is busy: unbind_store()
+        in drivers/base/bus.c of Linux waits for that.
 
         :returns: whether the function was rebound.
         """

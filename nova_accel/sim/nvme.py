@@ -3,6 +3,15 @@
 
 The data is what is on the media: Format NVM erases it where namespaces cover
 the whole capacity, Sanitize always.
+
+Sources: the NVM Express Base Specification 2.0 for what a controller does
+(Format NVM; Sanitize, during which and in whose failure mode other commands
+are refused; Namespace Management; secondary controllers, which lose their
+flexible resources when they go offline, and which a reset of the primary
+controller takes offline); drivers/nvme/host of Linux for sysfs and for the
+states of a controller (nvme_ctrl_state). Errors are those that
+host.nvme_admin makes of a status. Trials with QEMU's controller are in
+tests/lab.
 """
 
 import dataclasses

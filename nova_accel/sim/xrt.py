@@ -1,5 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Cards under XRT, from the sources of its drivers (2026); no hardware seen."""
+"""Cards under XRT, from the sources of its drivers (2026); no hardware seen.
+
+Below src/runtime_src/core/pcie/driver/linux/xocl: for attributes mgmt-sysfs.c
+and xocl_sysfs.c; for what is forgotten when a driver is bound xclmgmt_probe()
+in mgmt-core.c, and xocl_drv.c; for programming and its errors mgmt-ioctl.c and
+icap.c; for the reset icap.c.
+"""
 
 import dataclasses
 import errno
@@ -78,6 +84,8 @@ class XrtCard(card.Card):
         #: errno of placing files for guests
         'firmware': _errno_name,
         'reset_kills': reader.boolean,
+        #: the function is in use as far as icap knows: mgmt_reset does nothing
+        'locked': reader.boolean,
     }
 
     @classmethod
@@ -138,8 +146,9 @@ class XrtCard(card.Card):
             mine['fetches'] = value != '0'
             return None
         # icap's platform_reset_axi_gate(), which says nothing of how it ended,
-        # and is not there on Versal (xclmgmt_ocl_reset() in mgmt-core.c)
-        if not self.versal:
+        # does nothing while a bitstream is locked, and is not there on Versal
+        # (xclmgmt_ocl_reset() in mgmt-core.c)
+        if not self.versal and not self.faulty(mine).get('locked'):
             card.forget(mine, 0, 'registers')
         if self.faulty(mine).get('reset_kills'):
             mine['faults']['dead'] = True

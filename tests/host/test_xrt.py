@@ -108,6 +108,22 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.host.boot(base.ONE, self.host.allocation())
         self.assertEqual({}, self.host.kernel.guest_reads(self.USER))
 
+    def test_gate_that_does_not_close(self):
+        """The reset answers that all is well, and does nothing: only another
+        function takes away what the server has left."""
+        self.host.kernel.set_fault(self.MANAGEMENT, locked=True)
+        self.host.delete(self.has())
+        self.assertEqual(['reset'], self.done)
+        self.host.report()
+        second = self.host.boot(base.ONE, self.host.allocation())
+        self.assertEqual({'registers': SECRET},
+                         self.host.kernel.guest_reads(self.USER))
+        self.clearing('memory')
+        self.host.delete(second)
+        self.host.report()
+        self.host.boot(base.ONE, self.host.allocation())
+        self.assertEqual({}, self.host.kernel.guest_reads(self.USER))
+
     def test_policy_reset(self):
         """What a project has loaded stays, and the record says so."""
         self.config.config(handover=['reset'], group='accel')
