@@ -11,7 +11,7 @@ unplug  a server loses just these claims; each ends once its device is clean.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import contextlib
 import dataclasses
 
@@ -131,7 +131,8 @@ class Accelerators:
 
     def plug(self, context, server: request.Server,
              allocations: plan.Allocations | None,
-             claimed: list[model.Claim] | None = None) -> list[model.Claim]:
+             claimed: list[model.Claim] | None = None,
+             migration: str | None = None) -> list[model.Claim]:
         """Claim and prepare what was allocated to a server.
 
         Idempotent: devices that the server holds and that are allocated to it
@@ -139,7 +140,9 @@ class Accelerators:
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
         :param claimed: receives what this call claims.
-        :returns: all that the server holds.
+        :param migration: uuid of the one by which the server comes while it
+            runs, with what it has on its old host: all is claimed for that.
+        :returns: all that the server, or the migration, holds.
         :raises AcceleratorError: of many kinds, each in one sentence.
         """
         requests = server.wanted
@@ -150,7 +153,8 @@ class Accelerators:
                 f'nova-compute.')
         self.releases.finish(server.uuid)
         with self.exclusive(server.uuid):
-            held = self._located(self.holdings.of(server.uuid), allocations)
+            held = [] if migration else self._located(
+                self.holdings.of(server.uuid), allocations)
             steps = plan.to_plug(server.uuid, requests, allocations,
                                  self._ours(allocations, held), held)
             if steps.surplus:
@@ -159,7 +163,7 @@ class Accelerators:
                 self.holdings.releasing(steps.surplus)
         if steps.surplus:
             self.releases.clean(context, steps.surplus)
-        return self._carry_out(context, server, steps, claimed)
+        return self._carry_out(context, server, steps, claimed, migration)
 
     def _ours(self, allocations, held):
         """Return the part of a server's allocations that nova_accel gave."""
@@ -187,11 +191,13 @@ class Accelerators:
             return dataclasses.replace(claim, provider_uuid=now)
         return [locate(claim) for claim in held]
 
-    def _carry_out(self, context, server, steps, claimed=None):
+    def _carry_out(self, context, server, steps, claimed=None,
+                   migration=None):
         """Claim, program, prepare, bind and publish, as planned."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claim(context, server, steps, taken)
+            todo = self._claim(
+                context, server, steps, taken, migration or server.uuid)
             for keep in steps.keep:
                 self.readiness.again(context, server, keep)
             self.readiness.first(context, server, todo)
@@ -201,7 +207,8 @@ class Accelerators:
                     context, self.releases.let_go(server.uuid, taken))
                 taken.clear()
             raise
-        claims = self.holdings.of(server.uuid)
+        claims = (self.holdings.of_migration(server.uuid, migration)
+                  if migration else self.holdings.of(server.uuid))
         self.readiness.rescan_siblings(claims)
         self.publisher.show(context, self._still_open(claims))
         return claims
@@ -220,7 +227,7 @@ class Accelerators:
                 if region and not held.issuperset(region.handles):
                     yield mine[0].provider_uuid
 
-    def _claim(self, context, server, steps, taken):
+    def _claim(self, context, server, steps, taken, consumer):
         """Claim free handles of the allocated providers, all or none.
 
         Waits for regions that are being cleaned after another server: the
@@ -244,7 +251,7 @@ class Accelerators:
                 mine = [chosen[take.provider_uuid].pop(0)
                         for _ in range(take.wanted.amount)]
                 todo.append((take.wanted, self._new_claims(
-                    server, take, mine)))
+                    server, take, mine, consumer)))
             claims = [claim for _, chosen in todo for claim in chosen]
             self.holdings.claim(claims)
             taken += claims
@@ -298,12 +305,13 @@ class Accelerators:
         return [(take.wanted, *chosen[take.provider_uuid].pop(0))
                 for take in steps.take for _ in range(take.wanted.amount)]
 
-    def movable(self, server_uuid: str) -> list[model.Movable]:
+    def movable(self, claims: Iterable[model.Claim]) -> list[model.Movable]:
         """Return what a server has, as its guest takes it along.
 
         :raises DeviceUnavailable: it cannot, with one of them.
         """
-        for claim in self.holdings.of(server_uuid):
+        claims = list(claims)
+        for claim in claims:
             if claim.state is not model.ClaimState.BOUND:
                 raise exception.DeviceUnavailable(
                     f'The guest may not have {claim.handle.address} as it '
@@ -311,8 +319,7 @@ class Accelerators:
                     f'the server hard, and then migrate it.')
         return sorted(self._movable(
             claim, self.inventory.devices.get(claim.device_address),
-            claim.handle, claim.created_type)
-            for claim in self.holdings.of(server_uuid))
+            claim.handle, claim.created_type) for claim in claims)
 
     def memory(self, server_uuid: str) -> int:
         """Return how many MiB of memory the devices of a server have, as far
@@ -350,7 +357,7 @@ class Accelerators:
                 f'{device.vendor_id}:{device.product_id}', created_type,
                 device.migrates_by))), handle.address)
 
-    def _new_claims(self, server, take, chosen):
+    def _new_claims(self, server, take, chosen, consumer):
         wanted = take.wanted
         for device, _ in chosen:
             self._check_keys(wanted, device)
@@ -358,7 +365,7 @@ class Accelerators:
         index = self.inventory.providers()[take.provider_uuid].region_index
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
-            consumer_uuid=server.uuid, project_id=server.project_id,
+            consumer_uuid=consumer, project_id=server.project_id,
             **self.inventory.identity_for_claim(device.address),
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,
@@ -414,7 +421,7 @@ class Accelerators:
         self.releases.finish(server.uuid)
         if not self.holdings.of(server.uuid):
             self.settling.settle_now()
-        self._end_move(context, server)
+        self.end_move(context, server)
         held = self.holdings.of(server.uuid)
         self.readiness.rescan(held)
         steps = plan.Plan(keep=tuple(
@@ -443,9 +450,10 @@ class Accelerators:
         return plan.to_start(
             server.uuid, server.wanted, allocations, ours, held)
 
-    def _end_move(self, context, server):
-        """Finish a move that failed, or was reverted, where that could not be
-        written: Placement has allocated to the server what it had before."""
+    def end_move(self, context, server: request.Server) -> None:
+        """Finish a move that failed or was reverted, or a live migration that
+        has come here, where that could not be written: Placement has allocated
+        to the server what the move has."""
         old = self.holdings.of(server.uuid, model.Role.OLD)
         if not old:
             return
@@ -615,9 +623,9 @@ class Accelerators:
             changed.
         """
         with self.exclusive(server_uuid):
-            lost = self.holdings.revert(
-                server_uuid, self.holdings.of_migration(
-                    server_uuid, migration_uuid))
+            back = self.holdings.of_migration(server_uuid, migration_uuid)
+            # where it has nothing, that has been done
+            lost = self.holdings.revert(server_uuid, back) if back else []
         self.releases.clean(context, lost, wait=False)
 
     def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:

@@ -17,11 +17,13 @@ a server  any        lacks it  asks for none    NOT_ASKED in place of LOST
 a server  any        lacks it  asks for some    OUT if it runs, beside LOST
 a move    no         lacks it  any              ABANDONED
 a move    no         has it    any              LOST
+a move    its server any       here, at rest    ARRIVED
 ========= ========== ========= ================ =========================
 
 The guest of a move is the running one that may be the server's new self; the
 shut off one of its old self stays defined. A server that Nova works on
-(task_state) is neither OUT nor NOT_ASKED.
+(task_state) is neither OUT nor NOT_ASKED nor ARRIVED; the latter is one that
+has nothing else here.
 """
 
 import collections
@@ -52,6 +54,9 @@ class Verdict(enum.Enum):
     LOST = 'lost'
     #: the running guest of its server has not got the device
     OUT = 'out'
+    #: the move has ended here, and this host did not hear of it, as of a live
+    #: migration while nova-compute was down: it is the server's
+    ARRIVED = 'arrived'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +125,16 @@ class Snapshot:
         return any(not owners.isdisjoint(self.consumers.get(uuid, ()))
                    for uuid in self.providers_of(claim))
 
+    def is_servers(self, claim: model.Claim) -> bool:
+        """Whether Placement has what a move has here for its server, which has
+        nothing else here."""
+        consumers = {consumer for uuid in self.providers_of(claim)
+                     for consumer in (self.consumers or {}).get(uuid, ())}
+        return (claim.role is model.Role.OLD
+                and claim.instance_uuid in consumers
+                and claim.consumer_uuid not in consumers
+                and not self.of(claim.instance_uuid))
+
     def lacks(self, claim: model.Claim) -> bool:
         """Whether the guest of its server, if it has one, is without it."""
         there = self.running.get(claim.instance_uuid, self.guests.get(
@@ -147,7 +162,8 @@ class Snapshot:
     def servers_to_ask(self) -> set[str]:
         """Servers of which Nova's record decides."""
         return {claim.instance_uuid for claim in self.claims()
-                if claim.role is model.Role.CURRENT
+                if self.is_servers(claim)
+                or claim.role is model.Role.CURRENT
                 and (self.lacks(claim) or not self.is_allocated(claim))}
 
     def strangers(self) -> dict[str, str]:
@@ -174,6 +190,9 @@ def _verdicts(snapshot, claim) -> Iterator[Verdict]:
     if not allocated and not snapshot.has_guest(claim) and (
             is_old or record is None):
         yield Verdict.ABANDONED
+        return
+    if record is not None and record.rests and snapshot.is_servers(claim):
+        yield Verdict.ARRIVED
         return
     out = (not is_old and snapshot.lacks(claim)
            and record is not None and record.rests)

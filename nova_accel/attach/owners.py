@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Owners of servers read in the metadata how their accelerators are.
 
-``accel<group>:health`` says so where one of them is not well, and goes when
-all are well again: one word, and of how many of the group it is true. Which
-device of the host it is, why, and who else has a part of it is the operator's.
+``accel<group>:health`` says so where one of them is not well, or is not in the
+guest yet, and goes when all are well again: one word, and of how many of the
+group it is true. Which device of the host it is, why, and who else has a part
+of it is the operator's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
@@ -18,6 +19,8 @@ _State = signals.State
 #: what an owner reads of a state
 _WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
           _State.GONE: 'gone'}
+#: of a device that goes into its running guest later (attach.reconcile)
+_OUT = 'on its way'
 _NONE: Mapping[str, str] = {}
 _PAUSED = 'paused by an error: hard reboot the server'
 
@@ -25,9 +28,11 @@ _PAUSED = 'paused by an error: hard reboot the server'
 class Owners:
 
     def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
+                 cloud: novas.Cloud, out: Callable[[], Collection[str]]):
+        """:param out: gives Reconciler.out."""
         self._accelerators = accelerators
         self._cloud = cloud
+        self._out = out
         #: server -> keys of nova_accel that its metadata have
         self._written: dict[str, Mapping[str, str]] = {}
         self.background = accelerators.inventory.scanner.after_look(
@@ -35,8 +40,6 @@ class Owners:
 
     def run(self) -> None:
         """Write what has changed; nothing is read while nothing has."""
-        if not signals.acts():
-            return
         now = self._now()
         changed = {server for server, keys in now.items()
                    if self._written.get(server) != keys}
@@ -57,9 +60,9 @@ class Owners:
 
     def _now(self) -> dict[str, dict[str, str]]:
         """What the metadata of each server have to say."""
-        inventory = self._accelerators.inventory
-        conditions = inventory.health.conditions()
-        groups: dict[tuple[str, str], list[signals.State]] = {}
+        inventory, out = self._accelerators.inventory, self._out()
+        conditions = inventory.health.conditions() if signals.acts() else {}
+        groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
         servers: dict[str, dict[str, str]] = {}
         for claim in self._accelerators.holdings.all():
             if (claim.role is not model.Role.CURRENT
@@ -67,14 +70,16 @@ class Owners:
                 continue
             servers.setdefault(claim.instance_uuid, {})
             known = conditions.get(claim.device_address)
-            groups.setdefault((claim.instance_uuid, claim.group), []).append(
-                known.for_owner if known else _State.OK)
+            state = known.for_owner if known else _State.OK
+            groups.setdefault((claim.instance_uuid, claim.group), []).append((
+                state.rank if state in _WORDS else -1,
+                _WORDS.get(state, _OUT if claim.uuid in out else '')))
         paused = (inventory.health.paused() if signals.modes()[signals.PAUSED]
                   is signals.Mode.ACT else ())
-        for (server, group), states in groups.items():
-            worst = max(states, key=lambda state: state.rank)
-            said = [f'{_WORDS[worst]}: {states.count(worst)} of {len(states)}'
-                    ] if worst in _WORDS else []
+        for (server, group), found in groups.items():
+            worst = max(found)
+            said = [f'{worst[1]}: {found.count(worst)} of {len(found)}'
+                    ] if worst[1] else []
             if server in paused:
                 said.append(_PAUSED)
             if said:

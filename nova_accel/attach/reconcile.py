@@ -57,6 +57,9 @@ class Reconciler:
         self._pauses: dict[str, tuple[float, float]] = {
             c.instance_uuid: (float('-inf'), PAUSE)
             for c in self._holdings.all()}
+        #: uuids of claims whose devices running guests had not got back when
+        #: claims were last compared
+        self.out: frozenset[str] = frozenset()
         self._once = logging.Once()
         self.background = limited.Background(
             self.run, 'Claims could not be compared with libvirt and '
@@ -85,15 +88,18 @@ class Reconciler:
         judged = judgement.judge(snapshot)
         self._forget_pauses(snapshot, judged)
         lost: list[model.Claim] = []
+        out: set[str] = set()
         for server_uuid, claims in judgement.by_server(
                 judged.values()).items():
             try:
-                released += self._make_good(server_uuid, claims, judged, lost)
+                released += self._make_good(
+                    server_uuid, claims, judged, lost, out)
             except Exception as error:
                 # what was held back of this server stays so
                 lost += [c for c in claims
                          if c.handle in accelerators.inventory.held_back]
                 failure = failure or error
+        self.out = frozenset(out)
         if snapshot.consumers is not None:
             self._hold_back(lost)
         if failure:
@@ -132,10 +138,12 @@ class Reconciler:
                 for server in cloud.servers(servers)})
         return snapshot, failure
 
-    def _make_good(self, server_uuid, claims, judged, lost):
+    def _make_good(self, server_uuid, claims, judged, lost, out):
         """Act on what is still true of a server, while it is locked.
 
         :param lost: receives claims that no allocation stands behind still.
+        :param out: receives uuids of claims whose devices are out of the
+            guest still, and go back into it.
         :returns: how many accelerators were released.
         """
         with self._accelerators.exclusive(server_uuid):
@@ -145,8 +153,10 @@ class Reconciler:
             for (uuid, verdict), claim in judgement.judge(snapshot).items():
                 if (uuid, verdict) in judged:
                     found[verdict].append(claim)
+            if found[_Verdict.ARRIVED]:
+                found[_Verdict.OUT] = self._arrive(server_uuid)
             if found[_Verdict.OUT]:
-                self._give_back(server_uuid, found[_Verdict.OUT])
+                out.update(self._give_back(server_uuid, found[_Verdict.OUT]))
             if failure:
                 raise failure
             if found[_Verdict.LOST]:
@@ -335,11 +345,29 @@ class Reconciler:
         self._pauses = {uuid: pause for uuid, pause in self._pauses.items()
                         if uuid in out | busy}
 
+    def _arrive(self, server_uuid):
+        """Make what a move has here its server's.
+
+        :returns: the claims of which its running guest has not got the device.
+        """
+        LOG.warning('Server %s has come to this host, which has not heard of '
+                    'it: the accelerators that wait for it here are its own '
+                    'now', server_uuid)
+        for server in self._cloud.servers([server_uuid]):
+            self._accelerators.end_move(
+                self._cloud.admin_context(), server.accelerators)
+        there = self._cloud.running().get(server_uuid)
+        return [] if there is None else [
+            claim for claim in self._holdings.of(server_uuid)
+            if claim.handle.address not in there]
+
     def _give_back(self, server_uuid, claims):
         """Give a running guest back what it lost, and touch nothing else.
 
         Of what was left out of it in doubt, its owner has been told, and a
         hard reboot returns it; a crash may have left it so, too.
+
+        :returns: uuids of the claims whose devices go back later.
         """
         now = time.monotonic()
         due, pause = self._pauses.get(server_uuid, (now, PAUSE))
@@ -348,8 +376,9 @@ class Reconciler:
         # one of a card that is away goes back once the card is there, without
         # the pause of a try that failed
         claims = [c for c in claims if not self._is_away(c)]
+        out = {claim.uuid for claim in claims}
         if not claims or due > now:
-            return
+            return out
         LOG.warning('Server %s runs without its accelerators, which it gets '
                     'back now', server_uuid)
         # before: a call that does not end is not begun each minute
@@ -361,12 +390,14 @@ class Reconciler:
                     self._cloud.admin_context(), server.accelerators, claims)
                 self._cloud.attach(server_uuid, [c.handle for c in claims])
                 self._pauses.pop(server_uuid, None)
+                out = set()
         except Exception as error:
             self._holdings.doubt(claims, str(error))
             LOG.error('Server %s runs without its accelerators (virsh dumpxml '
                       '%s), which could not go back into its guest; that is '
                       'tried again in %d minutes: %s', server_uuid,
                       server_uuid, pause // 60, error)
+        return out
 
     def _is_away(self, claim):
         device = self._accelerators.inventory.devices.get(claim.device_address)

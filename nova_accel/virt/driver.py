@@ -78,7 +78,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.live_migrations = live_migration.LiveMigrations(
             found, self.cloud, self._host.has_min_version)
         paused.Paused(found, self.cloud)
-        owners.Owners(found, self.cloud)
+        self.owners = owners.Owners(
+            found, self.cloud, lambda: self.reconciler.out)
         drill.Drill(found, self.cloud, notices.Notices(found, self.cloud))
         metrics.MetricsFile(found)
         maintenance.Maintenance(found, self.cloud)
@@ -479,7 +480,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """After a live migration, on the destination."""
         super().post_live_migration_at_destination(
             context, instance, network_info, *args, **kwargs)
-        self.live_migrations.arrive(context, instance)
+        self.live_migrations.arrive(instance)
 
     def rollback_live_migration_at_source(self, context, instance,
                                           migrate_data):

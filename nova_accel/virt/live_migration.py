@@ -125,7 +125,8 @@ class LiveMigrations:
                     f'flavor and an image without hw:viommu_model, or migrate '
                     f'it cold.')
         try:
-            found = self._accelerators.movable(instance.uuid)
+            found = self._accelerators.movable(
+                self._accelerators.holdings.of(instance.uuid))
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
         self._check_downtime(instance)
@@ -164,6 +165,12 @@ class LiveMigrations:
         server = nova_cloud.server_of(instance)
         if not server.requests:
             return
+        if instance.uuid in self._cloud.running():
+            # what a guest has must not be released, whatever Nova believes
+            _refuse(f'Server {instance.uuid} cannot come to a host where its '
+                    f'guest runs already, as after a live migration in which '
+                    f'nova-compute was killed: end that guest (virsh '
+                    f'destroy), and reboot the server hard.')
         if server.takes_along:
             try:
                 _pairs(instance, movable,
@@ -193,23 +200,22 @@ class LiveMigrations:
         # of one that this host did not hear the end of
         self.release(context, instance)
         try:
-            self._accelerators.plug(
+            claims = self._accelerators.plug(
                 context, server,
-                self._cloud.allocations(context, instance.uuid))
+                self._cloud.allocations(context, instance.uuid),
+                migration=migration)
             if server.takes_along:
-                _map(data, _pairs(
-                    instance, moved(data),
-                    self._accelerators.movable(instance.uuid)))
-            self._accelerators.set_aside(instance.uuid, migration)
+                _map(data, _pairs(instance, moved(data),
+                                  self._accelerators.movable(claims)))
         except exception.AcceleratorError as error:
-            self._accelerators.unplug(context, instance.uuid)
+            self.release(context, instance)
             raise nova_exception.MigrationError(reason=str(error)) from error
 
     def release(self, context, instance) -> None:
         """The server does not come, or has not come."""
         self._accelerators.unplug(context, instance.uuid, model.Role.OLD)
 
-    def arrive(self, context, instance) -> None:
+    def arrive(self, instance) -> None:
         """The guest runs here: give it what was made ready for it.
 
         Raises nothing, because the server has moved; attach.reconcile tries
@@ -217,11 +223,13 @@ class LiveMigrations:
         """
         accelerators = self._accelerators
         try:
-            for migration in {c.consumer_uuid for c in accelerators.holdings.of(
-                    instance.uuid, model.Role.OLD)}:
-                accelerators.revert(context, instance.uuid, migration)
-            if handles := accelerators.handles(instance.uuid):
-                self._cloud.attach(instance.uuid, handles, lasts=True)
+            # attach.reconcile may find it in the same moment
+            with accelerators.exclusive(instance.uuid):
+                if waiting := accelerators.holdings.of(
+                        instance.uuid, model.Role.OLD):
+                    accelerators.holdings.revert(instance.uuid, waiting)
+                if handles := accelerators.handles(instance.uuid):
+                    self._cloud.attach(instance.uuid, handles, lasts=True)
         except Exception as error:
             LOG.error('Server %s has come here while it ran, and its '
                       'accelerators could not be given to its guest; that is '
@@ -291,8 +299,9 @@ class LiveMigrations:
         Raises nothing, as arrive().
         """
         try:
-            if handles := self._accelerators.handles(instance.uuid):
-                self._cloud.attach(instance.uuid, handles)
+            with self._accelerators.exclusive(instance.uuid):
+                if handles := self._accelerators.handles(instance.uuid):
+                    self._cloud.attach(instance.uuid, handles)
         except Exception as error:
             LOG.error('The live migration of server %s failed, and its '
                       'accelerators could not go back into its guest; that is '

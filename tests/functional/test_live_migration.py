@@ -142,6 +142,24 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
         if in_error:
             self.leaves_error()
 
+    def migrations(self):
+        return f'/servers/{self.server["id"]}/migrations'
+
+    def abort(self):
+        """As the operator does."""
+        under_way, = self.admin_api.api_get(
+            self.migrations()).body['migrations']
+        self.admin_api.api_delete(f'{self.migrations()}/{under_way["id"]}')
+
+    def aborts(self, domain, destination, params, flags):
+        """In place of libvirt's, while the guest moves."""
+        self.moved.append(self.hostdevs(self.server))
+        domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
+        self.useFixture(fixtures.MockPatchObject(
+            domain, 'abortJob', lambda: setattr(
+                domain, '_job_type', fakelibvirt.VIR_DOMAIN_JOB_CANCELLED)))
+        self.abort()
+
     def leaves_error(self):
         """As the operator resets it."""
         self._wait_for_server_parameter(
@@ -171,6 +189,7 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
 class DetachTest(LiveMigrationTestBase):
 
     HOW = 'detach'
+    ADDITIONAL_FILTERS = ['ServerGroupAntiAffinityFilter']
 
     def setUp(self):
         super().setUp()
@@ -229,6 +248,121 @@ class DetachTest(LiveMigrationTestBase):
         self.live_migration_fails_without_the_new_host()
         self.assertStayed()
         self.delete_all()
+
+    def test_aborted(self):
+        """Live migration that the operator aborts, while the new host prepares
+        or while the guest moves: the guest goes on with its devices, and those
+        on the new host are released."""
+        self.libvirt_migrates(self.aborts)
+        self.live_migrate('cancelled')
+        self.assertEqual([[]], self.moved)
+        self.assertStayed()
+        prepare = libvirt_driver.LibvirtDriver.pre_live_migration
+
+        def aborted(*args, **kwargs):
+            self.assertNotEqual([], self.claims(self.destination))
+            self.abort()
+            waiting = self.computes[
+                self.source].manager._waiting_live_migrations
+            process.until(lambda: self.assertNotIn(
+                self.server['id'], waiting))
+            return prepare(*args, **kwargs)
+        with mock.patch.object(
+                libvirt_driver.LibvirtDriver, 'pre_live_migration', aborted):
+            self.ask()
+            self._wait_for_assert(lambda: self.assertEqual(
+                ['cancelled'] * 2, [m['status'] for m in
+                                    self.admin_api.get_migrations()]))
+        self.assertEqual([[]], self.moved)
+        process.until(self.assertStayed)
+        self.delete_all()
+
+    # Nova leaves the allocation of the migration
+    @cloud.fresh
+    def test_deleted(self):
+        """A server is deleted while it migrates live: all that it has on either
+        host is released."""
+        def deleted(domain, destination, params, flags):
+            self.api.delete_server(self.server['id'])
+            self._wait_until_deleted(self.server)
+            raise fakelibvirt.libvirtError('the domain is gone')
+        self.libvirt_migrates(deleted)
+        self.ask()
+        self._wait_until_deleted(self.server)
+
+        def released():
+            self.compare()
+            self.assertEqual([], self.claims())
+        process.until(released)
+
+    def test_scheduler_finds_no_host(self):
+        """Live migration for which no other host has free devices, or is
+        allowed by the server's group: it stays."""
+        others = [self.boot(self.specs, host=self.destination)
+                  for _ in range(2)]
+        for host in None, self.destination:
+            self.live_migrate('error', host=host)
+            self.assertEqual(self.before, self.assertHas(self.server))
+        self.assertEqual([], self.moved)
+        for server in (*others, self.server):
+            self._delete_server(server)
+        group = self.api.post_server_groups(
+            {'name': 'apart', 'policy': 'anti-affinity'})
+        asked = self._build_server(
+            networks='none', image_uuid=self.glance.guest_image,
+            flavor_id=self.flavor_of(
+                {**self.specs, 'accel:live_migration': self.HOW}))
+        for _ in range(2):
+            self.server = self._wait_for_state_change(self.api.post_server({
+                'server': asked,
+                'os:scheduler_hints': {'group': group['id']}}), 'ACTIVE')
+        self.before = self.assertHas(self.server)
+        self.live_migrate('error')
+        self.assertEqual(self.before, self.assertHas(self.server))
+        self.delete_all()
+
+    def test_device_does_not_come_in(self):
+        """Live migration after which a device cannot go into the guest: the
+        server runs on the new host, its metadata have ``accel<N>:health`` =
+        ``on its way``, and nova-compute tries again."""
+        with mock.patch.object(
+                fakelibvirt.Domain, 'attachDeviceFlags',
+                side_effect=fakelibvirt.libvirtError('it does not go in')):
+            self.live_migrate()
+            driver = self.computes[self.destination].driver
+            driver.reconciler.run()
+        self.assertEqual([], self.hostdevs(self.server))
+        self.assertEqual(1, len(self.held(self.server)))
+        driver.owners.run()
+        self.assertEqual('on its way: 1 of 1', self.api.get_server(
+            self.server['id'])['metadata'].get('accel1:health'))
+        driver.reconciler._pauses.clear()
+        self.accelerators(self.destination).holdings.bound_as_before(
+            self.accelerators(self.destination).holdings.of(
+                self.server['id']))
+        driver.reconciler.run()
+        self.assertFunction(self.assertHas(self.server), self.function)
+        driver.owners.run()
+        self.assertEqual({}, self.api.get_server(
+            self.server['id'])['metadata'])
+        self.delete_all()
+
+    # Nova leaves the server in ERROR
+    @cloud.fresh
+    def test_new_host_does_not_hear(self):
+        """Live migration whose end the new host does not hear: the server is in
+        ERROR there, and its guest gets its devices when nova-compute next
+        compares."""
+        with mock.patch.object(
+                manager.ComputeManager, 'post_live_migration_at_destination',
+                side_effect=fakelibvirt.libvirtError('no message')):
+            self.ask()
+            self.leaves_error()
+        self.assertEqual(self.destination, self.host_of(self.server))
+        self.assertEqual([], self.held(self.server))
+        self.compare()
+        self.assertFunction(self.assertHas(self.server), self.function)
+        self.delete_servers()
 
     # Nova leaves the allocation of the migration
     @cloud.fresh
@@ -422,6 +556,32 @@ class TransparentTest(TransparentTestBase):
         self.computes[self.destination].driver.reconciler.run()
         self.assertEqual([], self.claims())
 
+    def test_aborted(self):
+        self.libvirt_migrates(self.aborts)
+        self.start(self.VGPU_FLAVOR)
+        self.live_migrate('cancelled')
+        self.assertEqual([[a for _, a in self.before]], self.moved)
+        self.assertStayed()
+        self.delete_all()
+
+    def test_forced(self):
+        """Live migration with the state of devices that the operator forces to
+        complete: the guest stands still until all is copied."""
+        def migrate(domain, *args, **kwargs):
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
+            under_way, = self.admin_api.api_get(
+                self.migrations()).body['migrations']
+            self.admin_api.force_complete_migration(
+                self.server['id'], under_way['id'])
+            process.until(lambda: self.assertEqual(
+                fakelibvirt.VIR_DOMAIN_PAUSED, domain._state))
+            self.migrate(domain, *args, **kwargs)
+        self.libvirt_migrates(migrate)
+        self.start(self.VGPU_FLAVOR)
+        self.live_migrate()
+        self.assertMoved()
+        self.delete_all()
+
     # the new host does not answer
     @cloud.fresh
     def test_arrives_without_nova_compute(self):
@@ -562,6 +722,12 @@ class TransparentTest(TransparentTestBase):
         (there, address), = self.held(self.server, model.Role.OLD)
         self.assertEqual(self.destination, there)
         self.assertEqual([address], self.hostdevs(self.server))
+        # Nova would try again, and with that release what the guest has
+        self.live_migrate('error')
+        self.assertIn('where its guest runs already', dict(self.logs())[
+            'nova'])
+        self.assertEqual([(there, address)],
+                         self.held(self.server, model.Role.OLD))
         self._delete_server(self.server)
         for host in self.source, self.destination:
             self.computes[host].driver.reconciler.run()

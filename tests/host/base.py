@@ -64,7 +64,8 @@ class Host:
         self.runtime = runtime.RuntimeProgramming(
             self.accelerators, self.cloud)
         self.paused = paused.Paused(self.accelerators, self.cloud)
-        self.owners = owners.Owners(self.accelerators, self.cloud)
+        self.owners = owners.Owners(
+            self.accelerators, self.cloud, lambda: self.reconciler.out)
         self.notices = notices.Notices(self.accelerators, self.cloud)
         self.metrics = metrics.MetricsFile(self.accelerators)
         self.drill = drill.Drill(self.accelerators, self.cloud, self.notices)
@@ -182,6 +183,41 @@ class Host:
         self.cloud.move_allocation(migration, uuid_)
         self.accelerators.revert(self.cloud.admin_context(), uuid_, migration)
         self.start_guest(uuid_)
+
+    def come(self, uuid_, migration, specs, allocation):
+        """The new host of a live migration, while the guest runs on the old
+        one."""
+        context = self.cloud.admin_context()
+        self.cloud.add_server(specs, uuid_=uuid_)
+        self.cloud.set_server(uuid_, is_here=False)
+        self.cloud.allocate(uuid_, allocation)
+        self.accelerators.plug(context, self.cloud.server(uuid_), allocation,
+                               migration=migration)
+
+    def guest_comes(self, uuid_):
+        """Without its devices, as with accel:live_migration=detach."""
+        self.cloud.start_guest(uuid_, [])
+
+    def arrive(self, uuid_, migration):
+        """The guest runs here."""
+        self.accelerators.revert(
+            self.cloud.admin_context(), uuid_, migration)
+        self.cloud.attach(uuid_, self.accelerators.handles(uuid_))
+
+    def is_here(self, uuid_):
+        """Nova writes that a server is on this host now."""
+        self.cloud.set_server(uuid_, is_here=True)
+
+    def does_not_come(self, uuid_):
+        """Nova rolls a live migration back; this host does not hear of it.
+        """
+        self.cloud.allocate(uuid_, None)
+        self.cloud.delete_server(uuid_)
+
+    def currents(self):
+        """Servers that have something here."""
+        return sorted(c.instance_uuid for c in self.holdings.all()
+                      if c.role is model.Role.CURRENT)
 
     # What a test of killed processes does, in a process of its own
 

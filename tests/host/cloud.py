@@ -191,7 +191,7 @@ class Cloud:
         return [Server(
             uuid_, s['project_id'], s['vm_state'], s['task_state'],
             s['metadata'], self.server(uuid_)) for uuid_, s in servers.items()
-            if uuid_ in uuids]
+            if uuid_ in uuids and s.get('is_here', True)]
 
     def moves(self, uuids):
         moves = self.read().get('moves', {})

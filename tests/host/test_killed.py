@@ -25,7 +25,7 @@ from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
 DISK = '0000:02:00.0'
 SSD, VGPU, GPU, CLOCK = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
     'SSD', 'VGPU', 'GPU', 'TIMECARD'))
-SERVER, NEXT = (str(uuid.UUID(int=n)) for n in (1, 2))
+SERVER, NEXT, MOVE = (str(uuid.UUID(int=n)) for n in (1, 2, 3))
 
 
 class KilledTestCase(base.HostTestCase):
@@ -218,6 +218,29 @@ class FpgaTest(KilledTestCase, OperationsMixin):
                 self.compute.run([['seen']])[0])
             self.delete()
         self.at_each_point(begin, steps, after)
+
+    def comes(self):
+        return [['come', SERVER, MOVE, self.SPECS, self.allocation]]
+
+    def test_live_migration_to_this_host(self):
+        """The server stays where it is, and has nothing here meanwhile."""
+        def after():
+            currents, *_ = self.compute.run([
+                ['currents'], ['does_not_come', SERVER], ['reconcile']])
+            self.assertEqual([], currents)
+        self.at_each_point(lambda: None, self.comes, after)
+
+    def test_live_migration_arrives(self):
+        """The server is here, whatever this host has heard of it."""
+        def after():
+            self.compute.run([['is_here', SERVER], ['reconcile']])
+            self.assertHolds()
+            self.assertEqual([plain(FUNCTION), [SERVER]], self.compute.run(
+                [['carries', A], ['currents']]))
+            self.delete()
+        self.at_each_point(
+            lambda: self.compute.run([*self.comes(), ['guest_comes', SERVER]]),
+            lambda: [['arrive', SERVER, MOVE]], after)
 
     def test_runtime_programming(self):
         def begin():

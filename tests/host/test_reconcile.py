@@ -257,6 +257,44 @@ class ReconcileTest(base.HostTestCase):
         self.host.reconciler.background.run()
         self.assertHas(self.server, vf(A))
 
+    def test_owner_is_told(self):
+        """While a device cannot go into its guest, and until it is there."""
+        self.host.reconcile()
+        claim, = self.host.holdings.of(self.server)
+        self.host.cloud.detach(self.server, [claim.handle])
+        self.host.cloud.attach_error = RuntimeError('QEMU refuses')
+        now = 1000.0
+        self.useFixture(fixtures.MockPatchObject(
+            reconcile, 'time', types.SimpleNamespace(monotonic=lambda: now)))
+        for _ in range(2):
+            # not each time is it tried
+            self.host.reconcile()
+            self.host.owners.run()
+            self.assertEqual(
+                {'accel1:health': 'on its way: 1 of 1'},
+                self.host.cloud.read()['servers'][self.server]['metadata'])
+        self.host.cloud.attach_error = None
+        now += reconcile.PAUSE
+        self.host.reconcile()
+        self.host.owners.run()
+        self.assertHas(self.server, vf(A))
+        self.assertEqual(
+            {}, self.host.cloud.read()['servers'][self.server]['metadata'])
+
+    def test_live_migration_that_has_come(self):
+        """While nova-compute was down: the server's, and in its guest."""
+        server, move = str(uuid.uuid4()), str(uuid.uuid4())
+        self.host.come(server, move, base.ONE, self.host.allocation(B))
+        self.host.guest_comes(server)
+        self.host.reconcile()
+        # Nova has not said yet where it is
+        self.assertEqual([], self.host.devices_of(server))
+        self.host.is_here(server)
+        self.host.reconcile()
+        self.assertHas(server, vf(B))
+        self.assertIn(f'Server {server} has come to this host',
+                      self.log.output)
+
     def test_left_out_in_doubt(self):
         """Of a device that a programming at run time has left out, the owner
         was told; it returns at a reboot, or after nova-compute's start."""

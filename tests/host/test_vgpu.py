@@ -121,7 +121,7 @@ class VgpuTest(AttachTestCase):
         of it."""
         self.start_vgpus()
         claim = self.give('nvidia-558')
-        found, = self.accelerators.movable(self.instance)
+        found, = self.accelerators.movable([claim])
         self.assertEqual(
             ('1', claim.handle.address), (found.group, found.address))
         self.assertEqual(2048, self.accelerators.memory(self.instance))
@@ -129,7 +129,7 @@ class VgpuTest(AttachTestCase):
         self.accelerators.holdings.doubt([claim], 'its removal failed')
         error = self.assertRaises(
             exception.DeviceUnavailable, self.accelerators.movable,
-            self.instance)
+            self.accelerators.holdings.of(self.instance))
         self.assertIn(f'may not have {claim.handle.address} as it needs it '
                       f'(its removal failed)', str(error))
 

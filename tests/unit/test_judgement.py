@@ -12,7 +12,7 @@ from nova_accel import model
 SERVER, OTHER, MOVE = 'server', 'other', 'move'
 P1, P2 = 'provider 1', 'provider 2'
 AT, ELSEWHERE = '0000:5e:00.0', '0000:af:00.0'
-ABANDONED, NOT_ASKED, LOST, OUT = judgement.Verdict
+ABANDONED, NOT_ASKED, LOST, OUT, ARRIVED = judgement.Verdict
 #: Nova's record of the server: at rest, in an operation, of another flavor
 REST, BUSY = judgement.Record(), judgement.Record(rests=False)
 NONE_ASKED = judgement.Record(asks=False)
@@ -82,6 +82,14 @@ CASES = {
     'a move of two providers that is being reverted': (
         {P1: [SERVER], P2: [SERVER]}, None, None,
         [OLD, claim(provider=P2, at=ELSEWHERE)], []),
+    # live migrations to this host
+    'a server that comes': ([SERVER], None, None, [OLD], []),
+    'a server that has come': ([SERVER], WITH, REST, [OLD], [ARRIVED]),
+    'one that has come, without its device': (
+        [SERVER], WITHOUT, REST, [OLD], [ARRIVED]),
+    'one that comes just now': ([SERVER], WITH, BUSY, [OLD], []),
+    'one that its move has still': ([SERVER, MOVE], WITH, REST, [OLD], []),
+    'one that does not come': ([], None, None, [OLD], [ABANDONED]),
     # devices that are not in the guest
     'out of its guest': ([SERVER], WITHOUT, REST, [MINE], [OUT]),
     'out of it, while Nova is at work': (
