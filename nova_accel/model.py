@@ -513,6 +513,11 @@ class Claim:
         return CardKey(self.device_address, self.serial, self.ids)
 
     @property
+    def part(self) -> tuple[str, int | None]:
+        """What of the host a provider shows: a device, or a region of one."""
+        return self.device_address, self.region_index
+
+    @property
     def role(self) -> Role:
         return (Role.CURRENT if self.instance_uuid in (
             '', self.consumer_uuid) else Role.OLD)
@@ -773,6 +778,11 @@ class Waiting:
     device_address: str
     #: None for a device without regions
     region_index: int | None
+
+    @property
+    def part(self) -> tuple[str, int | None]:
+        """As Claim.part."""
+        return self.device_address, self.region_index
 
 
 @dataclasses.dataclass(frozen=True)

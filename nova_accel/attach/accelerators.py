@@ -168,8 +168,7 @@ class Accelerators:
     def _ours(self, allocations, held):
         """Return the part of a server's allocations that nova_accel gave."""
         ours = self.inventory.allocated(
-            allocations, unused={(c.device_address, c.region_index)
-                                 for c in held})
+            allocations, unused={c.part for c in held})
         # The claims name those of providers whose devices are shown by others
         # now; and all of them while guests of a host that has booted start
         # before Nova has told which node this is

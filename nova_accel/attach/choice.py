@@ -91,8 +91,7 @@ class Choice:
         """
         taken: dict = collections.defaultdict(set)
         for holder in (*held, *self._holdings.waiting()):
-            taken[holder.device_address, holder.region_index].add(
-                holder.handle)
+            taken[holder.part].add(holder.handle)
         everywhere = self._settling.uncleaned().union(*taken.values())
         return [
             (device, handle) for device, part in self._parts(provider)

@@ -162,7 +162,7 @@ class Handles:
     def _clean_region(self, address, index, claims):
         """Return True once nothing of the server is in its region. Otherwise
         the claims stay, and no other server gets it."""
-        used = any((c.device_address, c.region_index) == (address, index)
+        used = any(c.part == (address, index)
                    and c.state is not model.ClaimState.DELETING
                    for c in self._holdings.all())
         if not claims or used:

@@ -14,7 +14,6 @@ from nova_accel.attach import settling
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
-from nova_accel.inventory import providers
 from nova_accel import model
 
 
@@ -103,7 +102,7 @@ class Maintenance:
                 f'{name} is not cleaned, because the driver '
                 f'{device.driver} cleans nothing between two servers: nothing '
                 f'has to be done.')
-        shown = providers.by_part(self._inventory.providers())
+        shown = self._inventory.shown_by()
         claims = []
         for part in [region] if region else device.regions or [device]:
             index = part.index if device.regions else None
@@ -177,7 +176,7 @@ class Maintenance:
             raise
         programming.record(
             device, region, f'programmed with image {image}', 'ordered')
-        shown = providers.by_part(self._inventory.providers())
+        shown = self._inventory.shown_by()
         self._accelerators.publisher.show(
             self._cloud.admin_context(),
             {shown[key] for key in [(device.address, region.index)]
@@ -221,8 +220,7 @@ class Maintenance:
                 f'{name} cannot be programmed while a server may get '
                 f'it: nova-accel disable {device.address} first.')
         for claim in self._holdings.being_released():
-            if (claim.device_address, claim.region_index) == (
-                    device.address, region.index):
+            if claim.part == (device.address, region.index):
                 raise exception.DeviceUnavailable(
                     f'{name} cannot be programmed while it is cleaned '
                     f'after server {claim.holder} ({claim.error or "no error"}'

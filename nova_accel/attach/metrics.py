@@ -17,7 +17,6 @@ from nova_accel import files
 from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel.inventory import conditions as device_conditions
-from nova_accel.inventory import providers
 from nova_accel import model
 
 CONF = conf.CONF
@@ -118,9 +117,8 @@ def _use(facts: Facts) -> Iterable[_Sample]:
     held: collections.Counter = collections.Counter()
     left: collections.Counter = collections.Counter()
     for claim in facts.claims:
-        key = claim.device_address, claim.region_index
         ends = claim.state is model.ClaimState.DELETING
-        (left if ends and claim.error else held)[key] += 1
+        (left if ends and claim.error else held)[claim.part] += 1
     for address, device in sorted(facts.devices.items()):
         for part in device.regions or [device]:
             index = part.index if isinstance(part, model.Region) else None
@@ -170,7 +168,8 @@ class MetricsFile:
         return Facts(
             inventory.devices, inventory.health.conditions(), {
                 part: shown[uuid].name
-                for part, uuid in providers.by_part(shown).items()},
+                for part, uuid in inventory.shown_by().items()
+                if uuid in shown},
             self._accelerators.holdings.all(), self._handovers, {
                 address for address, disabled in inventory.disabled().items()
                 if disabled.is_operators})

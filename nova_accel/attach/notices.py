@@ -9,7 +9,6 @@ each device that is in another state.
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.health import signals
-from nova_accel.inventory import providers
 from nova_accel import model
 
 #: as of Nova's own events: what, and of which part
@@ -57,15 +56,14 @@ class Notices:
 
     def _payload(self, device: model.Device, before: signals.State, condition,
                  found: tuple[str, ...]) -> dict[str, object]:
-        shown = self._accelerators.inventory.providers()
         return {
             'device': device.address, 'serial': device.serial,
             'type': device.type, 'vendor': device.vendor,
             'product': device.product, 'driver': device.driver,
-            'providers': sorted({
-                shown[uuid].name for (address, _), uuid
-                in providers.by_part(shown).items()
-                if address == device.address}),
+            'providers': sorted(
+                provider.name for provider
+                in self._accelerators.inventory.providers().values()
+                if device.address in provider.addresses),
             'state': condition.state.value, 'old_state': before.value,
             'reason': condition.reason,
             'signals': [*found],

@@ -77,7 +77,7 @@ class Programming:
         """Images whose contents servers need where the host boots; also of
         those whose region has just been programmed."""
         claims = self._holdings.all()
-        held = {(c.device_address, c.region_index) for c in claims}
+        held = {c.part for c in claims}
         return {image for image in (
             *(image for c in claims
               for image in (c.restore_bitstream, c.operators_bitstream)),
@@ -170,8 +170,7 @@ class Programming:
     def _warn_of_better(self, wanted, claims, device, region):
         """Say so where nova-scheduler did not choose the region of this host
         that needs no programming, as happens without our filter."""
-        held = {(c.device_address, c.region_index)
-                for c in self._holdings.all()}
+        held = {c.part for c in self._holdings.all()}
         better = [
             f'{other.address} {part.name}'
             for other in self._inventory.devices.values()
@@ -442,7 +441,7 @@ class Programming:
         :raises DeviceUnavailable: that takes longer than [accel]
             programming_timeout.
         """
-        regions = {(c.device_address, c.region_index) for c in claims}
+        regions = {c.part for c in claims}
         with self._ordered_changed:
             if not self._ordered_changed.wait_for(
                     lambda: not any(self._ordered[r] for r in regions),
@@ -477,8 +476,8 @@ class Programming:
                 f'{name} would have to be programmed for server '
                 f'{instance_uuid}, and [accel] fixed_devices forbids it.')
         others = {c.instance_uuid for c in self._holdings.all()
-                  if (c.device_address, c.region_index)
-                  == (device.address, region.index)} - {instance_uuid}
+                  if c.part == (device.address, region.index)
+                  } - {instance_uuid}
         if others:
             # the owner of the one is not told who the other is
             LOG.warning('%s would have to be programmed for server %s, and '
@@ -617,8 +616,7 @@ def by_region(claims: Iterable[model.Claim],
     """Claims by device address and region index."""
     regions: dict[tuple[str, int | None], list[model.Claim]] = {}
     for claim in claims:
-        regions.setdefault(
-            (claim.device_address, claim.region_index), []).append(claim)
+        regions.setdefault(claim.part, []).append(claim)
     return regions
 
 

@@ -138,7 +138,7 @@ class Reshape:
         parts = providers.by_part(shown)
         found, stay = [], set()
         for claim in self._holdings.all():
-            to = parts.get((claim.device_address, claim.region_index))
+            to = parts.get(claim.part)
             if (to in (None, claim.provider_uuid)
                     or claim.state is model.ClaimState.DELETING
                     # another driver has the card by now

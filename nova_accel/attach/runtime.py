@@ -169,8 +169,7 @@ class RuntimeProgramming:
     def _is_too_soon(self, server, wanted):
         """Whether the regions were programmed less than
         runtime_programming_pause ago; a later look does it then."""
-        regions = {(c.device_address, c.region_index)
-                   for c in self._claims_of(server, wanted.group)}
+        regions = {c.part for c in self._claims_of(server, wanted.group)}
         now = time.monotonic()
         if any(now - self._programmed_at[region]
                < CONF.accel.runtime_programming_pause for region in regions):

@@ -54,7 +54,6 @@ from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
-from nova_accel.inventory import providers
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
 from nova_accel import log as logging
@@ -218,7 +217,7 @@ class Settling:
         if not todo:
             return
         # of the node that Nova told last, if it has
-        parts = providers.by_part(self._inventory.providers())
+        parts = self._inventory.shown_by()
         devices = [d for d in self._inventory.devices.values()
                    if d.health is not model.Health.GONE
                    and (d.address, None) in parts]
@@ -280,8 +279,7 @@ class Settling:
             if model.is_held_otherwise(
                     part.region or device, device.address, {
                         c.handle for c in self._holdings.all()
-                        if (c.device_address, c.region_index) == (
-                            device.address, part.index)}):
+                        if c.part == (device.address, part.index)}):
                 raise _Unknown('servers have VFs of it that are not there, or '
                                'all of it; create the VFs again, or shelve or '
                                'delete these servers')
@@ -505,7 +503,7 @@ class Settling:
         """Have cleaned what has to be; a handle that a server has is cleaned
         after that server."""
         held = {claim.handle for claim in self._holdings.all()}
-        shown = providers.by_part(self._inventory.providers())
+        shown = self._inventory.shown_by()
         claims = [
             claim_of_none(self._inventory, device, index, handle,
                           shown[device.address, index])

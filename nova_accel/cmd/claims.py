@@ -40,7 +40,7 @@ class Claims(output.Lister):
         loaded = known.loaded()
         rows, held = [], set()
         for claim in known.claims():
-            held.add((claim.device_address, claim.region_index))
+            held.add(claim.part)
             if (parsed_args.device in (None, claim.device_address,
                                        claim.handle.address)
                     and parsed_args.server in (None, claim.instance_uuid)):

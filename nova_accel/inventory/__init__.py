@@ -388,9 +388,14 @@ class Inventory:
         :returns: None for a device that is not shown, and before
             update_tree() was called.
         """
+        return self.shown_by().get(claim.part)
+
+    def shown_by(self) -> Mapping[tuple[str, int | None], str]:
+        """Claim.part -> the uuid of the provider that shows it now; {} before
+        update_tree() was called."""
         self.providers()
         with self._lock:
-            return self._parts.get((claim.device_address, claim.region_index))
+            return self._parts
 
     def providers_of(self, node: str, root_uuid: str,
                      moved: Iterable[model.Claim] = (),

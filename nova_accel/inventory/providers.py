@@ -284,7 +284,7 @@ class _Use:
         #: the same by handle
         self.giver: dict[model.AttachHandle, str] = {}
         for claim in claims:
-            key = claim.device_address, claim.region_index
+            key = claim.part
             ends = claim.state is model.ClaimState.DELETING
             # who gets a region waits until it is clean
             waits = (ends and claim.region_index is not None
@@ -308,8 +308,7 @@ class _Use:
         key = address, index
         return model.is_held_otherwise(part, address, (
             *self.held.get(key, ()), *(
-                w.handle for w in self._waiting
-                if (w.device_address, w.region_index) == key)))
+                w.handle for w in self._waiting if w.part == key)))
 
     def region(self, address: str, region: model.Region) -> model.Region:
         """A region as it is shown: one that is being cleaned as what it is
