@@ -236,14 +236,29 @@ class Run:
             # and with the libraries of then
             self.part('floor', limit=20)
 
+    def programs(self, venv: str) -> None:
+        """Tests that were skipped without programs of the distribution, where
+        these can be had now."""
+        name = 'tests with Prometheus and a browser'
+        if all(map(shutil.which, ('prometheus', 'chromium'))):
+            # they were not skipped
+            return
+        if os.geteuid() or not shutil.which('apt-get'):
+            return self.skip(name, 'the programs are not installed, see '
+                                   'bindep.txt')
+        self.step(f'{name}, the programs', 'sh', '-c', 'apt-get update -qq && '
+                  'apt-get install -y -qq --no-install-recommends chromium '
+                  'prometheus prometheus-node-exporter', limit=6, keep=False)
+        if not all(map(shutil.which, ('prometheus', 'chromium'))):
+            return self.skip(name, 'their packages could not be installed, '
+                                   'see above')
+        self.step(name, f'{venv}/bin/python', '-m', 'testtools.run',
+                  'tests.host.test_metrics', 'tests.unit.test_cmd_page',
+                  limit=4)
+
     def pages(self) -> None:
-        """The pages and the demo's in a browser, where one can be had."""
+        """The pages and the demo's in a browser, where there is one."""
         name = 'pages in a browser'
-        if (not pages_in_browser.find() and os.geteuid() == 0
-                and shutil.which('apt-get')):
-            self.step(f'{name}, a browser', 'sh', '-c', 'apt-get update -qq '
-                      '&& apt-get install -y -qq chromium', limit=6,
-                      keep=False)
         looked = self.step(name, sys.executable, '-m',
                            'tests.pages_in_browser', 'docs/build/html',
                            'build/demo.html', limit=6, keep=False)
@@ -322,6 +337,7 @@ def everything_else(run: Run) -> None:
     """What follows the parts."""
     run.step('docs', 'make', 'docs', limit=10)
     run.step('demo', 'make', 'demo', limit=10)
+    run.programs('.venv')
     run.pages()
     run.step('picture of README', 'cmp', 'build/demo.svg',
              'docs/source/demo.svg', limit=1)

@@ -88,39 +88,52 @@ class Fits(clouds.Asks, output.Lister):
 
     def table(self, parsed_args):
         configuration.read(parsed_args.config_file, configuration.API)
-        cloud = self.cloud(parsed_args)
-        asked = self._asked(cloud, parsed_args.flavors)
         self.nothing = 'No flavor asks for accelerators.'
-        there = hosts(cloud, parsed_args.host) if asked else []
-        rows = []
-        for name, question in asked:
-            if isinstance(question, exception.InvalidRequest):
-                rows.append((name, ALL, 0,
-                             f'nova-api refuses the flavor: {question}'))
-                continue
-            of_hosts = [(host.name, *of_host(wanted(question), host))
-                        for host in there]
-            rows.append((name, ALL, sum(n for _, n, _ in of_hosts),
-                         most_common(of_hosts)))
-            if parsed_args.by_host:
-                rows += [(name, host, number, limit.text)
-                         for host, number, limit in of_hosts]
-        return self.COLUMNS, rows
+        return self.COLUMNS, rows(
+            self.cloud(parsed_args), parsed_args.flavors, parsed_args.host,
+            parsed_args.by_host)
 
-    @staticmethod
-    def _asked(cloud, names) -> list[tuple[str, typing.Any]]:
-        """(name of a flavor, question, or error of a malformed one)."""
-        found: list[tuple[str, typing.Any]] = []
-        for flavor in (map(cloud.flavor, names) if names
-                       else cloud.flavors()):
-            try:
-                found.append((flavor['name'], why.Question.of(flavor, {})))
-            except exception.InvalidRequest as error:
-                found.append((flavor['name'], error))
-            except exception.NotThere:
-                if names:
-                    raise
-        return found
+
+def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
+         names: Iterable[str] = (), by_host: bool = False,
+         ) -> list[tuple[str, str, int, str]]:
+    """Return flavor, host or ALL, how many servers fit, and what limits them.
+
+    :param flavors: names or ids; all that ask for accelerators, without any.
+    :param names: of compute nodes; all of them, without any.
+    :param by_host: whether there is a row for each host, too.
+    :raises AcceleratorError: as hosts().
+    """
+    asked = _asked(cloud, flavors)
+    there = hosts(cloud, names) if asked else []
+    found: list[tuple[str, str, int, str]] = []
+    for name, question in asked:
+        if isinstance(question, exception.InvalidRequest):
+            found.append((name, ALL, 0,
+                          f'nova-api refuses the flavor: {question}'))
+            continue
+        of_hosts = [(host.name, *of_host(wanted(question), host))
+                    for host in there]
+        found.append((name, ALL, sum(n for _, n, _ in of_hosts),
+                      most_common(of_hosts)))
+        if by_host:
+            found += [(name, host, number, limit.text)
+                      for host, number, limit in of_hosts]
+    return found
+
+
+def _asked(cloud, names) -> list[tuple[str, typing.Any]]:
+    """(name of a flavor, question, or error of a malformed one)."""
+    found: list[tuple[str, typing.Any]] = []
+    for flavor in map(cloud.flavor, names) if names else cloud.flavors():
+        try:
+            found.append((flavor['name'], why.Question.of(flavor, {})))
+        except exception.InvalidRequest as error:
+            found.append((flavor['name'], error))
+        except exception.NotThere:
+            if names:
+                raise
+    return found
 
 
 def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:

@@ -76,7 +76,7 @@ class History(output.Lister):
         """Yield for each host its name, its hand-overs and its claims."""
         for path in parsed_args.record:
             host = os.path.basename(path).removesuffix('.json')
-            yield host, _read(path), ()
+            yield host, read(path), ()
         if not parsed_args.record:
             known = store.read(parsed_args)
             yield CONF.host, known.handovers(), [
@@ -84,7 +84,7 @@ class History(output.Lister):
                 if uuidutils.is_uuid_like(claim.instance_uuid)]
 
 
-def _read(path: str) -> list[model.Handover]:
+def read(path: str) -> list[model.Handover]:
     """Return the hand-overs of a file.
 
     :raises InvalidRequest: it cannot be read, or is another one.

@@ -2,15 +2,21 @@
 import collections
 import datetime
 from html import parser
+import json
 import os
+import pathlib
+import re
 from unittest import mock
 
 import fixtures
 import testtools
 
+from nova_accel.cmd import fits
 from nova_accel.cmd import page
+from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
 from nova_accel import naming
+from tests import pages_in_browser
 from tests.unit import commands
 
 NOW = datetime.datetime(2026, 11, 24, 7, 0, tzinfo=datetime.timezone.utc)
@@ -57,61 +63,130 @@ class Cells(parser.HTMLParser):
             self.found[-1] = state, text + data
 
 
-def cells(*providers, servers=None, functions=None):
+def draw(found, **more):
+    return page_html.draw(page_html.Facts(found, NOW, **more))
+
+
+def cells(*providers, **more):
     found = collections.defaultdict(list)
     for provider in providers:
         found[provider.host].append(provider)
-    drawn = page.draw(found, servers or {}, functions or {}, NOW)
-    return [(state, text.strip()) for state, text in Cells(drawn).found]
+    return [(state, ' '.join(text.split()))
+            for state, text in Cells(draw(found, **more)).found]
 
 
-class PageTest(testtools.TestCase):
+class DrawTest(testtools.TestCase):
 
-    def test_each_accelerator_is_a_cell(self):
+    def test_each_server_and_what_is_left(self):
         self.assertEqual(
-            [('used', 'train')] * 3 + [('free', '')] * 4 + [('fenced', '')],
-            cells(pool(held={'1': 3}, reserved=1), servers={'1': 'train'}))
+            [('used', 'train × 3'), ('used', '2'), ('free', '3 free'),
+             ('fenced', 'not given')],
+            cells(pool(held={'1': 3, '2': 1}, reserved=1),
+                  servers={'1': 'train'}))
 
     def test_function(self):
         self.assertEqual(
-            [('used', '1 crypto'), ('free', 'zip')],
+            [('used', '1 crypto'), ('free', 'free zip')],
             cells(region(held={'1': 1}), region('b'),
                   functions={'a-region': 'crypto', 'b-region': 'zip'}))
+
+    def test_several_of_a_product(self):
+        """Each with its own part of the name."""
+        self.assertEqual(
+            [('free', 'free r'), ('used', '1 s')],
+            cells(region(), region(name='a_accel_s', held={'1': 1})))
 
     def test_fenced(self):
         fenced = PAC | {naming.FENCED}
         self.assertEqual(
-            [('fenced', ''), ('used', '1')],
+            [('fenced', 'not given'), ('used', '1')],
             cells(region(traits=fenced, reserved=1),
                   region('b', traits=fenced, reserved=1, held={'1': 1})))
 
     def test_suspect(self):
         """What is free of it; a server that has it has it."""
         self.assertEqual(
-            [('used', '1')] + [('suspect', '')] * 6 + [('fenced', '')],
+            [('used', '1'), ('suspect', '6 not well'),
+             ('fenced', 'not given')],
             cells(pool(traits=H100 | {naming.SUSPECT}, held={'1': 1},
                        reserved=1)))
 
     def test_reserved_while_in_use(self):
         """A host may reserve all of a provider that servers hold."""
         self.assertEqual(
-            [('used', '1')] * 8, cells(pool(held={'1': 8}, reserved=8)))
+            [('used', '1 × 8')], cells(pool(held={'1': 8}, reserved=8)))
 
-    def test_names_of_users_are_text(self):
-        drawn = page.draw(
-            {'a': [region(held={'1': 1})]}, {'1': '<script>x</script>'}, {},
-            NOW)
+    def test_texts_of_users_are_text(self):
+        drawn = draw({'a': [region(held={'1': 1})]},
+                     servers={'1': '<script>x</script>'},
+                     fits=[('<script>', 1, '<script>')])
         self.assertNotIn('script', Cells(drawn).tags)
-        self.assertIn('&lt;script&gt;', drawn)
+        self.assertIn('&lt;script&gt;x', drawn)
 
     def test_sums(self):
-        drawn = page.draw({'a': [pool(held={'1': 3}, reserved=1)],
-                           'b': [pool('b')]}, {}, {}, NOW)
-        self.assertIn('<td>GPU NVIDIA H100<td class="n">3<td class="n">12'
-                      '<td class="n">1', drawn)
+        drawn = draw({'a': [pool(held={'1': 3}, reserved=1)],
+                      'b': [pool('b', traits=H100 | {naming.SUSPECT})]})
+        self.assertIn('<td>GPU NVIDIA H100<td class="n">3<td class="n">4'
+                      '<td class="n">8<td class="n">1', drawn)
 
     def test_no_hosts(self):
-        self.assertEqual([], Cells(page.draw({}, {}, {}, NOW)).found)
+        self.assertEqual([], Cells(draw({})).found)
+
+    def test_tiles(self):
+        """Of more hosts than fit a screen, each leads to its row."""
+        hosts = {f'h{n}': [pool(f'h{n}')] for n in range(9)}
+        hosts['h1'][0].held['1'] = 8
+        hosts['h2'][0].reserved = 1
+        hosts['h3'] = []
+        drawn = draw(hosts)
+        self.assertIn('<a href="#h1" title="h1: 8 in use" '
+                      'style="--x:0;--s:0;--u:100"></a>', drawn)
+        # one of eight is seen as if they were two
+        self.assertIn('title="h2: 7 free, 1 no server gets it" '
+                      'style="--x:20;--s:20;--u:20"></a>', drawn)
+        self.assertEqual({f'id="h{n}"' for n in range(9)},
+                         set(re.findall('id="h.+?"', drawn)))
+        del hosts['h3']
+        self.assertNotIn('href', draw(hosts))
+
+    def test_what_fits(self):
+        self.assertIn('<tr><td>gpu8<td class="n">2<td>8 for each</tr>', draw(
+            {}, fits=[('gpu8', 2, '8 for each')]))
+        self.assertNotIn('What fits', draw({}))
+
+    def test_handovers(self):
+        """Thirty days, the last one is the last that has any."""
+        drawn = draw({}, handovers=[
+            ('2026-09-01', True), ('2026-11-01', False),
+            *[('2026-11-02', False)] * 3, ('2026-11-02', True)])
+        days = re.findall('title="(.*?)"><i class="fenced" style="height:(.*?)'
+                          '%"></i><i class="used" style="height:(.*?)%"',
+                          drawn)
+        self.assertEqual(30, len(days))
+        self.assertEqual(('2026-10-04: 0 clean, 0 failed', '0.0', '0.0'),
+                         days[0])
+        self.assertEqual([
+            ('2026-11-01: 1 clean, 0 failed', '0.0', '25.0'),
+            ('2026-11-02: 3 clean, 1 failed', '25.0', '75.0')], days[-2:])
+        self.assertNotIn('Hand-overs', draw({}))
+
+    def test_in_a_browser(self):
+        """It fits screens, and is dark in the dark."""
+        browser = pages_in_browser.find()
+        if not browser:
+            self.skipTest('no browser is installed: see bindep.txt')
+        folder = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        hosts = {name: [pool(name, held={'1': 3}), region(
+            name, held={'2': 1})] for name in (
+                f'compute{n}.dc1.a-name-that-is-long.example' for n
+                in range(12))}
+        (folder / 'page.html').write_text(draw(
+            hosts, servers={'1': 'a-server-with-a-long-name' * 3},
+            fits=[('gpu8', 2, f'8 CUSTOM_ACCELERATOR_{"GPU_" * 9}')],
+            handovers=[('2026-11-02', True)]))
+        for dark in False, True:
+            self.assertEqual([], pages_in_browser.look(
+                folder, ['page.html'], browser, dark))
 
 
 class FileTest(commands.CommandTestCase):
@@ -131,8 +206,35 @@ class FileTest(commands.CommandTestCase):
         self.assertEqual((0, f'{path}: 1 host.\n'),
                          (done.returncode, done.stdout))
         with open(path) as file:
-            self.assertEqual(8, len(Cells(file.read()).found))
+            self.assertEqual([('free', '8 free ')], Cells(file.read()).found)
         self.assertEqual(['page.html'], os.listdir(self.directory))
+
+    def test_records_and_what_fits(self):
+        record = os.path.join(self.directory, 'a.json')
+        with open(record, 'w') as file:
+            json.dump([{
+                'Time': '2026-11-02T10:00:00+00:00', 'Device': 'd',
+                'Serial': '', 'Handle': 'd', 'Server': 's',
+                'Result': result} for result in ('clean', 'EIO')], file)
+        path = os.path.join(self.directory, 'page.html')
+        with mock.patch.object(fits, 'rows', return_value=[
+                ('gpu8', fits.ALL, 2, 'room')]):
+            done = commands.run('page', path, '--fits', '--record', record,
+                                page=page.Page)
+        self.assertEqual((0, ''), (done.returncode, done.stderr))
+        with open(path) as file:
+            text = file.read()
+        self.assertIn('<td>gpu8<td class="n">2<td>room', text)
+        self.assertIn('2026-11-02: 1 clean, 1 failed', text)
+
+    def test_record_of_something_else(self):
+        path = os.path.join(self.directory, 'page.html')
+        done = commands.run('page', path, '--record', __file__,
+                            page=page.Page)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('which is not what nova-accel handovers -f json writes',
+                      done.stderr)
+        self.assertEqual([], os.listdir(self.directory))
 
     def test_cannot_be_written(self):
         path = os.path.join(self.directory, 'none', 'page.html')

@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The accelerators of a cloud as one HTML file.
+
+It has no script, font or picture of another server: it can be sent and kept.
+"""
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import datetime
+import html
+import itertools
+
+from nova_accel.cmd import tree
+from nova_accel import naming
+
+#: class of a cell -> its meaning
+_STATES = {'used': 'in use', 'free': 'free',
+           'suspect': 'free, and not well: servers get it last',
+           'fenced': 'no server gets it'}
+#: more hosts than fit a screen are shown as tiles first
+_FEW = 8
+_DAYS = 30
+_HEAD = '''<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Accelerators of {hosts} hosts</title>
+<style>
+:root {{ color-scheme: light dark; --line: #8886; --soft: #8881;
+  --used: #0969da; --free: #2da44e; --suspect: #bf8700; --fenced: #cf222e }}
+@media (prefers-color-scheme: dark) {{ :root {{
+  --used: #4493f8; --free: #2ea043; --suspect: #d29922; --fenced: #f85149 }} }}
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 0 auto;
+  max-width: 80rem; padding: 1rem }}
+h1 {{ font-size: 1.4rem; margin: 0 }} p {{ margin: .3rem 0 1rem }}
+h2 {{ font-size: 1.05rem; margin: 1.4rem 0 .5rem }}
+.used {{ --c: var(--used) }} .free {{ --c: var(--free) }}
+.suspect {{ --c: var(--suspect) }} .fenced {{ --c: var(--fenced) }}
+.key, .cells, .map {{ display: flex; flex-wrap: wrap; gap: .3rem }}
+.key {{ margin-bottom: 1rem }}
+.sum {{ overflow-x: auto }} table {{ border-collapse: collapse; width: 100% }}
+td, th {{ border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
+  text-align: left; vertical-align: top }}
+td:last-child {{ overflow-wrap: anywhere }}
+td.n, th.n {{ text-align: right; width: 1% }} td.bar {{ min-width: 5rem }}
+.bar div {{ display: flex; height: 1rem; margin-top: .15rem }}
+.bar i, .t, .day i {{ background: var(--c) }}
+.map {{ gap: 3px }} .map a {{ border-radius: 2px; height: 14px; width: 14px;
+  background: linear-gradient(to top, var(--fenced) calc(var(--x) * 1%),
+    var(--suspect) 0 calc(var(--s) * 1%), var(--used) 0 calc(var(--u) * 1%),
+    #2da44e50 0) }}
+.days {{ align-items: end; border-bottom: 1px solid var(--line); display: flex;
+  gap: 2px; height: 6rem }}
+.day {{ display: flex; flex: 1; flex-direction: column; height: 100%;
+  justify-content: end }}
+.ends {{ display: flex; justify-content: space-between }}
+section {{ border-top: 1px solid var(--line); display: grid; gap: .1rem 1rem;
+  grid-template-columns: 14rem 1fr; padding: .5rem 0;
+  content-visibility: auto; contain-intrinsic-size: auto 4rem }}
+section > b {{ font-size: .9rem; overflow-wrap: anywhere }}
+section:target {{ background: var(--soft) }}
+.part {{ display: grid; gap: 0 1rem; grid-template-columns: 11rem 1fr;
+  margin-bottom: .3rem }}
+.part > span {{ font-size: .8rem; opacity: .75; overflow-wrap: anywhere;
+  padding-top: .2rem }}
+@media (max-width: 50rem) {{ section, .part {{ grid-template-columns: 1fr }}
+  .bar div {{ height: .7rem }} td, th {{ padding-right: .5rem }} }}
+@media (min-width: 50rem) {{ th {{ white-space: nowrap }}
+  td:first-child {{ width: 14rem }} }}
+.c {{ border: 1px solid var(--line); border-left: .3rem solid var(--c);
+  border-radius: .25rem; background: var(--soft); box-sizing: border-box;
+  font-size: .8rem; max-width: 100%; overflow-wrap: anywhere;
+  min-width: min(100%, calc(var(--n, 1) * 1.1rem)); padding: .1rem .4rem }}
+small {{ opacity: .75 }}
+</style></head><body>
+'''
+
+
+@dataclasses.dataclass(frozen=True)
+class Amounts:
+    """How many accelerators there are of a provider, a host, a product."""
+
+    used: int = 0
+    free: int = 0
+    suspect: int = 0
+    fenced: int = 0
+
+    def __add__(self, other: 'Amounts') -> 'Amounts':
+        return Amounts(*map(sum, zip(*map(dataclasses.astuple,
+                                          (self, other)))))
+
+    @property
+    def all(self) -> int:
+        return sum(dataclasses.astuple(self))
+
+    @property
+    def said(self) -> str:
+        return ', '.join(f'{number} {_STATES[state].partition(",")[0]}'
+                         if state != 'suspect' else f'{number} not well'
+                         for state, number in dataclasses.asdict(self).items()
+                         if number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the page shows."""
+
+    #: host -> its providers, parents before children
+    hosts: Mapping[str, list[tree.Provider]]
+    #: the time at which the cloud answered
+    when: datetime.datetime
+    #: UUID of a server -> its name
+    servers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: UUID of a provider -> name of its function
+    functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: (flavor, how many servers of it fit, what keeps more from fitting)
+    fits: Iterable[tuple[str, int, str]] = ()
+    #: (day as 2026-11-24, whether it failed) of each hand-over
+    handovers: Iterable[tuple[str, bool]] = ()
+
+
+def draw(facts: Facts) -> str:
+    """Return the page."""
+    found = {host: [p for p in providers if p.resource_class]
+             for host, providers in facts.hosts.items()}
+    number = len(found)
+    parts = [_HEAD.format(hosts=number), '<h1>Accelerators</h1>',
+             f'<p>{facts.when:%Y-%m-%d %H:%M} UTC, as Placement has them. '
+             f'{number} host{"" if number == 1 else "s"}.</p>',
+             '<div class="key">', *(
+                 f'<span class="c {name}">{meaning}</span>'
+                 for name, meaning in _STATES.items()), '</div>']
+    parts += _sums(found, facts.hosts)
+    parts += _fits(facts.fits)
+    parts += _days(collections.Counter(facts.handovers))
+    if number > _FEW:
+        parts += _map(found)
+    parts.append('<h2>Hosts</h2>')
+    for position, (host, providers) in enumerate(found.items()):
+        name = _text(host).replace('.', '.<wbr>')
+        parts.append(f'<section id="h{position}"><b>{name}</b><div>')
+        for product, alike in itertools.groupby(
+                providers, lambda p: tree.what_is(p, providers)):
+            parts.append(_part(host, product, [*alike], facts))
+        parts.append('</div></section>')
+    return '\n'.join([*parts, '</body></html>', ''])
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+def _amounts(provider: tree.Provider) -> Amounts:
+    """What is in use may be fenced, too: then no other server gets it."""
+    used = sum(provider.held.values())
+    left = provider.total - used
+    fenced = (left if naming.FENCED in provider.traits
+              else min(provider.reserved, left))
+    if naming.SUSPECT in provider.traits:
+        return Amounts(used, 0, left - fenced, fenced)
+    return Amounts(used, left - fenced, 0, fenced)
+
+
+def _of(providers: Iterable[tree.Provider]) -> Amounts:
+    return sum(map(_amounts, providers), Amounts())
+
+
+def _sums(found, hosts) -> Iterator[str]:
+    """How many of each product there are, and in which state."""
+    sums: dict[str, Amounts] = collections.defaultdict(Amounts)
+    for host, providers in found.items():
+        for provider in providers:
+            sums[tree.what_is(provider, hosts[host])] += _amounts(provider)
+    yield ('<div class="sum"><table><tr><th>Product<th class="n">In use'
+           '<th class="n">Free<th class="n">Not well<th class="n">No server '
+           'gets<th></tr>')
+    for product, amounts in sorted(sums.items()):
+        numbers = dataclasses.asdict(amounts)
+        yield (f'<tr><td>{_text(product)}'
+               + ''.join(f'<td class="n">{n}' for n in numbers.values())
+               + '<td class="bar"><div>' + ''.join(
+                   f'<i class="{state}" style="flex:{n}"></i>'
+                   for state, n in numbers.items() if n) + '</div></tr>')
+    yield '</table></div>'
+
+
+def _fits(rows) -> Iterator[str]:
+    rows = [*rows]
+    if rows:
+        yield ('<h2>What fits</h2><div class="sum"><table><tr><th>Flavor'
+               '<th class="n">Servers<th>Limit</tr>')
+        for flavor, number, limit in rows:
+            yield (f'<tr><td>{_text(flavor)}<td class="n">{number}'
+                   f'<td>{_text(limit)}</tr>')
+        yield '</table></div>'
+
+
+def _days(counts: Mapping[tuple[str, bool], int]) -> Iterator[str]:
+    """Hand-overs of the last days, from the last one back."""
+    if not counts:
+        return
+    last = datetime.date.fromisoformat(max(day for day, _ in counts))
+    days = [str(last - datetime.timedelta(back))
+            for back in reversed(range(_DAYS))]
+    most = max(1, *(counts[day, False] + counts[day, True] for day in days))
+    yield ('<h2>Hand-overs</h2><div class="key"><span class="c used">clean'
+           '</span><span class="c fenced">failed</span></div>'
+           '<div class="days">')
+    for day in days:
+        ended, failed = counts[day, False], counts[day, True]
+        yield (f'<span class="day" title="{day}: {ended} clean, {failed} '
+               f'failed"><i class="fenced" style="height:'
+               f'{100 * failed / most:.1f}%"></i><i class="used" style="'
+               f'height:{100 * ended / most:.1f}%"></i></span>')
+    yield (f'</div><p class="ends"><small>{days[0]}</small><small>at most '
+           f'{most} a day</small><small>{days[-1]}</small></p>')
+
+
+def _map(found) -> Iterator[str]:
+    """A tile for each host."""
+    yield '<h2>A tile for each host</h2><div class="map">'
+    for position, (host, providers) in enumerate(found.items()):
+        amounts = _of(providers)
+        # what is wrong with a few of many has to be seen
+        fenced, suspect = (max(20, 100 * number / amounts.all) if number else 0
+                           for number in (amounts.fenced, amounts.suspect))
+        suspect += fenced
+        used = suspect + (100 - suspect) * amounts.used / max(
+            1, amounts.used + amounts.free)
+        yield (f'<a href="#h{position}" title="{_text(host)}: '
+               f'{amounts.said}" style="--x:{fenced:.0f};--s:{suspect:.0f};'
+               f'--u:{used:.0f}"></a>')
+    yield '</div>'
+
+
+def _part(host: str, product: str, alike: list[tree.Provider],
+          facts: Facts) -> str:
+    """Providers of a host that are of one product."""
+    return (f'<div class="part"><span>{_text(product)}</span>'
+            f'<div class="cells">'
+            + ''.join(cell for provider in alike for cell in _cells(
+                host, provider, len(alike) > 1, facts))
+            + '</div></div>')
+
+
+def _cells(host, provider: tree.Provider, is_one_of_several, facts,
+           ) -> Iterator[str]:
+    function = facts.functions.get(provider.uuid, provider.function or '')
+    part = provider.name.removeprefix(naming.device_provider_name(host, ''))
+    told = ' '.join(f'<small>{_text(text)}</small>' for text in (
+        function, part if is_one_of_several else '') if text)
+    amounts = _amounts(provider)
+    for consumer, number in sorted(provider.held.items()):
+        name = _text(facts.servers.get(consumer, consumer))
+        yield _cell('used', number, name, told,
+                    f'{provider.name}: server {consumer}')
+    for state in 'free', 'suspect', 'fenced':
+        number = getattr(amounts, state)
+        if number:
+            yield _cell(state, number, '', told,
+                        f'{provider.name}: {_STATES[state]}')
+
+
+def _cell(state: str, number: int, name: str, told: str, title: str) -> str:
+    if not name:
+        shown = {'free': 'free', 'suspect': 'not well',
+                 'fenced': 'not given'}[state]
+        name = f'{number} {shown}' if number > 1 else shown
+    elif number > 1:
+        name = f'{name} × {number}'
+    size = f' style="--n:{number}"' if number > 1 else ''
+    return (f'<span class="c {state}"{size} title="{_text(title)}">{name} '
+            f'{told}</span>')
