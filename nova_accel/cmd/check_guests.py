@@ -3,6 +3,7 @@
 get, and have room for what is attached later."""
 
 from collections.abc import Iterator, Mapping
+import contextlib
 import os
 import typing
 
@@ -22,9 +23,9 @@ CONF = conf.CONF
 Line = check_line.Line
 OK, WARNING = check_line.OK, check_line.WARNING
 
-#: a directory for each size of huge pages; source:
-#: Documentation/admin-guide/mm/hugetlbpage.rst of Linux
-_HUGE_PAGES = 'kernel/mm/hugepages'
+#: has a directory for each NUMA node, with one for each size of huge pages;
+#: source: Documentation/admin-guide/mm/hugetlbpage.rst of Linux
+_NODES = 'devices/system/node'
 #: ports that a guest of Nova needs for others than our devices: a disk, an
 #: interface, and the device by which its memory is asked for (memballoon)
 _OTHER_PORTS = 3
@@ -226,28 +227,40 @@ class Guests:
         if size is None:
             return
         pages = self._huge_pages()
-        fit = [kib for kib, count in pages.items() if size in (0, kib)
-               and memory % (kib << 10) == 0 and count * kib << 10 >= memory]
-        if not fit:
-            there = ', '.join(f'{count} of {kib >> 10} MiB' for kib, count
-                              in sorted(pages.items())) or 'none'
-            yield (f'is not built on this host, because its '
-                   f'{memory >> 30} GiB of memory are not all in huge pages '
-                   f'of one size (hw:mem_page_size={asked}), of which this '
-                   f'host has {there}',
+        count = specs.get('hw:numa_nodes', '1')
+        # Nova places each node of a guest on one of the host, of its own
+        cells = int(count) if count.isdigit() and int(count) else 1
+        need = -(-memory // cells)
+        if not any(size in (0, kib) and need % (kib << 10) == 0 and sum(
+                number * kib << 10 >= need for number in of_nodes) >= cells
+                for kib, of_nodes in pages.items()):
+            there = ', '.join(
+                f'{"+".join(map(str, of_nodes))} of {kib >> 10} MiB'
+                for kib, of_nodes in sorted(pages.items())) or 'none'
+            yield (f'is not built on this host, because {cells} times '
+                   f'{need >> 30} GiB are not in huge pages of one NUMA node '
+                   f'(hw:mem_page_size={asked}), of which this host has '
+                   f'{there}',
                    'reserve them on its kernel command line (hugepagesz=1G '
                    'hugepages=<number>)')
 
-    def _huge_pages(self) -> dict[int, int]:
-        """KiB of a huge page -> how many the host has."""
+    def _huge_pages(self) -> dict[int, list[int]]:
+        """KiB of a huge page -> how many each NUMA node of the host has."""
         kernel = self._host.kernel
+        found: dict[int, list[int]] = {}
         try:
-            return {int(name.removeprefix('hugepages-').removesuffix('kB')):
-                    int(kernel.read(f'{_HUGE_PAGES}/{name}/nr_hugepages'))
-                    for name in kernel.listdir(_HUGE_PAGES)}
-        except (OSError, ValueError):
-            # a kernel without them
+            nodes = kernel.listdir(_NODES)
+        except OSError:
             return {}
+        for node in nodes:
+            # a kernel without huge pages has none of these
+            with contextlib.suppress(OSError, ValueError):
+                for name in kernel.listdir(f'{_NODES}/{node}/hugepages'):
+                    kib = int(
+                        name.removeprefix('hugepages-').removesuffix('kB'))
+                    found.setdefault(kib, []).append(int(kernel.read(
+                        f'{_NODES}/{node}/hugepages/{name}/nr_hugepages')))
+        return found
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
         """The regions of each handle that a group may get here, the largest

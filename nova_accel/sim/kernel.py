@@ -561,14 +561,22 @@ def _hosts_driver(card, mine, vf) -> str | None:
     return card.vf_driver if mine.get('autoprobe', True) else None
 
 
+def _nodes(host):
+    """The NUMA nodes that have huge pages."""
+    found: sysfs.Directory = {}
+    for kib, counts in host.huge_pages.items():
+        for node, count in enumerate(counts):
+            found.setdefault(f'node{node}', {'hugepages': {}})['hugepages'][
+                f'hugepages-{kib}kB'] = {'nr_hugepages': str(count)}
+    return found
+
+
 def _build(host, state):
     tree: sysfs.Directory = {'bus': {'pci': {'devices': {}, 'drivers': {
                 'dfl-pci': {}, 'vfio-pci': {}}}},
             'class': {'fpga_region': {}, 'fpga_manager': {}},
-            'devices': {}, 'kernel': {
-                'iommu_groups': {}, 'mm': {'hugepages': {
-                    f'hugepages-{kib}kB': {'nr_hugepages': str(count)}
-                    for kib, count in host.huge_pages.items()}}},
+            'devices': {'system': {'node': _nodes(host)}},
+            'kernel': {'iommu_groups': {}},
             'module': {'vfio_pci': {'parameters': {
                 'disable_denylist': 'Y' if host.disable_denylist else 'N'}}}}
     _add_bridges(tree, host)

@@ -22,8 +22,9 @@ class Host:
     address_bits: int
     #: whether VFIO can report what a device has written
     iova_bitmap: bool
-    #: KiB of a huge page -> how many were reserved (hugetlbpage.rst of Linux)
-    huge_pages: dict[int, int]
+    #: KiB of a huge page -> how many were reserved on each NUMA node
+    #: (hugetlbpage.rst of Linux)
+    huge_pages: dict[int, list[int]]
     #: PCI address of the physical function -> card
     cards: dict[str, card.Card]
 

@@ -179,9 +179,12 @@ def attributes(value):
 
 def counts(value):
     if not isinstance(value, dict) or not all(
-            type(number) is int and number >= 0
-            for item in value.items() for number in item):
-        raise ValueError('it has to be a mapping of numbers to numbers')
+            isinstance(numbers, list) and all(
+                type(number) is int and number >= 0
+                for number in (key, *numbers))
+            for key, numbers in value.items()):
+        raise ValueError('it has to be a mapping of numbers to lists of '
+                         'numbers')
     return value
 
 

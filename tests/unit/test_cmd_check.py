@@ -1091,29 +1091,41 @@ class FlavorTest(CheckTestCase):
         self.set('DEFAULT', ram_allocation_ratio='1.5')
         self.assertEqual([], self.check(0))
 
-    # GiB of a guest, hw:mem_page_size, pages of 2 MiB and of 1 GiB that this
-    # host has, whether the guest starts
-    @ddt.data((256, '1GB', 0, 256, True), (256, '1GB', 0, 255, False),
-              (256, '1048576', 0, 256, True), (256, '2MB', 131072, 0, True),
-              (256, '2MB', 0, 512, False), (256, 'large', 131072, 0, True),
-              (256, 'large', 1024, 255, False), (256, 'any', 0, 0, True),
-              (256, 'small', 0, 0, True), (256, '4KB', 0, 0, True),
-              (256, '', 0, 0, True), (256, 'wrong', 0, 0, True))
+    # GiB of a guest, hw:mem_page_size and hw:numa_nodes, pages of 2 MiB and of
+    # 1 GiB on each node of this host, whether the guest starts
+    @ddt.data((256, '1GB', 1, [0], [256], True),
+              (256, '1GB', 1, [0], [255], False),
+              (256, '1048576', 1, [0], [256], True),
+              (256, '2MB', 1, [131072], [0], True),
+              (256, '2MB', 1, [0], [512], False),
+              (256, 'large', 1, [131072], [0], True),
+              (256, 'large', 1, [1024], [255], False),
+              # all of a guest's node is on one of the host's
+              (256, '1GB', 1, [], [128, 128], False),
+              (256, '1GB', 2, [], [128, 128], True),
+              (256, '1GB', 2, [], [255, 127], False),
+              (256, '1GB', 1, [], [0, 256], True),
+              (256, 'any', 1, [0], [0], True), (256, '', 1, [], [], True),
+              (256, 'small', 1, [0], [0], True),
+              (256, '4KB', 1, [0], [0], True),
+              (256, 'wrong', 1, [0], [0], True))
     @ddt.unpack
-    def test_huge_pages(self, ram, asked, small, large, starts):
+    def test_huge_pages(self, ram, asked, nodes, small, large, starts):
         self.ram = ram
         self.use_kernel(self.useFixture(SimulatedHost(
             gpus=[{'address': GPU}],
             huge_pages={2048: small, 1048576: large})).kernel)
+        specs = {'hw:mem_page_size': asked, 'hw:numa_nodes': str(nodes)}
         self.flavors({'huge': {'resources1:CUSTOM_ACCELERATOR_GPU': '1',
-                               'hw:mem_page_size': asked},
-                      'without': {'hw:mem_page_size': asked}})
+                               **specs}, 'without': specs})
         if starts:
             self.assertEqual([], self.check(0))
         else:
             self.assertFails(
                 'flavors', 'the flavor huge is not built on this host',
-                f'hw:mem_page_size={asked}', f'{large} of 1024 MiB',
+                f'{nodes} times {ram // nodes} GiB',
+                f'hw:mem_page_size={asked}',
+                f'{"+".join(map(str, large))} of 1024 MiB',
                 'hugepagesz=1G', result='warning')
 
     def test_kernel_without_huge_pages(self):
