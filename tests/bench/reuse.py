@@ -15,6 +15,10 @@ Placement has them, the best score first and ties by chance; "ours of 3" are
 three schedulers that know of a third of the requests each. "uses per idle
 copy" counts all requests since the start, without decay, and knows of all.
 
+With --plain SHARE so many requests want a region without a function, and leave
+it empty. Shown is the share of the others. "plain by chance" is as "ours", but
+such a request gets any free region.
+
 Each rule plays the same traces with the same seeds: two rules are
 compared seed by seed: the mean of the differences, and its standard error
 (their standard deviation by the root of the number of seeds). The benchmark
@@ -22,7 +26,8 @@ fails in a row where ours is worse than "uses per idle copy", or three
 schedulers are worse than "random", by more than seeds explain: where the mean
 difference is more than two standard errors below zero.
 
-Run with ``python -m tests.bench.reuse [--seeds N] [--requests N] [TRACE...]``.
+Run with ``python -m tests.bench.reuse [--seeds N] [--requests N]
+[--plain SHARE] [TRACE...]``.
 No times are measured: any machine gives the same figures.
 """
 
@@ -138,7 +143,8 @@ class Spec:
 
     def __init__(self, function):
         self.flavor = Flavor(extra_specs={
-            f'resources1:{FPGA}': '1', 'accel1:function_id': function})
+            f'resources1:{FPGA}': '1',
+            **({'accel1:function_id': function} if function else {})})
 
     def __contains__(self, name):
         return hasattr(self, name)
@@ -165,7 +171,7 @@ class Ours(Rule):
         summaries = {region.uuid: {
             'resources': {FPGA: {'capacity': 1, 'used': 0}},
             'traits': self.traits[region.function]} for region in free}
-        spec = Spec(self.ids[function])
+        spec = Spec(None if function is None else self.ids[function])
         begun = self.chance.choice(self.begun).begin(spec, summaries)
         begun.count('server')
         rank = ranking.ranker(begun)
@@ -180,6 +186,14 @@ class OursOfThree(Ours):
     schedulers = 3
 
 
+class PlainByChance(Ours):
+    name = 'plain by chance'
+
+    def choose(self, free, function, now):
+        return free[0] if function is None else super().choose(
+            free, function, now)
+
+
 RULES = (AnyRegion, LoadedFirst, LeastRecentlyUsed, UsesPerIdleCopy, Ours,
          OursOfThree)
 
@@ -188,9 +202,14 @@ RULES = (AnyRegion, LoadedFirst, LeastRecentlyUsed, UsesPerIdleCopy, Ours,
 PAIRS = ((Ours, UsesPerIdleCopy), (OursOfThree, LoadedFirst))
 
 
-def play(rule, trace, regions, load, seed):
-    """Return the share of placements whose function was loaded."""
+def play(rule, trace, regions, load, seed, plain=0):
+    """Return the share of placements whose function was loaded.
+
+    :param plain: share of the requests that want no function.
+    """
     chance = random.Random(seed)
+    # by other draws: the rest is as without
+    wants = random.Random(-seed - 1)
     chosen = rule(random.Random(seed))
     span = trace[-1][0] - trace[0][0]
     stretch = load * regions * span / sum(d for _, d, _ in trace)
@@ -201,11 +220,13 @@ def play(rule, trace, regions, load, seed):
             idle.append(heapq.heappop(busy)[2])
         if not idle:
             continue
+        if plain and wants.random() < plain:
+            function = None
         chance.shuffle(idle)
         region = chosen.choose(idle, function, start)
         idle.remove(region)
-        placed += 1
-        found += region.function == function
+        placed += function is not None
+        found += function is not None and region.function == function
         region.function, region.used = function, number
         heapq.heappush(busy, (start + duration * stretch, number, region))
     return found / placed
@@ -232,35 +253,38 @@ def main():
     parser = argparse.ArgumentParser(prog='python -m tests.bench.reuse')
     parser.add_argument('--seeds', type=_seeds, default=5)
     parser.add_argument('--requests', type=int, help='play the first only')
+    parser.add_argument('--plain', type=float, default=0, metavar='SHARE')
     parser.add_argument('traces', nargs='*')
     args = parser.parse_args()
+    rules = (PlainByChance, Ours) if args.plain else RULES
+    pairs = ((Ours, PlainByChance),) if args.plain else PAIRS
     named = [(os.path.basename(path).split('.')[0],
               lambda seed, rows=read(path): rows)
              for path in args.traces] or [('Zipf', zipf)]
     head = f'{"trace, regions, load":22}'
     print(f'share of placements whose function was loaded: mean of '
           f'{args.seeds} seeds (and their standard deviation)')
-    print(head + ''.join(f'{rule.name:>16}' for rule in RULES))
+    print(head + ''.join(f'{rule.name:>16}' for rule in rules))
     rows = []
     for name, trace in named:
         for regions, load in ROWS:
             rows.append((f'{name} {regions}, {load:.2f}', {}))
             print(f'{rows[-1][0]:22}', end='')
-            for rule in RULES:
+            for rule in rules:
                 shares = rows[-1][1][rule] = [
                     play(rule, trace(seed)[:args.requests], regions, load,
-                         seed) for seed in range(args.seeds)]
+                         seed, args.plain) for seed in range(args.seeds)]
                 text = (f'{statistics.mean(shares):.3f} '
                         f'({statistics.stdev(shares):.3f})')
                 print(f'{text:>16}', end='', flush=True)
             print()
     print('\ndifferences over the same seeds: mean (and its standard error)')
     print(head + ''.join(f'{f"{one.name} - {other.name}":>24}'
-                         for one, other in PAIRS))
+                         for one, other in pairs))
     worse = []
     for row, shares in rows:
         print(f'{row:22}', end='')
-        for one, other in PAIRS:
+        for one, other in pairs:
             mean, error = difference(shares[one], shares[other])
             print(f'{f"{mean:+.3f} ({error:.3f})":>24}', end='')
             if is_worse(mean, error):
