@@ -87,10 +87,8 @@ class Inventory:
             if driver.PREPARES_EVERY_HANDLE)
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
-        # guards the four below
+        # guards what follows
         self._lock = locks.Lock('inventory')
-        #: address and index of regions whose programming hangs
-        self._hanging: set[tuple[str, int]] = set()
         #: what hold_back() was called with last
         self._held_back: frozenset[model.AttachHandle] = frozenset()
         #: name and uuid of the node that Nova told last
@@ -111,17 +109,12 @@ class Inventory:
     def _ended(self, key: str) -> None:
         """A call for a key has returned after it hung."""
         self.table.unfence(key, devices.Fence.HANGS)
-        self._forget_hanging(key)
         self.table.invalidate(key)
         kind, _, name = key.partition(':')
         if kind == 'driver':
             self.scanner.scan(names=[name])
         else:
             self.scanner.scan(addresses=[key])
-
-    def _forget_hanging(self, address: str) -> None:
-        with self._lock:
-            self._hanging = {r for r in self._hanging if r[0] != address}
 
     # The devices
 
@@ -211,9 +204,9 @@ class Inventory:
                       f'its place')
         device, region = self._part(address, index)
         why = self.cards.hanging(claim.key)
-        with self._lock:
-            if (address, index) in self._hanging:
-                why = self.cards.hanging(address)
+        if self.table.is_unknown(address, index):
+            # its programming, before which it could not be used either
+            why = why or self.cards.hanging(address)
         if why:
             raise exception.DeviceUnavailable(
                 f'{name} is held by the server, and does not respond: {why}.',
@@ -340,12 +333,6 @@ class Inventory:
                       _name(address, index), error)
         if report:
             self.scanner.scan(addresses=[address])
-            return
-        with self._lock:
-            self._hanging.add((address, index))
-        if not self.cards.hanging(address):
-            # it ended meanwhile, and may have said so before that
-            self._forget_hanging(address)
 
     # Scans
 

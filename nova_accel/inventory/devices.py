@@ -298,6 +298,12 @@ class DeviceTable:
         return (loaded.content or '' if loaded
                 and loaded.bitstream_id == image_id else '')
 
+    def is_unknown(self, address: str, index: int | None) -> bool:
+        """Whether what a region carries is not known, as while a programming
+        hangs, or after one whose end was not seen."""
+        return index is not None and self._store.loaded().get(
+            (address, index), model.AS_READ).content is None
+
     # What drivers say
 
     def ticket(self) -> int:

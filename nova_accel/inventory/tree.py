@@ -105,6 +105,17 @@ class _Pass:
     inherited: dict[str, frozenset[str]] = dataclasses.field(
         default_factory=dict)
 
+    def add(self, shown: _Shown, merged: providers.Merged,
+            traits: frozenset[str]) -> None:
+        """Have Nova write what a provider has to have, beside other things."""
+        uuid = shown.uuid
+        self.rows |= {(uuid, name): row for name, row in merged.rows.items()}
+        self.returned += merged.returned
+        if merged.inventory != shown.inventory:
+            self.inventories.append((uuid, merged.inventory))
+        if traits != shown.traits:
+            self.traits.append((uuid, set(traits)))
+
 
 class Tree:
     """Not thread-safe: Nova calls under its resource tracker's
@@ -238,14 +249,14 @@ class Tree:
                 continue
             known = self._rows(uuid, plan)
             merged, traits = self._merge(provider, plan, known)(shown)
-            rows = {(uuid, name): row for name, row in merged.rows.items()}
             self.foreign_traits[uuid] = traits - provider.traits
             if merged.inventory != shown.inventory or traits != shown.traits:
                 self._unchanged.pop(uuid, None)
             elif is_there and plan.placement.write and _is_confirmed(
                     known, merged.rows):
                 # nothing has to be asked: Placement was seen to have it
-                plan.rows |= rows
+                plan.rows |= {(uuid, name): row
+                              for name, row in merged.rows.items()}
                 self._unchanged.pop(uuid, None)
                 continue
             elif not _differ(known, merged.rows):
@@ -258,12 +269,7 @@ class Tree:
             if is_there and plan.placement.write:
                 plan.changed.append(provider)
                 continue
-            plan.rows |= rows
-            plan.returned += merged.returned
-            if merged.inventory != shown.inventory:
-                plan.inventories.append((uuid, merged.inventory))
-            if traits != shown.traits:
-                plan.traits.append((uuid, set(traits)))
+            plan.add(shown, merged, traits)
 
     def _merge(self, provider, plan, rows=None) -> Merge:
         """:param rows: of the ledger; None: as they are when it is called."""
@@ -364,11 +370,7 @@ class Tree:
             return dataclasses.replace(
                 shown, inventory=result[0], traits=result[1]
             ) if result else shown
-        plan.rows |= {(uuid, name): row for name, row in merged.rows.items()}
-        if merged.inventory != shown.inventory:
-            plan.inventories.append((uuid, merged.inventory))
-        if traits != shown.traits:
-            plan.traits.append((uuid, set(traits)))
+        plan.add(shown, merged, traits)
         return dataclasses.replace(shown, inventory=merged.inventory,
                                    traits=traits)
 
