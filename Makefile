@@ -146,6 +146,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.commands
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.hang
+	$(BIN)/python -m tests.bench.health
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
 	$(BIN)/python -m tests.bench.whole
@@ -162,6 +163,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 --every .01 20,20,20,3
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.hang 3
+	$(BIN)/python -m tests.bench.health 8 1
 	$(BIN)/python -m tests.bench.report 1 2
 	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30
 	$(BIN)/python -m tests.bench.weigh 1 1

@@ -93,14 +93,14 @@ def main():
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
         found.scanner.scan()
         assert len(found.devices) == devices
-        scanner, judge = found.scanner, found._conditions.round
+        scanner, judge = found.scanner, found.health.round
         judging = []
 
         def judged(readings):
             began = time.process_time()
             judge(readings)
             judging.append(time.process_time() - began)
-        found._conditions.round = judged
+        found.health.round = judged
         print(f'{devices} devices, median of {rounds} rounds, ms')
         driver, reading = found._drivers['pci'], []
         for _ in range(rounds):
