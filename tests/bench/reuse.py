@@ -16,8 +16,8 @@ three schedulers that know of a third of the requests each. "uses per idle
 copy" counts all requests since the start, without decay, and knows of all.
 
 With --plain SHARE so many requests want a region without a function, and leave
-it empty. Shown is the share of the others. "plain by chance" is the ranking, but
-such a request gets any free region.
+it empty. Shown is the share of the others. "plain by chance" is the ranking,
+but such a request gets any free region.
 
 Each rule plays the same traces with the same seeds: two rules are
 compared seed by seed: the mean of the differences, and its standard error
