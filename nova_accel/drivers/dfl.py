@@ -463,9 +463,7 @@ class DflDriver(base.PciDriver):
         """
         if not vfs:
             return None
-        if pci.is_for_vfio(self.kernel, vfs[0]):
-            raise _Defect(f'its function cannot be read, because {vfs[0]} is '
-                          f'bound to {VFIO}: leave it without a driver')
+        self._check_readable(vfs)
         try:
             return model.uuid_hex(self.kernel.read_afu(vfs[0]))
         except Exception as error:
@@ -475,6 +473,12 @@ class DflDriver(base.PciDriver):
             raise _Defect(f'the registers of {vfs[0]}, which say what '
                           f'function it has, cannot be read ({error})'
                           ) from error
+
+    def _check_readable(self, vfs):
+        """:raises Defect: a guest may have the first VF of a slot."""
+        if vfs and pci.is_for_vfio(self.kernel, vfs[0]):
+            raise _Defect(f'its function cannot be read, because {vfs[0]} is '
+                          f'bound to {VFIO}: leave it without a driver')
 
     def _manager(self, fme, attribute) -> str:
         """An attribute of the FME's FPGA manager, '' when it has none."""
@@ -513,7 +517,7 @@ class DflDriver(base.PciDriver):
             return dataclasses.replace(region, reason=region.reason or reason)
         return dataclasses.replace(region, handles=(model.AttachHandle(
             model.HandleType.PCI, vfs[0], companions=vfs[1:],
-            parent=address),), guest_can_reprogram=False)
+            parent=address),))
 
     def _add_hidden(self, address, regions, fme, before, common, hidden):
         """Regions whose port the host does not see now.
@@ -645,7 +649,7 @@ class DflDriver(base.PciDriver):
         kernel = self.kernel
         try:
             vfs = pci.virtual_functions(kernel, address)
-            taken = [vf for vf in vfs if pci.driver(kernel, vf) == VFIO]
+            taken = [vf for vf in vfs if pci.is_for_vfio(kernel, vf)]
             if taken:
                 raise exception.DeviceError(
                     f'{address} needs {KERNEL_DRIVER} to be bound again, and '
@@ -688,6 +692,7 @@ class DflDriver(base.PciDriver):
         vfs = pci.virtual_functions(self.kernel, address)
         for port in self._ports(address, vfs):
             if port.id == index:
+                self._check_readable(port.vfs)
                 return self._fme(address), port
         raise _Defect(f'no function that is bound to {KERNEL_DRIVER} shows '
                       f'port {index}: the result could not be read')

@@ -131,6 +131,17 @@ class SlotTest(TestCase):
         self.assertRaises(exception.DeviceError,
                           self.driver.reset_region, before, before.regions[0])
 
+    def test_vfs_that_are_kept_for_guests(self):
+        """Nothing is programmed that could not be read after it."""
+        device = self.start()
+        self.kernel.rebind(self.VFS[0], 'vfio-pci')
+        error = self.assertRaises(
+            exception.ProgrammingFailed, self.program, device)
+        self.assertIn('nothing was done', str(error))
+        self.assertIn('leave it without a driver', str(error))
+        self.kernel.rebind(self.VFS[0], None)
+        self.assertEqual(FIRST, self.look().regions[0].function_uuid)
+
     def test_reset(self):
         device = self.start()
         self.kernel.guest_takes(*self.VFS)
