@@ -331,7 +331,8 @@ class Accelerators:
 
     def movable_to(self, server: request.Server,
                    allocations: plan.Allocations) -> list[model.Movable]:
-        """The same of what plug() would give to a server of another host.
+        """Return the same of what plug() would give to a server of another
+        host.
 
         :raises AcceleratorError: it would not, or its guest cannot bring the
             state of its devices along to one of them.
@@ -635,7 +636,7 @@ class Accelerators:
 
 
 def _by_request(requests, held):
-    """What a server holds, by what it was asked for."""
+    """Yield what a server holds, by what it was asked for."""
     asked = {(r.group, r.resource_class): r for r in requests}
     groups: dict = collections.defaultdict(list)
     for claim in held:

@@ -122,8 +122,9 @@ class Choice:
 
 
 def _not_refused(free, wanted):
-    """Those of the (device, handle) of a provider that its groups take: of a
-    pool with devices that are suspect and others Placement shows no trait."""
+    """Return those of the (device, handle) of a provider that its groups take:
+    of a pool with devices that are suspect and others Placement shows no
+    trait."""
     if any(naming.SUSPECT in one.forbidden for one in wanted):
         return [found for found in free if not found[0].suspect]
     if any(naming.SUSPECT in one.required for one in wanted):
@@ -139,7 +140,8 @@ def _well(free, amount):
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
-    """What the devices of a server have to satisfy, the best limit first."""
+    """Yield what the devices of a server have to satisfy, the best limit
+    first."""
     affinity, nodes = server.affinity, server.numa_nodes
     limit = None
     if affinity.one_root:
@@ -163,7 +165,8 @@ def _of_guest(server: request.Server) -> str:
 
 
 def _where(devices: Iterable[model.Device], by_root: bool) -> str:
-    """Where free handles are: '2 GPU on node 0' or '2 GPU below pci0000:3a'."""
+    """Return where free handles are: '2 GPU on node 0' or '2 GPU below
+    pci0000:3a'."""
     def place(device):
         if by_root:
             return f' below {device.bridges[0]}' if device.bridges else ''

@@ -116,7 +116,8 @@ class Regions:
                 else self._programming.clear(device, region))
 
     def _part(self, claims):
-        """The device and the region of claims; None where they are gone."""
+        """Return the device and the region of claims; None where they are
+        gone."""
         device = self._inventory.devices.get(claims[0].device_address)
         if device is None or device.health is model.Health.GONE:
             return None, None

@@ -105,7 +105,8 @@ def _beginnings(wants, limit) -> list[Place]:
 
 
 def _one_after_the_other(wants, limit, together):
-    """A good choice of many large wants, below a few of the beginnings."""
+    """Return a good choice of many large wants, below a few of the
+    beginnings."""
     sets = itertools.combinations(_beginnings(wants, limit), limit.most)
     places = [(want.amount, collections.Counter(
         place[:limit.depth] for place in want.places
@@ -119,7 +120,8 @@ def _one_after_the_other(wants, limit, together):
 
 
 def _in_turn(wants, limit, together, allowed):
-    """A choice below beginnings that have enough places for each want."""
+    """Return a choice below beginnings that have enough places for each
+    want."""
     chosen: list[tuple[int, int]] = []
     best = None
     for number in sorted(range(len(wants)),
@@ -135,7 +137,7 @@ def _in_turn(wants, limit, together, allowed):
 
 
 def _is_free(want: Want) -> bool:
-    """Whether there is something to choose."""
+    """Return whether there is something to choose."""
     return len(set(want.places)) > 1
 
 
@@ -149,7 +151,8 @@ class _Search:
         self._fixed = [not _is_free(want) for want in wants]
 
     def best(self, allowed: Collection[Place] | None = None) -> _Choice | None:
-        """The best choice, where given below some beginnings of places."""
+        """Return the best choice, where given below some beginnings of
+        places."""
         found = self._below([
             (number, position) for number, want in enumerate(self._wants)
             for position, place in enumerate(want.places)
@@ -162,7 +165,7 @@ class _Search:
                    key=operator.attrgetter('worth'), default=None)
 
     def _below(self, items, at) -> _Best:
-        """The best choices of items that share so many names of their
+        """Return the best choices of items that share so many names of their
         places."""
         here = []
         below: dict[Hashable, list] = {}
@@ -189,8 +192,8 @@ class _Search:
         return self._wants[number].places[position]
 
     def _of_equals(self, items, at) -> _Best:
-        """All choices of items with the same place: of each want the first
-        ones."""
+        """Return all choices of items with the same place: of each want the
+        first ones."""
         mine: list[list] = [[] for _ in self._wants]
         for item in items:
             mine[item[0]].append(item)
@@ -206,12 +209,12 @@ class _Search:
             for counts in itertools.product(*ranges)}
 
     def _counts(self, counts) -> int:
-        """How many beginnings an amount of each want below one of them uses:
-        0 or 1."""
+        """Return how many beginnings an amount of each want below one of them
+        uses: 0 or 1."""
         return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:
-        """The best choice of each amount from both."""
+        """Return the best choice of each amount from both."""
         joined: _Best = {}
         limits = [*(want.amount for want in self._wants), self._limit.most]
         # of equals the first ones: as many as there are of the first

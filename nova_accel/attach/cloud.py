@@ -17,12 +17,13 @@ from nova_accel import request
 class Cloud(typing.Protocol):
 
     def admin_context(self) -> typing.Any:
-        """A request context of nova-compute itself, without a user's token."""
+        """Return a request context of nova-compute itself, without a user's
+        token."""
 
     # Placement
 
     def allocations(self, context, consumer_uuid: str) -> Mapping[str, Mapping]:
-        """What Placement has allocated to a consumer.
+        """Return what Placement has allocated to a consumer.
 
         :returns: ``{provider uuid: {'resources': {class: amount}}}``, empty
             only when Placement said so.
@@ -39,16 +40,16 @@ class Cloud(typing.Protocol):
         """
 
     def consumers(self, provider_uuid: str) -> set[str]:
-        """The consumers that have allocations from a provider, also from one
-        that Placement does not have.
+        """Return the consumers that have allocations from a provider, also
+        from one that Placement does not have.
 
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
     def consumers_of(self, provider_uuids: Collection[str],
                      ) -> dict[str, set[str]]:
-        """The same of many providers, of which those are asked that may not be
-        as they were when they were asked before.
+        """Return the same of many providers, of which those are asked that may
+        not be as they were when they were asked before.
 
         :raises PlacementUnavailable: of one of them it is not known.
         """
@@ -56,7 +57,7 @@ class Cloud(typing.Protocol):
     def find_providers(self, trait: str | None = None,
                        uuid: str | None = None,
                        name: str | None = None) -> set[str]:
-        """The uuids of providers of all hosts.
+        """Return the uuids of providers of all hosts.
 
         :param trait: only those that have it.
         :param uuid: only this one.
@@ -86,17 +87,18 @@ class Cloud(typing.Protocol):
         """
 
     def configured_classes(self, provider_uuid: str, name: str) -> set[str]:
-        """The resource classes that the operator has Nova add to a provider
-        ([compute] provider_config_location)."""
+        """Return the resource classes that the operator has Nova add to a
+        provider ([compute] provider_config_location)."""
 
     # Glance
 
     def images(self, context) -> typing.Any:
-        """A glanceclient (version 2) with the credentials of a context; those
-        of nova-compute itself only for admin_context()."""
+        """Return a glanceclient (version 2) with the credentials of a context;
+        those of nova-compute itself only for admin_context()."""
 
     def service_images(self) -> typing.Any:
-        """A glanceclient (version 2) with nova-compute's own credentials.
+        """Return a glanceclient (version 2) with nova-compute's own
+        credentials.
 
         :raises GlanceUnavailable: they are missing or refused.
         """
@@ -113,8 +115,8 @@ class Cloud(typing.Protocol):
         """Nova's records of those servers that are on this host, read now."""
 
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Those of these consumers that are moves: uuid of a migration ->
-        uuid of its server."""
+        """Return those of these consumers that are moves: uuid of a migration
+        -> uuid of its server."""
 
     def say(self, instance_uuid: str, key: str, text: str | None) -> None:
         """Set one key of a server's metadata and leave the others alone, but
@@ -134,19 +136,19 @@ class Cloud(typing.Protocol):
     # Guests
 
     def running(self) -> dict[str, frozenset[str]]:
-        """The servers whose guests run, each with the addresses (as in
+        """Return the servers whose guests run, each with the addresses (as in
         model.AttachHandle) of the host devices that its guest has."""
 
     def guest_devices(self) -> dict[str, frozenset[str]]:
-        """The servers whose guests libvirt knows, running or not, each with
-        the addresses of its host devices, as running() has them.
+        """Return the servers whose guests libvirt knows, running or not, each
+        with the addresses of its host devices, as running() has them.
 
         Raises whatever says that it is not known of all of them.
         """
 
     def paused(self, uuids: Collection[str]) -> set[str]:
-        """Those of these servers whose guests libvirt shows paused, and for no
-        reason that it knows.
+        """Return those of these servers whose guests libvirt shows paused, and
+        for no reason that it knows.
 
         Raises whatever says that it is not known of all of them.
         """

@@ -119,7 +119,8 @@ class Drill:
         return mode
 
     def _servers_that_are_well(self, address: str) -> set[str]:
-        """Those that have the device, and whose metadata say nothing yet."""
+        """Return those that have the device, and whose metadata say nothing
+        yet."""
         return {server.uuid for server in self._cloud.servers({
             claim.instance_uuid for claim in self._accelerators.holdings.all()
             if claim.device_address == address

@@ -47,7 +47,7 @@ class Handles:
 
     def type_for(self, wanted: request.AcceleratorRequest,
                  device: model.Device) -> str | None:
-        """Which of the device's creatable types a request is for.
+        """Return which of the device's creatable types a request is for.
 
         :returns: the first type that has the traits asked for and can be made
             now; None for a device without creatable types.
@@ -202,8 +202,8 @@ class Handles:
             return False
 
     def _clean_when_back(self, claims, device):
-        """The card is gone, as it is too where its driver is not enabled any
-        more: what the server left in its region is there when it comes back.
+        """Note that a card is cleaned when it comes back: it is gone, or its
+        driver is not enabled any more, with what the server left in it.
 
         :raises AcceleratorsUnavailable: that cannot be written down.
         """
@@ -291,7 +291,7 @@ class Handles:
             return False
 
     def _moved(self, claim, device):
-        """The claim as it would be where its card is now.
+        """Return the claim as it would be where its card is now.
 
         :raises DeviceUnavailable: the card does not have the handle there, or
             it is another server's.
@@ -317,8 +317,8 @@ class Handles:
             f'put it back to {claim.device_address}.')
 
     def _give_up(self, claim, other):
-        """The card of a server that is gone is not found, and another one is
-        at its address, which is not touched.
+        """End the claim of a card that is not found, while another one is at
+        its address, which is not touched.
 
         :raises AcceleratorsUnavailable: that cannot be written down.
         """
@@ -348,7 +348,7 @@ class Handles:
         self._judge(claim, device, done)
 
     def _judge(self, claim, device, done):
-        """The driver has done its part.
+        """Write down what came of a release, once the driver has done its part.
 
         :raises AcceleratorsUnavailable: that the operator has to give the
             handle back cannot be written down.
@@ -411,7 +411,7 @@ class Handles:
         return device.find_region(claim.region_index) if device else None
 
     def _use(self, claim):
-        """The use of a handle by its server, as the driver sees it."""
+        """Return the use of a handle by its server, as the driver sees it."""
         def remember(value):
             text = json.dumps(value)
             if len(text) > _MOST_REMEMBERED:
@@ -456,7 +456,7 @@ class Handles:
 
 
 def for_driver(wanted: request.AcceleratorRequest) -> str:
-    """What a request has for the driver, as Claim.driver_request."""
+    """Return what a request has for the driver, as Claim.driver_request."""
     return json.dumps({
         'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,
         'functions': [choice.function_id or choice.function_name

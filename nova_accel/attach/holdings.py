@@ -209,7 +209,7 @@ class Holdings:
         self._store.settle(done, todo, claims)
 
     def remember_card(self, claim: model.Claim, **identity: str) -> None:
-        """For a claim that was made without that, as by an earlier release.
+        """Complete a claim that was made without that, by an earlier release.
 
         :param identity: serial, ids or both.
         """
@@ -308,7 +308,8 @@ class Holdings:
         return after
 
     def _checked(self, name, claims, gone_is_fine):
-        """The claims as they are now, if the transition may begin there."""
+        """Return the claims as they are now, if the transition may begin
+        there."""
         claims = list(claims)
         now = {claim.uuid: claim for claim in self.now(claims)}
         for claim in claims:
@@ -329,14 +330,14 @@ def _function(region: model.Region | None) -> str:
 
 
 def _device(claim: model.Claim) -> str:
-    """What is claimed, for log lines."""
+    """Return what is claimed, for log lines."""
     handle = claim.handle.address
     return (handle if handle == claim.device_address
             else f'{handle} of {claim.device_address}')
 
 
 def handle_at(row: model.Unclean, address: str) -> str:
-    """The address of the handle of a row where its card is now."""
+    """Return the address of the handle of a row where its card is now."""
     if address == row.device_address:
         return row.handle_address
     return pci.moved(row.handle_address, row.device_address, address)

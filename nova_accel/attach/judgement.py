@@ -87,7 +87,7 @@ class Snapshot:
     records: Mapping[str, Record] = dataclasses.field(default_factory=dict)
 
     def claims(self) -> Iterator[model.Claim]:
-        """Those that are the same before and after."""
+        """Yield those that are the same before and after."""
         owners = {c.uuid: c.consumer_uuid for c in self.before}
         for claim in self.after:
             if (owners.get(claim.uuid) == claim.consumer_uuid
@@ -96,20 +96,20 @@ class Snapshot:
                 yield claim
 
     def of(self, server_uuid: str) -> list[model.Claim]:
-        """The present claims of one server."""
+        """Return the present claims of one server."""
         return [c for c in self.after if c.instance_uuid == server_uuid
                 and c.role is model.Role.CURRENT
                 and c.state is not model.ClaimState.DELETING]
 
     def providers_of(self, claim: model.Claim) -> set[str]:
-        """The one of the claim, and the one to which its allocation may have
-        moved."""
+        """Return the one of the claim, and the one to which its allocation may
+        have moved."""
         return {claim.provider_uuid,
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
-        """Whether Placement has it, for its owner or as a move begins or ends,
-        of which Placement hears first."""
+        """Return whether Placement has it, for its owner or as a move begins
+        or ends, of which Placement hears first."""
         if self.consumers is None:
             return True
         server, beside = claim.instance_uuid, [
@@ -126,8 +126,8 @@ class Snapshot:
                    for uuid in self.providers_of(claim))
 
     def is_servers(self, claim: model.Claim) -> bool:
-        """Whether Placement has what a move has here for its server, which has
-        nothing else here."""
+        """Return whether Placement has what a move has here for its server,
+        which has nothing else here."""
         consumers = {consumer for uuid in self.providers_of(claim)
                      for consumer in (self.consumers or {}).get(uuid, ())}
         return (claim.role is model.Role.OLD
@@ -136,13 +136,14 @@ class Snapshot:
                 and not self.of(claim.instance_uuid))
 
     def lacks(self, claim: model.Claim) -> bool:
-        """Whether the guest of its server, if it has one, is without it."""
+        """Return whether the guest of its server, if it has one, is without
+        it."""
         there = self.running.get(claim.instance_uuid, self.guests.get(
             claim.instance_uuid))
         return there is not None and claim.handle.address not in there
 
     def has_guest(self, claim: model.Claim) -> bool:
-        """Whether a guest stands behind a claim."""
+        """Return whether a guest stands behind a claim."""
         if claim.role is model.Role.OLD:
             return claim.handle.address in self.running.get(
                 claim.instance_uuid, ())

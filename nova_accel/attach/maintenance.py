@@ -77,7 +77,8 @@ class Maintenance:
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
-        """A guest may have it without a claim, since the last comparison.
+        """Check that no guest has it without a claim, since the last
+        comparison.
 
         :raises DeviceUnavailable: one has.
         """
@@ -92,7 +93,7 @@ class Maintenance:
                     f'server {guest} has {address}: see virsh dumpxml {guest}.')
 
     def _claims(self, name, device, region):
-        """A claim of no server for each handle.
+        """Return a claim of no server for each handle.
 
         :raises DeviceUnavailable: nova_accel does not clean it.
         """
@@ -129,7 +130,8 @@ class Maintenance:
         return claims
 
     def _outcome(self, name, claims):
-        """What the record says of the release of handles, in a sentence.
+        """Return what the record says of the release of handles, in a
+        sentence.
 
         :raises DeviceUnavailable: it ended without cleaning one.
         """
@@ -186,8 +188,8 @@ class Maintenance:
                 f'{device.address}.')
 
     def _region(self, name):
-        """A device and its region, which need not be named where it is the
-        only one.
+        """Return a device and its region, which need not be named where it is
+        the only one.
 
         :raises DeviceUnavailable: it is not there, or cannot be programmed.
         """
@@ -229,7 +231,8 @@ class Maintenance:
 
 
 def _content(part):
-    """What a region carries, as a server that got it now would find it."""
+    """Return what a region carries, as a server that got it now would find
+    it."""
     if isinstance(part, model.Device):
         return {}
     return {'restore_function': part.function_uuid,

@@ -76,7 +76,7 @@ def text(facts: Facts) -> str:
 
 @limited.blocking
 def has(path: str, address: str, signal: str) -> bool:
-    """Whether the file at a path tells a finding about a device."""
+    """Return whether the file at a path tells a finding about a device."""
     begins = (f'{_PREFIX}device_finding{{device="{_escaped(address)}",')
     with contextlib.suppress(OSError), open(path, encoding='utf-8') as file:
         return any(line.startswith(begins) and f',signal="{signal}",' in line

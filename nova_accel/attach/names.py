@@ -127,7 +127,8 @@ class Names:
             and (named or region.function_name is None)}
 
     def _due(self) -> set[_Function]:
-        """All that Glance has to be asked about, where that has to be now."""
+        """Return all that Glance has to be asked about, where that has to be
+        now."""
         with self._lock:
             # one that got its name from Glance may get another one there
             found = self._functions(named=False) | (

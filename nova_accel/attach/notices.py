@@ -51,7 +51,7 @@ class Notices:
             self._sent[address] = new
 
     def signals_of(self, address: str) -> tuple[str, ...]:
-        """The signals of a device, as they were sent last."""
+        """Return the signals of a device, as they were sent last."""
         return self._sent.get(address, (_State.OK, ()))[1]
 
     def _payload(self, device: model.Device, before: signals.State, condition,

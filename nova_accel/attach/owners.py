@@ -59,7 +59,7 @@ class Owners:
                          if server in now or keys}
 
     def _now(self) -> dict[str, dict[str, str]]:
-        """What the metadata of each server have to say."""
+        """Return what the metadata of each server have to say."""
         inventory, out = self._accelerators.inventory, self._out()
         conditions = inventory.health.conditions() if signals.acts() else {}
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -93,6 +93,6 @@ class Owners:
 
 
 def health_keys(server: novas.Instance) -> set[str]:
-    """The keys by which the metadata of a server say how its accelerators
-    are."""
+    """Return the keys by which the metadata of a server say how its
+    accelerators are."""
     return {key for key in server.metadata if naming.is_health_key(key)}

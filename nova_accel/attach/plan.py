@@ -59,7 +59,7 @@ class Plan:
 
 def is_complete(requests: Requests, held: Iterable[model.Claim],
                 but_for: Collection[str] = ()) -> bool:
-    """Whether a server has all that its flavor asks for, bound.
+    """Return whether a server has all that its flavor asks for, bound.
 
     What no claim answers may be a vGPU of Nova's own, where standard resource
     classes are in force, or a device whose claim was lost: Placement knows.
@@ -78,7 +78,7 @@ def is_complete(requests: Requests, held: Iterable[model.Claim],
 def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
             own: Sequence[request.Allocation],
             held: Sequence[model.Claim]) -> Plan:
-    """For a server that gets devices on this host.
+    """Plan for a server that gets devices on this host.
 
     :param requests: of its flavor and image.
     :param allocations: all of the server's.
@@ -101,7 +101,7 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
 def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
              own: Sequence[request.Allocation],
              held: Sequence[model.Claim]) -> Plan:
-    """For a server that had its devices and starts again, and whose claims
+    """Plan for a server that had its devices and starts again, and whose claims
     are missing or half done; it loses nothing, whatever is allocated.
 
     :raises DeviceUnavailable: Placement does not stand behind its devices.
@@ -133,8 +133,8 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 
 def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
                  current: Sequence[model.Claim]) -> list[model.Claim]:
-    """For a server that starts again, of which Placement has allocated nothing
-    to a move any more: what it had before the move and gets back.
+    """Return what a server had before a move and gets back. It starts again,
+    and Placement has allocated nothing to the move any more.
 
     ================ ==================== ================================
     It has now       Is allocated to it   What comes back
@@ -155,7 +155,7 @@ def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
 
 
 def _allocated(allocations, claims) -> list[model.Claim]:
-    """Those of some claims that find a unit of theirs."""
+    """Return those of some claims that find a unit of theirs."""
     left = collections.Counter({
         (provider_uuid, name): amount
         for provider_uuid, allocation in allocations.items()
@@ -186,21 +186,23 @@ def _as_allocated(own, held):
 
 
 def _for_us(requests, own):
-    """Without those for vGPUs of Nova's own, in classes that both have."""
+    """Leave out those for vGPUs of Nova's own, in classes that both have."""
     offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]
 
 
 def _missing(requests, allocations) -> bool:
-    """Whether less is allocated than asked for, from whatever provider."""
+    """Return whether less is allocated than asked for, from whatever
+    provider."""
     given = _total(a['resources'] for a in allocations.values())
     return any(given[name] < amount
                for name, amount in _amounts(requests).items())
 
 
 def _kept(requests, own, held):
-    """The requests that held devices answer, and what is allocated beside."""
+    """Return the requests that held devices answer, and what is allocated
+    beside."""
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:

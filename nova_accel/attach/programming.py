@@ -213,7 +213,7 @@ class Programming:
             context, project_id, choice, region))
 
     def _has_name(self, device, region, image):
-        """Whether a region carries what the operator gave a name.
+        """Return whether a region carries what the operator gave a name.
 
         It is the image itself, which has another name now; or its function,
         which was on the card before an image told its name. Noted, to be
@@ -356,7 +356,8 @@ class Programming:
         return f'memory cleared with image {image.id}'
 
     def _check_alone(self, device, region, image):
-        """Before the memory of a card is cleared, which its regions share."""
+        """Check that no other region of a card is in use, before the memory is
+        cleared that they share."""
         others = [c for c in self._holdings.all()
                   if c.device_address == device.address
                   and c.region_index != region.index
@@ -454,7 +455,8 @@ class Programming:
     # The region of a server
 
     def region_of(self, claims: Claims) -> model.Region | None:
-        """The region of claims that all have the same one, as it is now."""
+        """Return the region of claims that all have the same one, as it is
+        now."""
         _, region = self._inventory.find_held(claims[0])
         return region
 
@@ -621,8 +623,8 @@ def by_region(claims: Iterable[model.Claim],
 
 
 def _was_loaded_for(claims, wanted, region) -> bool:
-    """Whether it is the server itself that had an image loaded, which it asks
-    for again."""
+    """Return whether it is the server itself that had an image loaded, which
+    it asks for again."""
     return bool(wanted.bitstream_id) and all(
         c.restore_bitstream == wanted.bitstream_id == region.bitstream_id
         and c.restore_function == region.function_uuid for c in claims)

@@ -85,7 +85,7 @@ class Readiness:
              if c.state is not model.ClaimState.BOUND or c.error])
 
     def bind(self, claims: Iterable[model.Claim], by_owner: bool) -> None:
-        """The devices are ready; remember what their regions carry.
+        """Write down that devices are ready, and what their regions carry.
 
         :param by_owner: see Holdings.bound().
         """

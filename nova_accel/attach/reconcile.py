@@ -254,7 +254,8 @@ class Reconciler:
 
     @staticmethod
     def _resources(server, claims):
-        """What claims take of providers, with the memory of their groups."""
+        """Return what claims take of providers, with the memory of their
+        groups."""
         found: dict[str, dict[str, int]] = {}
         memory = {wanted.group: wanted.memory for wanted in server.requests}
         for group in {c.group for c in claims}:
@@ -336,8 +337,8 @@ class Reconciler:
     # Guests without their devices, and devices without their claims
 
     def _forget_pauses(self, snapshot, judged):
-        """A guest that is down gets its devices when it starts; of one that
-        cannot be judged yet nothing is known."""
+        """Keep the pauses of guests that are out of a device or cannot be
+        judged yet; one that is down gets its devices when it starts."""
         out = {claim.instance_uuid for (_, verdict), claim in judged.items()
                if verdict is _Verdict.OUT}
         busy = {uuid for uuid in snapshot.running
@@ -404,8 +405,7 @@ class Reconciler:
         return device is None or device.health is model.Health.GONE
 
     def _fence_strangers(self, snapshot):
-        """An accelerator that a guest has without a claim is offered to no
-        other server until the guest is gone."""
+        """Fence what a guest has without a claim, until the guest is gone."""
         strangers = snapshot.strangers()
         if any(not self._once.has(('stranger', address))
                for address in strangers):

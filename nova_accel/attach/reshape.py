@@ -155,9 +155,9 @@ class Reshape:
 
     def _has_all(self, claim: model.Claim, provider: host_inventory.Provider,
                  ) -> bool:
-        """Whether the server of a claim has every device of a set, from where
-        it has this one, or from the set where its claims were changed before
-        nova-compute was killed."""
+        """Return whether the server of a claim has every device of a set, from
+        where it has this one, or from the set where its claims were changed
+        before nova-compute was killed."""
         whole = {_together(claim), _together(dataclasses.replace(
             claim, provider_uuid=provider.uuid))}
         return sum(_together(other) in whole
@@ -187,7 +187,8 @@ class Reshape:
 
     def _holder(self, claim: model.Claim, consumers: Iterable[str],
                 ) -> str | None:
-        """Who of the consumers of its provider has the allocation of a claim.
+        """Return who of the consumers of its provider has the allocation of a
+        claim.
 
         The server, or one of its moves: Placement hears first of a move that
         begins or is reverted.
@@ -204,7 +205,7 @@ class Reshape:
 
 
 def _together(claim: model.Claim) -> tuple:
-    """What claims have in common that are allocated together."""
+    """Return what claims have in common that are allocated together."""
     return claim.instance_uuid, claim.role, claim.provider_uuid
 
 

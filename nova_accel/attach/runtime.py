@@ -111,7 +111,7 @@ class RuntimeProgramming:
                    for group, image in self._asked(server).items())
 
     def _asked(self, server):
-        """What is asked for and not answered yet: group -> image."""
+        """Return what is asked for and not answered yet: group -> image."""
         return {group: image for group, image in _wishes(server).items()
                 if not self._is_answered(server, group, image)}
 
@@ -158,7 +158,7 @@ class RuntimeProgramming:
                 if server.metadata.get(key) != said}
 
     def _carries(self, server, wanted):
-        """Whether the claims say that, however the devices are now."""
+        """Return whether the claims say that, however the devices are now."""
         return all(c.restore_bitstream == wanted.bitstream_id
                    for c in self._claims_of(server, wanted.group))
 
@@ -167,7 +167,7 @@ class RuntimeProgramming:
                 if c.group == group]
 
     def _is_too_soon(self, server, wanted):
-        """Whether the regions were programmed less than
+        """Return whether the regions were programmed less than
         runtime_programming_pause ago; a later look does it then."""
         regions = {c.part for c in self._claims_of(server, wanted.group)}
         now = time.monotonic()
@@ -291,19 +291,20 @@ class RuntimeProgramming:
 
 
 def _wishes(server):
-    """What the owner asks for, answered or not: group -> image."""
+    """Return what the owner asks for, answered or not: group -> image."""
     return {found[1]: image for key, image in server.metadata.items()
             if image and (found := _KEY.fullmatch(key))
             and found[2] == _ASKS}
 
 
 def _shown(image):
-    """The owner's text as a part of a status: short and without spaces."""
+    """Return the owner's text as a part of a status: short and without
+    spaces."""
     return re.sub('[^0-9A-Za-z_.-]', '?', image)[:40]
 
 
 def _request(server, group, image):
-    """What is asked for, as if the flavor said so.
+    """Return what is asked for, as if the flavor said so.
 
     :raises InvalidRequest: not in this flavor, not an image id, or another key
         is for the same group.

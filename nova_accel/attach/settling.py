@@ -113,7 +113,7 @@ class Settling:
         self._once = logging.Once()
 
     def before_report(self, tree, node: str) -> bool:
-        """Before our devices are shown: is the host as new as the store?
+        """Find out whether the host is as new as the store.
 
         Under Nova's resource tracker's lock; libvirt is asked only where the
         store is new and Placement has nothing of nova_accel.
@@ -163,7 +163,8 @@ class Settling:
             self.run()
 
     def check_settled(self, server_uuid, allocations, held):
-        """Before a server starts to which a claim is missing.
+        """Check that nothing is unsettled that a server may have had, to which
+        a claim is missing.
 
         :raises DeviceUnavailable: what it had may be a device that is not
             settled yet (attach.settling).
@@ -184,8 +185,8 @@ class Settling:
                 f'is missing.')
 
     def in_doubt(self):
-        """The rows that can be about a server's device: a row whose unsettled
-        parts show no handle is not."""
+        """Return the rows that can be about a server's device: a row whose
+        unsettled parts show no handle is not."""
         devices = self._inventory.devices.values()
         return [row for row in self._holdings.unsettled()
                 if not row.but_for or any(map(row.means, devices))]
@@ -411,8 +412,8 @@ class Settling:
             naming.resource_class(part.device.type), 0)
 
     def _tied(self, part, handle, server, consumer, record, wanted):
-        """The claim of a server on a handle; none where it gets a new one
-        when it starts."""
+        """Yield the claim of a server on a handle; none where it gets a new
+        one when it starts."""
         created_type = None
         if part.device.creatable:
             created_type = (self._made(part.device, handle)
@@ -431,7 +432,8 @@ class Settling:
 
     @staticmethod
     def _requests(part, record, count, others):
-        """Which request of the flavor each of some handles of a part answers.
+        """Return which request of the flavor each of some handles of a part
+        answers.
 
         Nova does not say; handles are given to the requests of the class one
         after the other, a request of just that amount first.
@@ -462,7 +464,7 @@ class Settling:
         return result
 
     def _made(self, device, handle):
-        """The type that an existing vGPU has."""
+        """Return the type that an existing vGPU has."""
         return self._inventory.cards.call(
             handle.key, f'Reading the type of {handle.address}',
             self._inventory.driver_of(device).created_type, device, handle,
@@ -537,14 +539,16 @@ def _left(device, rows, done):
 
 
 def _consumer_of(server, consumers, moves) -> str:
-    """Who has the allocation of a server: itself, or one of its moves."""
+    """Return who has the allocation of a server: itself, or one of its
+    moves."""
     if server in consumers:
         return server
     return next((c for c in consumers if moves.get(c) == server), server)
 
 
 def _type_of(device, wanted) -> str | None:
-    """The vGPU type that a request had to get, where there is only one."""
+    """Return the vGPU type that a request had to get, where there is only
+    one."""
     asked = [t.name for t in device.creatable
              if wanted is None or t.trait in wanted.required]
     names = asked or [t.name for t in device.creatable]

@@ -100,14 +100,14 @@ class Inventory:
         self._once = logging.Once()
 
     def _hangs(self, key: str, why: str) -> None:
-        """A call for a key of Cards does not return."""
+        """Fence a device, because a call for a key of Cards does not return."""
         self.table.fence(key, devices.Fence.HANGS, why)
         if not self.cards.hanging(key):
             # it ended meanwhile, and may have said so before that
             self.table.unfence(key, devices.Fence.HANGS)
 
     def _ended(self, key: str) -> None:
-        """A call for a key has returned after it hung."""
+        """Scan what a key names: a call for it has returned after it hung."""
         self.table.unfence(key, devices.Fence.HANGS)
         self.table.invalidate(key)
         kind, _, name = key.partition(':')
@@ -126,7 +126,8 @@ class Inventory:
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
-        """A device for a NEW claim, and its region if index is not None.
+        """Return a device for a NEW claim, and its region if index is not
+        None.
 
         :raises DeviceUnavailable: it is not there, or it or its region is
             quarantined or gone.
@@ -144,7 +145,8 @@ class Inventory:
 
     def find_free(self, name: str,
                   ) -> tuple[model.Device, model.Region | None]:
-        """A device, or a region of one, that the operator wants to work on.
+        """Return a device, or a region of one, that the operator wants to work
+        on.
 
         It may be disabled, and must not be fenced for another reason: then it
         may be the host's, or have data of a server.
@@ -182,7 +184,7 @@ class Inventory:
 
     def find_held(self, claim: model.Claim,
                   ) -> tuple[model.Device, model.Region | None]:
-        """The device of a claim, and its region if any.
+        """Return the device of a claim, and its region if any.
 
         Quarantine does not matter while the card answers. A card that is not
         well is asked, under its time limit ([accel] discovery_timeout), also
@@ -262,12 +264,12 @@ class Inventory:
                 f'[accel] enabled_drivers does not name: enable it.') from None
 
     def prepares_every_handle(self, device: model.Device) -> bool:
-        """Whether prepare() and release() are called for each handle of it,
-        also for those that are not made on demand."""
+        """Return whether prepare() and release() are called for each handle of
+        it, also for those that are not made on demand."""
         return device.driver in self._every_handle and not device.creatable
 
     def guest_can_reprogram(self, address: str, index: int | None) -> bool:
-        """Whether a guest can change what the region carries unseen."""
+        """Return whether a guest can change what the region carries unseen."""
         device = self.devices.get(address)
         region = device.find_region(index) if device else None
         return bool(region and region.guest_can_reprogram)
@@ -361,13 +363,14 @@ class Inventory:
             return self._root
 
     def providers(self) -> dict[str, Provider]:
-        """Our providers by uuid, parents before children, of the node that
-        Nova told last; {} before update_tree() was called."""
+        """Return our providers by uuid, parents before children, of the node
+        that Nova told last; {} before update_tree() was called."""
         root = self.root
         return self.providers_of(*root) if root else {}
 
     def provider_of(self, claim: model.Claim) -> str | None:
-        """The uuid of the provider that shows the device of a claim now.
+        """Return the uuid of the provider that shows the device of a claim
+        now.
 
         claim.provider_uuid is the one from which it is allocated, which may
         be another one until the allocation moves (attach.reshape).
@@ -423,8 +426,8 @@ class Inventory:
              for found in sets.wanted()}, self.table.all_returning())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
-        """The name of the provider that a device shares, None for one with
-        providers of its own."""
+        """Return the name of the provider that a device shares, None for one
+        with providers of its own."""
         members = sets.of(device.address)
         if members:
             return naming.set_provider_name(node, members)

@@ -80,7 +80,7 @@ class Cards:
         self._closed = False
 
     def close(self) -> None:
-        """The process ends: every caller goes at once, and none may come.
+        """Let every caller go at once, and none come: the process ends.
 
         Calls that run go on in the kernel, whatever becomes of the process.
         """
@@ -117,13 +117,13 @@ class Cards:
         return Batch(self, seconds)
 
     def hanging(self, key: str) -> str:
-        """Why calls for the key fail at once, '' when they do not."""
+        """Return why calls for the key fail at once, '' when they do not."""
         with self._changed:
             running = self._running.get(key)
             return running.hangs if running else ''
 
     def is_busy(self, key: str) -> bool:
-        """Whether a call for the key runs or hangs."""
+        """Return whether a call for the key runs or hangs."""
         with self._changed:
             return key in self._running
 
@@ -165,8 +165,8 @@ class Cards:
                               call.what)
 
     def _give_up(self, call: _Call) -> str:
-        """The limit of a running call has passed; returns why its key hangs,
-        to be reported outside of the lock."""
+        """Return the limit of a running call has passed; returns why its key
+        hangs, to be reported outside of the lock."""
         call.hangs = (
             f'{call.what} did not end within {call.seconds:g} s: see what '
             f'keeps the device open, and the kernel log; else reset the card')
@@ -205,8 +205,8 @@ class Batch:
             self._deadline, late=late, patient=patient, about=about))
 
     def __iter__(self) -> Iterator[_Call]:
-        """Each call once it has ended or its limit has passed; outcome() of
-        it returns or raises."""
+        """Yield each call once it has ended or its limit has passed; outcome()
+        of it returns or raises."""
         while self._waiting:
             done, hung = self._next()
             for key, why in hung:
@@ -247,7 +247,7 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """What its caller sees, which a late end does not change."""
+        """Return what its caller sees, which a late end does not change."""
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))

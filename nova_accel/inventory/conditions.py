@@ -189,7 +189,7 @@ class Conditions:
             return self._watch.was_released(address, claims)
 
     def _with_own(self, address, readings):
-        """What a device tells, and what nova_accel adds to it."""
+        """Return what a device tells, and what nova_accel adds to it."""
         reported = self._table.reported(address)
         if reported and reported.failed:
             # of one that has failed nothing else may be readable
@@ -296,7 +296,7 @@ class Conditions:
 
 
 def _have_drivers(kernel, device: model.Device) -> bool:
-    """Whether all functions of a device have a driver.
+    """Return whether all functions of a device have a driver.
 
     The kernel recovers a function together with the others of its slot. Where
     one of them has no driver it gives up, whatever the error was

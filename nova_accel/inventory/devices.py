@@ -168,17 +168,18 @@ class DeviceTable:
             return self._generation
 
     def snapshot(self) -> dict[str, model.Device]:
-        """The devices by address with computed health; not to be changed."""
+        """Return the devices by address with computed health; not to be
+        changed."""
         with self._lock:
             return self._now()[0]
 
     def fences(self, address: str) -> Mapping[Fence, str]:
-        """Why no server gets a device, a clause for each cause."""
+        """Return why no server gets a device, a clause for each cause."""
         with self._lock:
             return self._now()[1].get(address, {})
 
     def is_only_disabled(self, address: str) -> bool:
-        """Whether nothing else keeps servers from a device."""
+        """Return whether nothing else keeps servers from a device."""
         with self._lock:
             device = self._reported.get(address)
             return (device is not None and device.health is model.Health.OK
@@ -216,14 +217,14 @@ class DeviceTable:
         return found
 
     def reported(self, address: str) -> model.Device | None:
-        """What the driver said last, for the driver's next look."""
+        """Return what the driver said last, for the driver's next look."""
         with self._lock:
             return self._reported.get(address)
 
     def record_of(self, serial: str,
                   ) -> tuple[tuple[str, str], ...] | None:
-        """The record of the device with a serial number, wherever it was;
-        None for an unknown one."""
+        """Return the record of the device with a serial number, wherever it
+        was; None for an unknown one."""
         with self._lock:
             known = self._elsewhere(serial, '')
             return known.record if known else None
@@ -299,8 +300,8 @@ class DeviceTable:
                 and loaded.bitstream_id == image_id else '')
 
     def is_unknown(self, address: str, index: int | None) -> bool:
-        """Whether what a region carries is not known, as while a programming
-        hangs, or after one whose end was not seen."""
+        """Return whether what a region carries is not known, as while a
+        programming hangs, or after one whose end was not seen."""
         return index is not None and self._store.loaded().get(
             (address, index), model.AS_READ).content is None
 
@@ -356,8 +357,8 @@ class DeviceTable:
             return True
 
     def _with_record(self, device, before, known):
-        """The device with its record from before, where what the driver reads
-        now may be the work of a server."""
+        """Return the device with its record from before, where what the driver
+        reads now may be the work of a server."""
         same = before and not identity.is_other_card(before, device)
         if same or not known:
             known = before if same else None
@@ -370,8 +371,9 @@ class DeviceTable:
         return device
 
     def _with_past(self, device, before):
-        """The device as it is kept while a server has a claim on it: a region
-        that the server could reprogram may carry what it loaded then."""
+        """Return the device as it is kept while a server has a claim on it: a
+        region that the server could reprogram may carry what it loaded
+        then."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -384,7 +386,8 @@ class DeviceTable:
             for r in device.regions))
 
     def _may_be_changed(self, device) -> bool:
-        """Whether a server has or had the device, which is not clean yet."""
+        """Return whether a server has or had the device, which is not clean
+        yet."""
         return any(c.card.means(device.card) for c in self._store.claims()
                    ) or any(row.means(device)
                             for row in self._store.unsettled())
@@ -434,7 +437,8 @@ class DeviceTable:
                 else self._store.serials().get(address, ''))
 
     def _others(self, serial: str, but_at: str) -> list[str]:
-        """The addresses of cards with a serial number, but for one address."""
+        """Return the addresses of cards with a serial number, but for one
+        address."""
         return [address for address in dict.fromkeys(
                     (*self._reported, *self._store.serials()))
                 if serial and address != but_at
@@ -446,8 +450,8 @@ class DeviceTable:
                 and device.health is not model.Health.GONE)
 
     def _elsewhere(self, serial: str, but_at: str) -> model.Card | None:
-        """What is known of the card with a serial number, unless that is at
-        one address; with self._lock."""
+        """Return what is known of the card with a serial number, unless that
+        is at one address; with self._lock."""
         for address in self._others(serial, but_at):
             there = self._reported.get(address)
             return model.Card(
@@ -487,7 +491,7 @@ class DeviceTable:
                    for card in self._store.away())
 
     def gone(self, address: str, driver: str, ticket: int) -> str:
-        """A driver does not find a device any more.
+        """Return a driver does not find a device any more.
 
         :returns: the driver that found it as well, and did not get it from
             this one; '' without one.
@@ -769,7 +773,7 @@ class DeviceTable:
                 for region in device.regions}
 
     def forget(self, address: str, index: int, origin: str | None) -> None:
-        """A guest may have changed the region: drop what is known of it.
+        """Drop what is known of a region, because a guest may have changed it.
 
         The next scan says what it carries; call scan(addresses=[address])
         once the guest has returned the card.
@@ -836,12 +840,12 @@ class DeviceTable:
 
 
 def clause(error: BaseException) -> str:
-    """An error as a clause of a longer sentence."""
+    """Return an error as a clause of a longer sentence."""
     return str(error).rstrip('.') or repr(error)
 
 
 def _with_earlier_traits(device, before):
-    """The device, which knows what was shown at its address before.
+    """Return the device, which knows what was shown at its address before.
 
     Placement still has that, and who asks for a product or a type of region
     that is not there any more would get the device.

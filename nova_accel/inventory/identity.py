@@ -74,7 +74,7 @@ def whereabouts(claim: model.Claim | model.Disabled,
 
 
 def is_other_card(before: model.Device, now: model.Device) -> bool:
-    """Whether there is another card at an address than before."""
+    """Return whether there is another card at an address than before."""
     return not before.card.means(now.card._replace(address=before.address))
 
 
@@ -102,7 +102,7 @@ def disabled(devices: Mapping[str, model.Device],
 
 
 def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:
-    """Why the server of a claim cannot have what is at its address; ''
+    """Return why the server of a claim cannot have what is at its address; ''
     where it can. The last part of a sentence."""
     where, device = whereabouts(claim, devices)
     if where is Where.MOVED:

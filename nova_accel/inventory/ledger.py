@@ -118,7 +118,7 @@ def _is_needed(row: model.Reserved) -> bool:
 
 
 def _operators_word(row, found, marked) -> tuple[int, tuple[str, ...]]:
-    """How many the operator reserves, and what he has released."""
+    """Return how many the operator reserves, and what he has released."""
     if found is None:
         return row.operators if row else 0, ()
     if row is None:
@@ -136,7 +136,8 @@ def _operators_word(row, found, marked) -> tuple[int, tuple[str, ...]]:
 
 
 def _expected(row, found) -> int:
-    """What Placement has where the operator has written nothing since."""
+    """Return what Placement has where the operator has written nothing
+    since."""
     if row.value < 0:
         # an earlier release noted only what is the operator's
         shown = row.operators + len(row.waiting)

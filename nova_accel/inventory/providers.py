@@ -146,7 +146,8 @@ def fenced(there: Shown, rows: Mapping[str, model.Reserved], used: int = 0,
 
 
 def _row(rows, name):
-    """Of the ledger; an earlier release did not note the class of a pool."""
+    """Return one of the ledger; an earlier release did not note the class of a
+    pool."""
     return rows.get(name, rows.get(''))
 
 
@@ -174,7 +175,7 @@ def providers(devices: Iterable[model.Device],
               sets: Mapping[str, int] | None = None,
               returning: Mapping[tuple[str, int], model.Region] | None = None,
               ) -> dict[str, Provider]:
-    """The providers of a node by uuid, parents before children.
+    """Return the providers of a node by uuid, parents before children.
 
     :param devices: with their computed health.
     :param claims: all of the host.
@@ -247,8 +248,8 @@ def _why(device: model.Device, error: Exception) -> str:
 
 def by_part(shown: Mapping[str, Provider],
             ) -> dict[tuple[str, int | None], str]:
-    """The provider that shows a device or a region: (device address, region
-    index) -> provider uuid.
+    """Return the provider that shows a device or a region: (device address,
+    region index) -> provider uuid.
 
     :param shown: providers by uuid.
     """
@@ -311,20 +312,21 @@ class _Use:
                 w.handle for w in self._waiting if w.part == key)))
 
     def region(self, address: str, region: model.Region) -> model.Region:
-        """A region as it is shown: one that is being cleaned as what it is
-        going to be."""
+        """Return a region as it is shown: one that is being cleaned as what it
+        is going to be."""
         if self.is_cleaned(address, region.index):
             return self._returning.get((address, region.index), region)
         return region
 
     def is_cleaned(self, address: str, index: int) -> bool:
-        """Whether a region is being cleaned after its last server."""
+        """Return whether a region is being cleaned after its last server."""
         key = (address, index)
         return key in self._lost and key not in self.held
 
     def waiting(self, handles: Mapping[model.AttachHandle, str],
                 index: int | None) -> tuple[model.Waiting, ...]:
-        """Those of a provider that wait for the operator, the oldest first.
+        """Return those of a provider that wait for the operator, the oldest
+        first.
 
         :param handles: those that are fit -> address of their device.
         """
@@ -346,7 +348,7 @@ def _member(name, device, node, use) -> Provider:
 
 
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
-    """The provider of devices that are alike.
+    """Return the provider of devices that are alike.
 
     =============================  ======= ========================
     a handle                       total   reserved

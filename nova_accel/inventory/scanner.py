@@ -185,14 +185,15 @@ class Scanner:
                     else self._due.get(address, ('', ''))[0])
 
     def _seconds(self) -> float:
-        """The limit of a scan; of the first, what configure() has left."""
+        """Return the limit of a scan; of the first, what configure() has
+        left."""
         limit, ends = CONF.accel.discovery_timeout, self._start_ends
         self._start_ends = None
         left = ends - time.monotonic() if ends else 0
         return max(left, limit / 2) if left > 0 else limit
 
     def _find(self, name: str) -> tuple:
-        """In the worker of the driver."""
+        """Find devices, in the worker of the driver."""
         driver = self._drivers[name]
         ticket = self._table.ticket()
         fingerprint = driver.fingerprint()
@@ -301,17 +302,19 @@ class Scanner:
         return ticket, state, device, conflict
 
     def _reported_by(self, name: str, address: str) -> model.Device | None:
-        """What a driver said last of a device, None where it did not."""
+        """Return what a driver said last of a device, None where it did
+        not."""
         before = self._table.reported(address)
         return before if before and before.driver == name else None
 
     def _confines(self, name: str) -> bool:
-        """Whether a driver takes from guests what they can do to a device."""
+        """Return whether a driver takes from guests what they can do to a
+        device."""
         return (name in self._drivers and type(self._drivers[name]).confine
                 is not base.AcceleratorDriver.confine)
 
     def _serial(self, name: str, address: str) -> str | None:
-        """The serial number of a device, which is read when it comes.
+        """Return the serial number of a device, which is read when it comes.
 
         :returns: None where it cannot be read now.
         """
@@ -333,8 +336,8 @@ class Scanner:
         return serial
 
     def _with_own_record(self, before, serial):
-        """What was known of a device, with the record of the card that is
-        there now, where it was at another address before."""
+        """Return what was known of a device, with the record of the card that
+        is there now, where it was at another address before."""
         if not serial or before and before.serial == serial:
             return before
         record = self._table.record_of(serial)
@@ -423,7 +426,7 @@ class Scanner:
     # Configuration
 
     def check_configuration(self) -> None:
-        """At start, after the first scan. Logs rules without effect.
+        """Log rules without effect; at start, after the first scan.
 
         :raises ConfigurationError: two drivers find the same device, one of
             Nova's options has it as well, or an option cannot be read.
@@ -474,7 +477,7 @@ class Scanner:
                            f'address, or enable its driver.')
 
     def _check_sets(self) -> Iterator[str]:
-        """A sentence for each device of a set that is not there.
+        """Yield a sentence for each device of a set that is not there.
 
         :raises ConfigurationError: of a set that can never be given.
         """
@@ -508,7 +511,8 @@ class Scanner:
         return ''
 
     def failures(self) -> dict[str, str]:
-        """What could not be asked, 'driver <name>' or an address -> why."""
+        """Return what could not be asked, 'driver <name>' or an address ->
+        why."""
         with self._lock:
             return {**{f'driver {name}': why
                        for name, why in self._failed.items()},
@@ -638,7 +642,8 @@ class Scanner:
 
 
 def _reasons(device: model.Device) -> dict[str, str]:
-    """Why a device, or regions of it, are not given to servers, by name."""
+    """Return why a device, or regions of it, are not given to servers, by
+    name."""
     if device.health is not model.Health.OK:
         return {device.address: device.reason}
     return {f'{device.address} {region.name}': region.reason
@@ -646,7 +651,7 @@ def _reasons(device: model.Device) -> dict[str, str]:
 
 
 def _with_policy(device: model.Device) -> model.Device:
-    """The device, with what the operator's policy changes in Placement.
+    """Return the device, with what the operator's policy changes in Placement.
 
     :raises ConfigurationError: [accel] handover cannot be read.
     """

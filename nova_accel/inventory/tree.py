@@ -203,7 +203,7 @@ class Tree:
 
     def _rows(self, uuid: str, plan: _Pass | None = None,
               ) -> dict[str, model.Reserved]:
-        """The rows of a provider as they will be, by resource class."""
+        """Return the rows of a provider as they will be, by resource class."""
         rows = {**self._ledger.of(uuid)}
         for (of, name), row in (plan.rows if plan else {}).items():
             if of == uuid and row:
@@ -294,8 +294,9 @@ class Tree:
                     row.operators)
 
     def _is_taken(self, plan, provider) -> bool:
-        """Whether a provider outside of Nova's tree has the name. Placement
-        would refuse a second one, and Nova's whole report would fail."""
+        """Return whether a provider outside of Nova's tree has the name.
+        Placement would refuse a second one, and Nova's whole report would
+        fail."""
         if not plan.asks:
             return False
         try:
@@ -586,7 +587,8 @@ def _differ(known, rows) -> bool:
 
 
 def _is_confirmed(known, rows) -> bool:
-    """Whether all that is new in rows is that Placement has what we wrote."""
+    """Return whether all that is new in rows is that Placement has what we
+    wrote."""
     def is_so(row, now):
         if row is None or row == now:
             return row == now
@@ -598,15 +600,15 @@ def _is_confirmed(known, rows) -> bool:
 
 
 def accelerators(tree, node: str) -> set[str]:
-    """What a provider tree has of nova_accel, by the names: addresses of
-    devices, and names of pools (naming.is_pool())."""
+    """Return what a provider tree has of nova_accel, by the names: addresses
+    of devices, and names of pools (naming.is_pool())."""
     names = {shown.name for shown in _walk(tree, node).values()}
     return set(filter(None, (
         naming.part_of_provider(node, name) for name in names)))
 
 
 def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
-    """The providers of the tree, or of the part below node, by uuid.
+    """Return the providers of the tree, or of the part below node, by uuid.
 
     In one walk and without copies, where the tree is as Nova 31 to 34 has it:
     asking it for one provider after the other is quadratic.

@@ -23,7 +23,7 @@ class Cards(file.File):
     # What is at the addresses of this host
 
     def devices(self) -> dict[str, model.Device]:
-        """By address, as their drivers saw them last."""
+        """Return devices by address, as their drivers saw them last."""
         with self._transaction(write=False) as db:
             found = db.execute(
                 'SELECT address, device, record FROM cards '
@@ -106,7 +106,7 @@ class Cards(file.File):
     # What was programmed
 
     def loaded(self) -> Mapping[tuple[str, int], model.Loaded]:
-        """By device address and region index; from memory.
+        """Return contents by device address and region index; from memory.
 
         A region that is not in it carries what its driver reads, which is the
         operator's.
@@ -115,7 +115,7 @@ class Cards(file.File):
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Of the card at an address."""
+        """Write what a region of the card at an address carries."""
         with self._transaction() as db, self._facts(db):
             if loaded != model.AS_READ:
                 self._write(db, rows.placed(db, address), index, loaded)

@@ -106,8 +106,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
 
 
 def copy_of(path: str) -> ClaimStore:
-    """A store in memory with what is in a file, which is not changed, and
-    which another process may have open.
+    """Return a store in memory with what is in a file, which is not changed,
+    and which another process may have open.
 
     The copy is of this release's version, whatever the file is of.
 
@@ -125,8 +125,8 @@ def copy_of(path: str) -> ClaimStore:
 
 
 def existing(path: str) -> ClaimStore:
-    """The store of a host, for a command that writes into it while nova-compute
-    may run.
+    """Return the store of a host, for a command that writes into it while
+    nova-compute may run.
 
     The store is neither created nor changed in version: nova-compute does that.
 

@@ -56,7 +56,8 @@ class Claims(file.File):
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
-        """Those of one server, or all; in the order of groups and handles.
+        """Return those of one server, or all; in the order of groups and
+        handles.
 
         From memory: this process alone writes them.
         """
@@ -65,7 +66,8 @@ class Claims(file.File):
                 and role in (None, claim.role)]
 
     def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
-        """Those of these claims that are there, in the order of claims()."""
+        """Return those of these claims that are there, in the order of
+        claims()."""
         return [c for c in self.claims() if c.uuid in uuids]
 
     def update(self, claims: Iterable[model.Claim], **changes: Any,
@@ -122,7 +124,7 @@ class Claims(file.File):
 
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
-    """All of them; raises what file.File._reading() expects."""
+    """Return all of them; raises what file.File._reading() expects."""
     return _in_order(map(_claim, db.execute(_SELECT).fetchall()))
 
 

@@ -29,7 +29,8 @@ class Journal(file.File):
     # Orders
 
     def orders(self) -> tuple[model.Order, ...]:
-        """What commands ask of nova-compute, the oldest first; from memory."""
+        """Return what commands ask of nova-compute, the oldest first; from
+        memory."""
         return self._known.orders
 
     def give_order(self, verb: str, argument: str) -> int:
@@ -129,7 +130,7 @@ class Journal(file.File):
         return newest, {str(result): count for result, count in rows}
 
     def handovers(self) -> list[model.Handover]:
-        """All that are kept, the oldest first."""
+        """Return all that are kept, the oldest first."""
         with self._transaction(write=False) as db:
             rows = db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
                               f'FROM handovers ORDER BY number').fetchall()
@@ -139,16 +140,16 @@ class Journal(file.File):
 
 
 def _now() -> str:
-    """A moment that compares whatever the clock of the host is set to: the
-    boot of the host, and seconds of that (proc_sys_kernel(5), clock_gettime(2):
-    CLOCK_MONOTONIC is the same one for all processes)."""
+    """Return a moment that compares whatever the clock of the host is set to:
+    the boot of the host, and seconds of that (proc_sys_kernel(5),
+    clock_gettime(2): CLOCK_MONOTONIC is the same one for all processes)."""
     with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
         return f'{file.read().strip()} {time.monotonic()}'
 
 
 def _is_recent(moment: object) -> bool:
-    """Whether _now() was that moment in the last ORDER_SECONDS; an earlier
-    release wrote time.time(), which says nothing of that."""
+    """Return whether _now() was that moment in the last ORDER_SECONDS; an
+    earlier release wrote time.time(), which says nothing of that."""
     boot, _, seconds = str(moment).partition(' ')
     now, _, here = _now().partition(' ')
     return bool(seconds) and boot == now and (
@@ -156,7 +157,7 @@ def _is_recent(moment: object) -> bool:
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:
-    """Without those that another release wrote."""
+    """Return orders, without those that another release wrote."""
     known = {state.value: state for state in model.OrderState}
     return tuple(
         model.Order(row['number'], row['verb'], row['argument'], row['since'],

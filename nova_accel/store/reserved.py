@@ -78,7 +78,7 @@ class Reserved(file.File):
 
 
 def waiting(db: sqlite3.Connection) -> tuple[model.Waiting, ...]:
-    """The oldest first; raises what file.File._reading() expects."""
+    """Return the oldest first; raises what file.File._reading() expects."""
     return tuple(map(_waiting, db.execute(
         'SELECT * FROM waiting ORDER BY rowid').fetchall()))
 

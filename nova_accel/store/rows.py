@@ -95,7 +95,7 @@ def add(db: sqlite3.Connection, address: str, serial: str, ids: str) -> int:
 
 
 def put_away(db: sqlite3.Connection, address: str) -> None:
-    """The card at an address is not there any more."""
+    """Write that the card at an address is not there any more."""
     db.execute('UPDATE cards SET placed = 0, device = NULL '
                'WHERE placed AND address = ?', (address,))
 
@@ -161,7 +161,8 @@ def _unsettled(row):
 
 
 def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
-    """A card has no data of a server any more, or a claim says whose."""
+    """Write that a card has no data of a server any more, or that a claim says
+    whose."""
     which = ('address = :address' if row.by_address
              else 'serial = :serial' if row.serial
              else "address = :address AND serial = '' AND ids = :ids")
@@ -173,7 +174,7 @@ def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
 
 
 def unsettle(db: sqlite3.Connection, row: model.Unsettled) -> None:
-    """A card may have data of a server, and no claim says so."""
+    """Write that a card may have data of a server, and no claim says so."""
     number = card(db, row.address, row.serial,
                   None if row.by_address else row.ids)
     before, parts = db.execute('SELECT unsettled, but_for FROM cards '

@@ -237,7 +237,8 @@ def _from_version_8(db: sqlite3.Connection) -> None:
 
 
 def _read(text: str) -> model.Device | None:
-    """A device; None where it is damaged, which is told by who reads it."""
+    """Return a device; None where it is damaged, which is told by who reads
+    it."""
     try:
         return model.Device.from_dict({**json.loads(text), 'address': ''})
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -309,6 +310,6 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
 
 
 def is_new(db: sqlite3.Connection) -> bool:
-    """Whether the store has no tables yet."""
+    """Return whether the store has no tables yet."""
     return not db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' "
                           "AND name = 'claims'").fetchone()
