@@ -37,11 +37,19 @@ METRICS = {
         _GAUGE, 'What servers have lost and could not be cleaned.'),
     'handovers_total': (
         _COUNTER, 'Hand-overs that have ended, by their result.'),
+    'programmings_total': (
+        _COUNTER, 'Programmings of regions that have ended, by their result.'),
+    'programming_seconds_total': (
+        _COUNTER, 'Seconds in which regions were being programmed.'),
+    'programming_wait_seconds_total': (
+        _COUNTER, 'Seconds in which programmings waited for their card.'),
+    'cache_bytes': (_GAUGE, 'Bytes in the cache of bitstreams.'),
 }
 _PREFIX = 'nova_accel_'
 _RESULTS = (model.CLEAN, *(end for end in model.ENDS if end != model.CLEAN))
 _FAILED = 'failed'
-_Sample = tuple[str, Mapping[str, str], int]
+_NONE: Mapping[str, int] = {}
+_Sample = tuple[str, Mapping[str, str], float]
 
 
 class Facts(typing.NamedTuple):
@@ -56,6 +64,13 @@ class Facts(typing.NamedTuple):
     handovers: Mapping[str, int]
     #: addresses that the operator has disabled
     disabled: Collection[str] = ()
+    #: result -> number
+    programmings: Mapping[str, int] = _NONE
+    #: in which they waited, and in which cards were programmed
+    waited: float = 0
+    took: float = 0
+    #: None while no image was asked for
+    cache_bytes: int | None = None
 
 
 def text(facts: Facts) -> str:
@@ -64,7 +79,7 @@ def text(facts: Facts) -> str:
     for name, labels, value in _samples(facts):
         shown = ','.join(f'{label}="{_escaped(text)}"'
                          for label, text in labels.items())
-        found[name].append(f'{_PREFIX}{name}{{{shown}}} {value}')
+        found[name].append(f'{_PREFIX}{name}{{{shown}}} {round(value, 3)}')
     lines = []
     for name, samples in found.items():
         if samples:
@@ -111,6 +126,13 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
     for result in (*_RESULTS, _FAILED):
         yield 'handovers_total', {'result': result}, facts.handovers.get(
             result, 0)
+    for result in 'programmed', _FAILED:
+        yield 'programmings_total', {
+            'result': result}, facts.programmings.get(result, 0)
+    yield 'programming_seconds_total', {}, facts.took
+    yield 'programming_wait_seconds_total', {}, facts.waited
+    if facts.cache_bytes is not None:
+        yield 'cache_bytes', {}, facts.cache_bytes
 
 
 def _use(facts: Facts) -> Iterable[_Sample]:
@@ -135,6 +157,8 @@ class MetricsFile:
     def __init__(self, accelerators: server_accelerators.Accelerators):
         self._accelerators = accelerators
         self._handovers: collections.Counter[str] = collections.Counter()
+        self._programmings: collections.Counter[str] = collections.Counter()
+        self._waited = self._took = 0.0
         #: number of the newest hand-over that is counted
         self._seen: int | None = None
         self.background = accelerators.inventory.scanner.after_look(
@@ -165,6 +189,7 @@ class MetricsFile:
                 self._handovers[
                     result if result in _RESULTS else _FAILED] += number
         self._seen = newest
+        self._count_programmings()
         return Facts(
             inventory.devices, inventory.health.conditions(), {
                 part: shown[uuid].name
@@ -172,4 +197,14 @@ class MetricsFile:
                 if uuid in shown},
             self._accelerators.holdings.all(), self._handovers, {
                 address for address, disabled in inventory.disabled().items()
-                if disabled.is_operators})
+                if disabled.is_operators},
+            self._programmings, self._waited, self._took,
+            self._accelerators.programming.cached())
+
+    def _count_programmings(self) -> None:
+        ended = self._accelerators.programming.ended
+        while ended:
+            one = ended.popleft()
+            self._programmings[one.result] += 1
+            self._waited += one.waited
+            self._took += one.took

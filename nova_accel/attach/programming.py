@@ -15,6 +15,7 @@ from collections.abc import (
 import contextlib
 import dataclasses
 import time
+import typing
 
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
@@ -40,6 +41,19 @@ Claims = Sequence[model.Claim]
 #: how many bitstreams of the owners of servers may fail on cards, for one
 #: project and in so many seconds, before the next one is refused
 _MOST_FAILURES, _FAILURE_SECONDS = 3, 600
+#: kept where [accel] metrics_file is not set
+_MOST_ENDED = 1000
+
+
+class Ended(typing.NamedTuple):
+    """A programming, for attach.metrics."""
+
+    #: 'programmed' or 'failed'
+    result: str
+    #: seconds in which it waited for other work on its card
+    waited: float
+    #: seconds in which the card was being programmed
+    took: float
 
 
 class Programming:
@@ -64,6 +78,9 @@ class Programming:
         self._ordered_changed = locks.condition('ordered')
         #: project -> time.monotonic() of failures of its owners' bitstreams
         self._failures: dict[str, list[float]] = {}
+        #: taken out by who counts them; its methods are atomic
+        self.ended: collections.deque[Ended] = collections.deque(
+            maxlen=_MOST_ENDED)
 
     def _cache(self) -> bitstream_cache.BitstreamCache:
         # when it is first needed: a host without FPGAs needs none
@@ -72,6 +89,10 @@ class Programming:
                 self._opened = bitstream_cache.BitstreamCache(
                     CONF.accel.bitstream_cache, self._needed)
             return self._opened
+
+    def cached(self) -> int | None:
+        """Bytes in the cache; None while no image was asked for."""
+        return self._opened.bytes() if self._opened else None
 
     def _needed(self) -> set[str]:
         """Images whose contents servers need where the host boots; also of
@@ -550,6 +571,13 @@ class Programming:
         begun: list[bool] = []
         gone: list[bool] = []
 
+        moments = [time.monotonic()]
+
+        def ended(result):
+            asked, began, *_ = moments
+            self.ended.append(
+                Ended(result, began - asked, time.monotonic() - began))
+
         def program():
             # the last moment: a guest may have got it while this call waited
             self._check_not_in_a_guest(device, region)
@@ -560,6 +588,7 @@ class Programming:
                 self._inventory.table.begin(
                     address, index, loaded.origin)
                 begun.append(True)
+                moments.append(time.monotonic())
                 touched()
             return driver.program(device, region, bitstream)
 
@@ -571,6 +600,7 @@ class Programming:
             with lock:
                 gone.append(True)
             if begun:
+                ended('failed')
                 # after a time-out the call goes on, and the card is fenced
                 # until it ends
                 self._inventory.programming_failed(
@@ -588,6 +618,7 @@ class Programming:
         self._inventory.table.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
         self._inventory.health.mark(address, signals.PROGRAMMING, False)
+        ended('programmed')
         LOG.info('%s %s carries function %s of image %s; its origin: %s',
                  address, region.name, function, loaded.bitstream_id,
                  loaded.origin or 'unknown')

@@ -218,6 +218,14 @@ class BitstreamCache:
                 self._under_way.pop(image.content, None)
                 self._room.notify_all()
 
+    @limited.blocking
+    def bytes(self) -> int:
+        """How much is in the directory; 0 where it is not there."""
+        with contextlib.suppress(OSError), os.scandir(self.directory) as found:
+            return sum(entry.stat(follow_symlinks=False).st_size
+                       for entry in found)
+        return 0
+
     def _make_room(self, image) -> None:
         """Count a download from its beginning on; wait while those that are
         under way leave it no room.

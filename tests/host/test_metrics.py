@@ -27,6 +27,7 @@ from nova_accel import model
 from tests.host import base
 from tests.host import test_health
 from tests.host.test_health import HALF, ONE, TWO, WORN
+from tests.unit.host import A, OTHER
 from tests.unit.inventory_host import fpga
 
 ETC = os.path.join(os.path.dirname(__file__), '../../etc/nova_accel')
@@ -194,6 +195,39 @@ class FileTest(MetricsTestCase):
         self.look()
         self.settled(self.host.metrics)
         self.assertEqual(before, os.stat(self.file).st_ino)
+
+
+class ProgrammingTest(base.HostTestCase):
+    """What is counted of programmings, and of the cache."""
+
+    def test_programmings(self):
+        path = os.path.join(self.directory, 'nova_accel.prom')
+        self.config.config(group='accel', discovery_interval=3600)
+        self.start_host({'address': A, 'programming_seconds': 0.2})
+
+        def found():
+            self.host.metrics.write(path)
+            with open(path) as file:
+                return {name: float(value) for name, value in (
+                    line.rsplit(' ', 1) for line in file
+                    if '_programm' in line or '_cache' in line)
+                    if not name.startswith('#')}
+        self.assertEqual({
+            'nova_accel_programmings_total{result="programmed"}': 0,
+            'nova_accel_programmings_total{result="failed"}': 0,
+            'nova_accel_programming_seconds_total{}': 0,
+            'nova_accel_programming_wait_seconds_total{}': 0}, found())
+        image = base.asks(bitstream_id=self.host.upload(OTHER))
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.host.boot_that_fails(image, self.host.allocation(A))
+        self.host.boot(image, self.host.allocation(A))
+        after = found()
+        self.assertEqual([1, 1], [
+            after[f'nova_accel_programmings_total{{result="{result}"}}']
+            for result in ('programmed', 'failed')])
+        self.assertGreaterEqual(
+            after['nova_accel_programming_seconds_total{}'], 0.2)
+        self.assertGreater(after['nova_accel_cache_bytes{}'], 100)
 
 
 class TextTest(testtools.TestCase):
