@@ -5,6 +5,7 @@ A docstring of a test is a row of docs/source/operations.rst. What Nova and
 libvirt make of it is in tests/functional/test_runtime.py.
 """
 
+import dataclasses
 import os
 from unittest import mock
 import uuid
@@ -96,6 +97,27 @@ class RuntimeTestCase(base.HostTestCase):
         _, state = self.simulated.kernel._look()
         self.assertEqual(plain(function),
                          plain(state['cards'][A]['functions'][0]))
+
+
+class ReadTest(RuntimeTestCase):
+
+    def test_only_servers_that_hold_a_region(self):
+        # each half minute, of every host of a cloud
+        store = self.host.accelerators.store
+        mine, = store.claims(self.server)
+        other = str(uuid.uuid4())
+        store.add([dataclasses.replace(
+            mine, uuid=other, instance_uuid=other, consumer_uuid=other,
+            region_index=None, handle=model.AttachHandle(
+                model.HandleType.PCI, vf(B)))])
+        with mock.patch.object(self.host.cloud, 'servers',
+                               wraps=self.host.cloud.servers) as servers:
+            self.host.runtime.run()
+            servers.assert_called_once_with({self.server})
+            servers.reset_mock()
+            store.update([mine], region_index=None)
+            self.host.runtime.run()
+            servers.assert_not_called()
 
 
 class OwnerTest(RuntimeTestCase):
