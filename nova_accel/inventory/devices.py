@@ -226,7 +226,7 @@ class DeviceTable:
         """Return the record of the device with a serial number, wherever it
         was; None for an unknown one."""
         with self._lock:
-            known = self._elsewhere(serial, '')
+            known = self._known(serial, self._at(serial))
             return known.record if known else None
 
     def of_driver(self, name: str) -> list[str]:
@@ -404,12 +404,12 @@ class DeviceTable:
                 before = self._reported.get(address)
                 is_other = bool(
                     before and identity.is_other_card(before, device))
-                known = (None if before and device.serial
-                         == self._serial_at(address) else self._elsewhere(
-                             device.serial, address))
+                stays = before and device.serial == (
+                    before.serial or self._store.serials().get(address, ''))
+                same = [] if stays else self._at(device.serial, address)
+                known = None if stays else self._known(device.serial, same)
                 may_be_moved = (not before and not known
                                 and self._may_be_moved(device))
-                same = self._others(device.serial, address)
                 present = list(filter(self._is_present, same))
             if not (is_other or known or may_be_moved):
                 return None
@@ -429,30 +429,27 @@ class DeviceTable:
         self._say_both(device, present)
         return known
 
-    def _serial_at(self, address: str) -> str:
-        """Return the serial number of the card at an address, also of one that
-        does not tell its own now; '' where it is not known."""
-        device = self._reported.get(address)
-        return (device.serial if device and device.serial
-                else self._store.serials().get(address, ''))
-
-    def _others(self, serial: str, but_at: str) -> list[str]:
-        """Return the addresses of cards with a serial number, but for one
-        address."""
-        return [address for address in dict.fromkeys(
-                    (*self._reported, *self._store.serials()))
-                if serial and address != but_at
-                and self._serial_at(address) == serial]
+    def _at(self, serial: str, but_at: str = '') -> list[str]:
+        """Return the addresses of cards with a serial number, also of those
+        that do not tell their own now."""
+        serials = {**self._store.serials(), **{
+            address: device.serial for address, device
+            in self._reported.items() if device.serial}}
+        return [address for address, other in serials.items()
+                if other == serial and address != but_at]
 
     def _is_present(self, address):
         device = self._reported.get(address)
         return (device is not None
                 and device.health is not model.Health.GONE)
 
-    def _elsewhere(self, serial: str, but_at: str) -> model.Card | None:
-        """Return what is known of the card with a serial number, unless that
-        is at one address; with self._lock."""
-        for address in self._others(serial, but_at):
+    def _known(self, serial: str, addresses: Iterable[str],
+               ) -> model.Card | None:
+        """Return what is known of the card with a serial number.
+
+        :param addresses: of _at(), with self._lock.
+        """
+        for address in addresses:
             there = self._reported.get(address)
             return model.Card(
                 serial, there.ids if there else '',
