@@ -6,13 +6,20 @@ what is answered.
 
 * Schemas are proven once, as ``tests/cheap_services.py`` says.
 * Placement makes the aliases of its tables again for each statement, with all
-  their columns.
+  their columns, and reads the names of all traits and resource classes for each
+  request. They are read again where one was made or deleted.
 * oslo.policy asks with each check how many arguments the check takes, and looks
   whether a file of rules has changed. It reads that of Nova's fixture for each
   cloud.
 * oslo.versionedobjects goes through the names of all fields to see whether one
   is set, and through all fields to see what has changed.
-* Nova's API compares each extra spec with more patterns than Python keeps.
+* Nova's API compares each extra spec with more patterns than Python keeps, and
+  makes a class of validators for each schema of each request.
+* Nova reads the metadata of a server by a query around the one for the server,
+  which SQLAlchemy composes again each time; a query for the server's id is
+  composed once.
+* Requests to services of this process go through the text of HTTP:
+  ``tests/cheap_requests.py``.
 * Listeners of the RPC transport in memory look 20 times a second whether a
   message has come. They sleep until one does.
 """
@@ -23,11 +30,14 @@ import re
 import threading
 import time
 import types
+import weakref
 
 from oslo_messaging._drivers import impl_fake
 from oslo_policy import _checks
 from oslo_policy import policy
 from oslo_versionedobjects import base as versioned
+from placement import attribute_cache
+from placement import db_api
 from placement.objects import allocation_candidate
 from placement.objects import consumer
 from placement.objects import inventory
@@ -36,7 +46,9 @@ from placement.objects import research_context
 from placement.objects import resource_provider
 from placement.objects import trait
 import sqlalchemy
+import sqlalchemy.orm
 
+from tests import cheap_requests
 from tests import cheap_services
 
 #: those that make aliases
@@ -49,6 +61,42 @@ LOOK = 1
 def _alias_once(alias):
     """sqlalchemy.alias(), of tables that live as long as the process."""
     return functools.lru_cache(maxsize=None)(alias)
+
+
+class _Names:
+    """Those that Placement's caches have, each of one request."""
+
+    FIELDS = '_id_cache', '_str_cache', '_all_cache'
+
+    def __init__(self):
+        #: engine -> class of cache -> (changes, its fields)
+        self._known = weakref.WeakKeyDictionary()
+        #: how often a trait or class was made, changed or deleted
+        self._changes = 0
+
+    def clearing(self, clear):
+        """clear() of a cache: after a change, and when it is made."""
+        @functools.wraps(clear)
+        def cleared(cache):
+            self._changes += hasattr(cache, '_id_cache')
+            clear(cache)
+        return cleared
+
+    def refreshing(self, refresh):
+        """_refresh_from_db() of a cache: where something is not found."""
+        names = self
+
+        @db_api.placement_context_manager.reader
+        def refreshed(self, context):
+            known = names._known.setdefault(context.session.get_bind(), {})
+            kind, changes = type(self), names._changes
+            if self._all_cache or known.get(kind, (None,))[0] != changes:
+                refresh(self, context)
+                known[kind] = changes, [getattr(self, field)
+                                        for field in names.FIELDS]
+            for field, value in zip(names.FIELDS, known[kind][1], strict=True):
+                setattr(self, field, dict(value))
+        return refreshed
 
 
 def _arguments_once(getfullargspec):
@@ -83,6 +131,20 @@ def _loaded_once(load):
                 or len(enforcer.rules) < len(enforcer.registered_rules)):
             load(enforcer, force_reload)
     return loaded
+
+
+def _validator_once(make):
+    """The class of validators of Nova's API, each for one schema."""
+    known = {}
+
+    @functools.wraps(make)
+    def made(schema, *args):
+        # a schema that is kept keeps its id
+        key = id(schema), args
+        if key not in known:
+            known[key] = schema, make(schema, *args)
+        return known[key][1]
+    return made
 
 
 def _is_set(ask):
@@ -139,10 +201,15 @@ class _Post:
 def placement() -> None:
     """Do so for Placement."""
     cheap_services.schemas()
+    cheap_requests.install()
     tables = types.SimpleNamespace(**{
         **vars(sqlalchemy), 'alias': _alias_once(sqlalchemy.alias)})
     for module in _PLACEMENT:
         module.sa = tables
+    names = _Names()
+    cache = attribute_cache._AttributeCache
+    cache.clear = names.clearing(cache.clear)
+    cache._refresh_from_db = names.refreshing(cache._refresh_from_db)
     _checks.inspect = types.SimpleNamespace(
         getfullargspec=_arguments_once(inspect.getfullargspec))
     policy.parse_file_contents = _parsed_once(policy.parse_file_contents)
@@ -152,10 +219,16 @@ def placement() -> None:
 @functools.cache
 def nova() -> None:
     """Do so for Nova's services."""
+    # not before Placement's alone are wanted
+    from nova.api.validation import validators
+    from nova.db.main import api as db_main
     re._MAXCACHE = 1 << 14
     versioned.VersionedObject.obj_attr_is_set = _is_set(
         versioned.VersionedObject.obj_attr_is_set)
     versioned.VersionedObject.obj_what_changed = _what_changed
+    validators._SchemaValidator = _validator_once(validators._SchemaValidator)
+    db_main.orm = types.SimpleNamespace(**{
+        **vars(sqlalchemy.orm), 'subqueryload': sqlalchemy.orm.selectinload})
     post = _Post()
     impl_fake.time = types.SimpleNamespace(
         **{**vars(time), 'sleep': post.sleep})
