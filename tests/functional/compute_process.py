@@ -1,12 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-compute's own main() in a process, which is killed where a test says.
 
-``python -m tests.functional.compute_process`` builds a cloud whose databases
-are files, and forks a process for each job that it reads, a line of JSON each.
-The process starts the services of the cloud and runs nova.cmd.compute.main()
-in its main thread. What a kill leaves is what there would be: the databases of
-Nova and Placement, the claim store, the simulated host, and the guests of
-libvirt's imitation, which are a file here.
+main() builds a cloud whose databases are files, and forks a process for each
+job that it reads, a line of JSON each. The process starts the services of the
+cloud and runs nova.cmd.compute.main() in its main thread. What a kill leaves is
+what there would be: the databases of Nova and Placement, the claim store, the
+simulated host, and the guests of libvirt's imitation, which are a file here.
 
 Not as in a real nova-compute: objects of Nova are read from the database and
 not through the conductor, the message bus is oslo.messaging's "fake", and the
@@ -116,8 +115,8 @@ def ask(job: dict) -> dict:
 @functools.cache
 def _forker() -> typing.Any:
     forker = subprocess.Popen(
-        [sys.executable, '-W', 'ignore', '-m',
-         'tests.functional.compute_process'],
+        [sys.executable, '-W', 'ignore', '-c',
+         f'from {__name__} import main; main()'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True)
 
@@ -373,9 +372,16 @@ def build() -> Cloud:
     return cloud
 
 
-def _main():
+def main() -> None:
+    """Do jobs until standard input ends."""
     cloud = build()
     for line in sys.stdin:
+        job = json.loads(line)
+        if 'stops' in job:
+            # it imports this module
+            from tests.functional import sigterm
+            print(json.dumps(sigterm.stops(cloud, **job['stops'])), flush=True)
+            continue
         reader, writer = os.pipe()
         if not os.fork():
             telling = threading.Lock()
@@ -385,7 +391,7 @@ def _main():
                 telling.acquire()
                 os.write(writer, json.dumps(answer).encode())
             try:
-                _work(cloud, json.loads(line), tell)
+                _work(cloud, job, tell)
                 tell({'error': 'nova-compute ended'})
             except BaseException:
                 tell({'error': traceback.format_exc()})
@@ -397,7 +403,3 @@ def _main():
             os.wait()
         print(said, flush=True)
     cloud._ends.close()
-
-
-if __name__ == '__main__':
-    _main()

@@ -162,6 +162,31 @@ def trial(cloud, random_: random.Random, without: frozenset[str],
             os.waitpid(child, 0)
 
 
+def stops(cloud, trials: int, seed: int, without: frozenset[str] = frozenset(),
+          ) -> list[tuple[float | None, float | None, int]]:
+    """Stop nova-compute after nova-compute in a cloud of compute_process.
+
+    :returns: of each what trial() does.
+    """
+    random_ = random.Random(seed)
+    for specs in SPECS:
+        cloud.flavor_of(specs)
+    compute_process.close_databases()
+    took: list[tuple[float | None, float | None, int]] = []
+    for number in range(1, trials + 1):
+        try:
+            took.append(trial(cloud, random_, without))
+        except AssertionError as error:
+            # standard output is the answer of compute_process; that of
+            # Nova's harness swallows sys.stderr
+            print(f'Trial {number}: {error}', file=sys.__stderr__, flush=True)
+            took.append((None, None, 0))
+        if None in took[-1] or not number % 20:
+            print(f'Trial {number}: {took[-1]}', file=sys.__stderr__,
+                  flush=True)
+    return took
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument('trials', type=int)
@@ -169,22 +194,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument('--seed', type=int, default=None)
     options = parser.parse_args(arguments)
     seed = options.seed or random.randrange(1 << 30)
-    random_ = random.Random(seed)
-    without = frozenset(filter(None, options.without.split(',')))
     cloud = compute_process.build()
-    for specs in SPECS:
-        cloud.flavor_of(specs)
-    compute_process.close_databases()
-    took = []
-    for number in range(1, options.trials + 1):
-        try:
-            took.append(trial(cloud, random_, without))
-        except AssertionError as error:
-            # that of Nova's harness swallows standard error
-            print(f'Trial {number}: {error}', flush=True)
-            took.append((None, None, 0))
-        if None in took[-1] or not number % 20:
-            print(f'Trial {number}: {took[-1]}', flush=True)
+    took = stops(cloud, options.trials, seed,
+                 frozenset(filter(None, options.without.split(','))))
     for what, found in (('not heard', [heard for heard, _, _ in took]),
                         ('not ended', [ended for _, ended, _ in took])):
         there = sorted(seconds for seconds in found if seconds is not None)

@@ -6,9 +6,6 @@ Nova's own main(), which finds its own half-done work at its next start: what
 is shown is that both halves fit.
 """
 
-import subprocess
-import sys
-
 import testtools
 
 from tests import threads
@@ -104,7 +101,7 @@ class KilledComputeTest(testtools.TestCase):
 
     def test_sigterm(self):
         """A few; tests.functional.sigterm does hundreds."""
-        done = subprocess.run(
-            [sys.executable, '-W', 'ignore', '-m', 'tests.functional.sigterm',
-             '3'], capture_output=True, text=True, timeout=self.LIMIT - 60)
-        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        # not all servers of a nova-compute that stops are ever deleted
+        self.addCleanup(compute_process.forget)
+        self.assertEqual([], [stop for stop in compute_process.ask(
+            {'stops': {'trials': 3, 'seed': 1}}) if None in stop])
