@@ -184,6 +184,15 @@ class Host:
         self.accelerators.revert(self.cloud.admin_context(), uuid_, migration)
         self.start_guest(uuid_)
 
+    def revert_here(self, uuid_, migration):
+        """As Nova: destroy() of the new guest, the allocation, then
+        finish_revert_migration(); the guest does not run yet."""
+        context = self.cloud.admin_context()
+        self.cloud.stop_guest(uuid_, undefine=True)
+        self.accelerators.unplug(context, uuid_)
+        self.cloud.move_allocation(migration, uuid_)
+        self.accelerators.revert(context, uuid_, migration)
+
     def come(self, uuid_, migration, specs, allocation):
         """The new host of a live migration, while the guest runs on the old
         one."""

@@ -12,7 +12,7 @@ from nova_accel import exception
 from nova_accel import locks
 from nova_accel import model
 from tests.host import base
-from tests.unit.host import A, B, vf
+from tests.unit.host import A, B, FUNCTION, plain, vf
 
 
 @ddt.ddt
@@ -44,13 +44,7 @@ class MoveTest(base.HostTestCase):
         self.addCleanup(self.mend)
 
     def revert(self):
-        """As Nova: destroy() of the new guest, the allocation, then
-        finish_revert_migration()."""
-        self.host.cloud.stop_guest(self.server, undefine=True)
-        self.host.accelerators.unplug(self.context, self.server)
-        self.host.cloud.move_allocation(self.migration, self.server)
-        self.host.accelerators.revert(
-            self.context, self.server, self.migration)
+        self.host.revert_here(self.server, self.migration)
 
     def confirm(self):
         self.host.accelerators.confirm(
@@ -149,3 +143,53 @@ class MoveTest(base.HostTestCase):
         self.assertHasOnly(A)
         self.assertEqual([], self.host.holdings.of(
             self.server, model.Role.OLD))
+
+
+@ddt.ddt
+class ResizeHereTest(base.HostTestCase):
+    """A resize on the same host, from or to no accelerators or to as many."""
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        self.host.upload(FUNCTION)
+
+    @ddt.data((A, None), (None, A), (A, B))
+    @ddt.unpack
+    def test_reverted_and_confirmed(self, before, after):
+        first, second = (self.flavor(address) for address in (before, after))
+        server = self.host.boot(*first)
+        for ends in self.revert, self.confirm:
+            self.host.cloud.set_server(server, extra_specs=second[0])
+            migration = self.host.resize_here(server, second[1])
+            self.assertHolds(server, after)
+            self.assertEqual([vf(before)] if before else [], [
+                claim.handle.address for claim
+                in self.host.holdings.of(server, model.Role.OLD)])
+            ends(server, migration, first)
+            self.host.settle()
+            left = after if ends == self.confirm else before
+            self.assertHolds(server, left)
+            self.assertEqual(bool(left), len(self.host.holdings.all()))
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+
+    def flavor(self, address):
+        """Its extra specs, and what a server of it is allocated."""
+        return (base.asks(FUNCTION), self.host.allocation(address)) if (
+            address) else ({}, {})
+
+    def revert(self, server, migration, first):
+        self.host.cloud.set_server(server, extra_specs=first[0])
+        self.host.revert_here(server, migration)
+        self.host.start_guest(server)
+
+    def confirm(self, server, migration, first):
+        self.host.confirm(server, migration, here=True)
+
+    def assertHolds(self, server, address):
+        self.assertHas(server, *([vf(address)] if address else []))
+        if address:
+            self.assertEqual(plain(FUNCTION), self.host.carries(address))
