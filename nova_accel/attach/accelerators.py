@@ -35,6 +35,7 @@ from nova_accel.attach import reshape
 from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
@@ -319,6 +320,15 @@ class Accelerators:
         return sorted(self._movable(
             claim, self.inventory.devices.get(claim.device_address),
             claim.handle, claim.created_type) for claim in claims)
+
+    def by_iommu(self, server_uuid: str) -> set[str]:
+        """Return the addresses of what a server has and its guest takes along
+        by what the IOMMU logs: QEMU has to open that by iommufd."""
+        devices = self.inventory.devices
+        return {
+            claim.handle.address for claim in self.holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            and vfio.is_by_iommu(device.migrates_by)}
 
     def memory(self, server_uuid: str) -> int:
         """Return how many MiB of memory the devices of a server have, as far

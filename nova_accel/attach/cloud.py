@@ -153,6 +153,11 @@ class Cloud(typing.Protocol):
         Raises whatever says that it is not known of all of them.
         """
 
+    def without_iommufd(self, instance_uuid: str, addresses: Iterable[str],
+                        ) -> set[str]:
+        """Those of some functions of a running guest that QEMU has not opened
+        by iommufd."""
+
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:
         """Take devices out of a running guest; ends when they are out.

@@ -42,6 +42,10 @@ def _takes(which, by, memory):
             memory, CONF.libvirt.live_migration_bandwidth)
         found += (f', and stand still for up to {seconds:.1f} s with one of '
                   f'{memory} MiB')
+        connections = CONF.libvirt.live_migration_parallel_connections
+        if connections > 1:
+            found += (f', which QEMU 10.0 and later send over {connections} '
+                      f'connections')
         if seconds > CONF.libvirt.live_migration_downtime / 1000:
             remedy = 'set accel:max_downtime in their flavors'
     if CONF.libvirt.live_migration_permit_post_copy:

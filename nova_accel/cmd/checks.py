@@ -33,6 +33,7 @@ from nova_accel import exception
 from nova_accel.host import address_space
 from nova_accel.host import pci
 from nova_accel.host import privileged
+from nova_accel.host import vfio
 from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel import machine
@@ -360,10 +361,11 @@ def _libvirt(host) -> Iterator[Line]:
             yield Line(FAILURE, f'{name} has version {_dotted(version)}, and '
                                 f'{_dotted(least)} is needed{why}',
                        f'upgrade {name}')
-    movable = any(device.migrates_by for device in host.devices.values())
-    for name, version, least in (('libvirt', versions[0], _LIBVIRT_VENDOR),
-                                 ('QEMU', versions[1], _QEMU_VENDOR)):
-        if movable and version < least:
+    by = {device.migrates_by for device in host.devices.values()} - {''}
+    needed = (vfio.IOMMUFD_VERSIONS if any(map(vfio.is_by_iommu, by))
+              else vfio.VERSIONS)
+    for name, version, least in zip(('libvirt', 'QEMU'), versions, needed):
+        if by and version < least:
             yield Line(OK, f'{name} has version {_dotted(version)}, and '
                            f'{_dotted(least)} is needed for guests that take '
                            f'devices along when they migrate live')

@@ -4,14 +4,16 @@
 QEMU asks the VFIO driver of a device twice: whether it saves and loads the
 state of the device (VFIO_DEVICE_FEATURE_MIGRATION), and whether it logs which
 memory the device has written meanwhile (VFIO_DEVICE_FEATURE_DMA_LOGGING). The
-IOMMU can do the latter too, for guests with iommufd, which Nova's have not.
-Nothing else can ask: a device answers a process that has opened it, which
-resets a function, and is possible only where no guest has it, and of a vGPU
-of NVIDIA only with a guest. Hence it is known here what each driver answers.
-What the one of a device says otherwise, libvirt tells before a guest moves.
+IOMMU can do the latter too, for devices that QEMU has by iommufd
+(virt.live_migration). Nothing else can ask: a device answers a process that
+has opened it, which resets a function, and is possible only where no guest has
+it, and of a vGPU of NVIDIA only with a guest. Hence it is known here what each
+driver answers. What the one of a device says otherwise, libvirt tells before a
+guest moves.
 """
 
 from collections.abc import Iterable
+import contextlib
 import fnmatch
 
 from nova_accel.host import pci
@@ -26,6 +28,21 @@ _DRIVERS = {
     'mlx5_vfio_pci': True, 'mtty': True, 'nvidia': True, 'pds_vfio_pci': True,
     'hisi_acc_vfio_pci': False, 'qat_vfio_pci': False,
     'virtio_vfio_pci': False, 'xe_vfio_pci': False}
+#: what sysfs has of the IOMMU above a function -> bits of it that say that it
+#: logs what the function writes. Intel: Scalable Mode and dirty bits of the
+#: second stage (ssads_supported() in drivers/iommu/intel/iommu.h); AMD:
+#: FEATURE_HDSUP (amd_iommu_types.h); of Linux 6.7. That of Arm shows nothing
+_IOMMUS = {'iommu/intel-iommu/ecap': 1 << 43 | 1 << 45,
+           'iommu/amd-iommu/features': 1 << 52}
+#: the last word of migrates() where the IOMMU logs
+_BY_IOMMU = 'iommufd'
+#: libvirt and QEMU which bind a function to the driver that saves its state,
+#: and move that. Those of Nova for its own PCI devices
+#: (MIN_VFIO_PCI_VARIANT_..., 31 to 34)
+VERSIONS = (10, 0, 0), (8, 2, 2)
+#: which have devices by iommufd, also those that come into a running guest,
+#: and let the IOMMU log (NEWS.rst of libvirt 12.1 and 12.2)
+IOMMUFD_VERSIONS = (12, 2, 0), (9, 1, 0)
 #: MiB/s of 10 Gb/s
 _BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
 
@@ -46,18 +63,27 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
         if name not in _DRIVERS:
             return '', (f'its VFIO driver is {name or "not known"}, which '
                         f'does not save its state')
-        if not _DRIVERS[name]:
+        if not _DRIVERS[name] and not _iommu_logs(kernel, handle.address):
             return '', (f'its VFIO driver {name} does not log what it writes '
-                        f'to memory, and guests do not use iommufd, which '
-                        f'could')
+                        f'to memory, and neither does the IOMMU: that takes '
+                        f'one that can, and the module iommufd')
         if not kernel.has_iova_bitmap():
             return '', ('the kernel cannot log what it writes to memory (no '
                         'CONFIG_IOMMUFD_DRIVER)')
         return ' '.join(filter(None, (
-            name, _version(kernel, name), *_firmware(kernel, device)))), ''
+            name, _version(kernel, name), *_firmware(kernel, device),
+            '' if _DRIVERS[name] else _BY_IOMMU))), ''
     except OSError as error:
         return '', (f'it cannot be read which VFIO driver it has in a guest '
                     f'({error.strerror})')
+
+
+def is_by_iommu(migrates_by: str) -> bool:
+    """Whether a device migrates by what the IOMMU logs.
+
+    :param migrates_by: model.Device.migrates_by.
+    """
+    return migrates_by.endswith(f' {_BY_IOMMU}')
 
 
 def seconds_to_copy(memory: int, bandwidth: int) -> float:
@@ -93,6 +119,19 @@ def driver_of_types(names: Iterable[str]) -> str:
     drivers/vfio/mdev/mdev_sysfs.c of Linux.
     """
     return min(names, default='').partition('-')[0]
+
+
+def _iommu_logs(kernel, function) -> bool:
+    """Whether QEMU can have the IOMMU log what a function writes."""
+    # the device that QEMU opens, /dev/iommu
+    if not kernel.exists('class/misc/iommu'):
+        return False
+    for attribute, bits in _IOMMUS.items():
+        with contextlib.suppress(FileNotFoundError):
+            # of AMD's two words, 'efr2:efr', the second one
+            shown = kernel.read(pci.path(function, attribute))
+            return not bits & ~int(shown.rpartition(':')[2], 16)
+    return False
 
 
 def _version(kernel, driver) -> str:

@@ -66,6 +66,7 @@ def load(path: str) -> operations.Host:
         disable_denylist=top.take('disable_denylist', reader.boolean, False),
         address_bits=top.take('address_bits', reader.natural, 46),
         iova_bitmap=top.take('iova_bitmap', reader.boolean, True),
+        iommufd=top.take('iommufd', reader.boolean, False),
         huge_pages=top.take('huge_pages', reader.counts, {}))
     used: set[str] = set()
     bridges: dict[str, reader.Mapping] = {}

@@ -561,6 +561,10 @@ def _hosts_driver(card, mine, vf) -> str | None:
     return card.vf_driver if mine.get('autoprobe', True) else None
 
 
+#: with Scalable Mode and the dirty bits of its second stage, bits 43 and 45
+_ECAP = '280000f050da'
+
+
 def _nodes(host):
     """The NUMA nodes that have huge pages."""
     found: sysfs.Directory = {}
@@ -594,6 +598,15 @@ def _build(host, state):
                 # the functions below it stay as they are
                 port.pop(name, None)
             port.update(own)
+    if host.iommufd:
+        # Documentation/ABI/testing/sysfs-class-iommu-intel-iommu of Linux, and
+        # drivers/iommu/iommufd/main.c: a misc device
+        tree['class']['misc'] = {'iommu': {}}
+        tree['devices']['virtual'] = {'iommu': {'dmar0': {
+            'intel-iommu': {'ecap': _ECAP}}}}
+        for name in tree['bus']['pci']['devices']:
+            sysfs.find(tree, f'{_PCI}/{name}')[0]['iommu'] = sysfs.Link(
+                'devices/virtual/iommu/dmar0')
     for name in state['guests']:
         # mediated devices are not there
         if name in tree['bus']['pci']['devices']:

@@ -22,6 +22,9 @@ class Host:
     address_bits: int
     #: whether VFIO can report what a device has written
     iova_bitmap: bool
+    #: whether the kernel has iommufd, and an IOMMU of Intel logs what devices
+    #: write
+    iommufd: bool
     #: KiB of a huge page -> how many were reserved on each NUMA node
     #: (hugetlbpage.rst of Linux)
     huge_pages: dict[int, list[int]]

@@ -6,6 +6,7 @@ we use on the compute side are all here; tests/unit/test_nova_signatures.py
 compares them between releases.
 """
 
+from collections.abc import Callable
 import contextlib
 import json
 from urllib import parse
@@ -43,6 +44,8 @@ class NovaCloud:
         self._driver = driver
         #: devices in guest XML and in running guests
         self.hostdevs = guest_devices.Hostdevs(driver._set_managed_mode)
+        #: LiveMigrations.by_iommufd()
+        self.by_iommufd: Callable[..., set[str]] = lambda instance: set()
         self._consumers = consumers.Consumers(
             lambda url, version: self._answer(self._get(url, version)),
             self._allocations_of, self._copy_of)
@@ -350,8 +353,17 @@ class NovaCloud:
         with contextlib.suppress(nova_exception.InstanceNotFound):
             guest = self._guest(instance_uuid)
             if guest.is_active():
-                self.hostdevs.attach(guest, handles, lasts)
+                instance = objects.Instance.get_by_uuid(
+                    self.admin_context(), instance_uuid,
+                    expected_attrs=['flavor', 'system_metadata'])
+                self.hostdevs.attach(
+                    guest, handles, lasts,
+                    self.by_iommufd(instance))
                 self._describe(instance_uuid)
+
+    def without_iommufd(self, instance_uuid, addresses):
+        return guest_devices.without_iommufd(
+            self._guest(instance_uuid).get_xml_desc(), addresses)
 
     def _describe(self, instance_uuid):
         """Have the guest read in its metadata which device is where now."""

@@ -77,6 +77,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.runtime = runtime.RuntimeProgramming(found, self.cloud)
         self.live_migrations = live_migration.LiveMigrations(
             found, self.cloud, self._host.has_min_version)
+        self.cloud.by_iommufd = self.live_migrations.by_iommufd
         paused.Paused(found, self.cloud)
         self.owners = owners.Owners(
             found, self.cloud, lambda: self.reconciler.out)
@@ -274,7 +275,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             block_device_info, context, *args, **kwargs)
         if handles:
             self.cloud.hostdevs.add(
-                guest, handles, self.accelerators.numa_nodes(instance.uuid))
+                guest, handles, self.accelerators.numa_nodes(instance.uuid),
+                self.live_migrations.by_iommufd(instance))
             address_space.make_room(
                 guest, handles, self.accelerators.kernel,
                 self.capabilities['supports_address_space_emulated'],

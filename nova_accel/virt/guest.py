@@ -5,7 +5,7 @@ Of Nova are its classes of libvirt XML. Guests are Nova's
 nova.virt.libvirt.guest.Guest.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 import time
 
 from lxml import etree
@@ -31,17 +31,19 @@ class Hostdevs:
         self._set_managed = set_managed
 
     def add(self, xml, handles: Iterable[model.AttachHandle],
-            nodes: Mapping[str, int]) -> None:
+            nodes: Mapping[str, int],
+            iommufd: Collection[str] = ()) -> None:
         """Into guest XML: Nova's LibvirtConfigGuest.
 
         :param nodes: address of a handle -> the NUMA node of its device on
             this host, where that is known.
+        :param iommufd: addresses of handles that QEMU opens by iommufd.
         """
         # Nova puts back every mdev that it finds in an earlier guest
         there = _addresses(xml.devices)
         hostdevs = [(hostdev, nodes.get(handle.address)) for handle in handles
                     if handle.address not in there
-                    for hostdev in self._hostdevs(handle)]
+                    for hostdev in self._hostdevs(handle, iommufd)]
         ports = expanders.add(xml, {
             _address(hostdev): node for hostdev, node in hostdevs})
         for hostdev, _ in hostdevs:
@@ -49,14 +51,16 @@ class Hostdevs:
             xml.add_device(hostdev)
 
     def attach(self, guest, handles: Iterable[model.AttachHandle],
-               lasts: bool = False) -> None:
+               lasts: bool = False, iommufd: Collection[str] = ()) -> None:
         """Into a running guest, where it has not got them; a device that was
         in it before comes back to its place.
 
         :param lasts: also into what libvirt starts it from, which has what
             was in the guest before.
+        :param iommufd: as for add().
         """
-        for hostdev in self._missing(handles, self.addresses(guest)):
+        for hostdev in self._missing(
+                handles, self.addresses(guest), iommufd):
             hostdev.port = expanders.port_of(
                 _address(hostdev), guest.get_xml_desc())
             guest.attach_device(hostdev, persistent=lasts, live=True)
@@ -76,9 +80,9 @@ class Hostdevs:
             document.find('devices').append(hostdev.format_dom())
         return etree.tostring(document, encoding='unicode')
 
-    def _missing(self, handles, there):
+    def _missing(self, handles, there, iommufd=()):
         for handle in handles:
-            for hostdev in self._hostdevs(handle):
+            for hostdev in self._hostdevs(handle, iommufd):
                 if _address(hostdev) not in there:
                     yield hostdev
 
@@ -120,7 +124,7 @@ class Hostdevs:
                 raise
         return _addresses(now.devices)
 
-    def _hostdevs(self, handle):
+    def _hostdevs(self, handle, iommufd=()):
         if handle.type is model.HandleType.MDEV:
             hostdev = _Mdev()
             hostdev.uuid = handle.address
@@ -131,6 +135,7 @@ class Hostdevs:
             hostdev.domain, hostdev.bus, rest = address.split(':')
             hostdev.slot, hostdev.function = rest.split('.')
             self._set_managed(hostdev, 'true' if handle.managed else 'false')
+            hostdev.iommufd = address in iommufd
             yield hostdev
 
 
@@ -139,7 +144,29 @@ class _Mdev(expanders.BehindPort, config.LibvirtConfigGuestHostdevMDEV):
 
 
 class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
-    pass
+
+    #: whether QEMU opens it by iommufd, and not by its IOMMU group
+    iommufd = False
+
+    def format_dom(self):
+        """With what libvirt 12.1 and later know (formatdomain.rst)."""
+        hostdev = super().format_dom()
+        if self.iommufd:
+            hostdev.append(etree.Element('driver', iommufd='yes'))
+        return hostdev
+
+
+def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
+    """Return those of some functions that QEMU has not opened by iommufd.
+
+    :param xml: of a running guest, from libvirt.
+    """
+    return set(addresses) - {
+        pci_address(*(source.get(part, '0') for part in (
+            'domain', 'bus', 'slot', 'function')))
+        for hostdev in etree.fromstring(xml).iterfind('./devices/hostdev')
+        if hostdev.find("./driver[@iommufd='yes']") is not None
+        and (source := hostdev.find('./source/address')) is not None}
 
 
 def is_paused(guest) -> bool:

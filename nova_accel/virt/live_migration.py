@@ -58,9 +58,6 @@ _MIGRATION, _MOVABLE = 'nova_accel:migration', 'nova_accel:movable'
 #: in place of a migration, of a destination that knows how guests take their
 #: devices along
 _TRANSPARENT = 'transparent'
-#: which bind a function to the driver that saves its state, and move that.
-#: Those of Nova for its own PCI devices (MIN_VFIO_PCI_VARIANT_..., 31 to 34)
-_LIBVIRT, _QEMU = (10, 0, 0), (8, 2, 2)
 
 
 class LiveMigrations:
@@ -83,7 +80,7 @@ class LiveMigrations:
         server = nova_cloud.server_of(instance)
         if server.requests:
             if server.takes_along:
-                self._check_versions(instance, 'new')
+                self._check_versions(instance, 'new', vfio.VERSIONS)
             _note(data, _MIGRATION,
                   _TRANSPARENT if server.takes_along else '')
 
@@ -113,7 +110,7 @@ class LiveMigrations:
             _refuse(f'nova-compute of the new host cannot take over the '
                     f'accelerators of server {instance.uuid} with their '
                     f'state: upgrade nova_accel there.')
-        self._check_versions(instance, 'old')
+        self._check_versions(instance, 'old', vfio.VERSIONS)
         if CONF.libvirt.live_migration_permit_post_copy:
             _refuse(f'Server {instance.uuid} has accelerators, with which '
                     f'QEMU does not copy memory after the guest has moved: '
@@ -129,8 +126,21 @@ class LiveMigrations:
                 self._accelerators.holdings.of(instance.uuid))
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
+        self._check_iommufd(instance)
         self._check_downtime(instance)
         _note(data, _MOVABLE, json.dumps(found))
+
+    def _check_iommufd(self, instance):
+        needed = self._accelerators.by_iommu(instance.uuid)
+        if not needed:
+            return
+        self._check_versions(instance, 'old', vfio.IOMMUFD_VERSIONS)
+        if left := self._cloud.without_iommufd(instance.uuid, needed):
+            _refuse(f'The guest of server {instance.uuid} has '
+                    f'{", ".join(sorted(left))} without iommufd, as from '
+                    f'before an upgrade of libvirt, and the IOMMU does not '
+                    f'log what it writes: reboot the server hard, and then '
+                    f'migrate it.')
 
     def _check_downtime(self, instance):
         limit = nova_cloud.server_of(instance).max_downtime
@@ -149,12 +159,21 @@ class LiveMigrations:
         return vfio.seconds_to_copy(
             self.memory(instance), CONF.libvirt.live_migration_bandwidth)
 
-    def _check_versions(self, instance, which):
-        if not self._has_versions(_LIBVIRT, _QEMU):
+    def _check_versions(self, instance, which, versions):
+        if not self._has_versions(*versions):
+            libvirt, qemu = map(_said, versions)
             _refuse(f'Server {instance.uuid} has accelerators, whose state '
-                    f'libvirt {_said(_LIBVIRT)} and QEMU {_said(_QEMU)} move, '
-                    f'and the {which} host has earlier ones: upgrade them, or '
-                    f'migrate it cold.')
+                    f'libvirt {libvirt} and QEMU {qemu} move, and the {which} '
+                    f'host has earlier ones: upgrade them, or migrate it '
+                    f'cold.')
+
+    def by_iommufd(self, instance) -> set[str]:
+        """Return the addresses of what the guest of a server must have by
+        iommufd to take it along."""
+        if not (nova_cloud.server_of(instance).takes_along
+                and self._has_versions(*vfio.IOMMUFD_VERSIONS)):
+            return set()
+        return self._accelerators.by_iommu(instance.uuid)
 
     def check_destination(self, instance, data, migration, allocations,
                           movable: str | None) -> None:
@@ -173,10 +192,12 @@ class LiveMigrations:
                     f'destroy), and reboot the server hard.')
         if server.takes_along:
             try:
-                _pairs(instance, movable,
-                       self._accelerators.movable_to(server, allocations))
+                here = self._accelerators.movable_to(server, allocations)
+                _pairs(instance, movable, here)
             except exception.AcceleratorError as error:
                 _refuse(str(error))
+            if any(vfio.is_by_iommu(item.kind) for item in here):
+                self._check_versions(instance, 'new', vfio.IOMMUFD_VERSIONS)
             _note(data, _MOVABLE, movable)
         elif not self._accelerators.can_have(
                 server, allocations, moving=True):

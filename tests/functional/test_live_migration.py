@@ -10,6 +10,7 @@ from importlib import metadata
 from unittest import mock
 
 import fixtures
+from lxml import etree
 from nova.compute import manager
 from nova import context as nova_context
 from nova import objects
@@ -735,6 +736,96 @@ class TransparentTest(TransparentTestBase):
         self.assertEqual([], self.claims(self.source))
         self.assertEqual([address], [
             c.handle.address for c in self.claims(self.destination)])
+
+
+class IommufdTest(TransparentTestBase):
+
+    HOSTS = {host: {
+        'iommufd': True,
+        'others': [{**devices()['others'][0], 'vfio_driver': 'xe-vfio-pci'}]}
+        for host in ('compute1', 'compute2')}
+
+    def setUp(self):
+        super().setUp()
+        #: (host, function) -> whether QEMU has it by iommufd, which Nova's
+        #: imitation of libvirt forgets
+        self.by_iommufd = {}
+        define = fakelibvirt.Connection.defineXML
+        attach = fakelibvirt.Domain.attachDeviceFlags
+        describe = fakelibvirt.Domain.XMLDesc
+
+        def note(connection, hostdevs):
+            for hostdev in hostdevs:
+                self.by_iommufd[connection.hostname, self.function_of(
+                    hostdev)] = hostdev.find('./driver') is not None
+
+        def defined(connection, xml):
+            note(connection, etree.fromstring(xml).iterfind(
+                './devices/hostdev'))
+            return define(connection, xml)
+
+        def attached(domain, xml, flags):
+            note(domain._connection, [etree.fromstring(xml)])
+            return attach(domain, xml, flags)
+
+        def described(domain, flags):
+            xml = etree.fromstring(describe(domain, flags))
+            for hostdev in xml.iterfind('./devices/hostdev'):
+                if self.by_iommufd[domain._connection.hostname,
+                                   self.function_of(hostdev)]:
+                    # as libvirt completes it
+                    etree.SubElement(
+                        hostdev, 'driver', name='vfio', iommufd='yes')
+            return etree.tostring(xml, encoding='unicode')
+        for of, name, by in (
+                (fakelibvirt.Connection, 'defineXML', defined),
+                (fakelibvirt.Domain, 'attachDeviceFlags', attached),
+                (fakelibvirt.Domain, 'XMLDesc', described)):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'nova.tests.fixtures.libvirt.{of.__name__}.{name}', by))
+
+    @staticmethod
+    def function_of(hostdev):
+        source = hostdev.find('./source/address')
+        return guest.pci_address(*(source.get(part) for part in (
+            'domain', 'bus', 'slot', 'function')))
+
+    def upgrade(self, host):
+        """libvirt and QEMU."""
+        connection = self.computes[host].driver._host.get_connection()
+        for name, version in (('getLibVersion', 12002000),
+                              ('getVersion', 9001000)):
+            self.useFixture(fixtures.MockPatchObject(
+                connection, name, return_value=version))
+
+    def test_iommufd(self):
+        """Live migration with the state of devices whose driver does not log
+        what they write: with libvirt 12.2 and QEMU 9.1 the IOMMU does, of
+        guests that were started since; else refused by the compute host before
+        anything moves."""
+        self.start({f'resources1:{NET}': '1'})
+        self.assertRefused('libvirt 12.2.0 and QEMU 9.1.0 move, and the old '
+                           'host has earlier ones')
+        self.upgrade(self.source)
+        self.assertRefused('without iommufd, as from before an upgrade')
+        self._reboot_server(self.server, hard=True)
+        self.assertRefused('libvirt 12.2.0 and QEMU 9.1.0 move, and the new '
+                           'host has earlier ones')
+        self.upgrade(self.destination)
+        # also what comes back into its guest
+        self._suspend_server(self.server)
+        self._resume_server(self.server)
+        self.live_migrate()
+        (_, address), = self.before
+        self.assertEqual([[address]], self.moved)
+        (host, address), = self.assertHas(self.server)
+        self.assertEqual(self.destination, host)
+        self.assertTrue(self.by_iommufd[host, address])
+        # guests of other flavors have it as before
+        other = self.boot({f'resources1:{NET}': '1'})
+        (where,) = self.held(other)
+        self.assertFalse(self.by_iommufd[where])
+        self.delete_all()
 
 
 class UnequalTest(TransparentTestBase):

@@ -47,7 +47,7 @@ class VfioTest(testtools.TestCase):
         for variant, said in (
                 ('mlx5_vfio_pci', ''), ('pds-vfio-pci', ''),
                 ('qat_vfio_pci', 'qat_vfio_pci does not log'),
-                ('xe-vfio-pci', 'guests do not use iommufd'),
+                ('xe-vfio-pci', 'and neither does the IOMMU'),
                 ('vfio-pci', 'vfio_pci, which does not save'),
                 ('nvgrace-gpu-vfio-pci', 'which does not save its state')):
             device = self.device(others=[{**CARD, 'vfio_driver': variant}])
@@ -92,6 +92,39 @@ class VfioTest(testtools.TestCase):
         device = self.device(mdev_parents=[test_vgpu.MTTY], iova_bitmap=False)
         self.assertEqual('', device.migrates_by)
         self.assertIn('CONFIG_IOMMUFD_DRIVER', device.stays)
+
+    def test_iommu_logs(self):
+        """In place of the driver, for devices by iommufd."""
+        device = self.device(iommufd=True, others=[
+            {**CARD, 'vfio_driver': 'xe-vfio-pci'}])
+        self.assertEqual('xe_vfio_pci fw.version 28.39.1002 iommufd',
+                         device.migrates_by)
+        self.assertTrue(vfio.is_by_iommu(device.migrates_by))
+        self.assertFalse(vfio.is_by_iommu(self.device(iommufd=True, others=[
+            {**CARD, 'vfio_driver': 'mlx5_vfio_pci'}]).migrates_by))
+
+    def test_iommus(self):
+        """What they show, and without iommufd."""
+        for name, shown, logs in (
+                # of Emerald Rapids, and without Scalable Mode
+                ('intel-iommu/ecap', '3ee9e86f050df', True),
+                ('intel-iommu/ecap', '200000f050df', False),
+                ('intel-iommu/ecap', 'f020df', False),
+                # of Linux 6.6 and earlier, and later
+                ('amd-iommu/features', '10000000000000', True),
+                ('amd-iommu/features', '0:10000000000000', True),
+                ('amd-iommu/features', '10000000000000:254f77ef22294ada',
+                 False),
+                ('arm-smmu-v3/features', '1', False)):
+            root = self.useFixture(fixtures.TempDir()).path
+            function = f'{root}/bus/pci/devices/{VF}/iommu/{name}'
+            os.makedirs(os.path.dirname(function))
+            with open(function, 'w') as file:
+                file.write(f'{shown}\n')
+            kernel = host_kernel.Kernel(root)
+            self.assertFalse(vfio._iommu_logs(kernel, VF))
+            os.makedirs(f'{root}/class/misc/iommu')
+            self.assertEqual(logs, vfio._iommu_logs(kernel, VF), shown)
 
     def test_bound_by_the_operator(self):
         """What is on plain vfio-pci stays there in a guest."""
