@@ -261,7 +261,8 @@ class Run:
         name = 'pages in a browser'
         looked = self.step(name, sys.executable, '-m',
                            'tests.pages_in_browser', 'docs/build/html',
-                           'build/demo.html', limit=6, keep=False)
+                           'build/demo.html', 'build/accelerators.html',
+                           limit=6, keep=False)
         if looked.status == pages_in_browser.UNFIT:
             return self.skip(name, looked.output.strip())
         self.steps.append(looked)

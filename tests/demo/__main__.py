@@ -18,14 +18,17 @@ import unittest
 from unittest import mock
 import uuid
 
+from nova_accel.cmd import page as cmd_page
 from nova_accel import naming
 from tests.demo import page
 from tests.demo import picture
 from tests.demo import screen
 from tests.functional import base
 from tests.functional import operations
+from tests.unit import commands
 
 SCREEN = screen.Screen(wait=screen.wanted())
+PAGE = 'build/accelerators.html'
 #: seconds that each simulated card takes to be programmed
 SECONDS = 1
 FUNCTION = '5ad1bba2-6ee2-4b5a-9c2f-1f3a8c4d7e60'
@@ -83,6 +86,7 @@ class Story(operations.OperationsTestBase):
         self.function_is_programmed(crypto)
         self.function_is_brought()
         self.requests_that_fail()
+        self.operators_page()
         SCREEN.step('Servers two and three are deleted',
                     'openstack server delete two three')
         self.delete(*self.names)
@@ -313,6 +317,19 @@ class Story(operations.OperationsTestBase):
             'server': self._build_server(
                 image_uuid=snapshot, flavor_id=flavor, networks='none')})
 
+    def operators_page(self):
+        SCREEN.step('The operator has the cloud in a browser',
+                    f'nova-accel page {PAGE}')
+        os.makedirs(os.path.dirname(PAGE), exist_ok=True)
+        self.become_operator()
+        done = commands.run('page', PAGE, page=cmd_page.Page)
+        self.assertEqual(0, done.returncode, done.stderr)
+        with open(PAGE) as file:
+            text = file.read()
+        for name in 'two', 'three':
+            self.assertIn(f'server {self.names[name]["id"]}"', text)
+        SCREEN.line(done.stdout.strip())
+
     def new_function(self, name, **kwargs):
         """A function that no card has yet; and its image."""
         function = str(uuid.uuid4())
@@ -390,7 +407,8 @@ class Story(operations.OperationsTestBase):
     def create(self, name, flavor):
         began = time.monotonic()
         self.names[name] = server = self._create_server(
-            flavor_id=flavor, networks='none', expected_state='ACTIVE')
+            name=name, flavor_id=flavor, networks='none',
+            expected_state='ACTIVE')
         return server, time.monotonic() - began
 
     def delete(self, *names):
