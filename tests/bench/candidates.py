@@ -16,11 +16,11 @@ Run with ``python -m tests.bench.candidates [--limit SECONDS] [--ways WAY ...]
 
 Printed for each boot: the candidates that nova-scheduler got, of which Nova
 takes 1000 at most ([scheduler] max_placement_results), beside n! / (n - k)!,
-the orders of k of n devices; milliseconds in which Placement answered; and
-milliseconds from the request to the API until nova-compute is done with the
-build. Each n of each way has a process of its own. What takes longer than the
-limit, or more than 4 GiB of memory, is ended and says so, and greater k are not
-tried.
+the orders of k of n devices; milliseconds of the processor in which Placement
+answered; and milliseconds from the request to the API until nova-compute is
+done with the build. Each n of each way has a process of its own. What takes
+longer than the limit, or more than 4 GiB of memory, is ended and says so, and
+greater k are not tried.
 
 Times are of one boot in one process with SQLite in place of a database server:
 compare them with each other.
@@ -94,11 +94,11 @@ def work(way, devices, limit):
         def _watching(self, get):
             @functools.wraps(get)
             def watching(client, url, *args, **kwargs):
-                start = time.perf_counter()
+                start = time.process_time()
                 answer = get(client, url, *args, **kwargs)
                 if url.startswith('/allocation_candidates'):
                     self.asked.append((
-                        1000 * (time.perf_counter() - start),
+                        1000 * (time.process_time() - start),
                         len(answer.json()['allocation_requests'])
                         if answer else 0))
                 return answer
