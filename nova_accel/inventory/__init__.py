@@ -197,34 +197,28 @@ class Inventory:
             the programming of its region.
         """
         address, index = claim.device_address, claim.region_index
-        name = _name(address, index)
+
+        def cannot(found, why):
+            held = f'{_name(address, index)} is held by the server, and'
+            return exception.DeviceUnavailable(
+                f'{held} {why}.', found=f'{held} {found}')
         trouble = identity.trouble(claim, self.devices)
         if trouble:
-            raise exception.DeviceUnavailable(
-                f'{name} is held by the server, and {trouble}.',
-                found=f'{name} is held by the server, and another card is in '
-                      f'its place')
+            raise cannot('another card is in its place', trouble)
         device, region = self._part(address, index)
         why = self.cards.hanging(claim.key)
         if self.table.is_unknown(address, index):
             # its programming, before which it could not be used either
             why = why or self.cards.hanging(address)
         if why:
-            raise exception.DeviceUnavailable(
-                f'{name} is held by the server, and does not respond: {why}.',
-                found=f'{name} is held by the server, and does not respond')
+            raise cannot('does not respond', f'does not respond: {why}')
         if device.health is model.Health.GONE:
-            raise exception.DeviceUnavailable(
-                f'{name} is held by the server, and is gone '
-                f'({device.reason}): put the card back, or delete the '
-                f'server.',
-                found=f'{name} is held by the server, and is gone')
+            raise cannot('is gone', f'is gone ({device.reason}): put the card '
+                                    f'back, or delete the server')
         if device.health is not model.Health.OK and not self._answers(device):
-            raise exception.DeviceUnavailable(
-                f'{name} is held by the server, and does not answer '
-                f'({device.reason}): power-cycle the card, or delete the '
-                f'server.',
-                found=f'{name} is held by the server, and does not answer')
+            raise cannot(
+                'does not answer', f'does not answer ({device.reason}): '
+                f'power-cycle the card, or delete the server')
         return device, region
 
     def disabled(self) -> dict[str, model.Disabled]:
