@@ -801,17 +801,24 @@ class OtherReleasesTest(StoreTestCase):
 
     def test_version_9(self):
         """What it recorded stays, and has what is new as not known."""
-        one = HandoversTest.handover(1, result='r')
-        claim_store.ClaimStore(self.path).add_handover(one)
-        new = self.schema()
-        with self.file() as db:
-            db.execute('ALTER TABLE handovers DROP COLUMN since')
-            db.execute('PRAGMA user_version = 9')
+        new, one = self.version_9()
         store = claim_store.ClaimStore(self.path)
         two = HandoversTest.handover(2, since='s')
         store.add_handover(two)
         self.assertEqual([one, two], store.handovers())
         self.assertEqual(new, self.schema())
+
+    def version_9(self):
+        """:returns: the schema that it gets, and what it has recorded."""
+        one = HandoversTest.handover(1, result='r')
+        store = claim_store.ClaimStore(self.path)
+        store.add_handover(one)
+        store.add([claim()])
+        new = self.schema()
+        with self.file() as db:
+            db.execute('ALTER TABLE handovers DROP COLUMN since')
+            db.execute('PRAGMA user_version = 9')
+        return new, one
 
     def test_version_8_with_damaged_rows(self):
         self.version_8()
@@ -877,10 +884,13 @@ class OtherReleasesTest(StoreTestCase):
                 *args, **kwargs, factory=Connection)
             claim_store.ClaimStore(sys.argv[1])
         ''')
-        for make, claims in (self.release_0_1, 7), (self.version_8, 1):
+        for make, claims, numbers in (
+                (self.release_0_1, 7, (1, 5, 20, 40)),
+                (self.version_8, 1, (1, 5, 20, 40)),
+                (self.version_9, 1, (1, 3, 5))):
             make()
             before = self.schema()
-            for number in 1, 5, 20, 40:
+            for number in numbers:
                 self.assertEqual(-signal.SIGKILL, subprocess.call(
                     [sys.executable, '-c', program, self.path, str(number)]))
                 self.assertEqual(before, self.schema())
