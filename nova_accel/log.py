@@ -76,11 +76,16 @@ class Once:
         """A thing is well again: what comes next is said."""
         self._said.pop(about, None)
 
-    def only(self, kind: str, names: Collection[object]) -> None:
+    def only(self, kind: str, names: Collection[object]) -> bool:
         """Forget the things of a kind but those of these names, which are the
-        second items."""
-        self._said = {about: line for about, line in list(self._said.items())
+        second items.
+
+        :returns: whether one was forgotten.
+        """
+        said = list(self._said.items())
+        self._said = {about: line for about, line in said
                       if about[0] != kind or about[1] in names}
+        return len(self._said) < len(said)
 
 
 def getLogger(name: str) -> log.BaseLoggerAdapter:

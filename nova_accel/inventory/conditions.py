@@ -68,9 +68,8 @@ class Conditions:
         # guards the fields below
         self._lock = locks.Lock('health')
         self._watch = watch.Watch()
-        #: address -> (signal, what it is about) of the findings that the log
-        #: has told
-        self._said: dict[str, frozenset[tuple[str, str]]] = {}
+        #: of findings: address, (signal, what it is about)
+        self._once = logging.Once()
         #: addresses of devices that tell a false finding as well
         self._drilled: set[str] = set()
         #: see pause()
@@ -165,8 +164,7 @@ class Conditions:
             suspects = {}
             for address in cards:
                 findings = self._watch.findings(address)
-                if findings or address in self._said:
-                    self._tell(address, findings)
+                self._tell(address, findings)
                 acting = [f for f in findings if f.acts]
                 if not acting:
                     continue
@@ -219,18 +217,15 @@ class Conditions:
     def _tell(self, address, findings) -> None:
         # of a counter the number changes, and the finding does not
         now = {(f.signal, f.about): f for f in findings}
-        before: frozenset[tuple[str, str]] = self._said.pop(
-            address, frozenset())
-        for key in now.keys() - before:
-            finding = now[key]
-            LOG.warning(
-                'Device %s is %s: %s%s', address, finding.state.value,
-                finding.reason, '' if finding.acts else (
-                    f' ({signals.OPTION} has it observed only)'))
-        if before and not now:
+        for key, finding in now.items():
+            if not self._once.has((address, key)):
+                self._once.say(
+                    (address, key), LOG.warning, 'Device %s is %s: %s%s',
+                    address, finding.state.value, finding.reason,
+                    '' if finding.acts else (
+                        f' ({signals.OPTION} has it observed only)'))
+        if self._once.only(address, now) and not now:
             LOG.info('Device %s is well again, as far as it tells', address)
-        if now:
-            self._said[address] = frozenset(now)
 
     def _disable(self, address: str, found: Mapping[str, model.Device],
                  findings: list[watch.Finding]) -> None:
