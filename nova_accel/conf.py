@@ -239,9 +239,9 @@ server's flavor does not give. Read by nova-api."""),
 
 SCHEDULER_OPTS = [
     cfg.FloatOpt('weight_multiplier', default=10.0, help="""
-Weight of hosts whose FPGA regions already carry the wanted function. An
-aggregate's metadata ``accel_weight_multiplier`` takes precedence, as with
-Nova's own weighers. Zero disables the preference."""),
+How much counts which functions a host's regions carry and how full it is,
+against Nova's own weights. An aggregate's metadata ``accel_weight_multiplier``
+takes precedence, as with Nova's own weighers. With zero neither counts."""),
     cfg.StrOpt('packing', default='stack',
                choices=[('stack', 'from where fewest are free: whole hosts '
                                   'stay whole'),
