@@ -116,6 +116,14 @@ class Readiness:
         if whole:
             self._inventory.scanner.scan(addresses=whole)
 
+    def look_between_servers(self, claims: Iterable[model.Claim]) -> None:
+        """Read the health of devices of which no other server has a part."""
+        mine = {claim.uuid: claim.device_address for claim in claims}
+        for address in {*mine.values()} - {
+                claim.device_address for claim in self._holdings.all()
+                if claim.uuid not in mine}:
+            self._inventory.scanner.look_between_servers(address)
+
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Creating or removing a vGPU changes what its siblings offer."""
         created = {c.device_address for c in claims if c.created_type}

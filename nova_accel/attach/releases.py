@@ -135,6 +135,7 @@ class Releases:
     def _freed(self, context, claim):
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
+        self._readiness.look_between_servers([claim])
         self._holdings.released([claim])
         self._publisher.show_devices(context, [claim])
 

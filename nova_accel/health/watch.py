@@ -127,6 +127,21 @@ class Watch:
         """Whether a device could be read at the last look."""
         return address in self._known and self._known[address].is_read
 
+    def unfit(self, address: str,
+              readings: Iterable[signals.Reading]) -> list[str]:
+        """Return why the next server must not get a device, by what it tells
+        when no server has it any more: levels alone, as its resets cause
+        errors, and what is acted upon."""
+        modes = signals.modes()
+        known = self._known.get(address, _Known())
+        return [
+            signals.SIGNALS[signal].said.format(value=value, about=about)
+            for signal, value, about in readings
+            if signals.SIGNALS[signal].free is _State.QUARANTINED
+            and not signals.SIGNALS[signal].counts
+            and modes[signal] is _Mode.ACT
+            and (signal, about) not in known.spared]
+
     def round(self, cards: Mapping[str, Card],
               readings: Mapping[str, Iterable[signals.Reading] | None],
               ) -> dict[tuple[str, str], list[str]]:

@@ -128,6 +128,16 @@ class Conditions:
         with self._lock:
             return frozenset().union(*self._paused.values())
 
+    def between_servers(self, address: str,
+                        readings: Iterable[signals.Reading]) -> None:
+        """Give a device to no server before the next look, where it tells
+        that it is not fit."""
+        with self._lock:
+            unfit = self._watch.unfit(address, readings)
+        if unfit:
+            self._table.fence(
+                address, devices.Fence.HEALTH, '; '.join(unfit))
+
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
         """Draw the conclusions from a look.

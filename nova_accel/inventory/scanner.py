@@ -9,6 +9,7 @@ fenced, and the others go on.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
 import time
@@ -578,6 +579,21 @@ class Scanner:
             self._health.round(readings)
         for background in self._after_look:
             background.start()
+
+    def look_between_servers(self, address: str) -> None:
+        """Read the health of a device that a server has had, before another
+        one gets it: for some kinds the only moment, because the host's driver
+        has the device. One that hangs is fenced by Cards."""
+        device = self._table.snapshot().get(address)
+        if (signals.is_off() or device is None
+                or device.driver not in self._drivers
+                or device.health is model.Health.GONE):
+            return
+        with contextlib.suppress(exception.AcceleratorError):
+            _, readings = self._cards.call(
+                address, f'Reading the health of {address}', self._look_at,
+                device, True, seconds=CONF.accel.discovery_timeout)
+            self._health.between_servers(address, readings or ())
 
     def after_look(self, function: Callable[[], None],
                    failure: str) -> limited.Background:

@@ -6,6 +6,7 @@ import threading
 
 import ddt
 
+from nova_accel import exception
 from nova_accel import naming
 from tests.host import base
 from tests.host import test_health
@@ -224,6 +225,30 @@ class DiskTest(base.HostTestCase):
         self.assertEqual(step, self.host.inventory.recovery.steps.get(DISK))
         self.assertEqual('suspect', self.state())
         self.assertEqual('what is on it', self.kernel.data_of_disk(DISK))
+
+    @ddt.data('act', 'observe')
+    def test_between_two_servers(self, mode):
+        """Its log page can be read before the next server gets it, and not
+        while a guest has it."""
+        self.config.config(group='accel', health=[mode])
+        specs = {'resources1:CUSTOM_ACCELERATOR_SSD': '1'}
+        allocation = self.host.allocation(DISK, 'CUSTOM_ACCELERATOR_SSD')
+        server = self.host.boot(specs, allocation)
+        self.kernel.set_fault(DISK, health={'warning': 4})
+        self.look()
+        self.assertEqual('unknown', self.state())
+        self.host.delete(server)
+        self.host.report()
+        if mode == 'observe':
+            self.host.boot(specs, allocation)
+            return
+        self.assertRaises(exception.DeviceUnavailable, self.host.boot, specs,
+                          allocation)
+        self.look()
+        self.assertEqual('quarantined', self.state())
+        self.kernel.set_fault(DISK, health=None)
+        self.look()
+        self.assertEqual('ok', self.state())
 
     def test_disk_of_the_host(self):
         """One that no rule names any more is left alone."""
