@@ -258,6 +258,14 @@ class CountTest(unittest.TestCase):
                 ('a function', [root(), *regions],
                  wanted(fpga1='1', function1=FUNCTION),
                  (2, f'1 {FPGA} for each, 3 free of 3')),
+                ('a region of several, one of which is in use', [
+                    root(), provider('r', [naming.PROGRAMMABLE], {FPGA: 1},
+                                     **{FPGA: 4})],
+                 wanted(fpga1='1', function1=FUNCTION),
+                 (0, f'1 {FPGA} with the function for each, others are free')),
+                ('more used than there is', [
+                    root(), provider('p', used={GPU: 3}, **{GPU: 2})],
+                 wanted(gpu1='1'), (0, f'1 {GPU} for each, 0 free of 2')),
                 ('a set', [root(), provider('s', **{GPU: (4, 4)})],
                  wanted(gpu1='2'), (0, f'2 {GPU} for each, 4 free of 4')),
                 ('no such thing', [root()], wanted(gpu1='1'),

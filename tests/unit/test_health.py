@@ -152,6 +152,10 @@ class RoundsTest(WatchTestCase):
         self.round(reading('nonfatal_errors', 2))
         self.assertEqual(['it had 2 uncorrectable PCIe errors (x)'],
                          self.reasons())
+        # and in the same look it has counted some
+        self.round(reading('nonfatal_errors', 1))
+        self.assertEqual(['it had 3 uncorrectable PCIe errors (x)'],
+                         self.reasons())
 
     def test_level_ends_by_itself(self):
         self.round(reading('link_width', 8, 'of 16'))

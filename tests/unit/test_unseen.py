@@ -38,6 +38,8 @@ class UnseenTest(unittest.TestCase):
         self.carrying = {'r9': 'h9'}
         #: hosts of which Placement has no candidate, with all groups there
         self.without = set()
+        #: and none at all
+        self.full = set()
 
     @staticmethod
     def summary(root, function=None):
@@ -63,7 +65,7 @@ class UnseenTest(unittest.TestCase):
                 {'uuid': region, 'root_provider_uuid': root}
                 for region, root in self.carrying.items()])
         [root] = asked['in_tree1']
-        if 'in_tree' in asked and root in self.without:
+        if root in self.full or 'in_tree' in asked and root in self.without:
             return response(allocation_requests=[], provider_summaries={})
         region = {h: r for r, h in self.carrying.items()}[root]
         return response(
@@ -90,6 +92,7 @@ class UnseenTest(unittest.TestCase):
             unseen.add(get or self.get, found,
                        types.SimpleNamespace(host_manager=None), None, spec,
                        candidates, summaries)
+        self.listed = candidates
         self.assertLessEqual(
             {p for p in candidates if p.startswith('r')}, set(summaries))
         return sorted(p for p in candidates if p.startswith('r'))
@@ -124,6 +127,34 @@ class UnseenTest(unittest.TestCase):
         self.carrying = {f'r{n}': f'h{n}' for n in range(10, 40)}
         self.assertEqual(2 + 3, len(self.add(OTHER, None)))
         self.assertEqual(1 + 3, len(self.asked))
+
+    def test_hosts_that_are_full(self):
+        """They do not count as hosts whose candidates are added."""
+        self.carrying = {f'r{n}': f'h{n}' for n in range(10, 16)}
+        self.full = {'h10', 'h11', 'h12'}
+        with mock.patch.object(unseen, '_sample', lambda all_, number: all_):
+            self.assertEqual(['r0', 'r1', 'r13', 'r14', 'r15'],
+                             self.add(OTHER, None))
+
+    def test_candidate_that_is_there(self):
+        """Its region was programmed after Placement's first answer."""
+        self.carrying = {'r1': 'h1'}
+        self.assertEqual(['r0', 'r1'], self.add(OTHER, None))
+        self.assertEqual(1, len(self.listed['h1']))
+
+    def test_forced_host(self):
+        """Nova claims the first candidate of it."""
+        summaries = {'r0': self.summary('h0', OTHER),
+                     'r1': self.summary('h0', WANTED)}
+        there = [self.candidate('h0', region) for region in summaries]
+        for hosts, expected in (None, there), (['h0'], there[::-1]):
+            spec = objects.RequestSpec(
+                force_hosts=hosts, flavor=objects.Flavor(extra_specs={
+                    f'resources1:{FPGA}': '1', 'accel1:function_id': WANTED}))
+            candidates = {'h0': [*there]}
+            unseen.order_forced(scheduling.Scheduling(
+                spec, summaries, demand.Demand(), None), spec, candidates)
+            self.assertEqual(expected, candidates['h0'])
 
     def test_zone(self):
         """Of many hosts only those of the server's zone are asked."""
