@@ -4,6 +4,7 @@
 import logging
 import os
 import sys
+import unittest
 
 from tests.threads import NOVA
 
@@ -49,6 +50,7 @@ if NOVA == 33:
 
 # after the choice of threads
 from tests import cheap  # noqa: E402
+from tests.functional import cloud  # noqa: E402
 from tests.functional import process  # noqa: E402
 from tests import limits  # noqa: E402
 
@@ -56,3 +58,5 @@ cheap.placement()
 cheap.nova()
 process.prepare()
 limits.apply()
+unittest.TestLoader.getTestCaseNames = cloud.fresh_last(
+    unittest.TestLoader.getTestCaseNames)

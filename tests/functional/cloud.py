@@ -8,6 +8,7 @@ cloud is as at its start. A test that fails leaves its cloud to no other.
 """
 
 import contextlib
+import functools
 
 from oslo_config import cfg
 import testtools
@@ -161,3 +162,13 @@ def fresh(test):
     """Decorator of a test that needs a cloud of its own, as FRESH_CLOUD."""
     test.fresh_cloud = True
     return test
+
+
+def fresh_last(names_of):
+    """getTestCaseNames() of unittest: tests that share a cloud follow each
+    other."""
+    @functools.wraps(names_of)
+    def names(loader, kind):
+        return sorted(names_of(loader, kind), key=lambda name: getattr(
+            getattr(kind, name), 'fresh_cloud', False))
+    return names
