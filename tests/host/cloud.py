@@ -82,24 +82,27 @@ class Cloud:
         """The state as a dict; what was changed in it is kept."""
         with self._lock, open(f'{self._path}.lock', 'w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                with open(self._path) as file:
-                    state = json.load(file)
-            except FileNotFoundError:
-                state = {kind: {} for kind in (
-                    'servers', 'allocations', 'guests', 'providers')}
-            before = json.dumps(state)
+            before = self._text()
+            state = json.loads(before)
             yield state
+            if json.dumps(state) == before:
+                return
             _count(json.loads(before)['providers'], state['providers'])
-            after = json.dumps(state)
-            if after != before:
-                with open(f'{self._path}.new', 'w') as file:
-                    file.write(after)
-                os.rename(f'{self._path}.new', self._path)
+            with open(f'{self._path}.new', 'w') as file:
+                file.write(json.dumps(state))
+            os.rename(f'{self._path}.new', self._path)
 
     def read(self):
-        with self.state() as state:
-            return state
+        return json.loads(self._text())
+
+    def _text(self):
+        """Of the file, which is replaced as a whole."""
+        try:
+            with open(self._path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return json.dumps({kind: {} for kind in (
+                'servers', 'allocations', 'guests', 'providers')})
 
     # attach.cloud.Cloud
 
