@@ -18,6 +18,7 @@ import re
 import unittest
 
 from nova_accel.inventory import devices
+from tests.nova import suites
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
@@ -77,6 +78,22 @@ class OriginTest(unittest.TestCase):
         self.assertEqual([], [
             pattern for pattern in said
             if not any(path.match(pattern) for path in here)])
+
+
+class ExcludedTest(unittest.TestCase):
+
+    def test_page_names_each(self):
+        """Nothing is hidden from Nova's tests without a word on the page."""
+        page = (ROOT / 'docs/source/contributor/nova-tests.rst').read_text()
+        named = [f'LibvirtConnTestCase.{name}'
+                 for name in re.findall(r'``(test_\w+)``', page)]
+        found: set[str] = set()
+        for suite in suites.SUITES:
+            for one in suites.exclusions(suite):
+                these = {name for name in named if one.pattern.search(name)}
+                self.assertNotEqual(set(), these, one.pattern.pattern)
+                found |= these
+        self.assertEqual({*named}, found)
 
 
 class GlossaryTest(unittest.TestCase):
