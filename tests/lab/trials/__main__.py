@@ -18,6 +18,7 @@ from tests.lab.trials import boot
 from tests.lab.trials import computes
 from tests.lab.trials import desk
 from tests.lab.trials import drivers
+from tests.lab.trials import firmware
 from tests.lab.trials import handover
 from tests.lab.trials import health
 from tests.lab.trials import host
@@ -28,8 +29,8 @@ from tests.lab.trials import refusals
 from tests.lab.trials import topology
 
 # where time ends before them, those that take long are the ones not run
-MODULES = (boot, handover, refusals, kinds, pools, topology, desk, host, health,
-           operations, computes, drivers)
+MODULES = (boot, handover, refusals, firmware, kinds, pools, topology, desk,
+           host, health, operations, computes, drivers)
 
 
 class Table(unittest.TestResult):

@@ -6,6 +6,8 @@
  * accesses to BARs reach them:
  *   edu  1234:11e8   BAR0+0 identification, BAR0+4 liveness (reads inverted)
  *   mtty 4348:3253   BAR0 is an 8250: +7 scratch register, +5 line status
+ *   test 1b36:0005   BAR2, which may be larger than what is below 4 GiB: where
+ *                    the firmware has put it
  *   DFL  8086:09c4   BAR0+0 FME header, port 0's function UUID at +0x60008,
  *                    a register at +0x60018 and a word of memory at +0x60020,
  *                    in which it leaves a secret for the next guest
@@ -18,7 +20,9 @@
  * Then it halts, so that the guest stays until somebody destroys it. With
  * "hotplug" on its command line it goes on as an operating system would: it
  * lets go of devices that it is asked for, and prints all functions again when
- * one has come (ports of QEMU's q35, docs/specs/acpi_pci_hotplug).
+ * one has come (ports of QEMU's q35, docs/specs/acpi_pci_hotplug). Of an mtty it
+ * then prints every few seconds what its scratch register has, and does not
+ * write that again.
  */
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -179,6 +183,8 @@ static void nodes(void)
 	}
 }
 
+static u16 mtty;		/* its ports, 0 where there is none */
+
 static void touch(u32 fn, u32 id)
 {
 	if (id == 0x11e81234) {
@@ -188,8 +194,16 @@ static void touch(u32 fn, u32 id)
 	}
 	if (id == 0x32534348) {
 		u16 port = (u32)bar0(fn);	/* an i/o BAR; 8 ports, so 8-aligned */
+		u8 before = inb(port + 7);
+
 		outb(port + 7, 0x5a);
-		field("MTTY scratch=", inb(port + 7), 2); field(" lsr=", inb(port + 5), 2); print("\r\n");
+		field("MTTY scratch=", inb(port + 7), 2); field(" lsr=", inb(port + 5), 2);
+		field(" before=", before, 2); print("\r\n");
+		mtty = port;
+	}
+	if (id == 0x00051b36) {
+		field("TEST memory=", rd(fn, 4) >> 1 & 1, 1); field(" bar2=", rd(fn, 0x1c), 8);
+		hex(rd(fn, 0x18) & ~15u, 8); print("\r\n");
 	}
 	if (id == 0x09c48086) {
 		volatile u32 *m = bar0(fn);
@@ -281,12 +295,16 @@ static void clock(void)
 
 static void hotplug(void)
 {
-	u32 bus, slots;
+	u32 bus, slots, ticks = 0;
 
 	for (;;) {
 		int came = 0;
 
 		__asm__ volatile("hlt");
+		if (mtty && !(++ticks & 63)) {
+			field("MTTY still ", ticks >> 6, 4);
+			field(" scratch=", inb(mtty + 7), 2); print("\r\n");
+		}
 		for (bus = 0; bus < 32; bus++) {
 			outl(BUS, bus);
 			came |= (slots = inl(UP)) && slots != ~0u;
