@@ -303,12 +303,17 @@ class Build:
         self.chroot('Building kernel modules', self.kernels, f'''
             cd /usr/src
             tar xf {source}.tar.xz {source}/samples/vfio-mdev \\
-                {source}/drivers/fpga {source}/drivers/pci/pci.h
+                {source}/drivers/fpga {source}/drivers/pci/pci.h \\
+                {source}/drivers/vfio \\
+                {source}/drivers/iommu/iommufd/iova_bitmap.c
             cp {source}/samples/vfio-mdev/*.[ch] ext/mdev/
+            mv ext/mdev/mtty.c ext/mdev/mtty_of_linux.c
             cp {source}/drivers/fpga/*.[ch] ext/fpga/
+            cp {source}/drivers/vfio/*.[ch] ext/vfio/
+            cp {source}/drivers/iommu/iommufd/iova_bitmap.c ext/vfio/
             cp {source}/drivers/pci/pci.h ext/idshift/pci_private.h
             headers=$(ls -d /usr/src/linux-headers-*-amd64)
-            for d in fpga mdev idshift; do
+            for d in fpga mdev idshift vfio; do
                 make -s -C $headers M=/usr/src/ext/$d modules
             done
             strip --strip-debug ext/*/*.ko
@@ -329,10 +334,11 @@ class Build:
             raise lab.Unfit(
                 f'The Debian archive gave kernel {kernel} with headers '
                 f'{self.built_for}: build again when it is consistent.')
-        extra = root / 'lib/modules' / kernel / 'extra'
-        extra.mkdir()
+        # depmod prefers what is there to modules of the kernel's own
+        updates = root / 'lib/modules' / kernel / 'updates'
+        updates.mkdir()
         for file in self.modules:
-            shutil.copy(file, extra)
+            shutil.copy(file, updates)
         # one set of Python packages: both are the same Debian
         self.call('Copying', 'cp', '-a', self.tree / 'opt/openstack',
                   root / 'opt')

@@ -204,8 +204,8 @@ class Cloud:
         return (self.compute.get_server(server.id).fault or {}).get(
             'message', '')
 
-    def console(self, server):
-        """What the probe in the guest printed, when it is done.
+    def console(self, server, mark='PROBE DONE'):
+        """What the probe in the guest printed, when that is among it.
 
         Nova's API reads the guest's terminal besides, and writes that into
         the same file: while the guest prints, into the midst of its lines.
@@ -213,7 +213,7 @@ class Cloud:
         def look():
             _, text = machine.run(
                 f'cat /lab/instances/{server.id}/console.log')
-            return text if 'PROBE DONE' in text else None
+            return text if mark in text else None
         return self.wait(f'a console log of {server.id}', look).replace(
             '\r', '')
 

@@ -10,7 +10,10 @@
     04:00.0  OCP time card, 1d9b:0400            emulators/time_card.py ptp_ocp
     81:00.0  random numbers, 1af4:1044           QEMU                   virtio
     00:0a.0, 00:0b.0  edu, 1234:11e8             QEMU                   none
-    mtty, mdpy  mediated devices, samples of the kernel
+    mtty, mtty2, mdpy  mediated devices, samples of the kernel
+
+mtty2, 00:0b.0 and 00:12.0, a second 8086:09c4, are those of the second compute
+host of the machine (vm/host2); the kernel does not know 00:12.0 before.
 
 All are behind an emulated IOMMU. The machine has two NUMA nodes, and 81:00.0
 is on node 1; of the others nobody tells. No KVM: everything is interpreted.
@@ -33,6 +36,7 @@ from tests.lab import processes
 
 SHARE = processes.RUN / 'share'
 CARD = processes.RUN / 'card.json'
+OTHER_CARD = processes.RUN / 'card2.json'
 DISK = processes.RUN / 'disk.json'
 TIME_CARD = processes.RUN / 'timecard.json'
 DEVICES = ('fpga', 'timecard', 'igb', 'nvme', 'mdev', 'qat', 'edu')
@@ -97,7 +101,8 @@ def qemu():
         '-device', 'nvme-ns,drive=n1,nsid=2,shared=on',
         '-device', 'igb,bus=rp3,id=qat0',
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
-        *emulated('fpga', '0xc'), *emulated('sanitize', '0xf'),
+        *emulated('fpga', '0xc'), *emulated('fpga2', '0x12'),
+        *emulated('sanitize', '0xf'),
         *emulated('timecard', '0x0', 'rp4'),
         # after devices without a bus, which would go below it
         '-device', 'pxb-pcie,id=far,bus_nr=0x80,numa_node=1,addr=0x10',
@@ -116,6 +121,7 @@ def power_on() -> None:
     card()
     disk()
     time_card()
+    _tell(OTHER_CARD, {})
     (processes.RUN / 'disk.qcow2').unlink(missing_ok=True)
     processes.call('vm', 'qemu-img', 'create', '-q', '-f', 'qcow2', '-F',
                    'raw', '-b', '/image/disk.ext4', '/lab/disk.qcow2')
@@ -129,7 +135,8 @@ def connect() -> None:
     """Start QEMU on the disk as it is; FPGA cards lose what they carried."""
     (SHARE / 'booted').unlink(missing_ok=True)
     for name, emulator, *arguments in (
-            ('fpga', 'dfl_card', CARD), ('timecard', 'time_card', TIME_CARD),
+            ('fpga', 'dfl_card', CARD), ('fpga2', 'dfl_card', OTHER_CARD),
+            ('timecard', 'time_card', TIME_CARD),
             ('sanitize', 'nvme_disk', processes.RUN / 'sanitize.raw', DISK)):
         if not processes.running(name):
             processes.start(

@@ -1,24 +1,32 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
 import os
+import re
 import signal
 import sys
+import time
 
 import yaml
 
+from nova_accel import naming
 from tests.lab import cloud
 from tests.lab import databases
 from tests.lab import machine
 from tests.lab import processes
 from tests.lab.trials import base
+from tests.lab.trials import kinds
 
 SIM = processes.RUN / 'sim'
 EDU = '0000:00:0a.0'
 CARD = '0000:5e:00.0'
 OTHER = f'{CARD}_region0'
 ONE = {'CUSTOM_ACCELERATOR_FPGA': 1}
-OTHER_EDU = '0000:00:0b.0'
+#: of the second compute host of the machine
+OTHER_EDU, OTHER_FPGA, OTHER_MTTY = '0000:00:0b.0', '0000:00:12.0', 'mtty2'
+OTHER_REGION = f'{OTHER_FPGA}_region0'
 ONE_EDU = {'CUSTOM_ACCELERATOR_TEST': 1}
+EDU_READ = 'EDU id=010000ed inv=edcba987'
+VIRSH = 'virsh -c "qemu+unix:///system?socket=/run/hosts/$host/libvirt-sock"'
 #: of the first nova-compute, for tests/lab/vm/host2
 BESIDE_VM2 = f"""
 [accel]
@@ -151,6 +159,7 @@ class TwoComputes(base.Trial):
 
 
 class LiveMigration(base.Trial):
+    """Between the two libvirtds of the machine, by Nova's API."""
 
     def setUp(self):
         super().setUp()
@@ -159,12 +168,9 @@ class LiveMigration(base.Trial):
         self.addCleanup(self.usual)
         machine.check('/mnt/lab/host2', 300)
         self.compute.start()
-        self.cloud.wait_ready('vm2', OTHER_EDU)
+        self.cloud.wait_ready('vm2', OTHER_EDU, OTHER_REGION, OTHER_MTTY)
         self.cloud.wait('a device of vm', lambda: EDU in
                         self.cloud.providers())
-        self.flavor = self.cloud.of_profile(self.group('TEST'))
-        self.cloud.compute.create_flavor_extra_specs(
-            self.flavor, {'accel:live_migration': 'detach'})
 
     def usual(self):
         """End the second host, and remove it from the cloud."""
@@ -172,6 +178,7 @@ class LiveMigration(base.Trial):
             self.cloud.clear()
         finally:
             machine.check('systemctl stop nova-compute-vm2 vm2-libvirtd', 400)
+            machine.check(f'echo 1 > /sys/bus/pci/devices/{OTHER_FPGA}/remove')
             self.compute.stop()
             self.compute.configure('')
             self.compute.start()
@@ -179,46 +186,126 @@ class LiveMigration(base.Trial):
                 binary='nova-compute', host='vm2'):
             self.cloud.compute.delete_service(service)
 
-    def assertHas(self, server, host, device):
-        """The server is there, runs, and has that device and no other."""
+    def flavor(self, how, *groups):
+        flavor = self.cloud.of_profile(*groups)
+        self.cloud.compute.create_flavor_extra_specs(
+            flavor, {'accel:live_migration': how})
+        return flavor
+
+    def assertHas(self, server, host, devices):
+        """The server is there, runs, and has these devices and no others."""
         self.cloud.wait(f'the server on {host}', lambda: (
             self.cloud.settled(server, 'ACTIVE').compute_host == host))
-        self.assertEqual({device: ONE_EDU},
-                         self.cloud.allocations(server, host))
+        self.assertEqual(devices, self.cloud.allocations(server, host))
         other = 'vm2' if host == 'vm' else 'vm'
         self.cloud.wait('release', lambda: not self.cloud.in_use(other))
-        self.assertEqual({device: ONE_EDU}, self.cloud.in_use(host))
+        self.assertEqual(devices, self.cloud.in_use(host))
 
-    def reads(self, server):
-        """How often the guest has found a device, in this console log."""
-        return self.cloud.console(server).count('EDU id=010000ed inv=edcba987')
+    def migrate(self, server, host):
+        """Let it go there, and show when libvirt took devices out of the guest
+        and put others in, and for how long it stood still."""
+        machine.check(f'cd /run; for host in vm vm2; do {VIRSH} event --all '
+                      f'--timestamp --loop > events.$host 2>&1 & '
+                      f'echo $! > events.$host.pid; done')
+        began = time.monotonic()
+        self.cloud.compute.live_migrate_server(
+            server, host=host, block_migration=False)
+        self.cloud.wait(f'the server on {host}', lambda: (
+            self.cloud.settled(server, 'ACTIVE').compute_host == host))
+        print(f'    to {host} in {time.monotonic() - began:.0f} s')
+        print(machine.run(
+            'cd /run; kill $(cat events.*.pid); grep -E "device-|Suspended|'
+            'Resumed|downtime:|vfio_data" events.vm events.vm2')[1],
+            flush=True)
 
     def test_1_detach(self):
-        """A server goes to another host and back while it runs; it lets go of
-        its device, and the guest reads that of the other host."""
-        server = self.cloud.boot(self.flavor, hotplug=True)
-        self.assertHas(server, 'vm', EDU)
-        self.assertEqual(1, self.reads(server))
-        for host, device in (('vm2', OTHER_EDU), ('vm', EDU)):
-            self.cloud.compute.live_migrate_server(
-                server, host=host, block_migration=False)
-            self.assertHas(server, host, device)
+        """A guest moves while it runs, and lets go of its devices.
+
+        It reads those of the other host, and goes back: the function of one
+        was programmed there before.
+        """
+        function = self.cloud.bitstream()
+        server = self.cloud.boot(self.flavor(
+            'detach', self.group('TEST'),
+            self.group('FPGA', **{'accel:function_id': function})),
+            hotplug=True)
+        here = {EDU: ONE_EDU, base.REGION: ONE}
+        there = {OTHER_EDU: ONE_EDU, OTHER_REGION: ONE}
+        self.assertHas(server, 'vm', here)
+        self.assertGuestHas(server, function)
+        self.assertIn(EDU_READ, self.cloud.console(server))
+        for host, devices in (('vm2', there), ('vm', here)):
+            self.migrate(server, host)
+            self.assertHas(server, host, devices)
+            self.cloud.wait('both devices in the guest', lambda: all(
+                word in self.cloud.console(server)
+                for word in ('DFL ', EDU_READ)))
             # the log of a guest that came begins with what came
             text = self.cloud.console(server)
             self.assertIn('SOMETHING CAME', text)
             self.assertNotIn('PROBE UP', text)
-            self.assertEqual(1, self.reads(server))
+            self.assertEqual({function}, {*self.cloud.guest_function(server)})
 
     def test_2_guest_that_keeps_its_device(self):
         """A guest that does not let go stays, and keeps its device."""
-        server = self.cloud.boot(self.flavor)
-        self.assertHas(server, 'vm', EDU)
+        server = self.cloud.boot(self.flavor('detach', self.group('TEST')))
+        self.assertHas(server, 'vm', {EDU: ONE_EDU})
         self.cloud.compute.live_migrate_server(
             server, host='vm2', block_migration=False)
         self.cloud.wait('an end of the migration', lambda: [
             m.status for m in self.cloud.compute.migrations()
             if m.server_id == server.id and m.status in ('failed', 'error')])
-        self.assertHas(server, 'vm', EDU)
+        self.assertHas(server, 'vm', {EDU: ONE_EDU})
+
+    def test_3_transparent(self):
+        """A guest moves while it runs, and takes a mediated device along.
+
+        What it has written into that once it reads on the other host, and back
+        on the first.
+        """
+        server = self.cloud.boot(self.flavor('transparent', self.group(
+            'VGPU', **{f'trait:{kinds.SINGLE}': 'required',
+                       f'trait:{naming.MIGRATABLE}': 'required'})),
+            hotplug=True)
+        one = {'CUSTOM_ACCELERATOR_VGPU': 1}
+        self.assertHas(server, 'vm', {'mtty': one})
+        self.assertIn('MTTY scratch=5a lsr=60 before=00',
+                      self.cloud.console(server))
+        made = self.mediated()
+        self.assertEqual(['mtty'], [*made])
+        self.reads(server, 0)
+        for host, parent in (('vm2', OTHER_MTTY), ('vm', 'mtty')):
+            self.migrate(server, host)
+            self.assertHas(server, host, {parent: one})
+            now = self.mediated()
+            self.assertEqual([parent], [*now])
+            if host == 'vm2':
+                self.assertNotEqual(made['mtty'], now[parent])
+            self.reads(server, self.reads(server, 0))
+            text = self.cloud.console(server, 'MTTY still')
+            self.assertNotIn('MTTY scratch', text)
+            self.assertNotIn('SOMETHING CAME', text)
+
+    @staticmethod
+    def mediated():
+        """Parent of each mediated device of the kernel -> its UUID."""
+        found = machine.check('for d in /sys/bus/mdev/devices/*; do [ -e $d ] '
+                              '&& readlink -f $d; done; true').splitlines()
+        return {path.split('/')[-2]: path.split('/')[-1] for path in found}
+
+    def reads(self, server, after):
+        """Until the guest has read its register once more.
+
+        :param after: which time it was before.
+        :returns: which time it was.
+        """
+        def look():
+            found = re.findall('MTTY still ([0-9a-f]{4}) scratch=(..)',
+                               self.cloud.console(server, 'MTTY still'))
+            self.assertEqual({'5a'}, {value for _, value in found})
+            newest = max(int(number, 16) for number, _ in found)
+            return newest if newest > after else None
+        return self.cloud.wait('the guest at its register', look)
 
 
 class OwnPci(base.Trial):
@@ -247,8 +334,7 @@ class OwnPci(base.Trial):
             flavor, {'pci_passthrough:alias': 'edu:1'})
         server = self.cloud.boot(flavor)
         self.assertGuestHas(server, function)
-        self.assertIn('EDU id=010000ed inv=edcba987',
-                      self.cloud.console(server))
+        self.assertIn(EDU_READ, self.cloud.console(server))
         self.cloud.delete(server)
 
         self.compute.stop()
