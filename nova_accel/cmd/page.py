@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel page: the accelerators of the cloud in a browser."""
 
+from collections.abc import Iterator
 import datetime
+import re
 
 from cliff import command
 
@@ -13,6 +15,9 @@ from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
 from nova_accel import exception
 from nova_accel import files
+
+#: attach.metrics writes them so
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
 class Page(cloud.Asks, command.Command):
@@ -42,10 +47,16 @@ class Page(cloud.Asks, command.Command):
             help='a file that nova-accel handovers -f json wrote on a host: '
                  'also the hand-overs of the last 30 days, and how many '
                  'failed; may be given many times')
+        parser.add_argument(
+            '--metrics', metavar='FILE', action='append', default=[],
+            help='a file of [accel] metrics_file of a host: also its findings '
+                 'about devices; may be given many times')
         return parser
 
     def take_action(self, parsed_args):
         # before the cloud is asked
+        findings = [finding for path in parsed_args.metrics
+                    for finding in _findings(path)]
         handovers = [(one.time[:10], one.failed) for path in parsed_args.record
                      for one in history.read(path)]
         if parsed_args.fits:
@@ -61,7 +72,7 @@ class Page(cloud.Asks, command.Command):
             tree.function_names(known, shown),
             [(name, number, limit) for name, _, number, limit
              in fits.rows(known, names=parsed_args.hosts)]
-            if parsed_args.fits else (), handovers))
+            if parsed_args.fits else (), handovers, findings))
         try:
             files.replace(parsed_args.file, text)
         except OSError as error:
@@ -71,3 +82,26 @@ class Page(cloud.Asks, command.Command):
         self.app.stdout.write(
             f'{parsed_args.file}: {len(found)} '
             f'host{"" if len(found) == 1 else "s"}.\n')
+
+
+def _findings(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the provider and a text for each finding in a file of metrics.
+
+    :raises InvalidRequest: it cannot be read.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            lines = [line for line in file
+                     if line.startswith('nova_accel_device_finding{')]
+    except (OSError, ValueError) as error:
+        raise exception.InvalidRequest(
+            f'--metrics names {path}, which cannot be read ({error}): name a '
+            f'file that [accel] metrics_file names on a host.') from None
+    for line in lines:
+        labels = {name: re.sub(r'\\(.)', r'\1', value)
+                  for name, value in _LABEL.findall(line)}
+        about = f', {labels["about"]}' if labels.get('about') else ''
+        observed = (' (observed only)' if labels.get('mode') == 'observe'
+                    else '')
+        yield (labels.get('provider', ''), f'{labels.get("state", "")}: '
+               f'{labels.get("signal", "")}{about}{observed}')

@@ -41,7 +41,7 @@ h2 {{ font-size: 1.05rem; margin: 1.4rem 0 .5rem }}
 .sum {{ overflow-x: auto }} table {{ border-collapse: collapse; width: 100% }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
   text-align: left; vertical-align: top }}
-td:last-child {{ overflow-wrap: anywhere }}
+.list td {{ overflow-wrap: anywhere }}
 td.n, th.n {{ text-align: right; width: 1% }} td.bar {{ min-width: 5rem }}
 .bar div {{ display: flex; height: 1rem; margin-top: .15rem }}
 .bar i, .t, .day i {{ background: var(--c) }}
@@ -117,6 +117,8 @@ class Facts:
     fits: Iterable[tuple[str, int, str]] = ()
     #: (day as 2026-11-24, whether it failed) of each hand-over
     handovers: Iterable[tuple[str, bool]] = ()
+    #: provider of a device, and what is found
+    findings: Iterable[tuple[str, str]] = ()
 
 
 def draw(facts: Facts) -> str:
@@ -131,7 +133,8 @@ def draw(facts: Facts) -> str:
                  f'<span class="c {name}">{meaning}</span>'
                  for name, meaning in _STATES.items()), '</div>']
     parts += _sums(found, facts.hosts)
-    parts += _fits(facts.fits)
+    parts += _table('What is not well', ('Device', 'Finding'), facts.findings)
+    parts += _table('What fits', ('Flavor', 'Servers', 'Limit'), facts.fits)
     parts += _days(collections.Counter(facts.handovers))
     if number > _FEW:
         parts += _map(found)
@@ -184,14 +187,14 @@ def _sums(found, hosts) -> Iterator[str]:
     yield '</table></div>'
 
 
-def _fits(rows) -> Iterator[str]:
+def _table(title, columns, rows) -> Iterator[str]:
     rows = [*rows]
     if rows:
-        yield ('<h2>What fits</h2><div class="sum"><table><tr><th>Flavor'
-               '<th class="n">Servers<th>Limit</tr>')
-        for flavor, number, limit in rows:
-            yield (f'<tr><td>{_text(flavor)}<td class="n">{number}'
-                   f'<td>{_text(limit)}</tr>')
+        yield (f'<h2>{title}</h2><div class="sum list"><table><tr>'
+               + ''.join(f'<th>{column}' for column in columns) + '</tr>')
+        for row in rows:
+            yield '<tr>' + ''.join(f'<td>{_text(str(cell))}'
+                                   for cell in row) + '</tr>'
         yield '</table></div>'
 
 

@@ -11,13 +11,18 @@ from unittest import mock
 import fixtures
 import testtools
 
+from nova_accel.attach import metrics as host_metrics
 from nova_accel.cmd import fits
 from nova_accel.cmd import page
 from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
+from nova_accel.health import signals
+from nova_accel.health import watch
+from nova_accel.inventory import conditions
 from nova_accel import naming
 from tests import pages_in_browser
 from tests.unit import commands
+from tests.unit import inventory_host
 
 NOW = datetime.datetime(2026, 11, 24, 7, 0, tzinfo=datetime.timezone.utc)
 H100 = frozenset(('CUSTOM_GPU_NVIDIA', 'CUSTOM_GPU_NVIDIA_H100'))
@@ -150,7 +155,7 @@ class DrawTest(testtools.TestCase):
         self.assertNotIn('href', draw(hosts))
 
     def test_what_fits(self):
-        self.assertIn('<tr><td>gpu8<td class="n">2<td>8 for each</tr>', draw(
+        self.assertIn('<tr><td>gpu8<td>2<td>8 for each</tr>', draw(
             {}, fits=[('gpu8', 2, '8 for each')]))
         self.assertNotIn('What fits', draw({}))
 
@@ -224,8 +229,34 @@ class FileTest(commands.CommandTestCase):
         self.assertEqual((0, ''), (done.returncode, done.stderr))
         with open(path) as file:
             text = file.read()
-        self.assertIn('<td>gpu8<td class="n">2<td>room', text)
+        self.assertIn('<td>gpu8<td>2<td>room', text)
         self.assertIn('2026-11-02: 1 clean, 1 failed', text)
+
+    def test_metrics(self):
+        """As nova-compute writes them, with what devices tell of themselves."""
+        metrics = os.path.join(self.directory, 'a.prom')
+        device = inventory_host.fpga('0000:02:00.0')
+        finding = watch.Finding(
+            'card_failed', 'a "b" <c>', 1, signals.State.SUSPECT, False)
+        with open(metrics, 'w') as file:
+            file.write(host_metrics.text(host_metrics.Facts(
+                {device.address: device},
+                {device.address: conditions.Condition(
+                    signals.State.SUSPECT, 'x', signals.State.OK,
+                    (finding,))},
+                {(device.address, None): 'a_accel_x'}, (), {})))
+        path = os.path.join(self.directory, 'page.html')
+        done = commands.run('page', path, '--metrics', metrics,
+                            page=page.Page)
+        self.assertEqual((0, ''), (done.returncode, done.stderr))
+        with open(path) as file:
+            self.assertIn(
+                '<tr><td>a_accel_x<td>suspect: card_failed, a &quot;b&quot; '
+                '&lt;c&gt; (observed only)</tr>', file.read())
+        done = commands.run('page', path, '--metrics', f'{metrics}.none',
+                            page=page.Page)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('cannot be read', done.stderr)
 
     def test_record_of_something_else(self):
         path = os.path.join(self.directory, 'page.html')
