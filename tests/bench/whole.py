@@ -160,6 +160,12 @@ def main():
              for path in args.traces] + [
         ('random', [chosen(seed, args.requests or 2000)
                     for seed in range(args.seeds)])]
+    for name, traces in named:
+        unknown = {wanted for trace in traces for _, _, wanted in trace
+                   } - set(range(1, WHOLE + 1))
+        if unknown:
+            parser.error(f'the third column of {name} has {min(unknown)}, '
+                         f'which is not a number of GPUs of a host')
     print(f'{args.hosts} hosts of {WHOLE} GPUs')
     print(f'{"trace":10} {"load":>4} {"pools":6} {"servers":>7} '
           f'{"of 8":>5} {"full":>5}'
