@@ -122,6 +122,11 @@ faults = {
     'store': st.builds(
         Fault, st.just('store'), st.just('read-only'),
         number=st.sampled_from((1, 1, 2, 3, 4))),
+    # a live migration, or a device of the guest that moves
+    'libvirt': st.builds(
+        Fault, st.just('libvirt'), st.sampled_from((
+            'it fails', 'it is aborted', 'the guest keeps its devices',
+            'devices do not go in'))),
     # nova-compute when it comes to, or from, a call for the first time
     'kill': st.builds(
         Fault, st.just('kill'), st.sampled_from((
@@ -141,7 +146,8 @@ def steps(draw):
                 n for n, weight in ON_HOSTS.items() for _ in range(weight)])),
             draw(st.sampled_from(HOSTS)), draw(st.sampled_from(CARDS)),
             draw(which))
-    kind = draw(st.sampled_from([None] * 10 + [*faults, 'kill', 'driver']))
+    kind = draw(st.sampled_from(
+        [None] * 10 + [*faults, 'kill', 'driver', 'libvirt']))
     amount = one if kind == 'kill' else one_or_two
     return OnServers(draw(amount), draw(faults[kind]) if kind else None)
 

@@ -38,6 +38,7 @@ from nova.compute import claims as nova_claims
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova.scheduler.client import report
+from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client as api_client
 from oslo_limit import fixture as limit_fixture
 from testtools import content
@@ -50,6 +51,7 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
 from nova_accel.store import claim_store
+from nova_accel.virt import guest
 from tests.functional import base
 from tests.functional import operations
 from tests.functional import process
@@ -83,7 +85,9 @@ STANDSTILL = 900
 
 CONF = conf.CONF
 HOSTS, CARDS = random_steps.HOSTS, random_steps.CARDS
-FPGA = 'CUSTOM_ACCELERATOR_FPGA'
+FPGA, NET = 'CUSTOM_ACCELERATOR_FPGA', 'CUSTOM_ACCELERATOR_NET'
+#: a network card, whose VFs guests take along when they migrate live
+NIC = '0000:03:00.0'
 #: what each project has a private image of
 OWN = '0e5e0000-0000-4000-8000-000000000001'
 #: the function of the operator's clearing image
@@ -123,6 +127,11 @@ class Sequence(stateful.RuleBasedStateMachine):
 
 class RandomOperationsTest(operations.OperationsTestBase):
 
+    HOSTS = {host: {**described, 'others': [{
+        'address': NIC, 'vendor': '15b3', 'device': '101d',
+        'vf_device': '101e', 'driver': 'mlx5_core', 'total_vfs': 4, 'vfs': 4,
+        'vfio_driver': 'mlx5_vfio_pci', 'firmware': '28.39.1002'}]}
+        for host, described in operations.OperationsTestBase.HOSTS.items()}
     #: tests.limits: a series; the last sequence begins in the last minute
     LIMIT = 1800 + 60 * float(os.environ.get('NOVA_ACCEL_SOAK_MINUTES', 0))
 
@@ -154,8 +163,11 @@ class RandomOperationsTest(operations.OperationsTestBase):
                     function_id=OWN, runtime_programming='true')),
                 ('two', [base.NLB0, base.CRYPTO], {
                     **nlb0, 'group_policy': 'isolate',
-                    **base.fpga_flavor('2', function_id=base.CRYPTO)})):
-            if functions:
+                    **base.fpga_flavor('2', function_id=base.CRYPTO)}),
+                ('moves', [None], {
+                    f'resources1:{NET}': '1',
+                    'accel:live_migration': 'transparent'})):
+            if functions and name != 'moves':
                 specs['accel:live_migration'] = 'detach'
             self._create_flavor(id=name, name=name, extra_spec=specs, disk=5)
             self.flavors[name] = [f and f.replace('-', '') for f in functions]
@@ -173,12 +185,33 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 OWN, client=self.glance.service.client(project, project),
                 properties={'visibility': 'private', 'accel:function_id': OWN})
         self.limit()
+        #: as what jobs of libvirt end that migrate guests; None: they succeed
+        self.migration_ends = None
         self.counted = collections.Counter()
         #: (the exception that ended the test, the step, where in it)
         self.failure = None
 
+    def start_compute(self, hostname, *args, **kwargs):
+        self.flags(enabled_drivers=['dfl', 'pci'], group='accel',
+                   pci_devices=['vendor=15b3 type=NET'],
+                   virtual_functions=[
+                       f'{NIC}=4', *(f'{card}=1' for card in CARDS)])
+        # a restart keeps what it had
+        if not args:
+            kwargs.update(libvirt_version=10000000, qemu_version=8002002)
+        return super().start_compute(hostname, *args, **kwargs)
+
     def migrate(self, domain, destination, params, flags):
         """In place of libvirt's: the guest is on the other host."""
+        if self.migration_ends:
+            self.counted[f'migrations that end as {self.migration_ends}'] += 1
+            # from Nova 32 on the server is in ERROR where it has failed, and
+            # nothing says why
+            self.unexplained.add(domain.UUIDString())
+            self.failed.add(domain.UUIDString())
+            domain._job_type = self.migration_ends
+            raise fakelibvirt.libvirtError('it ends')
+        self.counted['migrated live'] += 1
         host, = [host for host in HOSTS if host in destination]
         self.computes[host].driver._host.get_connection().defineXML(
             params['destination_xml']).create()
@@ -191,7 +224,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         Placement counts."""
         self.flags(driver='nova.quota.UnifiedLimitsDriver', group='quota')
         self.useFixture(limit_fixture.LimitFixture(
-            {**operations.WITHOUT_LIMIT, f'class:{FPGA}': 0},
+            {**operations.WITHOUT_LIMIT, f'class:{FPGA}': 0,
+             f'class:{NET}': 10 ** 6},
             {project: {f'class:{FPGA}': limit}
              for project, limit in LIMITS.items()}))
 
@@ -417,7 +451,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         def one_of(items):
             return items[(operation.what + self.steps) % len(items)]
         if len(self.known) + len(chosen) < SERVERS and (
-                not free or create):
+                not free or create) and not (
+                    fault and fault.kind == 'libvirt'):
             return 'create two' if two else 'create', None, {
                 'project': one_of([*LIMITS]),
                 'flavorRef': one_of(flavors), 'max_count': 1 + two}
@@ -427,6 +462,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if kill:
             possible = [(name, server) for name, server in possible
                         if name in ('delete', 'shelve', 'unshelve')]
+        elif fault and fault.kind == 'libvirt':
+            # what fails of others is not for this
+            possible = [(name, server) for name, server in possible
+                        if name == 'live migrate']
+            if not possible:
+                return None
         # other than the step before also where hypothesis draws the least
         name, server = possible[
             (operation.which + self.steps) % len(possible)]
@@ -566,6 +607,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
             stack.enter_context(self.stores_are_read_only(fault.number))
         elif fault.kind == 'driver':
             stack.enter_context(self.driver(fault.what, fault.number))
+        elif fault.kind == 'libvirt':
+            stack.enter_context(self.migrations_fail(fault.what))
         return (f' [{fault.kind}: {fault.what} at {fault.where or "all"} '
                 f'number {fault.number}]')
 
@@ -636,6 +679,37 @@ class RandomOperationsTest(operations.OperationsTestBase):
             for card in CARDS:
                 self.assertEqual('', self.accelerators(
                     host).inventory.cards.hanging(card))
+
+    @contextlib.contextmanager
+    def migrations_fail(self, what):
+        """What does not work in live migrations."""
+        domain = fakelibvirt.Domain
+        if what == 'the guest keeps its devices':
+            with mock.patch.object(guest, '_DETACH_SECONDS', 1), \
+                    mock.patch.object(domain, 'detachDeviceFlags',
+                                      lambda domain, xml, flags: None):
+                yield
+        elif what == 'devices do not go in':
+            with mock.patch.object(
+                    domain, 'attachDeviceFlags',
+                    side_effect=fakelibvirt.libvirtError('it is full')):
+                yield
+            for compute in self.computes.values():
+                # sooner than after its pause
+                pauses = compute.driver.reconciler._pauses
+                pauses.update({uuid: (float('-inf'), pause)
+                               for uuid, (_, pause) in pauses.items()})
+            # gives it up, and tries again
+            self.compare()
+            self.compare()
+        else:
+            self.migration_ends = (
+                fakelibvirt.VIR_DOMAIN_JOB_CANCELLED if 'aborted' in what
+                else fakelibvirt.VIR_DOMAIN_JOB_FAILED)
+            try:
+                yield
+            finally:
+                self.migration_ends = None
 
     @contextlib.contextmanager
     def stores_are_read_only(self, number):
@@ -913,7 +987,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         free that a server has, or that is not clean after one."""
         has = collections.Counter(
             servers[c.instance_uuid]['tenant_id'] for c in self.held()
-            if c.role is model.Role.CURRENT and c.instance_uuid in servers)
+            if c.role is model.Role.CURRENT and c.instance_uuid in servers
+            and c.resource_class == FPGA)
         self.assertEqual({}, {
             of: n for of, n in has.items() if n > LIMITS[of]})
         if self.free_and_claimed():
@@ -958,12 +1033,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
         for host in self.computes:
             inventory = self.accelerators(host).inventory
             for uuid, provider in inventory.providers().items():
-                if provider.region_index is None:
-                    continue
                 for consumer, allocation in self.placement.get(
                         f'/resource_providers/{uuid}/allocations',
                 ).body['allocations'].items():
-                    allocated[uuid, consumer] += allocation['resources'][FPGA]
+                    allocated[uuid, consumer] += sum(
+                        allocation['resources'].get(name, 0)
+                        for name in (FPGA, NET))
         return allocated
 
     def check_guests(self, servers):
@@ -1010,7 +1085,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         """A guest finds in its devices nothing but what it has written."""
         kernel, mine = self.simulated(host), {'registers': uuid,
                                               'memory': uuid}
-        for device in devices:
+        for device in set(devices) - set(self.vfs(host)):
             found = kernel.guest_reads(device)
             self.assertLessEqual(found.items(), mine.items())
             if found != mine:
@@ -1018,8 +1093,14 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def bound_to_vfio(self, host):
         kernel = self.simulated(host)
-        return [vf for vf in map(base.vf, CARDS)
-                if pci.driver(kernel, vf) == 'vfio-pci']
+        return [vf for vf in (*self.vfs(host), *map(base.vf, CARDS))
+                if pci.is_for_vfio(kernel, vf)]
+
+    def vfs(self, host):
+        """Of the network card."""
+        return sorted(
+            handle.address for handle in self.accelerators(
+                host).inventory.devices[NIC].handles)
 
     def check_functions(self, servers):
         """The regions of a server carry what its flavor asks for."""
