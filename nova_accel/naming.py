@@ -34,6 +34,8 @@ CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
 SUSPECT = 'CUSTOM_ACCELERATOR_SUSPECT'
 #: on devices whose state a guest takes along when it migrates while it runs
 MIGRATABLE = 'CUSTOM_ACCELERATOR_MIGRATABLE'
+#: and by what, with its version: equal on hosts between which guests take it
+_MIGRATES_PREFIX = 'CUSTOM_ACCELERATOR_MIGRATES_BY_'
 _HEALTH = ':health'
 #: in the statistics of a compute node's record, which nova-compute writes at
 #: its start and periodically: only our driver adds it, and Nova drops what its
@@ -71,6 +73,7 @@ _CONTENT = re.compile(
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
     f'|{CLEANING}|{SUSPECT}|{ONE_TIME_USE}|{MIGRATABLE}'
+    f'|{_MIGRATES_PREFIX}[A-Z0-9_]+'
     f'|{_NUMA_PREFIX}[0-9]+|{_ROOT_PREFIX}[0-9A-F_]+)')
 
 
@@ -370,7 +373,10 @@ def device_traits(device: model.Device) -> set[str]:
 def place_traits(device: model.Device) -> set[str]:
     """Return the traits that a pool has where all of its devices have them:
     where a device is in its host, and whether it can move to another."""
-    traits = {MIGRATABLE} if device.migrates_by else set()
+    traits = set()
+    if by := re.sub('[^A-Z0-9]+', '_', device.migrates_by.upper()).strip('_'):
+        # Placement takes 255 characters
+        traits = {MIGRATABLE, f'{_MIGRATES_PREFIX}{by}'[:255]}
     if device.numa_node is not None:
         traits.add(f'{_NUMA_PREFIX}{device.numa_node}')
     if device.bridges:

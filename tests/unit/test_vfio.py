@@ -68,8 +68,13 @@ class VfioTest(testtools.TestCase):
         self.assertEqual('mlx5_vfio_pci fw.version 28.39.1002', self.device(
             others=[{**CARD, 'vfio_driver': 'mlx5_vfio_pci'}]).migrates_by)
         for framework in ('mdev', 'sriov-mdev', 'vendor-vfio'):
-            self.assertEqual('nvidia 570.1', self.device(vgpus=[
-                test_vgpu.gpu(framework, driver_version='570.1')]).migrates_by)
+            device = self.device(vgpus=[
+                test_vgpu.gpu(framework, driver_version='570.1')])
+            self.assertEqual('nvidia 570.1', device.migrates_by)
+            # which the scheduler can be asked for, and which goes with it
+            trait = 'CUSTOM_ACCELERATOR_MIGRATES_BY_NVIDIA_570_1'
+            self.assertIn(trait, naming.place_traits(device))
+            self.assertTrue(naming.is_volatile(trait))
         self.assertEqual('mtty', self.device(
             mdev_parents=[test_vgpu.MTTY]).migrates_by)
 
