@@ -98,6 +98,15 @@ class MoveTest(base.HostTestCase):
         self.compare()
         self.assertHasOnly(B)
 
+    def test_reverted_twice(self):
+        """As where two hear of it: the server keeps what it has."""
+        self.confirm()
+        held = self.host.holdings.of(self.server)
+        migration = self.host.migrate_away(self.server)
+        self.host.revert(self.server, migration)
+        self.host.accelerators.revert(self.context, self.server, migration)
+        self.assertEqual(held, self.host.holdings.of(self.server))
+
     def test_operation_that_does_not_end(self):
         """It has the server's lock: a confirm and a delete are not stopped,
         and what they release is released when it has ended."""

@@ -89,6 +89,9 @@ CASES = {
         [SERVER], WITHOUT, REST, [OLD], [ARRIVED]),
     'one that comes just now': ([SERVER], WITH, BUSY, [OLD], []),
     'one that its move has still': ([SERVER, MOVE], WITH, REST, [OLD], []),
+    'one that has something here': (
+        [SERVER], ('runs', AT, ELSEWHERE), REST,
+        [OLD, claim(provider=P2, at=ELSEWHERE)], [LOST]),
     'one that does not come': ([], None, None, [OLD], [ABANDONED]),
     # devices that are not in the guest
     'out of its guest': ([SERVER], WITHOUT, REST, [MINE], [OUT]),
