@@ -15,6 +15,9 @@
   ends after half an hour.
 * The stack of a thread is one piece of memory. Python would map and unmap its
   last 16 KiB each time that a loop calls a function across their border.
+* A service that ends does not close the thread pools of the process, for good.
+  Nova's fixture of a service sees to that only as long as it lasts, and on a
+  loaded machine the service may come to it later.
 * Nova's helpers that wait look after 0.05 s, and then less and less often, for
   as long as a loaded machine may need. They would look every 0.5 s, and give
   up after 5 s.
@@ -34,6 +37,7 @@ import nova.image.glance
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import notifications
 from nova.tests.functional import integrated_helpers
+from oslo_utils import importutils
 import requests
 
 from tests import cheap_services
@@ -235,6 +239,10 @@ def prepare():
     futurist._utils.WorkItem.run = _work.counted(
         futurist._utils.WorkItem.run)
     futurist._thread.ThreadWorker.stop = _wake_and_stop
+    # of Nova 34
+    pools = importutils.try_import('nova.thread_pool_factory')
+    if pools:
+        pools.shutdown_all_executors = lambda: None
     integrated_helpers.time = types.SimpleNamespace(
         **{**vars(time), 'sleep': time.sleep})
     for owner in (integrated_helpers.InstanceHelperMixin,
