@@ -177,9 +177,12 @@ class TwoReleases(operations.OperationsTestBase):
         with self.aside(host):
             done = commands.run('check', '-f', 'json', '--service',
                                 'compute', check=check.Check)
+        # The credentials given here lead to Glance alone, so that no
+        # flavors are read with them.
         return ' '.join(f'{row["Check"]}: {row["Found"]}'
                         for row in json.loads(done.stdout)
-                        if row['Result'] != 'ok')
+                        if row['Result'] != 'ok'
+                        and row['Check'] != 'flavors')
 
     def discover(self, host):
         with self.aside(host):
