@@ -173,7 +173,9 @@ def _quieter(start):
         start(fixture)
         if not os.environ.get('OS_DEBUG'):
             logging.getLogger().setLevel(logging.INFO)
-            logging.getLogger('nova_accel').setLevel(logging.DEBUG)
+            ours = logging.getLogger('nova_accel')
+            fixture.addCleanup(ours.setLevel, ours.level)
+            ours.setLevel(logging.DEBUG)
     return started
 
 
