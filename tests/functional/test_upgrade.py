@@ -177,8 +177,8 @@ class TwoReleases(operations.OperationsTestBase):
         with self.aside(host):
             done = commands.run('check', '-f', 'json', '--service',
                                 'compute', check=check.Check)
-        # The credentials given here lead to Glance alone, so that no
-        # flavors are read with them.
+        # the credentials of these tests lead to Glance alone, and flavors
+        # cannot be read with them
         return ' '.join(f'{row["Check"]}: {row["Found"]}'
                         for row in json.loads(done.stdout)
                         if row['Result'] != 'ok'

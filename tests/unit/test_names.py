@@ -5,7 +5,7 @@ tests/unit/data/names.yaml has those of the devices of the simulated host that
 the package brings, driver by driver. A name that changes there breaks flavors
 of clouds, and needs a release note with what operators must do; so does a
 provider's name, by which allocations are found. After a change that is meant,
-``python -m tests.unit.test_names`` writes the file.
+``python -m tests.unit.test_names`` prints the file.
 """
 
 import importlib.metadata
