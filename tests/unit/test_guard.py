@@ -337,6 +337,10 @@ class ApiTest(unittest.TestCase):
                                     '_validate_and_build_base_options'):
                         self.assertIsInstance(
                             answers[refused], nova_exception.NovaException)
+                    if name in ('expand', 'parse'):
+                        for refused in 'create', 'resize':
+                            self.assertIsInstance(
+                                answers[refused], nova_exception.NovaException)
                     if any('Injected' in line for line in log.output):
                         reached.add(name)
         # a test that reaches nothing says nothing
