@@ -818,9 +818,6 @@ class Rootwrap(testtools.TestCase):
         return any(f.match(command) for f in found)
 
     def test_command_of_privsep(self):
-        # the commands that ask privileged processes set another one
-        self.useFixture(fixtures.MonkeyPatch(
-            'oslo_privsep.priv_context._HELPER_COMMAND_PREFIX', ['sudo']))
         for files in (['nova.conf'], ['nova.conf', 'nova-compute.conf']):
             files = [f'/etc/nova/{name}' for name in files]
             self.useFixture(fixtures.MonkeyPatch(
