@@ -99,7 +99,7 @@ class Drill:
     def _check(self, device: model.Device) -> signals.Mode:
         """Return what is done about the signal."""
         address = device.address
-        disabled = self._inventory.disabled().get(address)
+        disabled = self._inventory.table.disabled().get(address)
         if disabled is None or not disabled.is_operators:
             raise exception.DeviceUnavailable(
                 f'A drill of {address} was asked for, and a server might get '

@@ -168,19 +168,13 @@ class Handles:
         if not claims or used:
             # of servers that share a region the last one leaves it clean
             return True
-        device = self._inventory.devices.get(address)
+        where, device = self._inventory.table.place(claims[0])
         try:
-            where, there = identity.whereabouts(
-                claims[0], self._inventory.devices)
-            if there and where is identity.Where.EXCHANGED:
-                for claim in claims:
-                    self._give_up(claim, there)
+            claims = self._follow(claims, where, device)
+            if not claims:
                 return True
-            if there and where is identity.Where.MOVED:
-                device = there
-                claims = [self._moved(claim, there) for claim in claims]
-            if there is None or there.health is model.Health.GONE:
-                self._clean_when_back(claims, there)
+            if device is None or device.health is model.Health.GONE:
+                self._clean_when_back(claims, device)
             self._regions.look_after(claims)
             device = self._inventory.devices.get(
                 claims[0].device_address) or device
@@ -251,23 +245,22 @@ class Handles:
     def _clean(self, claim, late):
         """Return True once the handle is clean. Otherwise the claim stays, and
         the handle is not given to another server."""
-        where, device = identity.whereabouts(claim, self._inventory.devices)
+        where, device = self._inventory.table.place(claim)
         if (device and not device.serial
                 and claim.handle.address == device.address):
             # a guest had it when it was first seen, and has returned it
             self._inventory.scanner.scan(addresses=[device.address])
-            where, device = identity.whereabouts(claim, self._inventory.devices)
+            where, device = self._inventory.table.place(claim)
         if device is None or (
                 claim.created_type and where is not identity.Where.HERE):
             # a vGPU ends when the host loses its power; of a GPU that is only
             # gone the driver says that, when it is enabled
             return True
         try:
-            if where is identity.Where.EXCHANGED:
-                self._give_up(claim, device)
+            followed = self._follow([claim], where, device)
+            if not followed:
                 return True
-            if where is identity.Where.MOVED:
-                claim = self._moved(claim, device)
+            claim, = followed
             if not claim.prepared:
                 if not self._inventory.prepares_every_handle(device):
                     # the driver leaves nothing, and cleans nothing
@@ -290,6 +283,20 @@ class Handles:
             self._holdings.keep_error(claim, str(error))
             return False
 
+    def _follow(self, claims, where, device):
+        """Return claims of one card as they would be where it is now; none,
+        where it is not found and another one is at its address.
+
+        :raises AcceleratorError: see _moved() and _give_up().
+        """
+        if where is identity.Where.EXCHANGED:
+            for claim in claims:
+                self._give_up(claim, device)
+            return []
+        if where is identity.Where.MOVED:
+            return [self._moved(claim, device) for claim in claims]
+        return claims
+
     def _moved(self, claim, device):
         """Return the claim as it would be where its card is now.
 
@@ -297,8 +304,7 @@ class Handles:
             it is another server's.
         """
         if any(c.device_address == device.address
-               and identity.whereabouts(c, self._inventory.devices)[0]
-               is identity.Where.HERE
+               and self._inventory.table.place(c)[0] is identity.Where.HERE
                for c in self._holdings.all()):
             # another card of the same kind may have the same serial number
             raise exception.DeviceUnavailable(

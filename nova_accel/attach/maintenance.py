@@ -217,7 +217,7 @@ class Maintenance:
         :raises DeviceUnavailable: a build may take it, or a server left it.
         """
         device, region = self._region(name)
-        if device.address not in self._inventory.disabled():
+        if device.address not in self._inventory.table.disabled():
             raise exception.DeviceUnavailable(
                 f'{name} cannot be programmed while a server may get '
                 f'it: nova-accel disable {device.address} first.')

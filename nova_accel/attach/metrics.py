@@ -196,7 +196,8 @@ class MetricsFile:
                 for part, uuid in inventory.shown_by().items()
                 if uuid in shown},
             self._accelerators.holdings.all(), self._handovers, {
-                address for address, disabled in inventory.disabled().items()
+                address for address, disabled
+                in inventory.table.disabled().items()
                 if disabled.is_operators},
             self._programmings, self._waited, self._took,
             self._accelerators.programming.cached())

@@ -66,7 +66,7 @@ class Orders:
     def start(self) -> None:
         """Listen in the background. What was said before is in the log, and
         in Nova's first report."""
-        self._tell(self._inventory.disabled())
+        self._tell(self._inventory.table.disabled())
         for order in self._store.orders():
             if order.state is _State.BEGUN:
                 self._store.answer_order(order.number, _State.REFUSED, (
@@ -96,7 +96,7 @@ class Orders:
         """
         with self._lock:
             self._store.refresh()
-            changed = self._tell(self._inventory.disabled())
+            changed = self._tell(self._inventory.table.disabled())
             if changed:
                 self._publisher.show(self._cloud.admin_context(), [
                     uuid for uuid, provider

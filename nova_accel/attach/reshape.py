@@ -38,7 +38,6 @@ import typing
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import inventory as host_inventory
-from nova_accel.inventory import identity
 from nova_accel.inventory import providers
 from nova_accel import log as logging
 from nova_accel import model
@@ -146,8 +145,8 @@ class Reshape:
                 continue
             if (shown[to].step > 1 and not self._has_all(claim, shown[to])
                     # what is at its address is not what the server has
-                    or identity.whereabouts(claim, self._inventory.devices)[0]
-                    is not identity.Where.HERE):
+                    or self._inventory.table.is_misplaced(
+                        claim.device_address)):
                 stay.add(_together(claim))
             found.append(_Move(claim, to))
         # a part of a set would be left allocated, which Placement refuses

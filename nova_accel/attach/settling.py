@@ -53,7 +53,6 @@ from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
-from nova_accel.inventory import identity
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
 from nova_accel import log as logging
@@ -267,12 +266,11 @@ class Settling:
         # a card that came back is known by more
         by_address = any(row.address and (not row.ids or row.but_for)
                          for row in rows)
-        if not by_address and any(
-                c.device_address == device.address
-                and identity.whereabouts(c, self._inventory.devices)[0]
-                is not identity.Where.HERE for c in self._holdings.all()):
+        if not by_address and self._inventory.table.is_misplaced(
+                device.address):
             raise _Unknown('servers have claims on another card at its '
-                           'address; shelve or delete them')
+                           'address, or on it at another one; shelve or '
+                           'delete them')
         found: list[model.Claim] = []
         for part in mine:
             # the VFs of a server, which a boot of the host has taken, would be

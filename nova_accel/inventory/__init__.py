@@ -202,7 +202,7 @@ class Inventory:
             held = f'{_name(address, index)} is held by the server, and'
             return exception.DeviceUnavailable(
                 f'{held} {why}.', found=f'{held} {found}')
-        trouble = identity.trouble(claim, self.devices)
+        trouble = identity.trouble(claim, *self.table.place(claim))
         if trouble:
             raise cannot('another card is in its place', trouble)
         device, region = self._part(address, index)
@@ -220,10 +220,6 @@ class Inventory:
                 'does not answer', f'does not answer ({device.reason}): '
                 f'power-cycle the card, or delete the server')
         return device, region
-
-    def disabled(self) -> dict[str, model.Disabled]:
-        """See identity.disabled()."""
-        return identity.disabled(self.devices, self._store.disabled())
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
         """Return the fields of a claim that say which card it is about."""

@@ -71,6 +71,7 @@ import contextlib
 import dataclasses
 import enum
 import itertools
+import typing
 
 from nova_accel.drivers import handover
 from nova_accel import exception
@@ -124,6 +125,18 @@ class Fence(enum.Enum):
 _Fences = dict[str, dict[Fence, str]]
 
 
+class _Now(typing.NamedTuple):
+    """What counts, by what drivers say, our fences and the store."""
+
+    #: the generations of the table and of the store
+    made_of: tuple[int, int] | None = None
+    devices: dict[str, model.Device] = {}
+    fences: _Fences = {}
+    #: identity.places() and identity.disabled() of these devices
+    places: dict[str, tuple[identity.Where, model.Device]] = {}
+    disabled: dict[str, model.Disabled] = {}
+
+
 class DeviceTable:
 
     def __init__(self, store: claim_store.ClaimStore,
@@ -155,9 +168,7 @@ class DeviceTable:
         #: address -> ticket of the newest look or change that counts
         self._since: dict[str, int] = {}
         self._generation = 0
-        #: what they were made of, the devices, and their fences
-        self._snapshot: tuple[object, dict[str, model.Device], _Fences] = (
-            None, {}, {})
+        self._snapshot = _Now()
 
     # Reading
 
@@ -171,35 +182,59 @@ class DeviceTable:
         """Return the devices by address with computed health; not to be
         changed."""
         with self._lock:
-            return self._now()[0]
+            return self._now().devices
 
     def fences(self, address: str) -> Mapping[Fence, str]:
         """Return why no server gets a device, a clause for each cause."""
         with self._lock:
-            return self._now()[1].get(address, {})
+            return self._now().fences.get(address, {})
+
+    def is_misplaced(self, address: str) -> bool:
+        """Return whether a claim is about another card at this address, or
+        about this card at another one."""
+        return Fence.MISPLACED in self.fences(address)
+
+    def place(self, claim: model.Claim,
+              ) -> tuple[identity.Where, model.Device | None]:
+        """Return where the card of a claim is: see identity.whereabouts()."""
+        with self._lock:
+            now = self._now()
+            where, device = now.places.get(claim.uuid, (
+                identity.Where.HERE, None))
+            address = device.address if device else claim.device_address
+            return where, now.devices.get(address)
+
+    def disabled(self) -> dict[str, model.Disabled]:
+        """See identity.disabled()."""
+        with self._lock:
+            return self._now().disabled
 
     def is_only_disabled(self, address: str) -> bool:
         """Return whether nothing else keeps servers from a device."""
         with self._lock:
             device = self._reported.get(address)
             return (device is not None and device.health is model.Health.OK
-                    and self._now()[1][address].keys() == {Fence.DISABLED})
+                    and self._now().fences[address].keys() == {Fence.DISABLED})
 
-    def _now(self) -> tuple[dict[str, model.Device], _Fences]:
+    def _now(self) -> _Now:
         # claims change what is misplaced
         made_of = self._generation, self._store.generation
-        if self._snapshot[0] != made_of:
-            fences = self._all_fences()
-            self._snapshot = made_of, {
+        if self._snapshot.made_of != made_of:
+            claims = self._store.claims()
+            places = identity.places(claims, self._reported)
+            disabled = identity.disabled(
+                self._reported, self._store.disabled())
+            fences = self._all_fences(
+                claims, identity.misplaced(claims, places), disabled)
+            self._snapshot = _Now(made_of, {
                 address: self._computed(device, fences[address].values())
-                for address, device in self._reported.items()}, fences
-        return self._snapshot[1:]
+                for address, device in self._reported.items()
+            }, fences, places, disabled)
+        return self._snapshot
 
-    def _all_fences(self) -> _Fences:
-        unsettled, claims = self._store.unsettled(), self._store.claims()
+    def _all_fences(self, claims, misplaced, disabled) -> _Fences:
+        unsettled = self._store.unsettled()
         claimed = {claim.device_address for claim in claims}
-        misplaced = identity.misplaced(self._reported, claims)
-        disabled = identity.disabled(self._reported, self._store.disabled())
         found: _Fences = {}
         for address, device in self._reported.items():
             fences = found[address] = {**self._fences.get(address, {})}

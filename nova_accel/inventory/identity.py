@@ -101,10 +101,13 @@ def disabled(devices: Mapping[str, model.Device],
     return found
 
 
-def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:
+def trouble(claim: model.Claim, where: Where, device: model.Device | None,
+            ) -> str:
     """Return why the server of a claim cannot have what is at its address; ''
-    where it can. The last part of a sentence."""
-    where, device = whereabouts(claim, devices)
+    where it can. The last part of a sentence.
+
+    :param where: and device: see whereabouts().
+    """
     if where is Where.MOVED:
         assert device
         return (f'its card (serial number {claim.serial[:20]}) is at '
@@ -121,25 +124,42 @@ def trouble(claim: model.Claim, devices: Mapping[str, model.Device]) -> str:
     return ''
 
 
-def misplaced(devices: Mapping[str, model.Device],
-              claims: Iterable[model.Claim]) -> dict[str, str]:
+def places(claims: Iterable[model.Claim],
+           devices: Mapping[str, model.Device],
+           ) -> dict[str, tuple[Where, model.Device]]:
+    """Find the cards of claims that are not at the addresses of these.
+
+    :returns: uuid of a claim -> where its card is, and the device there.
+    """
+    found: dict[str, tuple[Where, model.Device]] = {}
+    for claim in claims:
+        where, device = whereabouts(claim, devices)
+        if where is not Where.HERE:
+            assert device
+            found[claim.uuid] = where, device
+    return found
+
+
+def misplaced(claims: Iterable[model.Claim],
+              moved: Mapping[str, tuple[Where, model.Device]],
+              ) -> dict[str, str]:
     """Devices that no server may get, because a claim is about another card
     at their address, or about them at another address.
 
+    :param moved: places() of the claims.
     :returns: address -> why, a clause.
     """
     found = {}
     for claim in claims:
-        where, device = whereabouts(claim, devices)
-        if where is Where.HERE:
+        if claim.uuid not in moved:
             continue
+        where, device = moved[claim.uuid]
         card = (f'the card with the serial number {claim.serial[:20]}'
                 if claim.serial else f'a card of the product {claim.ids}')
         found[claim.device_address] = (
             f'a server had {card} there: put that one back, or shelve or '
             f'delete the server')
         if where is Where.MOVED:
-            assert device
             found.setdefault(device.address, (
                 f'a server had it at {claim.device_address}, and its data may '
                 f'be on it: put it back there, or shelve or delete the '

@@ -88,7 +88,7 @@ class HealthTest(base.AcceleratorTestBase):
         known = claim_store.existing(self.accelerators('compute1').store.path)
         known.disable(model.Disabled(DEVICE, '', 'a drill', 'now'))
         process.until(lambda: self.assertIn(
-            DEVICE, self.accelerators('compute1').inventory.disabled()))
+            DEVICE, self.accelerators('compute1').inventory.table.disabled()))
         answer = orders.carry_out(known, 'drill', f'{DEVICE} 0', 120)
         for place in ('in a notification', 'in Placement',
                       'in the metadata of 1 servers'):

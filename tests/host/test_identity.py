@@ -132,6 +132,18 @@ class DiskTest(IdentityTestCase):
         self.assertNotIn(EMPTY, self.fenced())
         self.boot(EMPTY)
 
+    def test_moved_with_a_part_that_is_not_settled(self):
+        """What a server has is not cleaned with the rest of its card."""
+        self.exchange((ONE, EMPTY))
+        self.host.holdings.settle(todo=[model.Unsettled(serial='S000002000')])
+        self.host.reconciler.run()
+        self.assertEqual('a secret', self.data(EMPTY))
+        self.host.delete(self.server)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(EMPTY))
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertNotIn(EMPTY, self.fenced())
+
     def test_moved_while_it_was_deleted(self):
         """Killed between the end of the server and the cleaning."""
         self.host.cloud.stop_guest(self.server, undefine=True)

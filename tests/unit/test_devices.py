@@ -5,6 +5,7 @@ import ddt
 import testtools
 
 from nova_accel.inventory import devices
+from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel.store import claim_store
 from tests.unit import test_identity
@@ -100,6 +101,21 @@ class PlaceTest(TableTestCase):
     def setUp(self):
         super().setUp()
         self.adopt(A, 'a', record=self.CARD)
+
+    def test_of_a_claim(self):
+        claim = test_identity.claim('a')
+        self.store.add([claim])
+        where = identity.Where
+        self.assertEqual((where.HERE, self.table.snapshot()[A]),
+                         self.table.place(claim))
+        self.assertFalse(self.table.is_misplaced(A))
+        self.goes(A)
+        self.adopt(B, 'a')
+        self.assertEqual((where.MOVED, self.table.snapshot()[B]),
+                         self.table.place(claim))
+        self.assertEqual([True, True], [*map(self.table.is_misplaced, (A, B))])
+        self.store.remove([claim])
+        self.assertFalse(self.table.is_misplaced(B))
 
     def test_moved(self):
         self.goes(A)

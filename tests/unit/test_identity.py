@@ -35,6 +35,10 @@ def claim(serial, address=A, ids=''):
         serial=serial, ids=ids)
 
 
+def misplaced(devices, claims):
+    return identity.misplaced(claims, identity.places(claims, devices))
+
+
 @ddt.ddt
 class WhereaboutsTest(testtools.TestCase):
 
@@ -83,10 +87,11 @@ class WhereaboutsTest(testtools.TestCase):
         now = device(A, serial_now, ids_now)
         self.assertEqual((where, now),
                          identity.whereabouts(mine, {A: now}))
-        found = identity.trouble(mine, {A: now})
+        found = identity.trouble(
+            mine, *identity.whereabouts(mine, {A: now}))
         self.assertEqual(where is EXCHANGED, bool(found))
         self.assertEqual({A} if found else set(),
-                         set(identity.misplaced({A: now}, [mine])))
+                         set(misplaced({A: now}, [mine])))
         if found:
             self.assertIn(f'product {ids_now} in place of {ids}', found)
         gone = dataclasses.replace(now, health=GONE)
@@ -121,7 +126,7 @@ class WhereaboutsTest(testtools.TestCase):
 
     def test_misplaced(self):
         devices = {A: device(A, 'b'), B: device(B, 'a'), C: device(C, 'c')}
-        found = identity.misplaced(
+        found = misplaced(
             devices, [claim('a'), claim('c', C), claim('', B)])
         self.assertEqual({A, B}, set(found))
         self.assertIn(f'had it at {A}', found[B])
