@@ -1,8 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What makes any service of OpenStack cheap, once for the whole process.
 
-* The garbage collector runs seldom. It would go through all of the service each
-  time.
 * SQLite connections stay open. oslo.db opens one for each transaction. They are
   not tested each time, their transactions begin without SQLAlchemy's compiler,
   and no thread sleeps after one, which is for green threads.
@@ -12,7 +10,6 @@
 """
 
 import functools
-import gc
 import types
 
 from jsonschema import validators
@@ -66,13 +63,6 @@ def _checked_once(check):
             check(schema, *args, **kwargs)
             good[id(schema)] = schema
     return checked
-
-
-def collector() -> None:
-    """Have the garbage collector run seldom."""
-    gc.set_threshold(100000, 20, 100)
-    # what is imported stays
-    gc.freeze()
 
 
 def databases(has_green_threads=lambda: False) -> None:

@@ -215,6 +215,7 @@ def main():
     from glance.db.sqlalchemy import api
     from glance.db.sqlalchemy import models
     from glance.db.sqlalchemy import models_metadef
+    from tests import cheap_process
     from tests import cheap_services
     cheap_services.databases()
     cheap_services.schemas()
@@ -222,7 +223,7 @@ def main():
     models.BASE.metadata.create_all(api.get_engine())
     models_metadef.BASE_DICT.metadata.create_all(api.get_engine())
 
-    cheap_services.collector()
+    cheap_process.collector()
     server = Server(('127.0.0.1', 0), Handler)
     server.directory = directory
     server.set_app(Faults(app, os.path.join(directory, 'faults.json')))

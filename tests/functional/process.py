@@ -40,6 +40,7 @@ from nova.tests.functional import integrated_helpers
 from oslo_utils import importutils
 import requests
 
+from tests import cheap_process
 from tests import cheap_services
 from tests import limits
 
@@ -226,7 +227,8 @@ def _wake_and_stop(worker):
 
 def prepare():
     """Apply all of this to the process. Call it once."""
-    cheap_services.collector()
+    cheap_process.collector()
+    cheap_process.files()
     _with_room(threading.Thread._bootstrap_inner)
     _with_room(limits.Limited._run_core)
     cheap_services.databases(lambda: bool(limits.green_thread()))

@@ -8,6 +8,7 @@ names. A test takes tenths of a second.
 
 import logging
 
+from tests import cheap_process
 from tests import limits
 from tests import threads
 
@@ -16,3 +17,5 @@ threads.choose()
 # the log of a test that passes is no news
 logging.getLogger().addHandler(logging.NullHandler())
 limits.apply()
+cheap_process.collector()
+cheap_process.files()

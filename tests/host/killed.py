@@ -2,8 +2,9 @@
 """nova-compute in a process of its own, which is killed where a test says.
 
 A real SIGKILL: no except, no finally, no thread runs on. ``python -m
-tests.host.killed`` forks a process for each job that it reads, a line of JSON
-each, and answers how it ended: forking saves the second that imports take.
+tests.host.killed`` forks a process for each nova-compute, which saves the
+second that imports take. That one reads what it has to do and answers, a line
+of JSON each, until it is killed or told to end.
 
 A point is a moment at which something outside of the process has just changed:
 a row of the claim store, the card, Placement, a guest. Point 0 is before the
@@ -69,6 +70,7 @@ class Processes:
         self._job = {'directory': directory, 'path': path,
                      'options': options}
         self._forker = _forker(os.environ.get('PYTHONPATH'))
+        self._runs = False
 
     def start(self, kill_at: int):
         """Start nova-compute, and kill it at a point of that.
@@ -79,25 +81,46 @@ class Processes:
 
     def run(self, steps, kill_at: int | None = None,
             of_the_start: bool = False):
-        """Start nova-compute, and do steps.
+        """Do steps in the nova-compute that runs; one is started if need be.
 
         :param steps: [[name of a method of Host, argument ...] ...]
         :param kill_at: the point at which the process is killed.
-        :param of_the_start: points count from the start, not from the steps.
+        :param of_the_start: another one is started, and points count from
+            its start, not from the steps.
         :returns: the result of each step.
         :raises Killed: it was.
-        :raises AssertionError: a step failed.
+        :raises AssertionError: a step failed; the process has ended.
         """
-        self._forker.stdin.write(json.dumps(
-            {**self._job, 'steps': steps, 'kill_at': kill_at,
-             'of_the_start': of_the_start}) + '\n')
-        self._forker.stdin.flush()
-        answer = json.loads(self._forker.stdout.readline())
+        if of_the_start:
+            self.end()
+            return self._do([['start'], *steps], kill_at)[1:]
+        if not self._runs:
+            self._do([['start']], None)
+        return self._do(steps, kill_at)
+
+    def _do(self, steps, kill_at):
+        answer = self._ask(
+            {**self._job, 'steps': steps, 'kill_at': kill_at})
+        self._runs = 'results' in answer
+        if not self._runs:
+            self._forker.stdout.readline()
         if 'killed' in answer:
             raise Killed(answer['killed'])
         if 'error' in answer:
             raise AssertionError(answer['error'])
         return answer['results']
+
+    def end(self):
+        """End nova-compute, if one runs, between two steps: what only its
+        memory has is lost."""
+        if self._runs:
+            self._ask({})
+            self._runs = False
+
+    def _ask(self, said):
+        self._forker.stdin.write(f'{json.dumps(said)}\n')
+        self._forker.stdin.flush()
+        return json.loads(self._forker.stdout.readline())
 
 
 @functools.cache
@@ -121,43 +144,67 @@ def _forker(path: str | None) -> subprocess.Popen:
 class Points:
     """Counts the points of a process, and ends it at one of them."""
 
-    def __init__(self, kill_at, tell):
-        self._kill_at, self._tell = kill_at, tell
+    def __init__(self):
+        self._kill_at = None
         #: of the calls that end, one after another
         self._numbers = itertools.count(1)
-        self.counts = False
-
-    def watch(self):
+        self._counts = False
         for kind, names in CALLS.items():
             for name in names:
                 setattr(kind, name, self._around(name, getattr(kind, name)))
 
+    @contextlib.contextmanager
+    def counted(self, kill_at):
+        """Points count meanwhile, from 0."""
+        self._kill_at, self._numbers = kill_at, itertools.count(1)
+        self._counts = True
+        yield
+        self._counts = False
+
     def _around(self, name, method):
         def call(*args, **kwargs):
-            if self.counts and self._kill_at == 0:
+            if self._counts and self._kill_at == 0:
                 self._kill(f'before {name}')
             try:
                 return method(*args, **kwargs)
             finally:
-                if self.counts and next(self._numbers) == self._kill_at:
+                if self._counts and next(self._numbers) == self._kill_at:
                     self._kill(f'after {name}')
         return call
 
     def _kill(self, where):
-        self._tell({'killed': f'{where}, at point {self._kill_at}'})
+        _tell({'killed': f'{where}, at point {self._kill_at}'}, last=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _work(job, tell):
-    points = Points(job['kill_at'], tell)
-    points.watch()
-    for name, value in job['options'].items():
+_telling = threading.Lock()
+
+
+def _tell(answer, last=False):
+    """:param last: no other thread says anything after it."""
+    _telling.acquire()
+    # steps may return what is no JSON
+    print(json.dumps(answer, default=lambda _: None), flush=True)
+    if not last:
+        _telling.release()
+
+
+def _heard():
+    # the next line alone is there, because each is answered
+    return json.loads(sys.stdin.readline())
+
+
+def _work(asked, points):
+    """One nova-compute, until it is told to end."""
+    for name, value in asked['options'].items():
         conf.CONF.set_override(name, value, group='accel')
-    points.counts = job['of_the_start']
-    host = base.Host(job['directory'], job['path']).start()
-    points.counts = True
-    tell({'results': [getattr(host, name)(*args)
-                      for name, *args in job['steps']]})
+    host = base.Host(asked['directory'], asked['path'])
+    while asked:
+        with points.counted(asked['kill_at']):
+            results = [getattr(host, name)(*args)
+                       for name, *args in asked['steps']]
+        _tell({'results': results})
+        asked = _heard()
 
 
 def _main():
@@ -166,28 +213,21 @@ def _main():
     extension.ExtensionManager(drivers.NAMESPACE)
     naming.is_trait('')
     logging.getLogger(None).logger.setLevel(logging.CRITICAL)
+    points = Points()
     # no process copies the memory of what it only looks at
     gc.freeze()
-    for line in sys.stdin:
-        reader, writer = os.pipe()
-        if not os.fork():
-            telling = threading.Lock()
-
-            def tell(answer):
-                # once: nothing comes after it
-                telling.acquire()
-                os.write(writer, json.dumps(answer).encode())
-            try:
-                _work(json.loads(line), tell)
-            except BaseException:
-                tell({'error': traceback.format_exc()})
-            os._exit(0)
-        os.close(writer)
-        with open(reader) as file:
-            said = file.read()
-        with contextlib.suppress(ChildProcessError):
-            os.wait()
-        print(said, flush=True)
+    for line in iter(sys.stdin.readline, ''):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            # nothing of it runs any more
+            _tell({})
+            continue
+        try:
+            _work(json.loads(line), points)
+        except BaseException:
+            _tell({'error': traceback.format_exc()}, last=True)
+        os._exit(0)
 
 
 if __name__ == '__main__':

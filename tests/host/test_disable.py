@@ -236,6 +236,7 @@ class KilledTest(DisableTestCase):
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
             virtual_functions=[f'{A}=1'])
+        self.addCleanup(compute.end)
         for point in range(100):
             try:
                 compute.run([['disable', A]], kill_at=point)

@@ -59,9 +59,14 @@ class KilledTestCase(base.HostTestCase):
                 **{name: conf.CONF.accel[name] for name in (
                     'include_devices', 'virtual_functions')},
                 **self.OPTIONS})
+        self.addCleanup(self.compute.end)
 
     def booted(self, uuid_=SERVER):
         self.compute.run([['boot', self.SPECS, self.allocation, None, uuid_]])
+
+    def power_cut(self):
+        self.compute.run([['power_cut']])
+        self.compute.end()
 
     def at_each_point(self, begin, steps, after, most=200,
                       of_the_start=False):
@@ -104,7 +109,11 @@ class KilledTestCase(base.HostTestCase):
         self.compute.run([['reconcile'], ['delete', SERVER], ['reconcile']])
 
     def assertNothingLeft(self):
-        """The next server has the device, without a trace of the last."""
+        """The next server has the device, without a trace of the last.
+
+        nova-compute is another one: it knows what was written.
+        """
+        self.compute.end()
         seen, *_, left = self.compute.run(
             [['seen'], ['reconcile'], ['report'], ['report'], ['left']])
         self.assertHolds(seen)
@@ -151,7 +160,7 @@ class OperationsMixin:
     def test_resume(self):
         def begin():
             self.booted()
-            self.compute.run([['power_cut']])
+            self.power_cut()
 
         def after():
             self.compute.run([['reconcile'], ['start_again', SERVER]])
@@ -373,10 +382,12 @@ class HangingSanitizeTest(SanitizeTest):
         """The next nova-compute waits for it."""
         self.booted()
         self.simulated.kernel.set_fault(DISK, hang='sanitize')
-        # it ends while the driver waits, as each process here does
+        # each process ends while the driver waits
         self.compute.options['device_timeout'] = 1
-        self.compute.run([['delete', SERVER]])
-        self.compute.run([['reconcile']])
+        for step in ['delete', SERVER], ['reconcile']:
+            self.compute.end()
+            self.compute.run([step])
+        self.compute.end()
         del self.compute.options['device_timeout']
         self.assertIn('secret', self.simulated.kernel.data_of_disk(DISK))
         self.assertEqual([[SERVER, DISK]],
@@ -412,6 +423,7 @@ class LostStoreTest(DiskTest):
 
     def begin(self):
         self.booted()
+        self.compute.end()
         self.simulated.kernel.write_disk(self.FREE, 'secret of another')
         for name in os.listdir(self.directory):
             if name.startswith(claim_store.file_name(clouds.NODE)):
@@ -439,7 +451,7 @@ class ExchangedTest(DiskTest):
 
     def begin(self):
         self.booted()
-        self.compute.run([['power_cut']])
+        self.power_cut()
         self.simulated.kernel.exchange_cards(DISK, self.SLOT)
         self.simulated.kernel.set_fault(self.SLOT, vanish=True)
         self.simulated.kernel.write_disk(DISK, 'of the operator')

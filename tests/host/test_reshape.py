@@ -298,6 +298,7 @@ class KilledTest(ReshapeTestCase):
             simulated_host=self.simulated.path,
             bitstream_cache=f'{self.directory}/cache',
             include_devices=conf.CONF.accel.include_devices, pools='host')
+        self.addCleanup(compute.end)
         point = 0
         while True:
             self.host.accelerators.close()

@@ -5,6 +5,7 @@ import logging
 
 import hypothesis
 
+from tests import cheap_process
 from tests import limits
 from tests import threads
 
@@ -14,6 +15,8 @@ threads.choose()
 # handler of its own
 logging.getLogger().addHandler(logging.NullHandler())
 limits.apply()
+cheap_process.collector()
+cheap_process.files()
 
 # the same examples each day and on each machine: a test that fails fails again
 # when it is run again, by itself as well. Time is no reason to fail
