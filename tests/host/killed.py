@@ -183,7 +183,7 @@ _telling = threading.Lock()
 def _tell(answer, last=False):
     """:param last: no other thread says anything after it."""
     _telling.acquire()
-    # steps may return what is no JSON
+    # steps may return objects
     print(json.dumps(answer, default=lambda _: None), flush=True)
     if not last:
         _telling.release()
@@ -214,7 +214,7 @@ def _main():
     naming.is_trait('')
     logging.getLogger(None).logger.setLevel(logging.CRITICAL)
     points = Points()
-    # no process copies the memory of what it only looks at
+    # no process copies memory that it only reads
     gc.freeze()
     for line in iter(sys.stdin.readline, ''):
         child = os.fork()
