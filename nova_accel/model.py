@@ -428,6 +428,8 @@ class ClaimState(enum.Enum):
     BOUND = 'Bound'
     DELETING = 'Deleting'
     UNKNOWN = 'Unknown'
+    #: of no server: the handle waits for the operator (policy operator)
+    WAITING = 'Waiting'
 
 
 class Movable(NamedTuple):
@@ -457,7 +459,8 @@ class Claim:
     """One accelerator of one server on this host: the accelerator request."""
 
     uuid: str
-    #: '' where it is not known (attach.settling); only DELETING then
+    #: '' of no server, or where it is not known which (attach.settling); only
+    #: DELETING or WAITING then
     instance_uuid: str
     provider_uuid: str
     resource_class: str
@@ -534,6 +537,14 @@ class Claim:
         return (self.device_address
                 if self.handle.address == self.device_address
                 else self.handle.key)
+
+    def that_waits(self) -> 'Claim':
+        """Return the one that follows where the handle waits for the
+        operator."""
+        return Claim(
+            str(uuid.uuid4()), '', self.provider_uuid, self.resource_class, '',
+            self.device_address, self.region_index, self.handle, '',
+            ClaimState.WAITING, serial=self.serial, ids=self.ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -768,21 +779,6 @@ class Order:
     state: OrderState = OrderState.NEW
     #: sentences for the operator, once it is DONE or REFUSED
     answer: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class Waiting:
-    """A handle that the operator must release (policy operator)."""
-
-    handle: AttachHandle
-    device_address: str
-    #: None for a device without regions
-    region_index: int | None
-
-    @property
-    def part(self) -> tuple[str, int | None]:
-        """As Claim.part."""
-        return self.device_address, self.region_index
 
 
 @dataclasses.dataclass(frozen=True)

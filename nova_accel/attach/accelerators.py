@@ -217,8 +217,8 @@ class Accelerators:
         """Providers with free inventory left. The scheduler may pick them for
         reprogramming, or give what is used up; full ones can wait for the
         periodic report."""
-        held = {c.handle for c in self.holdings.all()}
-        held |= {w.handle for w in self.holdings.waiting()}
+        held = {c.handle for c in (*self.holdings.all(),
+                                   *self.holdings.waiting())}
         for (_, index), mine in programming.by_region(claims).items():
             if mine[0].created_type:
                 yield mine[0].provider_uuid

@@ -330,16 +330,16 @@ class Handles:
         """
         if claim.prepared:
             self._clean_first(claim)
-        if (not (claim.serial and other.serial)
-                or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
-            # it may be the same one, which its guest made look like another
-            self._holdings.await_operator(claim)
         LOG.warning('%s, which server %s had, is released without cleaning: '
                     'the card with the %s is not found, and another one is '
                     'there', claim.handle.address, claim.holder,
                     f'serial number {claim.serial}' if claim.serial
                     else f'product {claim.ids}')
         self._record(claim, other, 'none', model.EXCHANGED)
+        if (not (claim.serial and other.serial)
+                or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
+            # it may be the same one, which its guest made look like another
+            self._holdings.await_operator(claim)
 
     def _release_by(self, driver, claim, device, *args):
         """In the worker of the card, however long it takes."""
@@ -375,8 +375,8 @@ class Handles:
         elif (done and claim.prepared and left and device.memory
               and 'memory cleared' not in done):
             result = model.MEMORY_KEPT
-        if not claim.created_type and policy is handover.Policy.OPERATOR:
-            self._holdings.await_operator(claim)
+        waits = policy is handover.Policy.OPERATOR and not claim.created_type
+        if waits:
             LOG.warning('%s, which server %s had, is given to another server '
                         'when the operator has cleaned it and has lowered '
                         'reserved of the provider %s in Placement',
@@ -385,6 +385,8 @@ class Handles:
             result = 'waits for the operator'
         self._note(claim, device, policy, done)
         self._record(claim, device, done or 'none', result)
+        if waits:
+            self._holdings.await_operator(claim)
 
     def _note(self, claim, device, policy, done):
         """Write down whether the handle is clean, whatever the policy of the

@@ -13,8 +13,9 @@ provisioning INITIAL, PROVISIONING, BOUND, UNKNOWN        PROVISIONING
 bound        INITIAL, PROVISIONING, BOUND, UNKNOWN        BOUND
 doubt        INITIAL, PROVISIONING, BOUND, UNKNOWN        UNKNOWN
 not_ready    PROVISIONING, BOUND                          BOUND
-releasing    any                                          DELETING
+releasing    any of those                                 DELETING
 released     DELETING                                     the claim ends
+waiting      DELETING                                     WAITING
 ============ ============================================ ===============
 
 Where attach.settling finds a device without a claim, one begins as BOUND or as
@@ -22,7 +23,10 @@ DELETING; where attach.maintenance cleans a device that no server has, as
 DELETING.
 
 A claim that is DELETING belongs to its server no more, yet its device is not
-free. Every other transition raises IllegalTransition.
+free. One that is WAITING is of no server, and only waiting() tells of it: the
+handle waits until the operator lowers ``reserved`` in Placement, which ends it
+(inventory.tree); or until it is settled or cleaned, as above. Every other
+transition raises IllegalTransition.
 """
 
 from collections.abc import Iterable
@@ -48,8 +52,9 @@ TRANSITIONS = {
     'bound': _IN_HAND,
     'doubt': _IN_HAND,
     'not_ready': frozenset((_State.PROVISIONING, _State.BOUND)),
-    'releasing': frozenset(_State),
+    'releasing': _IN_HAND | {_State.DELETING},
     'released': frozenset((_State.DELETING,)),
+    'waiting': frozenset((_State.DELETING,)),
 }
 #: name of the transition -> what the log says of the server then
 _SAID = {'bound': 'has', 'releasing': 'releases'}
@@ -77,7 +82,8 @@ class Holdings:
                 if claim.state is not _State.DELETING]
 
     def all(self) -> list[model.Claim]:
-        """Return every claim of this host, also those being released."""
+        """Return every claim of this host, also those being released, but not
+        those of waiting()."""
         return self._store.claims()
 
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
@@ -240,13 +246,17 @@ class Holdings:
                            claim.ids, policy)] if policy else ())
 
     def await_operator(self, claim: model.Claim) -> None:
-        """Give the handle to no server until the operator releases it,
-        also when the claim has ended."""
-        self._store.await_operator(model.Waiting(
-            claim.handle, claim.device_address, claim.region_index))
+        """Give the handle of a claim that ends to no server until the operator
+        releases it.
 
-    def waiting(self) -> tuple[model.Waiting, ...]:
-        """Return the handles that wait for the operator."""
+        :raises AcceleratorsUnavailable: that cannot be written down.
+        """
+        with self._lock:
+            if self._checked('waiting', [claim], gone_is_fine=True):
+                self._store.await_operator(claim)
+
+    def waiting(self) -> tuple[model.Claim, ...]:
+        """Return the claims of handles that wait for the operator."""
         return self._store.waiting()
 
     def record(self, device: model.Device, before: model.Region | None,

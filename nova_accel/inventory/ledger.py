@@ -181,7 +181,7 @@ class Ledger:
                 for name, row in rows.items()}
 
     def write(self, rows: Mapping[Key, model.Reserved | None],
-              returned: Iterable[model.Waiting] = ()) -> None:
+              returned: Iterable[model.Claim] = ()) -> None:
         """Write rows, all or none, where they have changed.
 
         :param rows: None: the inventory needs none.
@@ -218,7 +218,7 @@ def share(amount: int, totals: Mapping[str, int]) -> dict[str, int]:
     return {uuid: count for uuid, count in shares.items() if count}
 
 
-def by_address(waiting: Iterable[model.Waiting], addresses: Collection[str],
-               ) -> tuple[model.Waiting, ...]:
+def by_address(waiting: Iterable[model.Claim], addresses: Collection[str],
+               ) -> tuple[model.Claim, ...]:
     """Return those whose handle has one of these addresses."""
     return tuple(w for w in waiting if w.handle.address in addresses)

@@ -68,7 +68,7 @@ class Provider:
     retired_traits: frozenset[str] = frozenset()
     #: handles that wait for the operator, the oldest first: as many are
     #: reserved
-    waiting: tuple[model.Waiting, ...] = ()
+    waiting: tuple[model.Claim, ...] = ()
     #: whether devices that are alike share it
     pool: bool = False
     #: of a pool: how many of its handles are neither fit for a server nor
@@ -169,7 +169,7 @@ def providers(devices: Iterable[model.Device],
               claims: Iterable[model.Claim], node: str, root_uuid: str,
               held_back: Collection[model.AttachHandle] = (),
               report: Callable[[str, str], None] | None = None,
-              waiting: Iterable[model.Waiting] = (),
+              waiting: Iterable[model.Claim] = (),
               pool_of: Callable[[model.Device], str | None]
               = lambda device: None,
               sets: Mapping[str, int] | None = None,
@@ -263,7 +263,7 @@ class _Use:
 
     def __init__(self, claims: Iterable[model.Claim],
                  held_back: Collection[model.AttachHandle],
-                 waiting: Iterable[model.Waiting],
+                 waiting: Iterable[model.Claim],
                  returning: Mapping[tuple[str, int], model.Region]):
         self._returning = returning
         self._waiting = tuple(waiting)
@@ -324,7 +324,7 @@ class _Use:
         return key in self._lost and key not in self.held
 
     def waiting(self, handles: Mapping[model.AttachHandle, str],
-                index: int | None) -> tuple[model.Waiting, ...]:
+                index: int | None) -> tuple[model.Claim, ...]:
         """Return those of a provider that wait for the operator, the oldest
         first.
 

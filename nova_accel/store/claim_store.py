@@ -5,7 +5,7 @@ nova-compute writes it. The operator's commands write tables of their own, which
 nova-compute polls with refresh().
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import contextlib
 import errno
 import os
@@ -42,11 +42,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
     def _read(self, db):
         with self._reading('claims'):
             claims = claim_rows.read(db)
-        with self._reading('waiting'):
-            waiting = reserved.waiting(db)
-        return store_file.Memory(
-            claims, waiting, orders=journal.read_orders(db),
-            **self._facts_of_cards(db))
+        return store_file.Memory(claims, orders=journal.read_orders(db),
+                                 **self._facts_of_cards(db))
 
     def add(self, claims: Iterable[model.Claim]) -> None:
         """Write all of them or none.
@@ -65,7 +62,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                         f'Server {claim.instance_uuid} cannot get '
                         f'{claim.handle.address}, which the operator has '
                         f'disabled: the build is retried on another host.')
-            self._add_claims(db, claims)
+            self._exchange_claims(db, (), claims)
 
     def settle(self, done: Iterable[model.Unsettled] = (),
                todo: Iterable[model.Unsettled] = (),
@@ -73,7 +70,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         """
         :param done: not unsettled any more.
         :param todo: unsettled from now on.
-        :param claims: what was found; written all or none, with the rest.
+        :param claims: what was found; written all or none, with the rest. Of
+            their handles none waits for the operator any more.
         :raises ClaimConflict: one of the handles is held already.
         """
         done, todo, claims = set(done), set(todo), tuple(claims)
@@ -82,8 +80,21 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                 rows.settle(db, row)
             for row in todo:
                 rows.unsettle(db, row)
-            if claims:
-                self._add_claims(db, claims)
+            handles = {claim.handle for claim in claims}
+            self._exchange_claims(db, [
+                c for c in self.waiting() if c.handle in handles], claims)
+
+    def set_reserved(
+            self, rows: Mapping[tuple[str, str], model.Reserved | None],
+            returned: Iterable[model.Claim] = ()) -> None:
+        """Write rows of the ledger, all or none.
+
+        :param rows: by provider uuid and resource class; None removes one.
+        :param returned: of waiting(), whose handles the operator has released.
+        """
+        with self._transaction() as db:
+            reserved.write(db, rows)
+            self._exchange_claims(db, returned, ())
 
     def refresh(self) -> bool:
         """Read what commands have written since the last call.

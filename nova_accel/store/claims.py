@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The table of claims: which server has which handle."""
+"""The table of claims: which server has which handle, and which handles wait
+for the operator.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses
@@ -23,17 +25,21 @@ _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
 #: and what an earlier release reads
 _HANDLE_COLUMNS = ('role', 'handle_type', 'handle_address', 'handle')
 _CLAIM_COLUMNS = tuple(_RENAMED.get(f, f) for f in _FIELDS) + _HANDLE_COLUMNS
-_SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims'
+_SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims ORDER BY rowid'
 _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
            f'VALUES ({", ".join(f":{name}" for name in _CLAIM_COLUMNS)})')
 
 
 class Claims(file.File):
 
-    def _add_claims(self, db, claims):
-        claims = [dataclasses.replace(claim, since=claim.since or text.now())
-                  for claim in claims]
-        for claim in claims:
+    def _exchange_claims(self, db, old, new):
+        """Remove claims and write others, inside a transaction."""
+        uuids = {claim.uuid for claim in old}
+        db.executemany('DELETE FROM claims WHERE uuid = ?',
+                       [(uuid,) for uuid in uuids])
+        new = [dataclasses.replace(claim, since=claim.since or text.now())
+               for claim in new]
+        for claim in new:
             row = _row(claim)
             try:
                 db.execute(_INSERT, row)
@@ -52,18 +58,36 @@ class Claims(file.File):
                     f'Server {claim.instance_uuid} cannot get '
                     f'{claim.handle.address}, which another server '
                     f'holds: the build is retried on another host.') from None
-        self._change(claims=_in_order((*self._known.claims, *claims)))
+        if uuids or new:
+            self._change(claims=_in_order((*(
+                c for c in self._known.claims if c.uuid not in uuids), *new)))
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
-        """Return those of one server, or all; in the order of groups and
-        handles.
+        """Return those of one server, or all but those of waiting(); in the
+        order of groups and handles.
 
         From memory: this process alone writes them.
         """
         return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
-                and role in (None, claim.role)]
+                and role in (None, claim.role)
+                and claim.state is not model.ClaimState.WAITING]
+
+    def waiting(self) -> tuple[model.Claim, ...]:
+        """Return those of handles that wait for the operator, the oldest
+        first."""
+        return tuple(claim for claim in self._known.claims
+                     if claim.state is model.ClaimState.WAITING)
+
+    def await_operator(self, claim: model.Claim) -> None:
+        """End a claim; its handle waits from now on, if it does not already.
+
+        :raises ClaimConflict: a server holds the handle.
+        """
+        with self._transaction() as db:
+            self._exchange_claims(db, [claim], [claim.that_waits()] if not any(
+                c.handle == claim.handle for c in self.waiting()) else ())
 
     def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
         """Return those of these claims that are there, in the order of
@@ -113,14 +137,10 @@ class Claims(file.File):
 
     def remove(self, claims: Iterable[model.Claim]) -> None:
         """Give their handles free."""
-        uuids = {claim.uuid for claim in claims}
-        if not uuids:
-            return
-        with self._transaction() as db:
-            db.executemany('DELETE FROM claims WHERE uuid = ?',
-                           [(uuid,) for uuid in uuids])
-            self._change(claims=tuple(
-                c for c in self._known.claims if c.uuid not in uuids))
+        claims = tuple(claims)
+        if claims:
+            with self._transaction() as db:
+                self._exchange_claims(db, claims, ())
 
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
@@ -129,7 +149,10 @@ def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
 
 
 def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
-    return tuple(sorted(claims, key=lambda c: (c.group, c.handle.address)))
+    # those that wait, of no group, stay as they came
+    return tuple(sorted(claims, key=lambda c: (
+        c.group, '' if c.state is model.ClaimState.WAITING
+        else c.handle.address)))
 
 
 def _row(claim: model.Claim) -> dict[str, Any]:

@@ -46,10 +46,8 @@ _BUSY_MS, _BUSY_PAUSE = 20, 0.02
 class Memory:
     """What is read so often that the memory has it, as it is in the file."""
 
-    #: in the order of claims.Claims.claims()
+    #: in the order of claims.Claims.claims(), also those that wait
     claims: tuple[model.Claim, ...] = ()
-    #: the handles that wait for the operator, the oldest first
-    waiting: tuple[model.Waiting, ...] = ()
     #: by device address and region index
     loaded: Mapping[tuple[str, int], model.Loaded] = dataclasses.field(
         default_factory=dict)

@@ -3,7 +3,7 @@
 
 A store has a version (PRAGMA user_version). Stores are taken over of release
 0.1, of this one, and of the last commits before it that wrote another version,
-8 and 9.
+8 to 10.
 """
 
 import json
@@ -68,15 +68,6 @@ CREATE TABLE IF NOT EXISTS handovers (
 _OF_DEVICE = (
     'CREATE INDEX IF NOT EXISTS handovers_of_device ON handovers (device)')
 
-_WAITING = """
-CREATE TABLE IF NOT EXISTS waiting (
-    handle_type TEXT NOT NULL,
-    handle_address TEXT NOT NULL,
-    device_address TEXT NOT NULL,
-    region_index INTEGER,
-    PRIMARY KEY (handle_type, handle_address)
-)"""
-
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS ledger (
     provider_uuid TEXT NOT NULL,
@@ -132,8 +123,7 @@ CREATE TABLE claims (
     operators_bitstream TEXT,
     since TEXT NOT NULL DEFAULT '',
     UNIQUE (handle_type, handle_address)
-)""", _CARDS, _REGIONS, *_ONE_CARD, _LEDGER, _HANDOVERS, _WAITING, _ORDERS,
-           _OF_DEVICE)
+)""", _CARDS, _REGIONS, *_ONE_CARD, _LEDGER, _HANDOVERS, _ORDERS, _OF_DEVICE)
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
@@ -179,7 +169,7 @@ def _from_release_0_1(db: sqlite3.Connection) -> None:
         _add_column(db, 'claims', name, 'TEXT' if may_be_null
                     else "TEXT NOT NULL DEFAULT ''")
     db.execute('UPDATE claims SET operators_bitstream = restore_bitstream')
-    for statement in (_HANDOVERS, _WAITING, _ORDERS, _OF_DEVICE):
+    for statement in (_HANDOVERS, _ORDERS, _OF_DEVICE):
         db.execute(statement)
 
 
@@ -256,12 +246,6 @@ def _ledger_from_version_8(db: sqlite3.Connection) -> None:
                 'SELECT provider_uuid, handle_address FROM waiting '
                 'WHERE shown ORDER BY rowid'):
             seen.setdefault(uuid, []).append(address)
-        names = 'handle_type, handle_address, device_address, region_index'
-        db.execute('ALTER TABLE waiting RENAME TO waiting_8')
-        db.execute(_WAITING)
-        db.execute(f'INSERT INTO waiting ({names}) SELECT {names} FROM '
-                   f'waiting_8 ORDER BY rowid')
-        db.execute('DROP TABLE waiting_8')
     for uuid, name, operators in rows.of(
             db, 'reserved', 'provider_uuid', 'resource_class', 'reserved'):
         db.execute(
@@ -286,13 +270,30 @@ def _from_version_9(db: sqlite3.Connection) -> None:
     _add_column(db, 'handovers', 'since', "TEXT NOT NULL DEFAULT ''")
 
 
+def _from_version_10(db: sqlite3.Connection) -> None:
+    """Version 10 has the handles that wait for the operator in a table of their
+    own; a claim on one of them says the rest."""
+    if _columns(db, 'waiting'):
+        db.execute(
+            'INSERT OR IGNORE INTO claims (uuid, instance_uuid, role, '
+            'provider_uuid, resource_class, request_group, consumer_uuid, '
+            'state, error, prepared, handle, handle_type, handle_address, '
+            'device_address, region_index) SELECT lower(hex(randomblob(16))), '
+            "'', 'current', '', '', '', '', 'Waiting', '', 0, '{}', "
+            'handle_type, handle_address, device_address, region_index '
+            'FROM waiting ORDER BY rowid')
+        db.execute('DROP TABLE waiting')
+
+
 #: version of a store -> how it becomes one of VERSION
 MIGRATIONS = {0: (_from_release_0_1, _from_version_8, _ledger_from_version_8,
-                  _from_version_9),
-              8: (_from_version_8, _ledger_from_version_8, _from_version_9),
-              9: (_from_version_9,)}
+                  _from_version_9, _from_version_10),
+              8: (_from_version_8, _ledger_from_version_8, _from_version_9,
+                  _from_version_10),
+              9: (_from_version_9, _from_version_10),
+              10: (_from_version_10,)}
 #: the newest, which this release reads and writes (PRAGMA user_version)
-VERSION = 10
+VERSION = 11
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:

@@ -547,6 +547,8 @@ class OneTimeUseTest(KilledTestCase):
 
     def after(self):
         self.delete()
+        self.assertEqual(
+            SERVER, self.host.command().handovers()[-1].server)
         for _ in range(2):
             self.compute.run([['report'], ['report']])
             name, = self.compute.run([['fenced']])[0]

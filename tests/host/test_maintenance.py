@@ -216,6 +216,27 @@ class CleanDiskTest(OrderTestCase):
         self.assertKept()
         self.assertEqual((), self.host.holdings.waiting())
 
+    def test_it_has_waited_for_the_operator(self):
+        """He has it cleaned, under another policy by then."""
+        self.config.config(handover=['operator'], group='accel')
+        self.host.delete(self.boot())
+        waits, = self.host.holdings.waiting()
+        self.config.config(handover=[], group='accel')
+        self.assertRaises(exception.AcceleratorError, self.boot)
+        # where it cannot be, it is of no server still
+        self.kernel.set_fault(DISK, format='refused')
+        self.refused('clean', DISK)
+        self.restart()
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.kernel.set_fault(DISK, format=None)
+        self.done('clean', DISK)
+        self.assertEqual('', self.kernel.data_of_disk(DISK))
+        self.assertEqual(([], ()), (self.host.holdings.all(),
+                                    self.host.holdings.waiting()))
+        for _ in range(2):
+            self.host.report()
+        self.assertHas(self.boot(), waits.handle.address)
+
     def test_no_such_device(self):
         self.assertIn(f'{A} is not a device of this host',
                       self.refused('clean', A))

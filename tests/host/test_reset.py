@@ -451,6 +451,7 @@ class OperatorTest(HandoverTestCase):
         self.assertEqual([], self.resets())
         self.assertEqual([(A, 'none', 'waits for the operator')],
                          self.results())
+        self.assertNotIn('is free', self.log.output)
         self.assertRaises(exception.AcceleratorError, self.boot)
         self.report()
         self.restart()

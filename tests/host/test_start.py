@@ -119,7 +119,7 @@ class StartTest(base.HostTestCase):
         self.assertHas(self.server, vf(A))
 
     def test_killed_at_each_state_then_restarted(self):
-        for state in State:
+        for state in (s for s in State if s is not State.WAITING):
             self.left_by_a_crash(state)
             self.restart()
             self.host.reboot(self.server)

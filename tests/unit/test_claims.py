@@ -618,12 +618,15 @@ class WaitingTest(StoreTestCase):
     def setUp(self):
         super().setUp()
         self.store = claim_store.ClaimStore(self.path)
-        self.one, self.two = (model.Waiting(
-            handle(n), '0000:af:00.0', n - 1 or None) for n in (1, 2))
+        self.one, self.two = (
+            claim(handle=handle(n), state=model.ClaimState.DELETING)
+            for n in (1, 2))
+        self.store.add([self.one, self.two])
 
-    def assertWaiting(self, *waiting):
-        self.assertEqual(waiting, self.store.waiting())
-        self.assertEqual(waiting, claim_store.ClaimStore(self.path).waiting())
+    def assertWaiting(self, *claims):
+        for store in self.store, claim_store.ClaimStore(self.path):
+            self.assertEqual([c.handle for c in claims],
+                             [c.handle for c in store.waiting()])
 
     def test_changes(self):
         self.assertWaiting()
@@ -631,33 +634,41 @@ class WaitingTest(StoreTestCase):
         self.store.await_operator(self.two)
         self.assertNotEqual(before, self.store.generation)
         self.store.await_operator(self.one)
-        # a release that is tried again, whatever it knows of the handle by then
-        self.store.await_operator(dataclasses.replace(
-            self.two, region_index=None))
+        # one that waits already stays where it was
+        self.store.await_operator(self.two)
         self.assertWaiting(self.two, self.one)
+        self.assertEqual([], self.store.claims())
         # with the ledger, in one transaction
         row = model.Reserved(0, 1)
-        self.store.set_reserved({('p', 'VGPU'): row}, [self.two])
+        self.store.set_reserved({('p', 'VGPU'): row}, self.store.waiting()[:1])
         self.assertWaiting(self.one)
         self.assertEqual({('p', 'VGPU'): row}, self.store.reserved())
 
     def test_nothing_changes_where_it_cannot_be_written(self):
         self.store.await_operator(self.one)
         with self.file() as db:
-            db.execute('DROP TABLE waiting')
+            db.execute('ALTER TABLE claims RENAME TO gone')
         self.assertUnavailable('no such table', self.store.await_operator,
                                self.two)
         self.assertUnavailable('no such table', self.store.set_reserved, {
-            ('p', 'VGPU'): model.Reserved(0, 1)}, [self.one])
-        self.assertEqual(((self.one,), {}), (
-            self.store.waiting(), self.store.reserved()))
-
-    def test_values_that_make_no_sense(self):
-        self.store.await_operator(self.one)
+            ('p', 'VGPU'): model.Reserved(0, 1)}, self.store.waiting())
         with self.file() as db:
-            db.execute("UPDATE waiting SET handle_type = 'X'")
-        self.assertUnavailable('table waiting',
-                               lambda: claim_store.ClaimStore(self.path))
+            db.execute('ALTER TABLE gone RENAME TO claims')
+        self.assertWaiting(self.one)
+        self.assertEqual(([self.two], {}), (
+            self.store.claims(), self.store.reserved()))
+
+    def test_card_that_has_moved(self):
+        """The handle is where its card is now; a server's there stays."""
+        moved = dataclasses.replace(self.one, handle=handle(3))
+        other = claim(handle=handle(3))
+        self.store.add([other])
+        self.assertRaises(exception.ClaimConflict,
+                          self.store.await_operator, moved)
+        self.assertEqual(3, len(self.store.claims()))
+        self.store.remove([other])
+        self.store.await_operator(moved)
+        self.assertWaiting(moved)
 
 
 class OtherReleasesTest(StoreTestCase):
@@ -760,9 +771,10 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual(
             {model.Reserved(1, 3, before=2, waiting=('w',), traits=()),
              model.Reserved(0, -1)}, set(store.reserved().values()))
-        self.assertEqual([model.Waiting(
-            model.AttachHandle(model.HandleType.PCI, 'w'), 'd', None)],
-            [w for w in store.waiting() if w.handle.address == 'w'])
+        waits, = store.waiting()
+        self.assertEqual(
+            (model.AttachHandle(model.HandleType.PCI, 'w'), ('d', None)),
+            (waits.handle, waits.part))
 
     def test_version_8(self):
         self.version_8()
@@ -820,6 +832,39 @@ class OtherReleasesTest(StoreTestCase):
             db.execute('ALTER TABLE handovers DROP COLUMN since')
             db.execute('PRAGMA user_version = 9')
         return new, one
+
+    def test_version_10(self):
+        """What waited waits, in the same order; a claim says the rest."""
+        new, addresses, one = self.version_10()
+        store = claim_store.ClaimStore(self.path)
+        self.assertEqual(addresses, [
+            c.handle.address for c in store.waiting()])
+        self.assertEqual([one], store.claims())
+        waits = store.waiting()[0]
+        self.assertEqual(
+            (model.HandleType.PCI, 'd', 3, '', model.Role.CURRENT),
+            (waits.handle.type, *waits.part, waits.holder and '', waits.role))
+        self.assertEqual(new, self.schema())
+        self.assertEqual(store.waiting(),
+                         claim_store.ClaimStore(self.path).waiting())
+
+    def version_10(self):
+        """:returns: the schema that it gets, what waits, and its claim."""
+        store = claim_store.ClaimStore(self.path)
+        one = claim()
+        store.add([one])
+        new = self.schema()
+        waiting = ['z', 'a', 'm']
+        with self.file() as db:
+            db.execute(
+                'CREATE TABLE waiting (handle_type TEXT NOT NULL, '
+                'handle_address TEXT NOT NULL, device_address TEXT NOT NULL, '
+                'region_index INTEGER, '
+                'PRIMARY KEY (handle_type, handle_address))')
+            db.executemany("INSERT INTO waiting VALUES ('PCI', ?, 'd', 3)", [
+                (address,) for address in (*waiting, one.handle.address)])
+            db.execute('PRAGMA user_version = 10')
+        return new, waiting, one
 
     def test_version_8_with_damaged_rows(self):
         self.version_8()
@@ -888,7 +933,8 @@ class OtherReleasesTest(StoreTestCase):
         for make, claims, numbers in (
                 (self.release_0_1, 7, (1, 5, 20, 40)),
                 (self.version_8, 1, (1, 5, 20, 40)),
-                (self.version_9, 1, (1, 3, 5))):
+                (self.version_9, 1, (1, 3, 5)),
+                (self.version_10, 1, (1, 3, 5))):
             make()
             before = self.schema()
             for number in numbers:
@@ -906,8 +952,12 @@ class OtherReleasesTest(StoreTestCase):
         self.release_0_1()
         store = claim_store.ClaimStore(self.path)
         store.set_loaded('0000:5e:00.0', 0, unknown(None))
+        # of which 0.1 knows nothing
+        store.await_operator(claim(handle=handle(3)))
         with self.file() as db:
             db.executescript(pages.back_to_release_0_1())
+            self.assertEqual([], db.execute(
+                "SELECT uuid FROM claims WHERE state = 'Waiting'").fetchall())
             # what 0.1 does: by position
             row, = db.execute('SELECT * FROM claims WHERE state = ? AND '
                               'created_type IS NOT NULL', ('Bound',))

@@ -12,6 +12,8 @@ from nova_accel.store import claim_store
 from tests.unit.test_claims import claim
 
 State = model.ClaimState
+#: of claims that callers see
+SEEN = [state for state in State if state is not State.WAITING]
 #: transition -> (how it is called, the states that it leaves, where it leads)
 TABLE = {
     'provisioning': (
@@ -34,9 +36,11 @@ TABLE = {
         lambda h, c: h.not_ready([c], 'why'),
         {State.PROVISIONING, State.BOUND}, State.BOUND),
     'releasing': (
-        lambda h, c: h.releasing([c]), set(State), State.DELETING),
+        lambda h, c: h.releasing([c]), SEEN, State.DELETING),
     'released': (
         lambda h, c: h.released([c]), {State.DELETING}, None),
+    'waiting': (
+        lambda h, c: h.await_operator(c), {State.DELETING}, None),
 }
 
 
@@ -48,7 +52,7 @@ class HoldingsTest(testtools.TestCase):
         self.holdings = holdings.Holdings(self.store)
 
     def test_transitions(self):
-        for name, state in itertools.product(TABLE, State):
+        for name, state in itertools.product(TABLE, SEEN):
             go, leaves, leads = TABLE[name]
             one = claim(state=state)
             self.store.add([one])
@@ -62,12 +66,37 @@ class HoldingsTest(testtools.TestCase):
                     exception.IllegalTransition, go, self.holdings, one)
                 self.assertIn(state.value, str(error))
                 self.assertEqual([one], self.store.claims())
-            self.store.remove([one])
+            self.store.remove([one, *self.store.waiting()])
+
+    def test_what_waits(self):
+        """It is of no server, and nothing happens to it by its claim."""
+        one = claim(state=State.DELETING, project_id='p', prepared=True)
+        self.store.add([one])
+        self.holdings.await_operator(one)
+        waits, = self.holdings.waiting()
+        self.assertEqual(
+            (State.WAITING, one.handle, one.part, '', '', None, False), (
+                waits.state, waits.handle, waits.part, waits.instance_uuid,
+                waits.consumer_uuid, waits.project_id, waits.prepared))
+        # a second thread that released it comes too late
+        for go in (self.holdings.await_operator, lambda c: (
+                self.holdings.released([c]), self.holdings.releasing([c]),
+                self.holdings.keep_error(c, 'why'))):
+            go(one)
+            self.assertEqual((waits,), self.holdings.waiting())
+        # no server gets it
+        self.assertRaises(exception.ClaimConflict,
+                          self.holdings.claim, [claim()])
+        # until what was lost is found, or cleaned
+        found = claim(state=State.BOUND)
+        self.holdings.settle(claims=[found])
+        self.assertEqual(([found], ()),
+                         (self.holdings.all(), self.holdings.waiting()))
 
     def test_what_a_driver_remembers(self):
         """Its release() is called from then on; a claim that ends without a
         release takes nothing."""
-        for state, prepared in itertools.product(State, (False, True)):
+        for state, prepared in itertools.product(SEEN, (False, True)):
             one = claim(state=state, prepared=prepared)
             self.store.add([one])
             if state is State.DELETING and not prepared:

@@ -341,8 +341,9 @@ class World(fixtures.Fixture):
 
     def waits(self, number):
         address = GPUS[number]
-        self.store.await_operator(model.Waiting(
-            handle(address), address if self.pool else A, None))
+        self.store.await_operator(model.Claim(
+            str(uuids.uuid4()), 'i', 'p', CLASS, '1',
+            address if self.pool else A, None, handle(address), 'i'))
 
     def operator_writes(self, reserved):
         self.item()['reserved'] = reserved

@@ -41,7 +41,7 @@ def claim(address, provider_uuid, state=BOUND, **more):
 
 
 def waiting(address):
-    return model.Waiting(handle(address), address, None)
+    return claim(address, '').that_waits()
 
 
 def pool_name(device):

@@ -38,6 +38,10 @@ def claim(number=1, index=None, state=BOUND, created=None, error=''):
         error=error)
 
 
+def waiting(handle_, **more):
+    return dataclasses.replace(claim(), handle=handle_, **more).that_waits()
+
+
 def made(*devices, claims=(), held_back=(), returning=None):
     return {p.name.removeprefix('host_accel_'): p for p in
             providers.providers(devices, claims, 'host', ROOT,
@@ -265,8 +269,8 @@ class MergedTest(testtools.TestCase):
         """What waits is not taken for the operator's own value."""
         device = card(4, health=QUARANTINED)
         provider, = providers.providers(
-            [device], (), 'host', ROOT, waiting=[model.Waiting(
-                device.handles[0], A, None)]).values()
+            [device], (), 'host', ROOT,
+            waiting=[waiting(device.handles[0])]).values()
         merged = self.merged(
             provider, {CLASS: {'total': 4, 'reserved': 2}}, {
                 CLASS: model.Reserved(1, 2, waiting=(
@@ -280,10 +284,10 @@ class MergedTest(testtools.TestCase):
         device = card(2)
         found = providers.providers(
             [device], [claim(1, state=DELETING)], 'host', ROOT, waiting=[
-                model.Waiting(device.handles[0], A, None),
-                model.Waiting(device.handles[1], B, None),
-                model.Waiting(device.handles[1], A, 0),
-                model.Waiting(handle(B), A, None)])
+                waiting(device.handles[0]),
+                waiting(device.handles[1], device_address=B),
+                waiting(device.handles[1], region_index=0),
+                waiting(handle(B))])
         provider, = found.values()
         self.assertEqual(((), {CLASS: 1}),
                          (provider.waiting, provider.inventory))

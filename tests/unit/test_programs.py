@@ -25,7 +25,7 @@ from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
 
 _PLACEHOLDER = re.compile('<[a-z][^<>|&]*>')
-_STATEMENT = re.compile(r"sqlite3 FILE '([^']+)'")
+_STATEMENT = re.compile(r"""sqlite3 FILE (['"])(.+?)\1""", re.DOTALL)
 
 
 def typed(block):
@@ -78,7 +78,7 @@ class ProgramsTest(testtools.TestCase):
         """Each can be run; what is copied or written again is the same."""
         found = {statement for page in pages.pages() for text in (
             *page.blocks, *page.literals)
-            for statement in _STATEMENT.findall(text)}
+            for _, statement in _STATEMENT.findall(text)}
         self.assertGreater(len(found), 1)
         for statement in found:
             path = self.store()
