@@ -98,7 +98,8 @@ SOAK_MINUTES ?= 60
 
 soak: $(STAMP)
 	NOVA_ACCEL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m testtools.run \
-		tests.functional.test_random_operations
+		tests.functional.test_random_operations \
+		tests.functional.test_killed_compute.KilledComputeTest.test_moves
 
 # MUTANTS="attach/reconcile.py" for those of a file, of a room or with a text
 mutants: $(STAMP)

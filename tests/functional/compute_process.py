@@ -4,12 +4,14 @@
 main() builds a cloud whose databases are files, and forks a process for each
 job that it reads, a line of JSON each. The process starts the services of the
 cloud and runs nova.cmd.compute.main() in its main thread. What a kill leaves is
-what there would be: the databases of Nova and Placement, the claim store, the
-simulated host, and the guests of libvirt's imitation, which are a file here.
+what there would be: the databases of Nova and Placement, the claim stores, the
+simulated hosts, and the guests of libvirt's imitation, which are a file of each
+host here.
 
 Not as in a real nova-compute: objects of Nova are read from the database and
 not through the conductor, the message bus is oslo.messaging's "fake", and the
-options are those of the test.
+options are those of the test. Where a job has a second host, its nova-compute
+is a service of that process, and ends in the same moment.
 """
 
 import atexit
@@ -28,7 +30,9 @@ import types
 import typing
 from unittest import mock
 
+import fixtures
 from nova.cmd import compute as nova_compute
+import nova.conf
 from nova import context
 from nova import objects
 from nova.objects import base as objects_base
@@ -37,15 +41,16 @@ from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt import node
 from oslo_log import log as logging
+from oslo_utils.fixture import uuidsentinel
 import sqlalchemy
 
 from nova_accel import sim
 from nova_accel.store import claim_store
 from nova_accel.virt import driver
 from tests.functional import base
+from tests.functional import operations
 
-HOST = 'compute1'
-NODE = '6b4dfa54-9bd1-4a0c-a4f3-2a8a9f4b6a01'
+HOSTS = HOST, BESIDE = 'compute1', 'compute2'
 #: owners of what a job may name as its point: (owner, method, n) is the
 #: moment after the n-th call of a method has ended
 OWNERS = {
@@ -69,17 +74,20 @@ class Processes:
         """:param options: of [accel]."""
         self._options = options
 
-    def run(self, *steps, kill: tuple[str, str, int] | None = None):
+    def run(self, *steps, kill: tuple[str, str, int] | None = None,
+            hosts: tuple[str, ...] = (HOST,)):
         """Start nova-compute, and do steps.
 
         :param steps: [name of a method of Cloud, argument ...].
         :param kill: the point at which the process is killed; counted in the
             last step.
+        :param hosts: of main(), and of a second nova-compute.
         :returns: the result of each step.
         :raises Killed: it was.
         :raises AssertionError: a step failed, or nova-compute did not start.
         """
-        answer = ask({'options': self._options, 'steps': steps, 'kill': kill})
+        answer = ask({'options': self._options, 'steps': steps, 'kill': kill,
+                      'hosts': hosts})
         if 'killed' in answer:
             raise Killed(answer['killed'])
         if 'error' in answer:
@@ -166,25 +174,47 @@ class Connection(fakelibvirt.Connection):
 OWNERS['libvirt'] = Connection
 
 
-class Cloud(base.AcceleratorTestBase):
+class Cloud(operations.OperationsTestBase):
     """The cloud that processes inherit; its services run in each of them."""
 
-    HOSTS: typing.ClassVar[dict] = {HOST: {
-        'cards': [base.card('0000:5e:00.0'), base.card('0000:5f:00.0')],
-        'nvmes': [{'address': f'0000:{n:02x}:00.0'} for n in range(1, 9)]}}
+    HOSTS: typing.ClassVar[dict] = {
+        HOST: {'cards': [base.card('0000:5e:00.0'), base.card('0000:5f:00.0')],
+               'nvmes': [{'address': f'0000:{n:02x}:00.0'}
+                         for n in range(1, 9)]},
+        BESIDE: {'cards': [base.card('0000:5e:00.0'),
+                           base.card('0000:5f:00.0')]}}
 
     def runTest(self):
         """testtools wants one."""
 
     def build(self):
         super().build()
-        self.flags(host=HOST)
         self.flags(enabled_drivers=['dfl', 'nvme'], group='accel')
-        mapping = objects.HostMapping(
-            context=context.get_admin_context(), host=HOST,
-            cell_mapping=self.cell_mappings['cell1'])
-        mapping.create()
-        self.host_mappings[HOST] = mapping
+        for host in HOSTS:
+            mapping = objects.HostMapping(
+                context=context.get_admin_context(), host=host,
+                cell_mapping=self.cell_mappings['cell1'])
+            mapping.create()
+            self.host_mappings[host] = mapping
+            # the same one in each process
+            node_of(host)
+        self.libvirt_migrates(self.migrate)
+        for name in 'attachDeviceFlags', 'detachDeviceFlags':
+            self.useFixture(fixtures.MockPatchObject(
+                fakelibvirt.Domain, name,
+                self._saved(getattr(fakelibvirt.Domain, name))))
+
+    @staticmethod
+    def _saved(change):
+        def call(domain, *args, **kwargs):
+            change(domain, *args, **kwargs)
+            domain._connection.save()
+        return call
+
+    def migrate(self, domain, destination, params, flags):
+        """In place of libvirt's."""
+        host, = {*HOSTS} - {domain._connection.hostname}
+        self.guest_moves(domain, host, params['destination_xml'])
 
     def _setup_services(self):
         self.flags(transport_url=self.cell_mappings['cell1'].transport_url)
@@ -199,20 +229,40 @@ class Cloud(base.AcceleratorTestBase):
 
     # in the process of a nova-compute
 
-    def start_others(self):
+    def start_others(self, hosts):
         self.conductor = self.start_service('conductor')
         self.scheduler = self._setup_scheduler_service()
-        self.mock_conn.return_value = Connection(
-            os.path.join(self.directory, 'guests'), 'qemu:///system',
-            version=fakelibvirt.FAKE_LIBVIRT_VERSION,
-            hv_version=fakelibvirt.FAKE_QEMU_VERSION, hostname=HOST,
+        for host in hosts[1:]:
+            super().start_compute(host, connection=self._connect(host))
+        self.flags(host=hosts[0])
+        self.mock_conn.return_value = self._connect(hosts[0])
+
+    def _connect(self, host):
+        return Connection(
+            os.path.join(self.directory, f'guests of {host}'),
+            'qemu:///system', version=fakelibvirt.FAKE_LIBVIRT_VERSION,
+            hv_version=fakelibvirt.FAKE_QEMU_VERSION, hostname=host,
             host_info=fakelibvirt.HostInfo(
                 cpu_nodes=2, cpu_sockets=1, cpu_cores=2, cpu_threads=2))
 
     # steps
 
-    def server(self, specs):
-        return self.boot(specs)['id']
+    def server(self, specs, host=None):
+        return self.boot(specs, host=host)['id']
+
+    def begin(self, action):
+        """Ask for an operation of the only server, and do not wait for it.
+
+        :param action: the body of the request; extra specs in place of a
+            flavor, and no image.
+        """
+        server, = self.api.get_servers()
+        (name, body), = action.items()
+        if name == 'rebuild':
+            body['imageRef'] = self.glance.guest_image
+        if name == 'resize':
+            body['flavorRef'] = self.flavor_of(body['flavorRef'])
+        self.admin_api.post_server_action(server['id'], action)
 
     def begin_server(self, specs):
         """Create a server, and do not wait for it."""
@@ -239,27 +289,100 @@ class Cloud(base.AcceleratorTestBase):
         base.process.until(look)
 
     def names(self):
-        """Of our providers."""
-        return sorted(self.provider_tree())
+        """Of our providers of this host."""
+        return sorted(name for name in self.provider_tree()
+                      if name.startswith(HOST))
+
+    def _guests(self, host):
+        """Those that run there, with their devices."""
+        connection = self.computes[host].driver._host.get_connection()
+        return {vm.UUIDString(): base.hostdev_addresses(vm.XMLDesc(0))
+                for vm in connection._vms.values() if vm.isActive()}
+
+    def agree(self, held, has):
+        """Claims, Placement and the guest of the only server agree.
+
+        :param held: the hosts all of whose cards are claimed.
+        :param has: those where the guest has all of them.
+        """
+        self.compare()
+        server, = self.api.get_servers()
+        claims = {host: self.claims(host) for host in self.computes}
+        self.assertEqual(held, sorted(filter(claims.get, claims)))
+        for host in held:
+            self.assertEqual(
+                [(server['id'], base.vf(card['address']))
+                 for card in self.HOSTS[host]['cards']],
+                sorted((c.instance_uuid, c.handle.address)
+                       for c in claims[host]))
+            for claim in claims[host]:
+                self.assertNotEqual(
+                    [], self._allocations_of(claim.provider_uuid))
+        guests = {host: self._guests(host) for host in self.computes}
+        self.assertEqual(
+            {host: {server['id']: [base.vf(card['address']) for card
+                                   in self.HOSTS[host]['cards']]}
+             for host in has},
+            {host: found for host, found in guests.items()
+             if any(found.values())})
+
+    def _allocations_of(self, provider):
+        return [*self.placement.get(
+            f'/resource_providers/{provider}/allocations',
+        ).body['allocations']]
+
+    def end_move(self):
+        """Delete the only server, and what Nova leaves of its move, as an
+        operator does: its guest, and the allocation of the migration."""
+        # not shown when the server is gone
+        migrations = {m['uuid'] for m in self.admin_api.get_migrations()}
+        self.delete_all()
+        self.compare()
+        left = {uuid: self._allocations_of(uuid)
+                for compute in self.computes.values() for uuid, provider
+                in compute.driver.accelerators.inventory.providers().items()
+                if 'CUSTOM_ACCELERATOR_FPGA' in provider.inventory}
+        consumers = {consumer for found in left.values() for consumer in found}
+        self.assertLessEqual(consumers, migrations)
+        # nothing else is held
+        for claim in self.claims():
+            self.assertNotEqual([], left[claim.provider_uuid])
+        for consumer in consumers:
+            self.placement.delete(f'/allocations/{consumer}')
+        for compute in self.computes.values():
+            for domain in [*compute.driver._host.get_connection(
+                    )._vms.values()]:
+                if domain.isActive():
+                    domain.destroy()
+                domain.undefine()
+        self.compare()
+        self.assertEqual([], self.claims())
+
+    def enable(self, host, status='enabled'):
+        service, = self.admin_api.get_services(
+            binary='nova-compute', host=host)
+        self.admin_api.put_service(service['id'], {'status': status})
 
     def seen(self):
-        """What Nova, libvirt, Placement and the claim store have."""
-        guests = {vm.UUIDString(): base.hostdev_addresses(vm.XMLDesc(0))
-                  for vm in self.mock_conn.return_value._vms.values()
-                  if vm.isActive()}
+        """What Nova, libvirt, Placement and the claim stores have."""
+        tree = self.provider_tree()
         return {
             'servers': {s['id']: s['status'] for s in self.api.get_servers()},
-            'guests': guests,
+            'guests': {server: has for host in self.computes
+                       for server, has in self._guests(host).items()},
             'claims': sorted([c.instance_uuid, c.handle.address]
                              for c in self.claims()),
-            'used': {name: usage for name, (_, _, usage)
-                     in self.provider_tree().items() if any(usage.values())},
+            'used': {name: usage for name, (_, _, usage) in tree.items()
+                     if any(usage.values())},
             'fenced': sorted(
-                name for name, (inventory, _, _)
-                in self.provider_tree().items() if inventory and all(
-                    total == reserved for total, reserved
-                    in inventory.values())),
+                name for name, (inventory, _, _) in tree.items()
+                if inventory and all(total == reserved for total, reserved
+                                     in inventory.values())),
         }
+
+
+def node_of(host):
+    return getattr(uuidsentinel, f'node_{host}')
 
 
 def _no_conductor():
@@ -280,9 +403,9 @@ def run_main(cloud, started, stopping=lambda: None):
     def told(service):
         start(service)
         if service.binary == 'nova-compute':
-            cloud.computes[HOST] = types.SimpleNamespace(
+            cloud.computes[service.host] = types.SimpleNamespace(
                 manager=service.manager, driver=service.manager.driver,
-                host=HOST)
+                host=service.host)
             started(service)
 
     def told_stop(service, *args, **kwargs):
@@ -299,7 +422,8 @@ def run_main(cloud, started, stopping=lambda: None):
                  _no_conductor),
                 (objects_base.NovaObject, 'indirection_api', None),
                 # Nova's harness has no file of it
-                (node, 'get_local_node_uuid', lambda: NODE)):
+                (node, 'get_local_node_uuid',
+                 lambda: node_of(nova.conf.CONF.host))):
             stack.enter_context(mock.patch.object(owner, name, value))
         nova_compute.main()
 
@@ -331,7 +455,7 @@ class Point:
 def _work(cloud, job, tell):
     for name, value in job['options'].items():
         cloud.flags(**{name: value}, group='accel')
-    cloud.start_others()
+    cloud.start_others(job['hosts'])
     point = Point(job['kill'], tell)
 
     def drive():

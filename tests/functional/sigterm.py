@@ -83,7 +83,7 @@ def compute(cloud, without: frozenset[str], tell: int) -> None:
         limited._MOST_IDLE = 0
     if 'waker' in without:
         signals.Waker.start = lambda waker: None
-    cloud.start_others()
+    cloud.start_others([compute_process.HOST])
     ends = threading.Event()
 
     def started(service):

@@ -6,8 +6,11 @@ Nova's own main(), which finds its own half-done work at its next start: what
 is shown is that both halves fit.
 """
 
+import os
+
 import testtools
 
+from tests.functional import base
 from tests import threads
 
 if threads.NOVA >= 34:
@@ -15,6 +18,28 @@ if threads.NOVA >= 34:
 
 CARD, OTHER = '0000:5e:00.0', '0000:5f:00.0'
 FPGA = {'resources1:CUSTOM_ACCELERATOR_FPGA': '1'}
+#: all cards of a host, with a function that they do not carry
+BOTH = {**FPGA, 'resources2:CUSTOM_ACCELERATOR_FPGA': '1',
+        'accel1:function_id': base.CRYPTO, 'accel2:function_id': base.CRYPTO,
+        'accel:live_migration': 'detach'}
+HERE, THERE = 'compute1', 'compute2'
+RESIZE = {'resize': {'flavorRef': {**BOTH, 'hw:cpu_policy': 'shared'}}}
+LIVE = {'os-migrateLive': {'host': None, 'block_migration': 'auto'}}
+#: an operation; the nova-compute that is killed, and another one; the point;
+#: hosts whose cards are held after the next start, and those whose guest has
+#: them. The soak plays all of them
+MOVES = (
+    # it has claimed, and no guest has come
+    (RESIZE, (THERE, HERE), ('store', 'add', 1), [HERE, THERE], []),
+    (LIVE, (THERE, HERE), ('kernel', 'program_dfl_port', 1),
+     [HERE, THERE], [HERE]),
+    # the guest has ended
+    (RESIZE, (HERE, THERE), ('guest', 'destroy', 1), [HERE], []),
+    # the guest has gone, without devices
+    (LIVE, (HERE, THERE), ('guest', 'migrateToURI3', 1), [HERE, THERE], []),
+    ({'rebuild': {}}, (HERE, THERE), ('guest', 'destroy', 1), [HERE], []),
+)
+SOAK = 'NOVA_ACCEL_SOAK_MINUTES' in os.environ
 NOTHING = {'servers': {}, 'guests': {}, 'claims': [], 'used': {}, 'fenced': []}
 
 
@@ -30,9 +55,9 @@ class KilledComputeTest(testtools.TestCase):
         self.compute = compute_process.Processes()
         self.addOnException(lambda _: compute_process.forget())
 
-    def killed(self, *steps, at):
+    def killed(self, *steps, at, **kwargs):
         self.assertRaises(compute_process.Killed, self.compute.run, *steps,
-                          kill=at)
+                          kill=at, **kwargs)
 
     def restart(self, *steps):
         """Start it again: the server, which is deleted at last, leaves
@@ -98,6 +123,19 @@ class KilledComputeTest(testtools.TestCase):
             ['report'], ['report'], ['names'], ['seen'])[2:]
         self.assertEqual([], [name for name in left if OTHER in name])
         self.assertEqual((names, NOTHING), (back, seen))
+
+    def test_moves(self):
+        """A server leaves with all the cards of its host, or is rebuilt. The
+        next server gets all of them."""
+        steps = [['enable', THERE]]
+        for action, hosts, at, *found in MOVES[:None if SOAK else 2]:
+            self.killed(*steps, ['server', BOTH, HERE], ['begin', action],
+                        at=at, hosts=hosts)
+            steps = [['agree', *found], ['end_move']]
+        *_, seen, _ = self.compute.run(
+            *steps, ['server', BOTH, HERE], ['delete_all'], ['seen'],
+            ['enable', THERE, 'disabled'], hosts=(HERE, THERE))
+        self.assertEqual(NOTHING, seen)
 
     def test_sigterm(self):
         """A few; tests.functional.sigterm does hundreds."""
