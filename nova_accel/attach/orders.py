@@ -50,7 +50,6 @@ class Orders:
         self._closed = threading.Event()
         #: by address, as the log and Placement show them
         self._shown: dict[str, model.Disabled] = {}
-        self._once = logging.Once()
         #: held while something is shown
         self._lock = locks.Lock('orders')
         self._verbs: dict[str, Callable[[str], str]] = {}
@@ -81,13 +80,10 @@ class Orders:
         self._closed.set()
 
     def _listen(self):
+        background = limited.Background(
+            self.poll, 'What the operator says by nova-accel is not heard')
         while not self._closed.wait(INTERVAL):
-            try:
-                self.poll()
-                self._once.forget('store')
-            except Exception as error:
-                self._once.say(('store',), LOG.error, 'What the operator says '
-                               'by nova-accel is not heard: %s', error)
+            background.run()
 
     def poll(self) -> None:
         """Show what is new, and begin what is ordered.
