@@ -95,7 +95,7 @@ class InvalidSimulation(AcceleratorError):
 
 
 class BitstreamError(AcceleratorError):
-    """An image that is missing, unreadable, or contradicts its record."""
+    """An image that is missing, unreadable, or not as Glance says."""
 
     elsewhere = False
 

@@ -581,7 +581,7 @@ AS_READ = Loaded(None, None, None, '', OPERATOR)
 
 @dataclasses.dataclass(frozen=True)
 class Handover:
-    """The record of one hand-over: what was done with a device after a server,
+    """One hand-over: what was done with a device after a server,
     or with one that no server had (attach.maintenance).
 
     Every field is a text, '' where it is not known.

@@ -37,7 +37,7 @@ MIGRATABLE = 'CUSTOM_ACCELERATOR_MIGRATABLE'
 #: and by what, with its version: equal on hosts between which guests take it
 _MIGRATES_PREFIX = 'CUSTOM_ACCELERATOR_MIGRATES_BY_'
 _HEALTH = ':health'
-#: in the statistics of a compute node's record, which nova-compute writes at
+#: in the statistics of a compute node's entry, which nova-compute writes at
 #: its start and periodically: only our driver adds it, and Nova drops what its
 #: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
 STATISTIC = 'nova_accel'

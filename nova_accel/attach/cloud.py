@@ -112,7 +112,7 @@ class Cloud(typing.Protocol):
     # Servers
 
     def servers(self, uuids: Iterable[str]) -> list['Instance']:
-        """Nova's records of those servers that are on this host, read now."""
+        """Nova's entries of those servers that are on this host, read now."""
 
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return those of these consumers that are moves: uuid of a migration
@@ -175,7 +175,7 @@ class Cloud(typing.Protocol):
 
 
 class Instance(typing.Protocol):
-    """The part of Nova's record of a server that these rooms read."""
+    """The part of Nova's entry of a server that these rooms read."""
 
     uuid: str
     project_id: str

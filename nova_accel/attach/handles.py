@@ -192,7 +192,7 @@ class Handles:
                           claim.holder, error)
                 self._holdings.keep_error(claim, str(error))
                 if device:
-                    self._record(claim, device, 'none', str(error))
+                    self._note_handover(claim, device, 'none', str(error))
             return False
 
     def _clean_when_back(self, claims, device):
@@ -335,7 +335,7 @@ class Handles:
                     'there', claim.handle.address, claim.holder,
                     f'serial number {claim.serial}' if claim.serial
                     else f'product {claim.ids}')
-        self._record(claim, other, 'none', model.EXCHANGED)
+        self._note_handover(claim, other, 'none', model.EXCHANGED)
         if (not (claim.serial and other.serial)
                 or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
             # it may be the same one, which its guest made look like another
@@ -349,7 +349,7 @@ class Handles:
             text = str(error) or repr(error)
             # the same one is not written again at each attempt
             if any(text not in c.error for c in self._holdings.now([claim])):
-                self._record(claim, device, 'none', text)
+                self._note_handover(claim, device, 'none', text)
             raise
         self._judge(claim, device, done)
 
@@ -384,7 +384,7 @@ class Handles:
                         claim.provider_uuid)
             result = 'waits for the operator'
         self._note(claim, device, policy, done)
-        self._record(claim, device, done or 'none', result)
+        self._note_handover(claim, device, done or 'none', result)
         if waits:
             self._holdings.await_operator(claim)
 
@@ -407,9 +407,9 @@ class Handles:
         else:
             self._holdings.note_unclean(claim, None)
 
-    def _record(self, claim, device, method, result):
+    def _note_handover(self, claim, device, method, result):
         now = self._inventory.devices.get(claim.device_address)
-        self._holdings.record(
+        self._holdings.note_handover(
             device, self._region(device, claim), self._region(now, claim),
             method, result, claim)
 

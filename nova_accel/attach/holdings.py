@@ -196,11 +196,11 @@ class Holdings:
             self._store.update(now, driver_memory=memory, prepared=True)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
-        """Record whether the driver may have left something in a handle."""
+        """Write down whether the driver may have left something in a handle."""
         self._store.update([claim], prepared=prepared)
 
     def keep_error(self, claim: model.Claim, error: str) -> None:
-        """Record why a release has not come to its end."""
+        """Write down why a release has not come to its end."""
         self._store.update([claim], error=error)
 
     # Devices that may have data of a server, and no claim says so
@@ -259,10 +259,11 @@ class Holdings:
         """Return the claims of handles that wait for the operator."""
         return self._store.waiting()
 
-    def record(self, device: model.Device, before: model.Region | None,
-               after: model.Region | None, method: str, result: str,
-               claim: model.Claim | None = None) -> None:
-        """Write the record of a hand-over; a store that fails is logged, and
+    def note_handover(
+            self, device: model.Device, before: model.Region | None,
+            after: model.Region | None, method: str, result: str,
+            claim: model.Claim | None = None) -> None:
+        """Write a hand-over into the journal; a store that fails is logged, and
         stops no release.
 
         :param before: the region, if any, as it was; after: as it is now.
@@ -281,7 +282,7 @@ class Holdings:
                 result=result, since=claim.since if claim else ''))
         except exception.AcceleratorError as error:
             LOG.warning('The hand-over of %s after server %s is not in the '
-                        'record: %s', handle, server, error)
+                        'journal: %s', handle, server, error)
 
     # Servers that move
 

@@ -35,8 +35,8 @@ import typing
 from nova_accel import model
 
 
-class Record(typing.NamedTuple):
-    """What Nova's record of a server of this host decides."""
+class Entry(typing.NamedTuple):
+    """What Nova's entry of a server of this host decides."""
 
     #: whether Nova does nothing with it (task_state)
     rests: bool = True
@@ -83,8 +83,8 @@ class Snapshot:
     after: Collection[model.Claim] = ()
     #: servers that are being built here
     plugging: Collection[str] = ()
-    #: server uuid -> Nova's record, of servers of this host that are in doubt
-    records: Mapping[str, Record] = dataclasses.field(default_factory=dict)
+    #: server uuid -> Nova's entry, of servers of this host that are in doubt
+    entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
 
     def claims(self) -> Iterator[model.Claim]:
         """Yield those that are the same before and after."""
@@ -161,7 +161,7 @@ class Snapshot:
                 for consumer in (self.consumers or {}).get(uuid, ())} - owners
 
     def servers_to_ask(self) -> set[str]:
-        """Servers of which Nova's record decides."""
+        """Servers of which Nova's entry decides."""
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT
@@ -185,19 +185,19 @@ def judge(snapshot: Snapshot) -> dict[tuple[str, Verdict], model.Claim]:
 
 
 def _verdicts(snapshot, claim) -> Iterator[Verdict]:
-    record = snapshot.records.get(claim.instance_uuid)
+    entry = snapshot.entries.get(claim.instance_uuid)
     allocated = snapshot.is_allocated(claim)
     is_old = claim.role is model.Role.OLD
     if not allocated and not snapshot.has_guest(claim) and (
-            is_old or record is None):
+            is_old or entry is None):
         yield Verdict.ABANDONED
         return
-    if record is not None and record.rests and snapshot.is_servers(claim):
+    if entry is not None and entry.rests and snapshot.is_servers(claim):
         yield Verdict.ARRIVED
         return
     out = (not is_old and snapshot.lacks(claim)
-           and record is not None and record.rests)
-    if out and not record.asks:
+           and entry is not None and entry.rests)
+    if out and not entry.asks:
         yield Verdict.NOT_ASKED
         return
     if not allocated:

@@ -130,7 +130,7 @@ class Maintenance:
         return claims
 
     def _outcome(self, name, claims):
-        """Return what the record says of the release of handles, in a
+        """Return what the journal says of the release of handles, in a
         sentence.
 
         :raises DeviceUnavailable: it ended without cleaning one.
@@ -174,9 +174,9 @@ class Maintenance:
             image = programming.ordered(
                 device, region, wanted, see_that_it_is_idle)
         except (exception.ProgrammingFailed, exception.DeviceError) as error:
-            programming.record(device, region, 'none', str(error))
+            programming.note_handover(device, region, 'none', str(error))
             raise
-        programming.record(
+        programming.note_handover(
             device, region, f'programmed with image {image}', 'ordered')
         shown = self._inventory.shown_by()
         self._accelerators.publisher.show(

@@ -7,7 +7,7 @@ any other one would be programmed with what it carries already. Glance is asked
 in the background for the images of each function of the operator that has no
 name: when nova-compute starts, when such a function appears, and once an hour,
 as the operator may upload or rename an image. Names are kept in memory alone:
-Glance has them, and a record of what a card has in its flash would be wrong
+Glance has them, and a note of what a card has in its flash would be wrong
 when the operator writes other content there.
 """
 
@@ -97,7 +97,7 @@ class Names:
         function = glance.function_id(image)
         name = glance.function_name(image)
         if (function and name and function not in model.SHARED_FUNCTIONS
-                and glance.origin(image.record) == model.OPERATOR
+                and glance.origin(image.entry) == model.OPERATOR
                 and (function, region.region_type_uuid)
                 in self._functions(named=False)):
             self._name(function, region.region_type_uuid, name)

@@ -146,7 +146,7 @@ class Programming:
             self._check_may_program(claims, device, region)
         choice, client, image = self._find_first(
             context, project_id, wanted, region)
-        if (region.origin == glance.origin(image.record) == model.OPERATOR
+        if (region.origin == glance.origin(image.entry) == model.OPERATOR
                 and region.bitstream_id == image.id):
             return
         self._program_for(
@@ -164,7 +164,7 @@ class Programming:
             owner chose it and the card was touched.
         """
         if not (wanted.chosen_by_owner
-                or glance.origin(image.record) != model.OPERATOR):
+                or glance.origin(image.entry) != model.OPERATOR):
             load()
             return
         since = time.monotonic() - _FAILURE_SECONDS
@@ -241,7 +241,7 @@ class Programming:
         shown.
         """
         same = region.bitstream_id == image.id
-        if glance.origin(image.record) != model.OPERATOR or not (
+        if glance.origin(image.entry) != model.OPERATOR or not (
                 same or region.function_uuid == glance.function_id(image)
                 and region.function_uuid not in (
                     None, *model.SHARED_FUNCTIONS)):
@@ -330,7 +330,7 @@ class Programming:
 
         :param image_id: where it is not known whose the content of the region
             is, Glance has to say that this image is the operator's.
-        :returns: how, for the record of the hand-over.
+        :returns: how, for the journal.
         :raises BitstreamError: the image is not to be had any more, or is not
             the operator's.
         :raises AcceleratorError: of other kinds: the region is not clean.
@@ -350,7 +350,7 @@ class Programming:
         """Program the operator's clearing image of the region's type.
 
         :param cleared: which of glance.CLEARED it may clear.
-        :returns: how, for the record of the hand-over.
+        :returns: how, for the journal.
         :raises ImageNotFound: Glance has none.
         :raises BitstreamError: it cannot be used.
         :raises DeviceUnavailable: it clears the memory of the card, which a
@@ -359,7 +359,7 @@ class Programming:
         """
         client = self._cloud.service_images()
         image = glance.find_clearing(client, region.region_type_uuid, cleared)
-        if image.record.get(glance.CLEARS) != glance.CLEARED[0]:
+        if image.entry.get(glance.CLEARS) != glance.CLEARED[0]:
             self._load(client, image, device, region)
             return f'cleared with image {image.id}'
 
@@ -445,14 +445,14 @@ class Programming:
                               see_that_it_is_idle, begin)
         return image.id
 
-    def record(self, device: model.Device, region: model.Region, method: str,
-               result: str) -> None:
-        """Record what was done with a region for no server.
+    def note_handover(self, device: model.Device, region: model.Region,
+                      method: str, result: str) -> None:
+        """Write into the journal what was done with a region for no server.
 
         :param region: as it was before.
         """
         now = self._inventory.devices.get(device.address)
-        self._holdings.record(
+        self._holdings.note_handover(
             device, region, now.find_region(region.index) if now else None,
             method, result)
 
@@ -527,7 +527,7 @@ class Programming:
                 function_uuid=bitstream.function_uuid or wanted.function_id,
                 bitstream_id=image.id,
                 function_name=glance.function_name(image),
-                content=file.content, origin=glance.origin(image.record))
+                content=file.content, origin=glance.origin(image.entry))
             fetched()
             self._program(driver, device, region, bitstream, loaded, begin,
                           touched)
@@ -563,7 +563,7 @@ class Programming:
 
     def _program(self, driver, device, region, bitstream, loaded,
                  begin=lambda: None, touched=lambda: None):
-        """Program with a time limit, and record what came of it."""
+        """Program with a time limit, and note what came of it."""
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
                 f'{device.driver}')

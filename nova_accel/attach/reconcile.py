@@ -133,8 +133,8 @@ class Reconciler:
             snapshot = dataclasses.replace(snapshot, moves=cloud.moves(moves))
         servers = snapshot.servers_to_ask()
         if servers:
-            snapshot = dataclasses.replace(snapshot, records={
-                server.uuid: _record(server)
+            snapshot = dataclasses.replace(snapshot, entries={
+                server.uuid: _entry(server)
                 for server in cloud.servers(servers)})
         return snapshot, failure
 
@@ -424,10 +424,10 @@ class Reconciler:
                 server_uuid)
 
 
-def _record(server: novas.Instance) -> judgement.Record:
+def _entry(server: novas.Instance) -> judgement.Entry:
     try:
         asks = bool(server.accelerators.requests)
     except exception.InvalidRequest:
         # whatever it asks for, it asks for an accelerator
         asks = True
-    return judgement.Record(server.task_state is None, asks)
+    return judgement.Entry(server.task_state is None, asks)

@@ -337,9 +337,9 @@ class Settling:
         by_handle = {handle: server for handle in part.handles
                      for server, there in guests.items()
                      if handle.address in there and handle not in held}
-        records = {s.uuid: s for s in self._cloud.servers(
+        entries = {s.uuid: s for s in self._cloud.servers(
             consumers | set(by_handle.values()))}
-        moves = self._cloud.moves(consumers - records.keys())
+        moves = self._cloud.moves(consumers - entries.keys())
         owners = []
         for handle, server in by_handle.items():
             owners.append(
@@ -357,12 +357,12 @@ class Settling:
         for server in sorted({server for _, server, _ in owners}):
             mine = [o for o in owners if o[1] == server]
             requests = self._requests(
-                part, records.get(server), len(mine),
+                part, entries.get(server), len(mine),
                 [*self._holdings.of(server), *found])
             for (handle, _, consumer), wanted in zip(
                     mine, requests, strict=True):
                 result += self._tied(part, handle, server, consumer,
-                                     records.get(server), wanted)
+                                     entries.get(server), wanted)
         return result
 
     def _rest(self, part, consumers, owners, guests, moves):
@@ -409,7 +409,7 @@ class Settling:
         return found.get(part.provider_uuid, {}).get('resources', {}).get(
             naming.resource_class(part.device.type), 0)
 
-    def _tied(self, part, handle, server, consumer, record, wanted):
+    def _tied(self, part, handle, server, consumer, entry, wanted):
         """Yield the claim of a server on a handle; none where it gets a new
         one when it starts."""
         created_type = None
@@ -425,28 +425,28 @@ class Settling:
             part, handle, instance_uuid=server, consumer_uuid=consumer,
             state=_State.BOUND,
             group=wanted.group if wanted else '',
-            project_id=record.project_id if record else None,
+            project_id=entry.project_id if entry else None,
             created_type=created_type)
 
     @staticmethod
-    def _requests(part, record, count, others):
+    def _requests(part, entry, count, others):
         """Return which request of the flavor each of some handles of a part
         answers.
 
         Nova does not say; handles are given to the requests of the class one
         after the other, a request of just that amount first.
 
-        :param record: attach.cloud.Instance, None where it is not known.
+        :param entry: attach.cloud.Instance, None where it is not known.
         :param others: what else the server has.
         """
         name = naming.resource_class(part.device.type)
         try:
-            asked = [r for r in (record.accelerators.requests if record
+            asked = [r for r in (entry.accelerators.requests if entry
                                  else ()) if r.resource_class == name]
         except exception.InvalidRequest:
             asked = []
-        answered = {c.group for c in others if record
-                    and c.instance_uuid == record.uuid
+        answered = {c.group for c in others if entry
+                    and c.instance_uuid == entry.uuid
                     and c.resource_class == name}
         left = [r for r in asked if r.group not in answered]
         result: list = []

@@ -87,7 +87,7 @@ class BitstreamCache:
     def fetch(self, client, image: glance.Image) -> Iterator[CachedFile]:
         """Lease the data of an image; download them if they are not cached.
 
-        The record of the image is the permission to use cached data: it was
+        The entry of the image is the permission to use cached data: it was
         just read from Glance with the user's own token. One of several
         concurrent callers downloads, the others wait.
 

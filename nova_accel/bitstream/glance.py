@@ -62,7 +62,7 @@ CLEARS = 'accel:clears'
 #: what an image may clear, by precedence
 CLEARED = ('memory', 'registers')
 
-#: records of one answer that are read; more are not looked through
+#: entries of one answer that are read; more are not looked through
 _MOST = 1000
 #: the same of images that other projects share: each costs a request more
 _MOST_SHARED = 50
@@ -70,16 +70,16 @@ _MOST_SHARED = 50
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """The used part of Glance's record of an active image."""
+    """The used part of Glance's entry of an active image."""
 
     id: str
     name: str
-    #: bytes; None if the record has no size
+    #: bytes; None if the entry has no size
     size: int | None
-    #: '<algorithm>-<hex digest>' of the data, from the record
+    #: '<algorithm>-<hex digest>' of the data, from the entry
     content: str
-    #: the whole record, properties included
-    record: Mapping[str, typing.Any]
+    #: the whole entry, properties included
+    entry: Mapping[str, typing.Any]
 
     def __str__(self) -> str:
         return f'image {self.id} ({text.printable(self.name)})'
@@ -108,17 +108,17 @@ def find(client, request: accel_request.AcceleratorRequest,
     :raises GlanceUnavailable: Glance did not answer.
     """
     if request.bitstream_id:
-        client, record = _by_id(
+        client, entry = _by_id(
             client, request.bitstream_id, project_id, operators,
             request.chosen_by_owner)
-        if record['status'] != 'active':
+        if entry['status'] != 'active':
             raise exception.BitstreamError(
-                f'{_named([record])} was asked for as a bitstream, and its '
-                f'status in Glance is {record["status"]}: upload its data, or '
+                f'{_named([entry])} was asked for as a bitstream, and its '
+                f'status in Glance is {entry["status"]}: upload its data, or '
                 f'reactivate it.')
-        if not _fits(record, region_type):
-            raise _unfit([record], region_type)
-        return client, _image(record)
+        if not _fits(entry, region_type):
+            raise _unfit([entry], region_type)
+        return client, _image(entry)
 
     if request.function_id:
         key, wanted = FUNCTION_ID, str(uuid.UUID(request.function_id))
@@ -127,11 +127,11 @@ def find(client, request: accel_request.AcceleratorRequest,
         key, wanted = FUNCTION_NAME, request.function_name or ''
         spellings = [wanted]
     seen: list[dict] = []
-    for source, records in _in_order(
+    for source, entries in _in_order(
             client, key, spellings, project_id, operators,
             request.runtime_programming):
-        seen += records
-        fitting = [r for r in records
+        seen += entries
+        fitting = [r for r in entries
                    if r['status'] == 'active' and _fits(r, region_type)]
         if len(fitting) == 1:
             return source, _image(fitting[0])
@@ -182,21 +182,21 @@ def find_first(wanted: accel_request.AcceleratorRequest,
 
 
 def _by_id(client, image_id, project_id, operators, chosen_by_owner):
-    """Return (client, record) of an image that the project may use.
+    """Return (client, entry) of an image that the project may use.
 
     An image with visibility "community" counts only if the owner of the server
     named it.
     """
     if operators is not None:
         with contextlib.suppress(exception.ImageNotFound):
-            record = _record(operators, image_id)
-            if origin(record) == model.OPERATOR:
-                return operators, record
-    record = _record(client, image_id)
-    if not (_may_use(client, record, project_id) or chosen_by_owner
-            and record.get('visibility') == 'community'):
+            entry = _entry(operators, image_id)
+            if origin(entry) == model.OPERATOR:
+                return operators, entry
+    entry = _entry(client, image_id)
+    if not (_may_use(client, entry, project_id) or chosen_by_owner
+            and entry.get('visibility') == 'community'):
         raise _invisible(image_id)
-    return client, record
+    return client, entry
 
 
 def find_operators(client, image_id: str) -> Image:
@@ -207,14 +207,14 @@ def find_operators(client, image_id: str) -> Image:
         now, or has no data.
     :raises GlanceUnavailable: Glance did not answer.
     """
-    record = _record(client, image_id)
-    if record['status'] != 'active' or origin(record) != model.OPERATOR:
+    entry = _entry(client, image_id)
+    if entry['status'] != 'active' or origin(entry) != model.OPERATOR:
         raise exception.BitstreamError(
-            f'{_named([record])} cannot be programmed for the operator, '
-            f'because it is {record["status"]} and '
-            f'{record.get("visibility")}: make it public, or add its '
+            f'{_named([entry])} cannot be programmed for the operator, '
+            f'because it is {entry["status"]} and '
+            f'{entry.get("visibility")}: make it public, or add its '
             f'project to [accel] bitstream_owners.')
-    return _image(record)
+    return _image(entry)
 
 
 def find_ordered(client, name: str, region_type: str | None) -> Image:
@@ -235,8 +235,8 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
     else:
         with contextlib.suppress(exception.ImageNotFound):
             image = find_operators(client, str(uuid.UUID(hexadecimal)))
-            if not _fits(image.record, region_type):
-                raise _unfit([image.record], region_type)
+            if not _fits(image.entry, region_type):
+                raise _unfit([image.entry], region_type)
             return image
         key, spellings = FUNCTION_ID, _spellings(hexadecimal)
     found = _of_operators(client, key, spellings) if name else []
@@ -302,17 +302,17 @@ def find_clearing(client, region_type: str | None,
     :raises GlanceUnavailable: Glance did not answer.
     """
     for what in cleared if region_type else ():
-        records = [
+        entries = [
             r for r in _of_operators(client, CLEARS, [what])
             if _hex(r.get(REGION_TYPE_ID) or '') == region_type]
-        active = [r for r in records if r['status'] == 'active']
+        active = [r for r in entries if r['status'] == 'active']
         if active:
             return _image(min(active, key=lambda r: r['id']))
-        if records:
+        if entries:
             raise exception.BitstreamError(
-                f'{_named(records[:1])} must clear regions of type '
+                f'{_named(entries[:1])} must clear regions of type '
                 f'{uuid.UUID(region_type)}, and its status in Glance is '
-                f'{records[0]["status"]}: reactivate it, upload another one, '
+                f'{entries[0]["status"]}: reactivate it, upload another one, '
                 f'or delete it if no region must be cleared so.')
     raise exception.ImageNotFound(
         f'An image that clears regions of type '
@@ -323,7 +323,7 @@ def find_clearing(client, region_type: str | None,
 
 
 def _in_order(client, key, spellings, project_id, operators, of_projects):
-    """(client, records) by precedence, of the images that count. Later ones
+    """(client, entries) by precedence, of the images that count. Later ones
     are asked for only when they are needed.
 
     :param of_projects: whether those of projects count.
@@ -347,7 +347,7 @@ def _spellings(function_id: str) -> list[str]:
 
 
 def _of_operators(client, key, spellings) -> list[dict]:
-    """Return the records of the operator's images.
+    """Return the entries of the operator's images.
 
     Glance is asked for public ones and for those of each owner: images of
     projects, which may be any number, add no request.
@@ -364,30 +364,30 @@ def _with(client, key, spellings, most=None, **more):
             for r in _list(client, {key: value, **more}, most)}.values()
 
 
-def origin(record: Mapping[str, typing.Any]) -> str | None:
+def origin(entry: Mapping[str, typing.Any]) -> str | None:
     """Return who answers for an image.
 
-    :param record: of Glance.
+    :param entry: of Glance.
     :returns: model.OPERATOR for a public image and for one of [accel]
         bitstream_owners; else the project that owns it, None without one.
     """
-    owner = record.get('owner')
-    if (record.get('visibility') == 'public'
+    owner = entry.get('owner')
+    if (entry.get('visibility') == 'public'
             or owner in CONF.accel.bitstream_owners):
         return model.OPERATOR
     return owner or None
 
 
-def _may_use(client, record, project_id) -> bool:
+def _may_use(client, entry, project_id) -> bool:
     """Whether the servers of a project may use an image; those of the
     community aside, which any project can make."""
-    if (record.get('owner') == project_id
-            or record.get('visibility') == 'public'):
+    if (entry.get('owner') == project_id
+            or entry.get('visibility') == 'public'):
         return True
-    if record.get('visibility') != 'shared':
+    if entry.get('visibility') != 'shared':
         return False
-    _, body = _get(client, f'/v2/images/{record["id"]}/members',
-                   f'the members of image {record["id"]}')
+    _, body = _get(client, f'/v2/images/{entry["id"]}/members',
+                   f'the members of image {entry["id"]}')
     return any(m['member_id'] == project_id and m['status'] == 'accepted'
                for m in body['members'])
 
@@ -395,7 +395,7 @@ def _may_use(client, record, project_id) -> bool:
 def _invisible(image_id) -> exception.ImageNotFound:
     # the same text as for a missing image, which must not be told apart
     return exception.ImageNotFound(
-        f'Glance was asked for the record of image {image_id}, which does not '
+        f'Glance was asked for image {image_id}, which does not '
         f'exist or is not visible to the project of the server: correct the '
         f'image id, or share the image with the project.')
 
@@ -493,26 +493,26 @@ def rejects_credentials(error: BaseException) -> bool:
 
 
 def by_name_or_id(client, name_or_id: str) -> list[dict]:
-    """Return the records of the images with an id, or else with a name.
+    """Return the entries of the images with an id, or else with a name.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.
     """
     try:
-        return [_record(client, str(uuid.UUID(name_or_id)))]
+        return [_entry(client, str(uuid.UUID(name_or_id)))]
     except (ValueError, exception.ImageNotFound):
         return list(_list(client, {'name': name_or_id}))
 
 
 def function_id(image: Image) -> str | None:
     """Return the function in the image in the form of model.uuid_hex, None
-    where its record has none."""
-    return _hex(image.record.get(FUNCTION_ID) or '') or None
+    where its entry has none."""
+    return _hex(image.entry.get(FUNCTION_ID) or '') or None
 
 
 def function_name(image: Image) -> str | None:
     """Return the name of the function in the image, None without one."""
-    return image.record.get(FUNCTION_NAME) or None
+    return image.entry.get(FUNCTION_NAME) or None
 
 
 def verify(bitstream: model.Bitstream,
@@ -540,7 +540,7 @@ def verify(bitstream: model.Bitstream,
             f'{uuid.UUID(region.region_type_uuid)}.')
     for key, found in ((REGION_TYPE_ID, bitstream.region_type_uuid),
                        (FUNCTION_ID, bitstream.function_uuid)):
-        value = image.record.get(key)
+        value = image.entry.get(key)
         if value and found and _hex(value) != found:
             raise exception.BitstreamError(
                 f'{image} has the property {key}={text.printable(value)}, and '
@@ -580,7 +580,7 @@ def head(client, image: Image) -> bytes:
 
 
 def listed(client, filters: Mapping[str, str]) -> list[dict]:
-    """Return the records of images that have these values.
+    """Return the entries of images that have these values.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.
@@ -593,7 +593,7 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
 
     Memory use is bounded by glanceclient's chunks of 1 MiB.
 
-    :raises BitstreamError: the data are too large, or differ from the record.
+    :raises BitstreamError: the data are too large, or differ from the entry.
     :raises GlanceUnavailable: Glance did not answer, stopped sending, or
         did not end within download_seconds().
     :raises OSError: the file could not be written.
@@ -621,24 +621,24 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
         time.sleep(0)
     if image.size is not None and received != image.size:
         raise exception.BitstreamError(
-            f'{image} has {image.size} bytes according to its record, and '
+            f'{image} has {image.size} bytes according to Glance, and '
             f'Glance sent {received}: upload the bitstream again.')
     if hasher.hexdigest() != digest:
         raise exception.BitstreamError(
             f'{image} has the {algorithm} {digest[:16]}... according to its '
-            f'record, and its data have {hasher.hexdigest()[:16]}...: upload '
+            f'entry, and its data have {hasher.hexdigest()[:16]}...: upload '
             f'the bitstream again.')
 
 
-# Records
+# Entries
 
-def _image(record) -> Image:
-    algorithm, digest = record.get('os_hash_algo'), record.get('os_hash_value')
+def _image(entry) -> Image:
+    algorithm, digest = entry.get('os_hash_algo'), entry.get('os_hash_value')
     if not digest:
-        algorithm, digest = 'md5', record.get('checksum')
+        algorithm, digest = 'md5', entry.get('checksum')
     if not digest:
         raise exception.BitstreamError(
-            f'{_named([record])} has no checksum in Glance, and its data '
+            f'{_named([entry])} has no checksum in Glance, and its data '
             f'cannot be verified: upload it again.')
     try:
         length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
@@ -647,12 +647,12 @@ def _image(record) -> Image:
     # the digest becomes a file name in the cache
     if not length or not re.fullmatch(f'[0-9a-f]{{{length}}}', digest):
         raise exception.BitstreamError(
-            f'{_named([record])} has the {text.printable(algorithm)} '
+            f'{_named([entry])} has the {text.printable(algorithm)} '
             f'{text.printable(digest)} in Glance, which this host cannot '
             f'verify: use another hashing_algorithm in glance-api.conf.')
-    return Image(id=record['id'], name=record.get('name') or '',
-                 size=record.get('size'), content=f'{algorithm}-{digest}',
-                 record=record)
+    return Image(id=entry['id'], name=entry.get('name') or '',
+                 size=entry.get('size'), content=f'{algorithm}-{digest}',
+                 entry=entry)
 
 
 def _hex(value) -> str:
@@ -663,17 +663,17 @@ def _hex(value) -> str:
         return value
 
 
-def _fits(record, region_type) -> bool:
-    value = record.get(REGION_TYPE_ID)
+def _fits(entry, region_type) -> bool:
+    value = entry.get(REGION_TYPE_ID)
     return not value or _hex(value) == region_type
 
 
-def _unfit(records, region_type) -> exception.IncompatibleBitstream:
+def _unfit(entries, region_type) -> exception.IncompatibleBitstream:
     types = ', '.join(sorted(
-        {text.printable(r[REGION_TYPE_ID]) for r in records}))
+        {text.printable(r[REGION_TYPE_ID]) for r in entries}))
     region = uuid.UUID(region_type) if region_type else 'unknown'
     return exception.IncompatibleBitstream(
-        f'{_named(records)} has the {REGION_TYPE_ID} {types}, and the '
+        f'{_named(entries)} has the {REGION_TYPE_ID} {types}, and the '
         f'allocated region has type {region}: upload one for that type.')
 
 
@@ -688,18 +688,18 @@ def _dashed(bitstream) -> uuid.UUID:
     return uuid.UUID(bitstream.region_type_uuid)
 
 
-def _named(records) -> str:
+def _named(entries) -> str:
     """Name images in an error; short, since Nova cuts faults at 255."""
-    if len(records) == 1:
-        record, = records
-        return f'Image {record["id"]} ({text.printable(record.get("name"))})'
-    return f'Images {text.some([record["id"] for record in records])}'
+    if len(entries) == 1:
+        entry, = entries
+        return f'Image {entry["id"]} ({text.printable(entry.get("name"))})'
+    return f'Images {text.some([entry["id"] for entry in entries])}'
 
 
 # Requests
 
-def _record(client, image_id) -> dict:
-    what = f'the record of image {image_id}'
+def _entry(client, image_id) -> dict:
+    what = f'the entry of image {image_id}'
     response, body = _get(client, f'/v2/images/{image_id}', what)
     if not isinstance(body, dict) or not {'id', 'status'} <= body.keys():
         raise _no_glance(client, what, response)
@@ -721,8 +721,8 @@ def _list(client, filters, most: int | None = None) -> Iterator[dict]:
         response, body = _get(client, path, what)
         if not isinstance(body, dict) or 'images' not in body:
             raise _no_glance(client, what, response)
-        for record in body['images']:
-            yield record
+        for entry in body['images']:
+            yield entry
             seen += 1
             if seen == most:
                 return
@@ -742,7 +742,7 @@ def _data(client, image) -> Generator[bytes, None, None]:
     with contextlib.closing(response):
         if response.status_code == requests.codes.no_content:
             raise exception.BitstreamError(
-                f'{image} has a record in Glance and no data: upload the '
+                f'{image} is in Glance without data: upload the '
                 f'bitstream again.')
         if response.headers.get('Content-Type') != 'application/octet-stream':
             raise _no_glance(client, what, response)

@@ -60,7 +60,7 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
     if not found and (wanted.function_id or wanted.function_name):
         return ('No image in Glance has it: upload one, and make it public or '
                 'add its project to [accel] bitstream_owners.')
-    said = [_why_not(record, project_id) for record in found.values()]
+    said = [_why_not(entry, project_id) for entry in found.values()]
     return ' '.join(filter(None, said))
 
 
@@ -73,15 +73,15 @@ def _filters(choice):
         yield {glance.FUNCTION_NAME: choice.function_name}
 
 
-def _why_not(record, project_id) -> str:
-    named = f'Image {record["id"]} ({text.printable(record.get("name"))})'
-    if record.get('os_hidden'):
+def _why_not(entry, project_id) -> str:
+    named = f'Image {entry["id"]} ({text.printable(entry.get("name"))})'
+    if entry.get('os_hidden'):
         return (f'{named} has it and is hidden: openstack image set --unhide '
-                f'{record["id"]}.')
-    if (glance.origin(record) != model.OPERATOR
-            and record.get('owner') != project_id):
-        return (f'{named} has it and is {record.get("visibility")}, of the '
-                f'project {record.get("owner")}: make it public, or add the '
+                f'{entry["id"]}.')
+    if (glance.origin(entry) != model.OPERATOR
+            and entry.get('owner') != project_id):
+        return (f'{named} has it and is {entry.get("visibility")}, of the '
+                f'project {entry.get("owner")}: make it public, or add the '
                 f'project to [accel] bitstream_owners.')
     return ''
 

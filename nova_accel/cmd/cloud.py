@@ -305,7 +305,7 @@ class Cloud:
         return self._pages('/flavors/detail?is_public=None', 'flavors')
 
     def image(self, name_or_id: str) -> dict:
-        """Return Glance's record of an image, with its properties.
+        """Return Glance's entry of an image, with its properties.
 
         :raises NotThere: none has that name, or several have.
         :raises GlanceUnavailable: Glance did not answer.
@@ -335,7 +335,7 @@ class Cloud:
 
     def servers(self, path: str = '/servers/detail', **which: str,
                 ) -> list[dict]:
-        """Return Nova's records of servers of all projects.
+        """Return Nova's entries of servers of all projects.
 
         :param path: '/servers' for their names alone.
         :param which: filters of Nova's API: host, node.

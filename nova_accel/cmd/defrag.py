@@ -214,7 +214,7 @@ def _act(cloud, server, what, body):
 
 
 def _await(cloud, server, what, statuses):
-    """The record of a server with no task, in one of these statuses if it
+    """The entry of a server with no task, in one of these statuses if it
     gets there."""
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:

@@ -22,7 +22,7 @@ class Host:
     """A compute node that has accelerators."""
 
     name: str
-    #: of Nova's record; '' where it has none
+    #: of Nova's entry; '' where it has none
     service: str
     known: capacity.Host
     #: why no server is built there; '' where nothing is known to be wrong

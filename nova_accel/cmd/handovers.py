@@ -16,7 +16,7 @@ _WIDTH = 32
 
 
 def time(value: str) -> str:
-    """Return a time of an argument as the record has it."""
+    """Return a time of an argument as the journal has it."""
     try:
         found = datetime.datetime.fromisoformat(value)
     except ValueError:
@@ -29,7 +29,7 @@ def time(value: str) -> str:
 
 
 class Handovers(output.Lister):
-    """Show the record of hand-overs of this host, the newest last.
+    """Show the journal of hand-overs of this host, the newest last.
 
     One row for each time that a server released a device: what was done
     before another server may have it, and with which result. Those of the last

@@ -14,14 +14,14 @@ from nova_accel import exception
 from nova_accel import model
 
 CONF = conf.CONF
-#: of a record, as nova-accel handovers -f json writes it
+#: of a hand-over, as nova-accel handovers -f json writes it
 _READ = ('time', 'device', 'serial', 'handle', 'server', 'result', 'since')
 
 
 class History(output.Lister):
     """Show who had a device, or what a server had, the newest last.
 
-    One row for each time that a server had a device, from the record of
+    One row for each time that a server had a device, from the journal of
     hand-overs, and from the claims for the servers that have it now. From is
     when the server got it; where that is not recorded, the time of the
     hand-over before, since when no other server can have had it. Rows without
@@ -44,7 +44,8 @@ class History(output.Lister):
             help='only who had it at this time, UTC, for example '
                  '2026-11-22T02:17')
         parser.add_argument(
-            '--record', metavar='FILE', action='append', default=[],
+            '--journal', '--record', metavar='FILE', action='append',
+            default=[],
             help='a file that nova-accel handovers -f json wrote on another '
                  'host, as HOST.json, in place of the claim store of this '
                  'one; may be given many times')
@@ -54,10 +55,10 @@ class History(output.Lister):
         name, at = parsed_args.name, parsed_args.at or ''
         self.nothing = f'Nothing is recorded of {output.clean(name)}.'
         found = []
-        for host, records, claims in self._hosts(parsed_args):
+        for host, done, claims in self._hosts(parsed_args):
             before: dict[str, str] = {}
             rows = []
-            for one in records:
+            for one in done:
                 rows.append((host, one.since or before.get(one.handle, ''),
                              one.time, one.device, one.serial, one.handle,
                              one.server, one.result))
@@ -74,10 +75,10 @@ class History(output.Lister):
 
     def _hosts(self, parsed_args):
         """Yield for each host its name, its hand-overs and its claims."""
-        for path in parsed_args.record:
+        for path in parsed_args.journal:
             host = os.path.basename(path).removesuffix('.json')
             yield host, read(path), ()
-        if not parsed_args.record:
+        if not parsed_args.journal:
             known = store.read(parsed_args)
             yield CONF.host, known.handovers(), [
                 claim for claim in known.claims()
@@ -100,7 +101,7 @@ def read(path: str) -> list[model.Handover]:
     except (ValueError, TypeError, KeyError) as error:
         why = f'{type(error).__name__}: {error}'
     raise exception.InvalidRequest(
-        f'--record names {path}, which is not what nova-accel handovers -f '
+        f'--journal names {path}, which is not what nova-accel handovers -f '
         f'json writes ({why}): name such a file.')
 
 

@@ -43,7 +43,8 @@ class Page(cloud.Asks, command.Command):
             help='also how many servers of each flavor fit, as nova-accel '
                  'fits; run it where the device profiles are those of nova-api')
         parser.add_argument(
-            '--record', metavar='FILE', action='append', default=[],
+            '--journal', '--record', metavar='FILE', action='append',
+            default=[],
             help='a file that nova-accel handovers -f json wrote on a host: '
                  'also the hand-overs of the last 30 days, and how many '
                  'failed; may be given many times')
@@ -57,7 +58,7 @@ class Page(cloud.Asks, command.Command):
         # before the cloud is asked
         findings = [finding for path in parsed_args.metrics
                     for finding in _findings(path)]
-        handovers = [(one.time[:10], one.failed) for path in parsed_args.record
+        handovers = [(one.time[:10], one.failed) for path in parsed_args.journal
                      for one in history.read(path)]
         if parsed_args.fits:
             configuration.read(parsed_args.config_file, configuration.API)

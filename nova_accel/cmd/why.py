@@ -182,7 +182,7 @@ class _Spec:
 def of_service(node, root) -> str:
     """What is wrong with the nova-compute of a host.
 
-    :param node: Nova's record; None where it has none.
+    :param node: Nova's entry; None where it has none.
     :param root: the provider of the host.
     """
     if node is None:
@@ -221,7 +221,7 @@ class Answer:
         self._bare: list[str] = []
         #: root UUID -> providers of the host, the root first
         self._trees = self._read_trees(host)
-        #: UUID of a root -> Nova's record of the compute node
+        #: UUID of a root -> Nova's entry of the compute node
         self._nodes = cloud.hypervisors(
             next(iter(self._trees), None) if host else None
         ) if self._trees else {}
@@ -473,5 +473,5 @@ class Answer:
         function = glance.function_id(image)
         return bool(
             choice.function_name and function
-            and glance.origin(image.record) == model.OPERATOR
+            and glance.origin(image.entry) == model.OPERATOR
             and naming.function_trait(function) in region.traits)

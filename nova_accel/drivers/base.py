@@ -300,7 +300,7 @@ class AcceleratorDriver(abc.ABC):
 
         :param created_type: as given to prepare().
         :param use: as given to prepare(), with what was remembered last.
-        :returns: what was done, in a few words for the record of hand-overs,
+        :returns: what was done, in a few words for the journal of hand-overs,
             for example 'reset flr'; None when nothing was.
         :raises DeviceError: the kernel refused, or is still at it; it is
             called again later, and no server is given the handle until then.
@@ -340,7 +340,7 @@ class AcceleratorDriver(abc.ABC):
         Called by one thread at a time per device, and only while no guest has
         a handle of the region.
 
-        :returns: how, for the record of the hand-over: 'port reset'.
+        :returns: how, for the journal: 'port reset'.
         :raises DeviceError: it could not be done.
         """
         raise exception.DeviceError(

@@ -80,7 +80,7 @@ class Journal(file.File):
             self._change(orders=read_orders(db))
         return found
 
-    # The record of hand-overs
+    # The journal of hand-overs
 
     def add_handover(self, handover: model.Handover) -> None:
         """Write one; of its device those go that are older than
@@ -88,7 +88,7 @@ class Journal(file.File):
 
         One that failed takes the place of the failed one before it of the
         same server and handle: errors that alternate while a release is tried
-        again drive no other record out.
+        again drive no other one out.
         """
         columns = ', '.join(_HANDOVER_COLUMNS)
         names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)

@@ -311,7 +311,7 @@ class NovaCloud:
 
     def tell(self, instance, changes):
         """Change metadata of a server that Nova works on, of which it holds
-        the record: the config drive is made of that.
+        the entry: the config drive is made of that.
 
         Nova lets no owner write metadata meanwhile (check_instance_state of
         nova.compute.api.API.update_instance_metadata): none is lost.
@@ -398,7 +398,7 @@ class NovaServer:
 
 
 def server_of(instance) -> request.Server:
-    """What concerns accelerators of Nova's record of a server.
+    """What concerns accelerators of Nova's entry of a server.
 
     :param instance: nova.objects.Instance
     """
@@ -421,7 +421,7 @@ def server_of(instance) -> request.Server:
 
 
 def _loaded(instance, field, items):
-    """What a list of Nova's record of a server has, where it is loaded."""
+    """What a list of Nova's entry of a server has, where it is loaded."""
     found = getattr(instance, field) if field in instance else None
     return getattr(found, items) if found else ()
 

@@ -203,7 +203,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.accelerators.names.run_if_due()
 
     def get_available_resource(self, nodename):
-        """At start and periodically: what the compute node's record has, which
+        """At start and periodically: what the compute node's entry has, which
         the scheduler reads. A host that returns to LibvirtDriver loses the
         mark at its first report; our providers in Placement stay."""
         resources = super().get_available_resource(nodename)

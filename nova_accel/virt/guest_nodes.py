@@ -9,7 +9,7 @@ each other host of that kind.
 
 Two places of Nova (31 to 34) are wrapped: the resource tracker's claims, which
 have the allocations, and Claim._test_numa_topology, which fits the guest into
-the record of the host. It is called with a record in which only the nodes where
+the entry of the host. It is called with an entry in which only the nodes where
 the devices are have processors. Where the guest does not fit there, Nova
 chooses as before, and the build is refused as before.
 """
@@ -151,7 +151,7 @@ def _suitable(claim, compute_node):
 
 
 def _only(compute_node, nodes: Iterable[int]):
-    """A record of the host in which guests fit on some of its NUMA nodes only.
+    """An entry of the host in which guests fit on some of its NUMA nodes only.
 
     The others have no processors. They are not left out: Nova looks through
     all nodes for the one that a physical network is on.

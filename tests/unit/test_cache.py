@@ -36,7 +36,7 @@ def client_of(url):
 
 def image_of(id, content, size):
     return glance.Image(id=id, name='nlb0', size=size, content=content,
-                        record={})
+                        entry={})
 
 
 class NeededTest(testtools.TestCase):

@@ -137,5 +137,5 @@ class HistoryTest(commands.StoreCommandTestCase):
             result = self.call(A, '--record', path)
             self.assertEqual((1, ''), (result.returncode, result.stdout))
             self.assertRegex(result.stderr, (
-                r'\A--record names [^ ]*x.json, which is not what nova-accel '
+                r'\A--journal names [^ ]*x.json, which is not what nova-accel '
                 r'handovers -f json writes \(.*\): name such a file.\n\Z'))

@@ -224,7 +224,7 @@ class FileTest(commands.CommandTestCase):
         path = os.path.join(self.directory, 'page.html')
         with mock.patch.object(fits, 'rows', return_value=[
                 ('gpu8', fits.ALL, 2, 'room')]):
-            done = commands.run('page', path, '--fits', '--record', record,
+            done = commands.run('page', path, '--fits', '--journal', record,
                                 page=page.Page)
         self.assertEqual((0, ''), (done.returncode, done.stderr))
         with open(path) as file:
@@ -260,7 +260,7 @@ class FileTest(commands.CommandTestCase):
 
     def test_record_of_something_else(self):
         path = os.path.join(self.directory, 'page.html')
-        done = commands.run('page', path, '--record', __file__,
+        done = commands.run('page', path, '--journal', __file__,
                             page=page.Page)
         self.assertEqual(1, done.returncode)
         self.assertIn('which is not what nova-accel handovers -f json writes',

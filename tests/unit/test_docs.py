@@ -114,6 +114,22 @@ class GlossaryTest(unittest.TestCase):
                 room for room, text in rooms
                 if re.search(rf'(\b|_){word.replace("-", "-?")}', text)}), word)
 
+    def test_record_is_of_a_device(self):
+        """What Nova and Glance keep is an entry, and of hand-overs there is a
+        journal."""
+        self.assertEqual({
+            'drivers/base.py', 'drivers/nvme.py', 'drivers/timecard.py',
+            'inventory/devices.py', 'inventory/scanner.py', 'model.py',
+            'store/cards.py', 'store/rows.py', 'store/schema.py',
+            # as others call what they have: logging, fcntl, and a recorder
+            'log.py', 'store/sole.py', 'cmd/capture.py',
+            # an option of an earlier release
+            'cmd/history.py', 'cmd/page.py'}, {
+                str(path.relative_to(ROOT / 'nova_accel'))
+                for path in (ROOT / 'nova_accel').rglob('*.py')
+                if 'sim' not in path.parts
+                and re.search(r'(?i)(\b|_)records?\b', path.read_text())})
+
     def test_a_page_of_words(self):
         """What comes beside them replaces others."""
         self.assertGreaterEqual(30, len(re.findall(

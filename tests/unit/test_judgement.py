@@ -13,10 +13,10 @@ SERVER, OTHER, MOVE = 'server', 'other', 'move'
 P1, P2 = 'provider 1', 'provider 2'
 AT, ELSEWHERE = '0000:5e:00.0', '0000:af:00.0'
 ABANDONED, NOT_ASKED, LOST, OUT, ARRIVED = judgement.Verdict
-#: Nova's record of the server: at rest, in an operation, of another flavor
-REST, BUSY = judgement.Record(), judgement.Record(rests=False)
-NONE_ASKED = judgement.Record(asks=False)
-NONE_ASKED_BUSY = judgement.Record(rests=False, asks=False)
+#: Nova's entry of the server: at rest, in an operation, of another flavor
+REST, BUSY = judgement.Entry(), judgement.Entry(rests=False)
+NONE_ASKED = judgement.Entry(asks=False)
+NONE_ASKED_BUSY = judgement.Entry(rests=False, asks=False)
 
 
 def claim(uuid='claim', consumer=SERVER, provider=P1, at=AT,
@@ -28,11 +28,11 @@ def claim(uuid='claim', consumer=SERVER, provider=P1, at=AT,
         handle=model.AttachHandle(model.HandleType.PCI, at))
 
 
-def snapshot(allocated, guest, record, claims, **more):
+def snapshot(allocated, guest, entry, claims, **more):
     """
     :param allocated: consumers of the first provider, or of several.
     :param guest: None; 'off' or 'runs', with its devices.
-    :param record: Nova's, None where the server is not here.
+    :param entry: Nova's, None where the server is not here.
     """
     guests = {} if guest is None else {SERVER: frozenset(guest[1:])}
     consumers = allocated if allocated is None or isinstance(
@@ -41,13 +41,13 @@ def snapshot(allocated, guest, record, claims, **more):
         'before': claims, 'after': claims, 'consumers': consumers,
         'guests': guests,
         'running': guests if guest and guest[0] == 'runs' else {},
-        'records': {SERVER: record} if record else {}, **more})
+        'entries': {SERVER: entry} if entry else {}, **more})
 
 
 MINE, OLD = claim(), claim('old', MOVE)
 WITH, WITHOUT = ('runs', AT), ('runs',)
 OFF, OFF_WITHOUT = ('off', AT), ('off',)
-#: who has it in Placement, guest, Nova's record, claims -> verdicts
+#: who has it in Placement, guest, Nova's entry, claims -> verdicts
 CASES = {
     # as it should be
     'allocated and in its guest': ([SERVER], WITH, REST, [MINE], []),
@@ -149,11 +149,11 @@ class JudgementTest(testtools.TestCase):
     @ddt.unpack
     def test_meanwhile(self, name, more):
         """Nothing is said; without that there is a verdict."""
-        for guest, record in ((None, None), (WITH, REST)):
+        for guest, entry in ((None, None), (WITH, REST)):
             self.assertTrue(judgement.judge(snapshot(
-                [], guest, record, [MINE])))
+                [], guest, entry, [MINE])))
             self.assertEqual({}, judgement.judge(snapshot(
-                [], guest, record, [MINE], **more)), name)
+                [], guest, entry, [MINE], **more)), name)
 
     def test_move_of_another_claim(self):
         """The allocation of what a server had before a move does not stand
