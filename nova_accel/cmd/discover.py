@@ -15,7 +15,7 @@ from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
 from nova_accel import inventory
-from nova_accel.inventory import devices as device_table
+from nova_accel.inventory import fences
 from nova_accel.inventory import identity
 from nova_accel import machine
 from nova_accel import model
@@ -72,7 +72,7 @@ class Discover(output.Lister):
         self._devices = {
             address: dataclasses.replace(device, reason=_with_why(
                 device.reason, found.table.fences(address).get(
-                    device_table.Fence.DISABLED), self._reasons.get(address)))
+                    fences.Fence.DISABLED), self._reasons.get(address)))
             for address, device in found.devices.items()}
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')

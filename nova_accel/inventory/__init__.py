@@ -26,6 +26,7 @@ from nova_accel import exception
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
+from nova_accel.inventory import fences
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
@@ -101,14 +102,14 @@ class Inventory:
 
     def _hangs(self, key: str, why: str) -> None:
         """Fence a device, because a call for a key of Cards does not return."""
-        self.table.fence(key, devices.Fence.HANGS, why)
+        self.table.fence(key, fences.Fence.HANGS, why)
         if not self.cards.hanging(key):
             # it ended meanwhile, and may have said so before that
-            self.table.unfence(key, devices.Fence.HANGS)
+            self.table.unfence(key, fences.Fence.HANGS)
 
     def _ended(self, key: str) -> None:
         """Scan what a key names: a call for it has returned after it hung."""
-        self.table.unfence(key, devices.Fence.HANGS)
+        self.table.unfence(key, fences.Fence.HANGS)
         self.table.invalidate(key)
         kind, _, name = key.partition(':')
         if kind == 'driver':
@@ -281,11 +282,11 @@ class Inventory:
             if mine:
                 part = min(mine)
                 self.table.fence(
-                    address, devices.Fence.GUEST,
+                    address, fences.Fence.GUEST,
                     f'a guest has {part} without a claim, see the log of '
                     f'nova-compute')
             else:
-                self.table.unfence(address, devices.Fence.GUEST)
+                self.table.unfence(address, fences.Fence.GUEST)
         return found
 
     @property

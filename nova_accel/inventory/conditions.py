@@ -27,6 +27,7 @@ from nova_accel.health import watch
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.inventory import devices
+from nova_accel.inventory import fences
 from nova_accel.inventory import identity
 from nova_accel import locks
 from nova_accel import log as logging
@@ -43,7 +44,7 @@ _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
            ('WEDGED=', 'wedged'))
 #: fences that say that a device is not well
 _OF_DEVICE = frozenset((
-    devices.Fence.DISCOVERY, devices.Fence.HANGS, devices.Fence.HEALTH))
+    fences.Fence.DISCOVERY, fences.Fence.HANGS, fences.Fence.HEALTH))
 
 
 class Condition(typing.NamedTuple):
@@ -136,7 +137,7 @@ class Conditions:
             unfit = self._watch.unfit(address, readings)
         if unfit:
             self._table.fence(
-                address, devices.Fence.HEALTH, '; '.join(unfit))
+                address, fences.Fence.HEALTH, '; '.join(unfit))
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
@@ -184,11 +185,11 @@ class Conditions:
                        and f.state is _State.QUARANTINED]
                 if bad:
                     self._table.fence(
-                        address, devices.Fence.HEALTH, '; '.join(bad))
+                        address, fences.Fence.HEALTH, '; '.join(bad))
                 suspects[address] = '; '.join(f.reason for f in acting), bad
         for address in cards:
             if not suspects.get(address, ('', []))[1]:
-                self._table.unfence(address, devices.Fence.HEALTH)
+                self._table.unfence(address, fences.Fence.HEALTH)
         self._table.set_suspects({
             address: why for address, (why, _) in suspects.items()})
 

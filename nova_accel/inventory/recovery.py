@@ -25,6 +25,7 @@ from nova_accel.health import signals
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import devices
+from nova_accel.inventory import fences
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -36,8 +37,8 @@ LOG = logging.getLogger(__name__)
 #: names of steps, the one that reaches least first
 LADDER = ('function reset', 'controller reset', 'driver rebind', 'card reset')
 #: fences of a device that is recovered
-_MAY_HAVE = {devices.Fence.HEALTH, devices.Fence.FOREIGN,
-             devices.Fence.DISABLED}
+_MAY_HAVE = {fences.Fence.HEALTH, fences.Fence.FOREIGN,
+             fences.Fence.DISABLED}
 
 
 class Recovery:
@@ -78,7 +79,7 @@ class Recovery:
                 device = self._table.reported(address)
                 if (device is None or address in claimed
                         or not self._table.fence(
-                            address, devices.Fence.RECOVERY,
+                            address, fences.Fence.RECOVERY,
                             'it is being recovered')):
                     continue
                 chosen.append(address)
@@ -102,7 +103,7 @@ class Recovery:
                 LOG.error('Device %s could not be recovered: %s', call.about,
                           error)
             self._table.invalidate(call.about)
-            self._table.unfence(call.about, devices.Fence.RECOVERY)
+            self._table.unfence(call.about, fences.Fence.RECOVERY)
         return chosen
 
     def _climbed_to(self, address: str, step: str, reasons: list[str]) -> None:

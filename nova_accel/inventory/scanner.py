@@ -30,6 +30,7 @@ from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
+from nova_accel.inventory import fences
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -42,7 +43,7 @@ LOG = logging.getLogger(__name__)
 #: missed
 _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
 
-Fence = devices.Fence
+Fence = fences.Fence
 _FIND, _EXAMINE = 'find', 'examine'
 
 
@@ -241,7 +242,7 @@ class Scanner:
             self._failed[name] = str(error) or repr(error)
         for address in self._table.of_driver(name):
             self._table.fence(address, Fence.DISCOVERY,
-                              f'its driver failed: {devices.clause(error)}')
+                              f'its driver failed: {_clause(error)}')
         if new:
             LOG.error('Devices of the driver %s are fenced: %s', name,
                       error or repr(error), exc_info=None if isinstance(
@@ -329,7 +330,7 @@ class Scanner:
                 LOG.warning('The serial number of %s cannot be read (%s); '
                             'nova-compute will not notice if the device is '
                             'exchanged or moved', address,
-                            devices.clause(error))
+                            _clause(error))
                 serial = ''
             if serial is not None:
                 with self._lock:
@@ -417,7 +418,7 @@ class Scanner:
         known = self._table.reported(address)
         if known is not None and known.driver != name:
             return
-        reason = f'its scan failed: {devices.clause(error)}'
+        reason = f'its scan failed: {_clause(error)}'
         if self._note_due(address, name, reason):
             LOG.error('Device %s of the driver %s is fenced: %s', address,
                       name, error or repr(error), exc_info=None if isinstance(
@@ -620,7 +621,7 @@ class Scanner:
             self._once.say(
                 ('health', address), LOG.warning,
                 'Of the health of %s nothing is known now: %s', address,
-                devices.clause(error))
+                _clause(error))
             return state, None
         self._once.forget('health', address)
         return state, found
@@ -690,3 +691,8 @@ def _with_policy(device: model.Device) -> model.Device:
         return device
     return dataclasses.replace(
         device, traits=(*device.traits, naming.ONE_TIME_USE))
+
+
+def _clause(error: BaseException) -> str:
+    """Return an error as a clause of a longer sentence."""
+    return str(error).rstrip('.') or repr(error)

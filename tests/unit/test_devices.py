@@ -5,13 +5,14 @@ import ddt
 import testtools
 
 from nova_accel.inventory import devices
+from nova_accel.inventory import fences
 from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel.store import claim_store
 from tests.unit import test_identity
 from tests.unit.host import A, B
 
-Fence = devices.Fence
+Fence = fences.Fence
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 
 

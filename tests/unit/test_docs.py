@@ -17,7 +17,7 @@ import pathlib
 import re
 import unittest
 
-from nova_accel.inventory import devices
+from nova_accel.inventory import fences
 from tests.nova import suites
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -102,7 +102,7 @@ class GlossaryTest(unittest.TestCase):
 
     def test_all_causes_of_fences(self):
         rows = re.findall(r'^         \* - (.*)$', self.PAGE, re.MULTILINE)
-        self.assertEqual([cause.value for cause in devices.Fence],
+        self.assertEqual([cause.value for cause in fences.Fence],
                          ', '.join(rows).split(', '))
 
     def test_each_word_is_of_several_rooms(self):
@@ -119,7 +119,7 @@ class GlossaryTest(unittest.TestCase):
         journal."""
         self.assertEqual({
             'drivers/base.py', 'drivers/nvme.py', 'drivers/timecard.py',
-            'inventory/devices.py', 'inventory/scanner.py', 'model.py',
+            'inventory/adoption.py', 'inventory/scanner.py', 'model.py',
             'store/cards.py', 'store/rows.py', 'store/schema.py',
             # as others call what they have: logging, fcntl, and a recorder
             'log.py', 'store/sole.py', 'cmd/capture.py',
