@@ -699,7 +699,7 @@ def _named(entries) -> str:
 # Requests
 
 def _entry(client, image_id) -> dict:
-    what = f'the entry of image {image_id}'
+    what = f'image {image_id}'
     response, body = _get(client, f'/v2/images/{image_id}', what)
     if not isinstance(body, dict) or not {'id', 'status'} <= body.keys():
         raise _no_glance(client, what, response)
