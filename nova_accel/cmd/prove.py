@@ -126,9 +126,9 @@ def _steps(kernel, driver, known, wanted,
         found.append(device)
         if device.health is not model.Health.OK:
             raise exception.DeviceError(device.reason)
-        return (f'{len(device.regions)} regions, '
-                f'{len(device.all_handles)} handles, '
-                f'{len(device.creatable)} types')
+        return (f'regions: {len(device.regions)}, '
+                f'handles: {len(device.all_handles)}, '
+                f'types: {len(device.creatable)}')
 
     yield 'find and read', find
     if not found or found[0].health is not model.Health.OK:

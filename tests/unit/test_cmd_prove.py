@@ -82,6 +82,8 @@ class ProveTest(commands.StoreCommandTestCase):
         self.assertEqual(
             ['find and read', 'read the serial number', 'answers',
              'reset of handle 0', 'find and read again'], list(rows))
+        self.assertEqual('regions: 0, handles: 1, types: 0',
+                         rows['find and read']['Found'])
         self.assertIn('reset flr', rows['reset of handle 0']['Found'])
         self.assertEqual(1, len(self.kernel.resets(A)))
         with open(self.report) as file:
