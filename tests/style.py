@@ -7,6 +7,7 @@ tests.unit.test_style compares, and never raises one; ``--write`` writes all,
 after files have been renamed or split.
 """
 
+import ast
 import io
 import pathlib
 import re
@@ -42,6 +43,17 @@ ROWS = {
 _PATTERN = re.compile('|'.join(f'(?:{row})' for row in ROWS.values()), re.I)
 #: they quote what they forbid
 EXEMPT = {PAGE, ROOT / 'tests/style.py', ROOT / 'tests/unit/test_style.py'}
+
+
+#: with which docstrings of the public functions of ROOMS begin
+VERBS = set("""
+Add Allocate Ask Begin Bring Call Carry Change Check Choose Claim Clean Compare
+Complete Count Discard Draw Drop End Fence Find Finish Forget Give Have Hold
+Judge Keep Leave Let Listen Log Look Make Move Note Offer Plan Plug Prepare
+Program Put Read Release Remove Replace Restore Return Revert Scan See Send Set
+Settle Show Stop Take Try Wait Withhold Write Yield
+""".split())
+ROOMS = ('attach', 'inventory')
 
 
 def files() -> list[pathlib.Path]:
@@ -95,6 +107,21 @@ def _words(token):
 _KINDS = {tokenize.COMMENT, tokenize.STRING} | (
     {tokenize.FSTRING_MIDDLE} if hasattr(tokenize, 'FSTRING_MIDDLE')
     else set())
+
+
+def without_verb(text: str) -> list[tuple[int, str]]:
+    """Return the public functions of a program whose docstring does not begin
+    with a verb: line and first word. Properties are nouns."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if (not isinstance(node, ast.FunctionDef) or node.name[0] == '_'
+                or any(getattr(d, 'id', '') == 'property'
+                       for d in node.decorator_list)):
+            continue
+        first = re.match(r"[\w.']+", ast.get_docstring(node) or '')
+        if first and first[0].rstrip('.') not in VERBS:
+            found.append((node.lineno, first[0]))
+    return found
 
 
 def numbers() -> dict[str, int]:

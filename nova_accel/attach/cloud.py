@@ -74,7 +74,7 @@ class Cloud(typing.Protocol):
         """
 
     def reporting(self) -> contextlib.AbstractContextManager:
-        """While inside, Nova's own report to Placement is not under way."""
+        """Keep Nova's own report to Placement from being under way inside."""
 
     def show(self, context, provider_uuid: str, change: tree.Change,
              ) -> int | None:
@@ -112,7 +112,7 @@ class Cloud(typing.Protocol):
     # Servers
 
     def servers(self, uuids: Iterable[str]) -> list['Instance']:
-        """Nova's entries of those servers that are on this host, read now."""
+        """Return Nova's entries of those servers that are on this host now."""
 
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return those of these consumers that are moves: uuid of a migration
@@ -155,8 +155,8 @@ class Cloud(typing.Protocol):
 
     def without_iommufd(self, instance_uuid: str, addresses: Iterable[str],
                         ) -> set[str]:
-        """Those of some functions of a running guest that QEMU has not opened
-        by iommufd."""
+        """Return those of some functions of a running guest that QEMU has not
+        opened by iommufd."""
 
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:

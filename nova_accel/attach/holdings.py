@@ -139,14 +139,14 @@ class Holdings:
         self._go('doubt', claims, state=_State.UNKNOWN, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
-        """Devices that a server had could not be made ready again; they stay
+        """Note that devices which a server had are not ready again; they stay
         its own, and the next start tries again."""
         self._go('not_ready', claims, state=_State.BOUND, error=error)
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
-        """When an exception passes, the claims stay: not ready those that
-        were bound, in doubt those that never were."""
+        """Keep the claims when an exception passes: not ready those that were
+        bound, in doubt those that never were."""
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
             yield

@@ -151,7 +151,7 @@ class Snapshot:
                 or claim.instance_uuid in self.running)
 
     def moves_to_ask(self) -> set[str]:
-        """Consumers that may be moves of servers without an allocation."""
+        """Return what may be moves of servers without an allocation."""
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()
@@ -161,15 +161,15 @@ class Snapshot:
                 for consumer in (self.consumers or {}).get(uuid, ())} - owners
 
     def servers_to_ask(self) -> set[str]:
-        """Servers of which Nova's entry decides."""
+        """Return servers of which Nova's entry decides."""
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT
                 and (self.lacks(claim) or not self.is_allocated(claim))}
 
     def strangers(self) -> dict[str, str]:
-        """Address of a device in a running guest, that no claim has -> the
-        server of the guest."""
+        """Return the address of each device in a running guest that no claim
+        has -> the server of the guest."""
         claimed = {c.handle.address for c in (*self.before, *self.after)}
         return {address: server for server, addresses in self.running.items()
                 for address in set(addresses) - claimed}
@@ -208,7 +208,7 @@ def _verdicts(snapshot, claim) -> Iterator[Verdict]:
 
 def by_server(claims: Collection[model.Claim],
               ) -> dict[str, list[model.Claim]]:
-    """Claims by the uuid of their server."""
+    """Return claims by the uuid of their server."""
     found: dict[str, list[model.Claim]] = collections.defaultdict(list)
     for claim in claims:
         found[claim.instance_uuid].append(claim)

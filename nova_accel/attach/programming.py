@@ -91,7 +91,7 @@ class Programming:
             return self._opened
 
     def cached(self) -> int | None:
-        """Bytes in the cache; None while no image was asked for."""
+        """Return the bytes in the cache; None while no image was asked for."""
         return self._opened.bytes() if self._opened else None
 
     def _needed(self) -> set[str]:
@@ -646,7 +646,7 @@ def seconds_at_most() -> int:
 
 def by_region(claims: Iterable[model.Claim],
               ) -> dict[tuple[str, int | None], list[model.Claim]]:
-    """Claims by device address and region index."""
+    """Return claims by device address and region index."""
     regions: dict[tuple[str, int | None], list[model.Claim]] = {}
     for claim in claims:
         regions.setdefault(claim.part, []).append(claim)

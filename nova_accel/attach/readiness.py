@@ -125,7 +125,7 @@ class Readiness:
             self._inventory.scanner.look_between_servers(address)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
-        """Creating or removing a vGPU changes what its siblings offer."""
+        """Scan where a vGPU came or went, which changes what others offer."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

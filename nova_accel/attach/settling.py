@@ -476,7 +476,7 @@ class Settling:
     # Handles that are not clean
 
     def uncleaned(self) -> set[model.AttachHandle]:
-        """Handles that are given to no server before they are cleaned."""
+        """Return handles that no server gets before they are cleaned."""
         return {handle for _, _, handle in self._unclean()}
 
     def _unclean(self) -> Iterator[tuple[

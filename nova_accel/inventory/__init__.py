@@ -372,8 +372,8 @@ class Inventory:
         return self.shown_by().get(claim.part)
 
     def shown_by(self) -> Mapping[tuple[str, int | None], str]:
-        """Claim.part -> the uuid of the provider that shows it now; {} before
-        update_tree() was called."""
+        """Return Claim.part -> the uuid of the provider that shows it now; {}
+        before update_tree() was called."""
         self.providers()
         with self._lock:
             return self._parts
@@ -381,7 +381,7 @@ class Inventory:
     def providers_of(self, node: str, root_uuid: str,
                      moved: Iterable[model.Claim] = (),
                      ) -> dict[str, Provider]:
-        """providers() of any node, as nova-accel discover prints them.
+        """Return providers() of any node, as nova-accel discover prints them.
 
         :param moved: claims as they will be, in place of those of the store.
         """

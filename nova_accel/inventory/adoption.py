@@ -239,7 +239,7 @@ class Adoption(fences.Fences, contents.Contents):
             return other
 
     def remove(self, address: str) -> None:
-        """Nothing of a device that is gone is left anywhere.
+        """Forget a device that is gone, of which nothing is left anywhere.
 
         :raises IllegalTransition: it is not gone.
         """

@@ -110,7 +110,7 @@ class Cards:
         return call.outcome()
 
     def batch(self, seconds: float) -> 'Batch':
-        """Calls for many keys side by side under one common deadline.
+        """Return calls for many keys, side by side under one common deadline.
 
         :param seconds: from now until the caller waits for none of them.
         """
@@ -196,7 +196,7 @@ class Batch:
     def add(self, key: str, what: str, function: Callable, *args,
             about: Any = None, late: Callable[[], None] | None = None,
             patient: bool = False) -> None:
-        """Like Cards.call(), which see.
+        """Add a call as of Cards.call(), which see.
 
         :param about: comes back as the field about of what iteration gives.
         """

@@ -96,7 +96,7 @@ class Conditions:
 
     @contextlib.contextmanager
     def drilled(self, address: str) -> Iterator[None]:
-        """While a device tells the signal drill, beside what it tells.
+        """Have a device tell the signal drill meanwhile, beside what it tells.
 
         :raises DeviceUnavailable: it does so already.
         """
@@ -125,7 +125,7 @@ class Conditions:
         return changes
 
     def paused(self) -> frozenset[str]:
-        """Servers whose guests QEMU has paused because of an error."""
+        """Return servers whose guests QEMU has paused because of an error."""
         with self._lock:
             return frozenset().union(*self._paused.values())
 

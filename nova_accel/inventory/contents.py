@@ -168,7 +168,7 @@ class Contents(state.State):
 
     @contextlib.contextmanager
     def returning(self, address: str, index: int) -> Iterator[None]:
-        """While a region is cleaned after a server.
+        """Show what a region had, while it is cleaned after a server.
 
         What the operator put there is programmed again or stays, and providers
         show it all the while: a server that asks for it is sent there, and

@@ -109,7 +109,7 @@ class DeviceTable(adoption.Adoption):
         return self._snapshot
 
     def of_driver(self, name: str) -> list[str]:
-        """Addresses of the devices of a driver that are not gone."""
+        """Return the addresses of a driver's devices that are not gone."""
         with self._lock:
             return [a for a, d in self._reported.items() if d.driver == name
                     and d.health is not model.Health.GONE]

@@ -117,7 +117,7 @@ class Fences(state.State):
         return found
 
     def set_suspects(self, suspects: dict[str, str]) -> None:
-        """Servers get these devices last, and no others.
+        """Have servers get these devices last, and no others.
 
         :param suspects: address -> why, one clause.
         """

@@ -87,7 +87,7 @@ def _others(address, serial, devices):
 
 def disabled(devices: Mapping[str, model.Device],
              rows: Iterable[model.Disabled]) -> dict[str, model.Disabled]:
-    """Devices that no other server may get, because the operator said so.
+    """Find the devices that no other server may get, because of the operator.
 
     :param rows: of the store.
     :returns: address now -> the row that is about it.
@@ -143,8 +143,8 @@ def places(claims: Iterable[model.Claim],
 def misplaced(claims: Iterable[model.Claim],
               moved: Mapping[str, tuple[Where, model.Device]],
               ) -> dict[str, str]:
-    """Devices that no server may get, because a claim is about another card
-    at their address, or about them at another address.
+    """Find the devices that no server may get, because a claim is about
+    another card at their address, or about them at another address.
 
     :param moved: places() of the claims.
     :returns: address -> why, a clause.

@@ -437,7 +437,7 @@ class Scanner:
             LOG.warning('%s', sentence)
 
     def without_effect(self) -> list[str]:
-        """check_configuration() for a command: logs nothing.
+        """Return what check_configuration() logs, for a command.
 
         :returns: a sentence for each rule without effect.
         :raises ConfigurationError: as check_configuration().

@@ -51,7 +51,7 @@ class State:
                 and device.health is not model.Health.GONE)
 
     def ticket(self) -> int:
-        """To be taken before a scan of the hardware begins."""
+        """Return what a scan of the hardware must have before it begins."""
         with self._lock:
             return next(self._clock)
 

@@ -32,6 +32,17 @@ class StyleTest(testtools.TestCase):
                                 for begin in style.ROWS), row)
         self.assertEqual(len(style.ROWS), len(firsts))
 
+    def test_functions_begin_with_a_verb(self):
+        for room in style.ROOMS:
+            for path in (style.ROOT / 'nova_accel' / room).rglob('*.py'):
+                self.assertEqual(
+                    [], style.without_verb(path.read_text()), path)
+        self.assertEqual([(1, 'Cards')], style.without_verb(
+            'def a():\n    """Cards of a host."""\n'
+            'def b():\n    """Return it."""\n'
+            'def c():\n    """:raises OSError: always."""\n'
+            '@property\ndef d():\n    """The address."""\n'))
+
     @ddt.data(
         ('# it is no number\n', ['is no number']),
         ('# it is no longer there\n', []),
