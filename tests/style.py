@@ -53,7 +53,7 @@ Judge Keep Leave Let Listen Log Look Make Move Note Offer Plan Plug Prepare
 Program Put Read Release Remove Replace Restore Return Revert Scan See Send Set
 Settle Show Stop Take Try Wait Withhold Write Yield
 """.split())
-ROOMS = ('attach', 'inventory')
+ROOMS = ('attach', 'inventory', 'store')
 
 
 def files() -> list[pathlib.Path]:

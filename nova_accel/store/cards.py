@@ -35,13 +35,13 @@ class Cards(file.File):
                     for address, text, record in found}
 
     def serials(self) -> Mapping[str, str]:
-        """Serial numbers of the cards at addresses, as far as they are known:
-        also of one that does not tell its own now; from memory."""
+        """Return serial numbers of the cards at addresses, as far as they are
+        known: also of one that does not tell its own now; from memory."""
         return self._known.serials
 
     def set_devices(self, devices: Mapping[str, model.Device]) -> None:
-        """These are at their addresses, and no others; cards that were at
-        others are away."""
+        """Write which devices are at their addresses, and no others; cards that
+        were at others are away."""
         serials = rows.own_serials(devices)
         with self._transaction() as db, self._facts(db):
             there: dict[str, sqlite3.Row] = {}
@@ -75,7 +75,7 @@ class Cards(file.File):
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
-        """Another card is at an address than before: it came, or returned.
+        """Put another card at an address than before: it came, or returned.
 
         What is known of the card goes with it; of the one that was there it
         stays, for its return.
@@ -98,9 +98,9 @@ class Cards(file.File):
                 self._write(db, number, index, content)
 
     def away(self) -> tuple[model.Card, ...]:
-        """Cards that were here, and are not at any address now; and those of
-        which the process was killed before it wrote down what they are; from
-        memory."""
+        """Return cards that were here, and are not at any address now; and
+        those of which the process was killed before it wrote down what they
+        are; from memory."""
         return self._known.away
 
     # What was programmed
@@ -135,12 +135,12 @@ class Cards(file.File):
     # What they may have of a server
 
     def unsettled(self) -> frozenset[model.Unsettled]:
-        """Devices that may have data of a server, and no claim says so; from
-        memory."""
+        """Return devices that may have data of a server, and no claim says so;
+        from memory."""
         return self._known.unsettled
 
     def unclean(self) -> frozenset[model.Unclean]:
-        """Handles that were released without cleaning; from memory."""
+        """Return handles that were released without cleaning; from memory."""
         return self._known.unclean
 
     def change_unclean(self, done: Iterable[model.Unclean],

@@ -107,7 +107,7 @@ class Claims(file.File):
 
     def change(self, steps: Iterable[tuple[
             Iterable[model.Claim], Mapping[str, Any]]]) -> list[model.Claim]:
-        """update() of several groups of claims, all or none."""
+        """Change several groups of claims, all or none; see update()."""
         todo = [([claim.uuid for claim in claims], changes)
                 for claims, changes in steps]
         for _, changes in todo:

@@ -110,8 +110,8 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 
 
 def take(db: sqlite3.Connection, number: int, serial: str) -> None:
-    """A card turns out to have a serial number, which no other one has: a row
-    that had it, of a card that is away, was about this one."""
+    """Give a card the serial number that it turns out to have, and no other
+    one: a row that had it, of a card that is away, was about this one."""
     db.execute("UPDATE cards SET serial = '' WHERE serial = ? AND placed "
                'AND number <> ?', (serial, number))
     other = db.execute(
@@ -131,8 +131,8 @@ def take(db: sqlite3.Connection, number: int, serial: str) -> None:
 
 
 def drop_what_says_nothing(db: sqlite3.Connection) -> None:
-    """Cards that are away, could not be told if they came back, and of which
-    nothing is known that matters."""
+    """Remove cards that are away, could not be told if they came back, and of
+    which nothing is known that matters."""
     db.execute(
         "DELETE FROM cards WHERE NOT placed AND serial = '' AND disabled IS "
         "NULL AND unsettled = '' AND unclean = '' AND NOT EXISTS (SELECT 1 "
@@ -222,7 +222,7 @@ def disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
 
 
 def of(db: sqlite3.Connection, table: str, *columns: str) -> Iterator[tuple]:
-    """Rows of a table that may not be there."""
+    """Yield rows of a table that may not be there."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND "
                   'name = ?', (table,)).fetchone():
         yield from map(tuple, db.execute(

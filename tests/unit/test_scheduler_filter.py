@@ -133,13 +133,17 @@ class PlacesTest(FilterTestCase):
                 self.assertEqual((expected, []), self.drop(found, **specs))
                 self.assertIsNone(self.scheduling.refused)
 
+    @staticmethod
+    def weigh(hosts, spec):
+        return weights.AcceleratorWeigher().weigh_objects(
+            [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
+
     def test_hosts_are_weighed(self):
         spec = self.spec(**self.SPECS)
         self.schedulings.begin(spec, {
             f'{host}{n}': self.summary(n) for host in 'abc' for n in '01'})
         hosts = [self.host('a', ['01']), self.host('b', ['11'])]
-        apart, close = weights.AcceleratorWeigher().weigh_objects(
-            [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
+        apart, close = self.weigh(hosts, spec)
         self.assertTrue(close > apart, (close, apart))
 
     def test_server_without_accelerators(self):
@@ -152,18 +156,14 @@ class PlacesTest(FilterTestCase):
         hosts = [self.host('a', ['01']), self.host('b', ['01']),
                  self.host('c', ['01'])]
         hosts[2].stats = {}
-
-        def weigh(hosts):
-            return weights.AcceleratorWeigher().weigh_objects(
-                [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
-        free, some, none = weigh(hosts)
+        free, some, none = self.weigh(hosts, spec)
         self.assertTrue(none > some > free, (free, some, none))
         # no host of ours: nothing is looked at
-        self.assertEqual([0.0], weigh(hosts[2:]))
+        self.assertEqual([0.0], self.weigh(hosts[2:], spec))
         conf.CONF.set_override('packing', 'spread', 'accel')
         self.addCleanup(conf.CONF.clear_override, 'packing', 'accel')
         self.schedulings.begin(spec, tree)
-        self.assertEqual([0.0] * 3, weigh(hosts))
+        self.assertEqual([0.0] * 3, self.weigh(hosts, spec))
 
     def test_multiplier(self):
         weigher, host = weights.AcceleratorWeigher(), self.host('a', ['01'])
