@@ -24,7 +24,6 @@ LOG = logging.getLogger(__name__)
 #: we take. docs/source/contributor/architecture.rst has the same list.
 ORDER = (
     'runtime',     # attach.runtime: servers that are worked on
-    'background',  # host.limited: one piece of work at a time
     'server',      # attach.accelerators: exclusive(), one for each server
     'region',      # attach.handles: a region is cleaned, one for each
     'settling',    # attach.settling: one round at a time
@@ -36,8 +35,9 @@ ORDER = (
     'cache',       # bitstream.cache: leases and removal
     'begin',       # attach.programming: a programming begins or is given up
     'ordered',     # attach.programming: regions that the operator programs
-    'names',       # attach.names
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
+    'background',  # host.limited: one piece of work at a time
+    'names',       # attach.names
     'scan',        # inventory.scanner
     'inventory',   # inventory: what providers are made of
     'cards',       # inventory.cards: calls of drivers

@@ -7,8 +7,8 @@ The packages of tests call apply(), whatever the base class of a test is.
   fails with the stacks of all threads. Its cleanups run.
 * Where that does not end the test within LAST seconds, the process ends, with
   the stacks on standard error.
-* A test fails that leaves a thread of nova_accel at work. Threads that serve a
-  cloud which several tests share live as long as that.
+* A test fails that leaves a thread at work; where several tests share a cloud,
+  which has threads of its own, one of nova_accel.
 """
 
 import faulthandler
@@ -41,9 +41,14 @@ class TestTimeout(BaseException):
     for an error of its own."""
 
 
-def apply() -> None:
-    """Make testtools run every test of this process so."""
+def apply(shared: bool = False) -> None:
+    """Make testtools run every test of this process so.
+
+    :param shared: tests share a cloud, whose threads live as long as it.
+    """
     testtools.TestCase.run_tests_with = Limited
+    # the packages of tests import each other
+    Limited.shared |= shared
 
 
 def stacks() -> str:
@@ -63,12 +68,15 @@ def stacks() -> str:
 class Limited(runtest.RunTest):
     """Run a test within LIMIT seconds, or the attribute LIMIT of its class."""
 
+    shared = False
+
     def _run_core(self):
         limit = getattr(self.case, 'LIMIT', LIMIT)
         # signals go to the main thread; under eventlet its object is another
         if limit is None or threading.get_native_id() != os.getpid():
             return super()._run_core()
-        self.case.addCleanup(_check_threads, self.case, at_work())
+        self.case.addCleanup(_check_threads, self.case, at_work(self.shared),
+                             self.shared)
         current = green_thread()
 
         error = TestTimeout(
@@ -132,27 +140,30 @@ def green_thread():
     return greenlet.getcurrent()
 
 
-def at_work() -> set[threading.Thread]:
-    """Return the threads of nova_accel that run something which ends."""
+def at_work(accel: bool = True) -> set[threading.Thread]:
+    """Return the threads that run something which ends.
+
+    :param accel: of nova_accel only.
+    """
     return {thread for thread in threading.enumerate()
-            if thread.name.startswith('accel-')
-            and thread.name not in SERVICE}
+            if thread.name not in SERVICE
+            and (thread.name.startswith('accel-') or not accel)}
 
 
-def _check_threads(case, before):
-    """Fail where threads of nova_accel work after a test.
+def _check_threads(case, before, accel):
+    """Fail where threads work after a test.
 
     :param before: those of before the test.
     """
     end = time.monotonic() + ENDS
     for pause in itertools.chain((0, 0.01, 0.05), itertools.repeat(0.2)):
         time.sleep(pause)
-        left = sorted(thread.name for thread in at_work() - before)
+        left = sorted(thread.name for thread in at_work(accel) - before)
         if not left:
             return
         if time.monotonic() > end:
             case.addDetail('stacks', content.text_content(stacks()))
             raise AssertionError(
-                f'After the test these threads of nova_accel are at work: '
+                f'After the test these threads are at work: '
                 f'{", ".join(left)}. Let the test wait for what it began, or '
                 f'take the fault away that it set')

@@ -19,30 +19,36 @@ class LockOrder(fixtures.Fixture):
         acquire, release = locks.Lock.acquire, locks.Lock.release
 
         def traced_acquire(lock, *args, **kwargs):
-            held = self._of_thread()
-            # one that it has already it cannot wait for
-            for before in held if lock not in held else ():
-                self.edges.add((before.name, lock.name))
-                if before.place >= lock.place:
-                    self.inversions.append(
-                        f'{threading.current_thread().name} took '
-                        f'"{lock.name}" and held "{before.name}"')
+            self._takes(lock)
             taken = acquire(lock, *args, **kwargs)
             if taken:
-                held.append(lock)
+                self._of_thread().append(lock)
             return taken
 
         def traced_release(lock):
-            held = self._of_thread()
-            # before the fixture came, or by another thread
-            if lock in held:
-                held.remove(lock)
+            self._leaves(lock)
             release(lock)
         for name, method in (('acquire', traced_acquire),
                              ('release', traced_release)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'nova_accel.locks.Lock.{name}', method))
         self.addCleanup(self._check)
+
+    def _takes(self, lock):
+        held = self._of_thread()
+        # one that it has already it cannot wait for
+        for before in held if lock not in held else ():
+            self.edges.add((before.name, lock.name))
+            if before.place >= lock.place:
+                self.inversions.append(
+                    f'{threading.current_thread().name} took "{lock.name}" '
+                    f'and held "{before.name}"')
+
+    def _leaves(self, lock):
+        held = self._of_thread()
+        # before the fixture came, or by another thread
+        if lock in held:
+            held.remove(lock)
 
     def _of_thread(self):
         return self._held.__dict__.setdefault('locks', [])

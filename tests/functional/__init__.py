@@ -57,6 +57,6 @@ from tests import limits  # noqa: E402
 cheap.placement()
 cheap.nova()
 process.prepare()
-limits.apply()
+limits.apply(shared=True)
 unittest.TestLoader.getTestCaseNames = cloud.fresh_last(
     unittest.TestLoader.getTestCaseNames)

@@ -53,6 +53,7 @@ from nova_accel import sim
 from nova_accel.store import claim_store
 from nova_accel.virt import guest
 from tests.functional import base
+from tests.functional import lock_order
 from tests.functional import operations
 from tests.functional import process
 from tests.functional import random_steps
@@ -137,6 +138,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
+        self.useFixture(lock_order.LockOrder())
         self.flags(allow_resize_to_same_host=True,
                    running_deleted_instance_timeout=0)
         self.useFixture(fixtures.MonkeyPatch(

@@ -52,6 +52,9 @@ TESTS = textwrap.dedent('''
         def goes_on():
             time.sleep(1)
 
+        def test_3_leaves_its_own_thread(self):
+            threading.Thread(target=self.goes_on, daemon=True).start()
+
         def test_4_another_one_again(self):
             time.sleep(0.5)
 
@@ -106,8 +109,8 @@ class LimitsTest(testtools.TestCase):
 
     def test_native(self):
         done = self.run_tests('')
-        self.check(done, 'F.F..')
+        self.check(done, 'F.FF..')
         self.assertIn('in test_7_cannot_be_interrupted', done.stdout)
 
     def test_eventlet(self):
-        self.check(self.run_tests('yes'), 'F.F.F.')
+        self.check(self.run_tests('yes'), 'F.FF.F.')

@@ -25,13 +25,18 @@ OTHERS = {
     'virt/cloud.py': "Nova's lock, of which Nova decides",
 }
 #: methods that wait for as long as no limit is given
-WAITS = ('wait', 'join', 'result', 'get', 'acquire', 'communicate')
+WAITS = ('wait', 'join', 'result', 'get', 'acquire', 'accept', 'communicate')
+#: functions that do, unless an argument tells otherwise
+OTHER_WAITS = ('run', 'check_output', 'check_call', 'call', 'flock', 'lockf',
+               'as_completed', 'wait_for', 'select', 'waitpid', 'recv')
 #: what looks like one, or waits and may
 MAY_WAIT = {
     ('api/expansion.py', '_resizing.get()'): 'a variable of the request',
     ('api/expansion.py', '_rebuilding.get()'): 'a variable of the request',
     ('host/limited.py', 'self._given.acquire()'):
         'a thread with nothing to run waits for work',
+    ('host/devlink.py', 'kernel.recv(1 << 16)'): 'has that of its socket',
+    ('host/kernel.py', 'events.recv(1 << 16)'): 'has that of its socket',
     ('locks.py', 'self.acquire()'): 'has the limit of the lock',
 }
 
@@ -105,6 +110,15 @@ class LockTest(testtools.TestCase):
         self.assertRaises(ValueError, locks.Lock, 'mine')
 
 
+def calls():
+    """Yield each call in the code by the name of its file."""
+    for path in ROOT.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(
+                    node.func, ast.Attribute):
+                yield str(path.relative_to(ROOT)), node
+
+
 class OrderTest(testtools.TestCase):
 
     def test_inversion_is_noticed(self):
@@ -136,50 +150,50 @@ class OrderTest(testtools.TestCase):
 
     def test_no_other_locks(self):
         """A lock that is not in the list has no limit and no place."""
-        found = set()
-        for path in ROOT.rglob('*.py'):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-                        'threading.Lock', 'threading.RLock',
-                        'threading.Semaphore', 'threading.BoundedSemaphore',
-                        'lockutils.lock') or (
-                            isinstance(node, ast.Call)
-                            and ast.unparse(node) == 'threading.Condition()'):
-                    found.add(str(path.relative_to(ROOT)))
+        found = {name for name, node in calls() if ast.unparse(node.func) in (
+            'threading.Lock', 'threading.RLock', 'threading.Semaphore',
+            'threading.BoundedSemaphore', 'lockutils.lock')
+            or ast.unparse(node) == 'threading.Condition()'}
         self.assertEqual(set(OTHERS), found)
 
     def test_waits_have_a_limit(self):
         """The simulator apart, which no nova-compute runs."""
-        found = set()
-        for path in ROOT.rglob('*.py'):
-            name = str(path.relative_to(ROOT))
-            for node in ast.walk(ast.parse(path.read_text())):
-                if (isinstance(node, ast.Call) and not name.startswith('sim/')
-                        and self.is_endless(node)):
-                    found.add((name, ast.unparse(node)))
-        self.assertEqual(set(MAY_WAIT), found)
+        self.assertEqual(set(MAY_WAIT), {
+            (name, ast.unparse(node)) for name, node in calls()
+            if not name.startswith('sim/') and self.is_endless(node)})
 
     @staticmethod
     def is_endless(call):
         """Whether a call waits without a limit, as far as its text shows."""
+        if (not isinstance(call.func, ast.Attribute)
+                or call.func.attr not in WAITS + OTHER_WAITS):
+            return False
         text = ast.unparse(call)
         name = ast.unparse(call.func)
         if name in ('subprocess.run', 'subprocess.check_output',
                     'subprocess.check_call', 'subprocess.call'):
             return 'timeout=' not in text
-        if name == 'fcntl.flock':
+        if name in ('fcntl.flock', 'fcntl.lockf'):
             return not ('LOCK_NB' in text or 'LOCK_UN' in text)
-        if name.endswith(('futures.wait', '.wait_for')):
+        if name.endswith(('futures.wait', '.as_completed', '.wait_for')):
             return len(call.args) < 2 and not call.keywords
-        return (isinstance(call.func, ast.Attribute)
-                and call.func.attr in WAITS
+        if name == 'select.select':
+            return len(call.args) < 4
+        if name == 'os.waitpid':
+            return 'WNOHANG' not in text
+        if name.endswith('.recv'):
+            return True
+        return (call.func.attr in WAITS
                 and not (call.args or call.keywords))
 
     def test_waits_without_a_limit_are_seen(self):
         for text in ('event.wait()', 'futures.wait(started)',
                      'thread.join()', 'future.result()', 'queue.get()',
                      'condition.wait_for(fits)', 'subprocess.run(["a"])',
-                     'fcntl.flock(fd, fcntl.LOCK_EX)', 'lock.acquire()'):
+                     'fcntl.flock(fd, fcntl.LOCK_EX)', 'lock.acquire()',
+                     'fcntl.lockf(fd, fcntl.LOCK_EX)', 'server.accept()',
+                     'select.select([fd], [], [])', 'os.waitpid(pid, 0)',
+                     'futures.as_completed(started)', 'peer.recv(1)'):
             self.assertTrue(self.is_endless(
                 ast.parse(text, mode='eval').body), text)
 
