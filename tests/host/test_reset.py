@@ -155,7 +155,7 @@ class ResetTest(HandoverTestCase):
             time.sleep(0.01)
         self.assertEqual([(A, 'reset flr', 'clean')], self.results())
 
-    def test_store_that_takes_no_record(self):
+    def test_store_that_takes_no_entry(self):
         with contextlib.closing(sqlite3.connect(
                 self.host.accelerators.store.path)) as db:
             db.executescript(
@@ -164,7 +164,7 @@ class ResetTest(HandoverTestCase):
         self.host.delete(self.boot())
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual(1, len(self.resets()))
-        self.assertIn('is not in the record', self.log.output)
+        self.assertIn('is not in the journal', self.log.output)
 
     def test_server_that_an_earlier_release_started(self):
         """Which prepared no handles of this driver."""
