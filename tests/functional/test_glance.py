@@ -504,7 +504,7 @@ class FetchTest(GlanceTestBase):
         id = self.upload()['id']
         os.unlink(os.path.join(self.glance.directory, 'images', id))
         # Glance answers 204, as for an image without data
-        self.fails(exception.BitstreamError, id, 'no data', id=id)
+        self.fails(exception.BitstreamError, id, 'without data', id=id)
 
     def test_damaged_in_the_store(self):
         id = self.upload(b'x' * MIB)['id']
