@@ -876,11 +876,10 @@ class RandomOperationsTest(operations.OperationsTestBase):
             host].driver._host.get_connection()._vms.values())
 
     def stop_dead_guests(self, host):
-        """As Nova does periodically with servers whose guest is gone."""
-        self.computes[host].manager._sync_power_states(
-            nova_context.get_admin_context())
-
+        """As Nova does again and again with servers whose guest is gone."""
         def stopped():
+            self.computes[host].manager._sync_power_states(
+                nova_context.get_admin_context())
             active = {d.UUIDString() for d in self.guests(host)
                       if d.isActive()}
             for server in self.servers():
