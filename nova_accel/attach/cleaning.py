@@ -80,8 +80,7 @@ class Regions:
         """Clean the region of claims that no guest uses any more.
 
         :param claims: all of them of one region, of servers that lost it.
-        :returns: how, for the journal; None where nothing
-            has to be done.
+        :returns: how, for the journal; None where nothing has to be done.
         :raises AcceleratorError: it is not clean.
         """
         device, region = self._part(claims)

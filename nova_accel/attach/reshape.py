@@ -97,8 +97,8 @@ class Reshape:
         return bool(self._left)
 
     def end_start(self) -> None:
-        """Note that Nova has moved allocations, or has failed; from now on what
-        is left waits for the next start."""
+        """Note that Nova has tried to move allocations; from now on what is
+        left waits for the next start."""
         self._starting = False
         node = self._inventory.root
         if self._left and node:

@@ -74,7 +74,7 @@ class Image:
 
     id: str
     name: str
-    #: bytes; None if the entry has no size
+    #: bytes; None if Glance does not say
     size: int | None
     #: '<algorithm>-<hex digest>' of the data, from the entry
     content: str
@@ -625,8 +625,8 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
             f'Glance sent {received}: upload the bitstream again.')
     if hasher.hexdigest() != digest:
         raise exception.BitstreamError(
-            f'{image} has the {algorithm} {digest[:16]}... according to its '
-            f'entry, and its data have {hasher.hexdigest()[:16]}...: upload '
+            f'{image} has the {algorithm} {digest[:16]}... according to '
+            f'Glance, and its data have {hasher.hexdigest()[:16]}...: upload '
             f'the bitstream again.')
 
 
@@ -638,8 +638,8 @@ def _image(entry) -> Image:
         algorithm, digest = 'md5', entry.get('checksum')
     if not digest:
         raise exception.BitstreamError(
-            f'{_named([entry])} has no checksum in Glance, and its data '
-            f'cannot be verified: upload it again.')
+            f'{_named([entry])} cannot be verified, because Glance has no '
+            f'checksum of it: upload it again.')
     try:
         length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
     except (TypeError, ValueError):

@@ -217,7 +217,7 @@ class Adoption(fences.Fences, contents.Contents):
                    for card in self._store.away())
 
     def gone(self, address: str, driver: str, ticket: int) -> str:
-        """Return a driver does not find a device any more.
+        """Note that a driver does not find a device any more.
 
         :returns: the driver that found it as well, and did not get it from
             this one; '' without one.

@@ -404,6 +404,12 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         with open(os.path.join(self.hosts, f'{host}.yaml.state')) as file:
             return file.read()
 
+    def guests(self, host):
+        """The domains of libvirt's imitation there, also those that do not
+        run."""
+        return [*self.computes[
+            host].driver._host.get_connection()._vms.values()]
+
     def _renew_hosts(self):
         """Hosts and cards are as at the start, and guests are gone."""
         for host, state in self.hosts_at_start.items():

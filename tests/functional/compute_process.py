@@ -295,9 +295,8 @@ class Cloud(operations.OperationsTestBase):
 
     def _guests(self, host):
         """Those that run there, with their devices."""
-        connection = self.computes[host].driver._host.get_connection()
-        return {vm.UUIDString(): base.hostdev_addresses(vm.XMLDesc(0))
-                for vm in connection._vms.values() if vm.isActive()}
+        return {domain.UUIDString(): base.hostdev_addresses(domain.XMLDesc(0))
+                for domain in self.guests(host) if domain.isActive()}
 
     def agree(self, held, has):
         """Claims, Placement and the guest of the only server agree.
@@ -349,9 +348,8 @@ class Cloud(operations.OperationsTestBase):
             self.assertNotEqual([], left[claim.provider_uuid])
         for consumer in consumers:
             self.placement.delete(f'/allocations/{consumer}')
-        for compute in self.computes.values():
-            for domain in [*compute.driver._host.get_connection(
-                    )._vms.values()]:
+        for host in self.computes:
+            for domain in self.guests(host):
                 if domain.isActive():
                     domain.destroy()
                 domain.undefine()

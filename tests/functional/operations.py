@@ -133,8 +133,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
     def host_reboots(self, host, how='reboot'):
         kernel = self.kernel(host)
         self.computes[host].stop()
-        connection = self.computes[host].driver._host.get_connection()
-        for domain in connection._vms.values():
+        for domain in self.guests(host):
             domain.destroy()
         getattr(kernel, how)()
         self.restart_compute_service(host)

@@ -33,9 +33,8 @@ class FailsAfterStartTest(operations.OperationsTestBase):
     def running(self):
         """(host, address) of what guests that run have."""
         return sorted(
-            (host, address) for host in self.HOSTS for domain in
-            self.computes[host].driver._host.get_connection()._vms.values()
-            if domain.isActive()
+            (host, address) for host in self.HOSTS
+            for domain in self.guests(host) if domain.isActive()
             for address in base.hostdev_addresses(domain.XMLDesc(0)))
 
     def act(self, action, **more):

@@ -871,10 +871,6 @@ class RandomOperationsTest(operations.OperationsTestBase):
             uuid for uuid, server in self.known.items()
             if server['OS-EXT-SRV-ATTR:host'] == host)
 
-    def guests(self, host):
-        return list(self.computes[
-            host].driver._host.get_connection()._vms.values())
-
     def stop_dead_guests(self, host):
         """As Nova does again and again with servers whose guest is gone."""
         def stopped():

@@ -67,9 +67,8 @@ class RestartTestBase(operations.OperationsTestBase):
 
     def assertDown(self):
         self.assertKept()
-        found = self.computes['compute1'].driver._host.get_connection()
         self.assertEqual([], [
-            d.UUIDString() for d in found._vms.values() if d.isActive()])
+            d.UUIDString() for d in self.guests('compute1') if d.isActive()])
 
     def assertUp(self):
         """The guest runs, with all that the server holds."""

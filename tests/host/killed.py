@@ -190,7 +190,7 @@ def _tell(answer, last=False):
 
 
 def _heard():
-    # the next line alone is there, because each is answered
+    # the buffer takes one line: the test awaits an answer before the next
     return json.loads(sys.stdin.readline())
 
 
