@@ -285,7 +285,7 @@ class Reconciler:
         if not found:
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {text.printable(name)}: '
-                f'name a handle that nova-accel claims shows.')
+                f'name a handle of a server that nova-accel claims shows.')
         with self._accelerators.exclusive(found[0].instance_uuid):
             proof = [line for claim in self._holdings.now(found)
                      for line in self._proof(claim)]

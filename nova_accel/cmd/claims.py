@@ -8,15 +8,20 @@ from nova_accel.cmd import store
 from nova_accel.inventory import identity
 from nova_accel import model
 
+#: with a handle that waits
+_WHAT_TO_DO = ('waits for you: clean it, then lower reserved of its provider '
+               'in Placement')
+
 
 class Claims(output.Lister):
     """Show what servers hold on this host, and what FPGA regions carry.
 
-    Each claim has a row, and so has each free region that nova_accel
-    programmed, and each device that the operator has disabled. Since is the
-    time (UTC) at which a server got the device, or the operator disabled it;
-    claims of earlier releases have none. Reads the claim
-    store of nova-compute and changes nothing.
+    Each claim has a row, also that of no server whose handle waits for the
+    operator, and so has each free region that nova_accel programmed, and each
+    device that the operator has disabled. Since is the time (UTC) at which a
+    server got the device, or the handle began to wait, or the operator
+    disabled it; claims of earlier releases have none. Reads the claim store of
+    nova-compute and changes nothing.
     """
 
     COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
@@ -34,12 +39,12 @@ class Claims(output.Lister):
     def table(self, parsed_args):
         self.nothing = (
             'No claim matches.' if parsed_args.device or parsed_args.server
-            else 'No server holds a device, and nothing is programmed or '
-                 'disabled.')
+            else 'No server holds a device, and nothing waits for you, is '
+                 'programmed or disabled.')
         known = store.read(parsed_args)
         loaded = known.loaded()
         rows, held = [], set()
-        for claim in known.claims():
+        for claim in (*known.claims(), *known.waiting()):
             held.add(claim.part)
             if (parsed_args.device in (None, claim.device_address,
                                        claim.handle.address)
@@ -49,7 +54,7 @@ class Claims(output.Lister):
                     claim.handle.address, self._holder(claim), claim.group,
                     _state(claim), claim.since, *_content(
                         loaded, claim.device_address, claim.region_index),
-                    claim.error))
+                    _WHAT_TO_DO if _waits(claim) else claim.error))
         for address, index in sorted(loaded):
             if ((address, index) not in held and not parsed_args.server
                     and parsed_args.device in (None, address)):
@@ -69,7 +74,12 @@ class Claims(output.Lister):
                 sorted(rows, key=lambda row: list(map(str, row))))
 
     def _holder(self, claim):
-        return claim.instance_uuid if self.structured else claim.holder
+        return (claim.instance_uuid if self.structured or _waits(claim)
+                else claim.holder)
+
+
+def _waits(claim):
+    return claim.state is model.ClaimState.WAITING
 
 
 def _region(index):

@@ -32,6 +32,6 @@ class Release(command.Command):
                    for c in known.claims()):
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {parsed_args.claim!r}: name '
-                f'a handle that nova-accel claims shows.')
+                f'a handle of a server that nova-accel claims shows.')
         self.app.stdout.write(orders.carry_out(
             known, 'release', parsed_args.claim, parsed_args.timeout) + '\n')

@@ -84,6 +84,25 @@ class ClaimsTest(commands.StoreCommandTestCase):
             ('s1', '', 'Bound, old', '', '', '')], sorted(self.shown()))
         self.assertIn('It is dirty.', self.call().stdout)
 
+    def test_waiting(self):
+        """A handle that waits has a row of no server, and its region has no
+        other one."""
+        store = self.open_store()
+        ended = claim('s1', state=model.ClaimState.DELETING)
+        store.add([ended, claim('s2', handle(1), region_index=1)])
+        store.set_loaded(ADDRESS, 0, loaded())
+        store.await_operator(ended)
+        row, = (row for row in self.rows('--device', ADDRESS)
+                if row['Region'] == 0)
+        self.assertEqual((ADDRESS, None, 'Waiting', str(FUNCTION)), tuple(
+            row[n] for n in ('Handle', 'Server', 'State', 'Function')))
+        self.assertIn('lower reserved', row['Error'])
+        self.assertTrue(row['Since'])
+        self.assertNotIn('unknown', self.call().stdout)
+        self.assertEqual(['s2'], [
+            row['Server'] for row in self.rows('--server', 's2')])
+        self.assertEqual([], self.rows('--server', 's1'))
+
     def test_selection(self):
         store = self.open_store()
         store.add([claim('s1', handle(1), device_address='0000:af:00.0'),
@@ -102,8 +121,8 @@ class ClaimsTest(commands.StoreCommandTestCase):
         for arguments, said in (
                 (('--server', 's9'), 'No claim matches.\n'),
                 (('--device', ADDRESS), 'No claim matches.\n'),
-                ((), 'No server holds a device, and nothing is programmed or '
-                     'disabled.\n')):
+                ((), 'No server holds a device, and nothing waits for you, is '
+                     'programmed or disabled.\n')):
             self.assertEqual(said, self.call(*arguments).stdout)
             self.assertEqual([], self.rows(*arguments))
 
