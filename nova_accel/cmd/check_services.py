@@ -552,6 +552,8 @@ def _flavors() -> Iterator[dict]:
                    for name in ('name', 'extra_specs', 'ram')}
         if not found:
             return
+        if found[-1]['id'] == query.get('marker'):
+            raise ValueError('its list of flavors has no end')
         query['marker'] = found[-1]['id']
 
 

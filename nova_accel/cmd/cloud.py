@@ -358,10 +358,13 @@ class Cloud:
             body = self.get('compute', start, what=what or path)
             with asking('compute', what or path):
                 found = body[key]
+                more = any(link['rel'] == 'next'
+                           for link in body.get(f'{key}_links', ()))
+                after = f'{path}&marker={found[-1]["id"]}' if more else None
+                if after == start:
+                    raise ValueError('the list has no end')
             yield from found
-            more = any(link['rel'] == 'next'
-                       for link in body.get(f'{key}_links', ()))
-            start = f'{path}&marker={found[-1]["id"]}' if more else None
+            start = after
 
 
 def _check_extra_specs(flavors):

@@ -55,6 +55,9 @@ _STARTING = frozenset(('new', 'connecting', 'resetting'))
 _SETTLE_SECONDS = 0.5
 #: between two reads of the state of a sanitize operation
 _POLL_SECONDS = 1
+#: in which its progress must change. A controller that shows none overwrites
+#: 20 TB in them, at 1 GB/s
+_PROGRESS_SECONDS = 6 * 3600
 #: bytes; capacity that the granularity of namespaces leaves unused
 _ROUNDING = 1 << 30
 #: sysfs counts the size of block devices in these
@@ -619,7 +622,18 @@ class NvmeDriver(base.PciDriver):
                 f'[accel] handover to operator for it; it is tried again.')
 
     def _await_sanitize(self, address, status):
+        """:raises DeviceError: its progress does not change."""
+        progress, deadline = None, 0.0
         while status.state == 'running':
+            if status.progress != progress:
+                progress = status.progress
+                deadline = time.monotonic() + _PROGRESS_SECONDS
+            elif time.monotonic() > deadline:
+                raise exception.DeviceError(
+                    f'{address} had to be erased after its server, and '
+                    f'Sanitize has stayed at {progress} percent for '
+                    f'{_PROGRESS_SECONDS} seconds: replace the disk if that '
+                    f'does not end; it is tried again.')
             time.sleep(_POLL_SECONDS)
             status = self.kernel.read_nvme_sanitize(address)
         return status

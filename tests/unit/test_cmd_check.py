@@ -1341,8 +1341,12 @@ class ApiTest(CheckTestCase):
                          result='warning')
 
     def test_flavors_that_cannot_be_read(self):
-        for answer in ({'status_code': 503}, {'json': {'flavors': [
-                {'id': 'f', 'name': 'f'}]}}):
+        flavor = {'id': 'f', 'name': 'f'}
+        for answer in (
+                {'status_code': 503}, {'json': {'flavors': [flavor]}},
+                # the same one, whatever page is asked for
+                {'json': {'flavors': [
+                    {**flavor, 'extra_specs': {}, 'ram': 1}]}}):
             self.http.get(f'{NOVA}/flavors/detail', **answer)
             self.assertFails('traits of flavors', 'flavors', 'not checked',
                              result='warning', arguments=('--service', 'api'))

@@ -100,6 +100,15 @@ class FitsTest(CloudTestCase):
             ('four', '(all)', 1, f'{GPU} (on 2 of 2 hosts)'),
         ], self.rows('fits'))
 
+    def test_list_without_end(self):
+        """Nova gives one page again and again."""
+        self.services.answer('/flavors/detail?is_public=None&marker=one', {
+            'flavors': self.flavors[:1], 'flavors_links': [
+                {'rel': 'next', 'href': 'http://next/'}]})
+        done = self.run_command('fits')
+        self.assertEqual(1, done.returncode)
+        self.assertIn('the list has no end', done.stderr)
+
     def test_by_host(self):
         self.services.allocate(A, self.pools['compute1'], **{GPU: 1})
         self.nodes[1]['state'] = 'down'

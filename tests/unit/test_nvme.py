@@ -666,6 +666,23 @@ class Sanitize(ReleaseTestCase):
         thread.join()
         self.assertEqual(([], ''), (errors, self.data()))
 
+    def test_has_a_limit_while_its_progress_does_not_change(self):
+        self.start(sanitize=['block'])
+        self.kernel.set_fault(A, hang='sanitize')
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.nvme._PROGRESS_SECONDS', 0.1))
+        self.refused('Sanitize has stayed at 50 percent for 0.1 seconds')
+        read, progress = self.kernel.read_nvme_sanitize, iter(range(50))
+
+        def goes_on(address):
+            found, now = read(address), next(progress, None)
+            if now is None:
+                self.kernel.set_fault(A, hang=None)
+            return dataclasses.replace(found, progress=now)
+        self.kernel.read_nvme_sanitize = goes_on
+        self.release()
+        self.assertEqual('', self.data())
+
     def test_one_that_runs_since_nova_compute_was_killed(self):
         self.start(sanitize=['crypto', 'block'])
         self.kernel.sanitize_disk(A, 'crypto', 0.1)
