@@ -410,8 +410,8 @@ class Inventory:
 
     def _make(self, claims, node, root_uuid, held_back):
         return providers.providers(
-            self.devices.values(), claims, node, root_uuid, held_back,
-            self._unnamable, self._store.waiting(),
+            self.devices.values(), (*claims, *self._store.waiting()), node,
+            root_uuid, held_back, self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
              for found in sets.wanted()}, self.table.all_returning())

@@ -169,7 +169,6 @@ def providers(devices: Iterable[model.Device],
               claims: Iterable[model.Claim], node: str, root_uuid: str,
               held_back: Collection[model.AttachHandle] = (),
               report: Callable[[str, str], None] | None = None,
-              waiting: Iterable[model.Claim] = (),
               pool_of: Callable[[model.Device], str | None]
               = lambda device: None,
               sets: Mapping[str, int] | None = None,
@@ -178,12 +177,12 @@ def providers(devices: Iterable[model.Device],
     """Return the providers of a node by uuid, parents before children.
 
     :param devices: with their computed health.
-    :param claims: all of the host.
+    :param claims: all of the host; those that wait for the operator the
+        oldest first.
     :param root_uuid: of the node's own provider.
     :param held_back: handles of servers to which Placement has allocated
         nothing of theirs.
     :param report: told the address of a device that cannot be shown, and why.
-    :param waiting: handles that wait for the operator, the oldest first.
     :param pool_of: the name of the pool that a device shares with others; None
         for one with providers of its own.
     :param sets: of pools that are given as a whole, how many devices they
@@ -191,7 +190,7 @@ def providers(devices: Iterable[model.Device],
     :param returning: regions that are being cleaned, by device address and
         region index, as they are going to be.
     """
-    use = _Use(claims, held_back, waiting, returning or {})
+    use = _Use(claims, held_back, returning or {})
     result = {}
     pools: dict[str, list[model.Device]] = {}
     for device in devices:
@@ -263,10 +262,9 @@ class _Use:
 
     def __init__(self, claims: Iterable[model.Claim],
                  held_back: Collection[model.AttachHandle],
-                 waiting: Iterable[model.Claim],
                  returning: Mapping[tuple[str, int], model.Region]):
         self._returning = returning
-        self._waiting = tuple(waiting)
+        self._waiting: list[model.Claim] = []
         # reading an option takes as long as all else about a device
         self.resource_class = functools.cache(naming.resource_class)
         #: (device address, region index) -> handles that servers have, or
@@ -285,6 +283,9 @@ class _Use:
         #: the same by handle
         self.giver: dict[model.AttachHandle, str] = {}
         for claim in claims:
+            if claim.state is model.ClaimState.WAITING:
+                self._waiting.append(claim)
+                continue
             key = claim.part
             ends = claim.state is model.ClaimState.DELETING
             # who gets a region waits until it is clean

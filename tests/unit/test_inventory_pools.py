@@ -88,9 +88,9 @@ class PoolTest(testtools.TestCase):
         provider, = made(
             *(gpu(address, health) for address, health
               in zip((A, B, C), healths)),
-            claims=[claim(*args) for args in claims],
-            held_back=set(map(handle, held_back)),
-            waiting=map(waiting, waits)).values()
+            claims=[*(claim(*args) for args in claims),
+                    *map(waiting, waits)],
+            held_back=set(map(handle, held_back))).values()
         self.assertEqual(
             ({CLASS: total}, unfit, fenced, left, True, NODE, (A, B, C)),
             (provider.inventory, provider.unfit, provider.fenced,
@@ -138,8 +138,8 @@ class PoolTest(testtools.TestCase):
             for address, health in zip((A, B, C), healths)]
         provider, = made(
             *devices, sets={pool_name(gpu(A)): 3},
-            claims=[claim(*args) for args in claims],
-            waiting=map(waiting, waits)).values()
+            claims=[*(claim(*args) for args in claims),
+                    *map(waiting, waits)]).values()
         inventory = provider.merged(
             providers.Shown('u', 'n', {}, frozenset()), {},
             lambda uuid: False).inventory[CLASS]

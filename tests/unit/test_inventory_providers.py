@@ -121,6 +121,8 @@ class ProvidersTest(testtools.TestCase):
         # that failed, or hangs
         (['error'], True, False, False, False),
         ([DELETING, 'error'], True, False, False, False),
+        # no server would lose what it uses
+        ([model.ClaimState.WAITING], True, False, True, False),
     )
     @ddt.unpack
     def test_region_that_is_being_cleaned(self, states, known, function,
@@ -268,9 +270,7 @@ class MergedTest(testtools.TestCase):
     def test_waiting_in_a_fenced_provider(self):
         """What waits is not taken for the operator's own value."""
         device = card(4, health=QUARANTINED)
-        provider, = providers.providers(
-            [device], (), 'host', ROOT,
-            waiting=[waiting(device.handles[0])]).values()
+        provider = made(device, claims=[waiting(device.handles[0])])[A]
         merged = self.merged(
             provider, {CLASS: {'total': 4, 'reserved': 2}}, {
                 CLASS: model.Reserved(1, 2, waiting=(
@@ -282,13 +282,11 @@ class MergedTest(testtools.TestCase):
 
     def test_waiting_elsewhere(self):
         device = card(2)
-        found = providers.providers(
-            [device], [claim(1, state=DELETING)], 'host', ROOT, waiting=[
-                waiting(device.handles[0]),
-                waiting(device.handles[1], device_address=B),
-                waiting(device.handles[1], region_index=0),
-                waiting(handle(B))])
-        provider, = found.values()
+        provider = made(device, claims=[
+            claim(1, state=DELETING), waiting(device.handles[0]),
+            waiting(device.handles[1], device_address=B),
+            waiting(device.handles[1], region_index=0),
+            waiting(handle(B))])[A]
         self.assertEqual(((), {CLASS: 1}),
                          (provider.waiting, provider.inventory))
 
