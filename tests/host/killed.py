@@ -4,7 +4,9 @@
 A real SIGKILL: no except, no finally, no thread runs on. ``python -m
 tests.host.killed`` forks a process for each nova-compute, which saves the
 second that imports take. That one reads what it has to do and answers, a line
-of JSON each, until it is killed or told to end.
+of JSON each, until it is killed or told to end. It does many jobs, because what
+its memory has between two of them counts; one of
+tests.functional.compute_process does one.
 
 A point is a moment at which something outside of the process has just changed:
 a row of the claim store, the card, Placement, a guest. Point 0 is before the
@@ -131,11 +133,14 @@ def _forker(path: str | None) -> subprocess.Popen:
     """
     forker = subprocess.Popen(
         [sys.executable, '-m', 'tests.host.killed'],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True)
 
     def close():
-        forker.stdin.close()
+        # a nova-compute that hangs would keep it, and it this process
+        os.killpg(forker.pid, signal.SIGKILL)
         forker.wait()
+        forker.stdin.close()
         forker.stdout.close()
     atexit.register(close)
     return forker
