@@ -5,9 +5,10 @@ main() builds a cloud whose databases are files, and forks a process for each
 job that it reads, a line of JSON each. It hands on the answer when nothing of
 the process runs any more, while those of tests.host.killed live on between two
 jobs and answer themselves. The process starts the services of the cloud and
-runs nova.cmd.compute.main() in its main thread. What a kill leaves is what there
-would be: the databases of Nova and Placement, the claim stores, the simulated
-hosts, and the guests of libvirt's imitation, which are a file of each host here.
+runs nova.cmd.compute.main() in its main thread. What a kill leaves is what
+there would be: the databases of Nova and Placement, the claim stores, the
+simulated hosts, and the guests of libvirt's imitation, which are a file of
+each host here.
 
 Not as in a real nova-compute: objects of Nova are read from the database and
 not through the conductor, the message bus is oslo.messaging's "fake", and the
