@@ -56,6 +56,7 @@ START = textwrap.dedent('''
 #: nova-scheduler's main() up to its first worker: no database is asked
 START_SCHEDULER = textwrap.dedent('''
     import os
+    import sys
     from nova.cmd import scheduler
     from unittest import mock
     from nova.scheduler import host_manager
@@ -65,6 +66,8 @@ START_SCHEDULER = textwrap.dedent('''
         names = [type(f).__name__
                  for f in server.manager.host_manager.enabled_filters]
         print('STARTED', *names, flush=True)
+        exec(os.environ['THEN'])
+        sys.stdout.flush()
         os._exit(0)
 
     with mock.patch('nova.conductor.API'), mock.patch(
@@ -88,6 +91,12 @@ SETUP = textwrap.dedent('''\
     import setuptools
     setuptools.setup(name='nova', version={version!r}, packages=['nova'],
                      entry_points=open({entry_points!r}).read())
+''')
+#: with the argument that is the directory of the wheel
+BUILD = textwrap.dedent('''
+    import sys
+    from setuptools import build_meta
+    build_meta.build_wheel(sys.argv[1])
 ''')
 
 
@@ -119,9 +128,9 @@ def wheel():
     directory = tempfile.TemporaryDirectory()
     # removed with this function, at the end of the process
     wheel.directory = directory
-    done = run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps',
-               '--no-build-isolation', '-w', directory.name,
-               source(os.path.join(directory.name, 'source')))
+    # the backend that pip would start four processes for
+    done = run(sys.executable, '-c', BUILD, directory.name,
+               cwd=source(os.path.join(directory.name, 'source')))
     assert done.returncode == 0, done.stdout
     found, = pathlib.Path(directory.name).glob('*.whl')
     return found
@@ -179,10 +188,10 @@ class Environment(fixtures.Fixture):
         return done.stdout
 
     def pip(self, *arguments, python=None, **variables):
-        """Run the pip of the tests for this environment."""
+        """Run pip, which is linked as all else is."""
         return self.check_call(
-            sys.executable, '-m', 'pip', '-q', '--disable-pip-version-check',
-            '--python', python or self.python, *arguments, **variables)
+            python or self.python, '-m', 'pip', '-q',
+            '--disable-pip-version-check', *arguments, **variables)
 
     def install(self, *arguments, **variables):
         return self.pip('install', '--no-deps', '--no-index',
@@ -234,10 +243,10 @@ class Environment(fixtures.Fixture):
         self.install(*arguments, wheel(), **variables)
 
     def accel_editable(self, *arguments):
-        checkout = self.directory / 'nova_accel'
-        if not checkout.exists():
-            source(checkout)
-        self.install('-e', checkout, *arguments)
+        self.install('-e', self.accel_checkout(), *arguments)
+
+    def accel_checkout(self):
+        return source(self.directory / 'nova_accel')
 
     def accel_uninstall(self):
         self.pip('uninstall', '-y', 'nova_accel')
@@ -249,16 +258,19 @@ class Environment(fixtures.Fixture):
         return self.run(python or self.python, '-W', 'ignore', '-c', START,
                         '--config-file', self.config, **variables).stdout
 
-    def start_scheduler(self):
-        """Start nova-scheduler; what it wrote."""
+    def start_scheduler(self, then=''):
+        """Start nova-scheduler; what it wrote.
+
+        :param then: lines of Python that it runs after its start.
+        """
         return self.run(self.python, '-W', 'ignore', '-c', START_SCHEDULER,
-                        '--config-file', self.config).stdout
+                        '--config-file', self.config, THEN=then).stdout
 
     def pip_check(self):
         """The lines of `pip check` that name nova_accel."""
-        return [line for line in self.run(
-            sys.executable, '-m', 'pip', '--python', self.python,
-            'check').stdout.splitlines() if line.startswith('nova-accel ')]
+        said = self.run(self.python, '-m', 'pip', 'check').stdout
+        return [line for line in said.splitlines()
+                if line.startswith('nova-accel ')]
 
     def check(self, *command, **variables):
         """Run nova-accel check; {check: line}."""
