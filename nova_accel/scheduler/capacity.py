@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import typing
 
 from nova_accel import matching
@@ -443,8 +444,7 @@ def _reached(host, free, part, serve, caps, isolated):
             (index, kind) for index, kind in enumerate(part)
             if number in serve[kind]], limits, isolated)
         reached = _largest(
-            tuple(min(x + y, most) for x, y, most
-                  in zip(one, other, limits))
+            tuple(map(min, map(operator.add, one, other), limits))
             for one in reached for other in given)
     return reached
 
@@ -477,8 +477,13 @@ def _of_provider(host, free, number, kinds, limits, isolated):
 
 def _largest(vectors: Iterable[_Vector]) -> set[_Vector]:
     """Without those that are at most another one in all of their numbers."""
-    kept: list[_Vector] = []
-    for vector in sorted(set(vectors), key=sum, reverse=True):
-        if not any(all(map(int.__ge__, other, vector)) for other in kept):
-            kept.append(vector)
-    return set(kept)
+    kept: set[_Vector] = set()
+    # those before have no less of the first number: the others of them
+    tails: list[_Vector] = []
+    for vector in sorted(set(vectors), reverse=True):
+        tail = vector[1:]
+        if not any(all(map(int.__ge__, other, tail)) for other in tails):
+            kept.add(vector)
+            tails = [other for other in tails
+                     if not all(map(int.__ge__, tail, other))] + [tail]
+    return kept
