@@ -28,7 +28,7 @@ def _known(path, parameters):
     return _entry_points(**dict(parameters))
 
 
-def _entry_points_once(**parameters):
+def entry_points_once(**parameters):
     """importlib.metadata.entry_points(), for which all that is installed is
     searched."""
     return _known(tuple(sys.path), tuple(sorted(parameters.items())))
@@ -49,7 +49,7 @@ def run(*arguments, stdout=None, **commands):
     stdout = stdout or io.StringIO()
     if importlib.metadata.entry_points is _entry_points:
         points = mock.patch.object(
-            importlib.metadata, 'entry_points', _entry_points_once)
+            importlib.metadata, 'entry_points', entry_points_once)
     else:
         # a test has others
         points = contextlib.nullcontext()

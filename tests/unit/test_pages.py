@@ -106,6 +106,8 @@ class CommandsTest(commands.CommandTestCase):
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.main.NovaAccel', pages.App))
+        self.useFixture(fixtures.MonkeyPatch(
+            'importlib.metadata.entry_points', commands.entry_points_once))
 
     @ddt.data(*pages.pages())
     def test_parsed(self, page):
