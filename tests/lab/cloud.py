@@ -21,7 +21,7 @@ INTERFACE = '9926ab6d-6c92-5a68-aabc-a7d84c545738'
 PROVIDERS = {'0000:00:0c.0_region0', '0000:00:0f.0', '0000:01:00.0',
              '0000:02:00.0', '0000:03:00.0', '0000:04:00.0', 'mtty'}
 #: everything is interpreted, on a machine that may have other work
-PATIENCE = 400
+PATIENCE = 1200
 
 
 class Cloud:
