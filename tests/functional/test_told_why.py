@@ -58,6 +58,10 @@ class ToldTest(base.AcceleratorTestBase):
     HOSTS = {'compute1': {'cards': [card(A)]},
              'compute2': {'cards': [card(A, [NLB3], interface=SHELL_12)]}}
 
+    def build(self):
+        super().build()
+        self.upload_bitstream(NLB0)
+
     def setUp(self):
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
@@ -119,7 +123,6 @@ class ToldTest(base.AcceleratorTestBase):
         #: of why
         self.specs, self.asked = None, 'compute1'
         self.profile()
-        self.upload_bitstream(NLB0)
         # what a row does and restores itself
         self.undo = contextlib.ExitStack()
 
@@ -459,7 +462,6 @@ class ToldTest(base.AcceleratorTestBase):
     def test_first_profiles_lead_to_the_right_shell(self):
         """Those that one copies: of README, of the page, and the shipped
         one. There is an image for the shell of compute1."""
-        self.upload_bitstream(NLB0)
         with open(pages.ROOT / 'etc/nova_accel/device_profiles/nlb.yaml'
                   ) as file:
             shipped = yaml.safe_load(file)
