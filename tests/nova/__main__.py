@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from stestr.repository import util
 import testtools
@@ -29,7 +30,10 @@ class _Stestr:
         # nothing of an earlier run may count
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.mkdir(parents=True)
-        self._environment = {**os.environ, suites.SUITE: suite}
+        self._environment = {
+            **os.environ, suites.SUITE: suite,
+            # Nova's tests of LVM take what is in /dev for volumes
+            'TMPDIR': tempfile.gettempdir()}
         if stock:
             self._environment[suites.STOCK] = '1'
 
