@@ -478,7 +478,8 @@ def _of_provider(host, free, number, kinds, limits, isolated):
 def _largest(vectors: Iterable[_Vector]) -> set[_Vector]:
     """Without those that are at most another one in all of their numbers."""
     kept: set[_Vector] = set()
-    # those before have no less of the first number: the others of them
+    # the other numbers of those kept: in this order the first one of each
+    # vector is at most that of all before it, and needs no comparison
     tails: list[_Vector] = []
     for vector in sorted(set(vectors), reverse=True):
         tail = vector[1:]
