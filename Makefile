@@ -28,6 +28,9 @@ STAMP = $(VENV)/stamp
 # errors only: pip warns of each package that a further index does not have
 QUIETLY = --quiet --quiet --disable-pip-version-check
 
+# each of a hundred processes would compile nova_accel again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test parts style docs unit host functional soak sigterm mutants nova-tests \
 	nova-tests-part bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
