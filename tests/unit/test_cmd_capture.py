@@ -33,6 +33,9 @@ SAMPLE = pathlib.Path(__file__).parents[2] / 'etc/nova_accel'
 #: by nova-accel capture on the virtual machine of docs/source/lab.rst, as it
 #: came; the machine had other work, and 0000:00:0f.0 did not answer in time
 LAB = pathlib.Path(__file__).parent / 'data/lab-capture.yaml'
+#: the same of a virtual machine with a real NVIDIA H200, a module of a board
+#: with NVLink, and without an IOMMU
+H200 = LAB.with_name('h200-capture.yaml')
 #: for which the sample has devices
 DRIVERS = ('dfl', 'xrt', 'gpu', 'vgpu', 'qat', 'timecard', 'nvme', 'pci')
 OPTIONS = {
@@ -187,6 +190,20 @@ class PlayTest(CaptureTestCase):
              for name, row in shown.items()})
         self.assertIn('vfio-pci refuses 0000:03:10.0, whose kind is on its '
                       'deny-list', shown['0000:03:00.0']['Health'])
+
+    def test_of_a_real_gpu(self):
+        """What nova-accel discover showed there, under Linux 6.18."""
+        self.configure()
+        path = pathlib.Path(self.directory, 'h200.yaml')
+        for rule, why in (
+                ('vendor=10de', 'NVLink joins it with the other GPUs'),
+                ('address=0000:00:06.0', '0000:00:06.0 has no IOMMU group')):
+            path.write_text(H200.read_text().replace('vendor=10de', rule))
+            gpu, = json.loads(self.discover(
+                '-f', 'json', '--simulated-host', str(path)))
+            self.assertEqual(('0000:00:06.0', 'GPU NVIDIA H200', 0),
+                             (gpu['Device'], gpu['What'], gpu['Total']))
+            self.assertIn(f'quarantined, {why}', gpu['Health'])
 
     def test_capture_of_a_capture(self):
         self.configure(enabled_drivers='dfl',
