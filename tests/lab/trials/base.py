@@ -106,8 +106,12 @@ class Compute:
     def start(self):
         """Start it, and wait until it is up."""
         before = self.reported()
-        machine.check('systemctl --no-block start nova-compute')
+        self.begin()
         self.wait_report(before)
+
+    def begin(self):
+        """Start it, and do not wait."""
+        machine.check('systemctl --no-block start nova-compute')
 
     def wait_report(self, before):
         # it reports itself when everything of its start is done; for how long
