@@ -28,7 +28,7 @@ STAMP = $(VENV)/stamp
 # errors only: pip warns of each package that a further index does not have
 QUIETLY = --quiet --quiet --disable-pip-version-check
 
-# each of a hundred processes would compile nova_accel again
+# else each process that a test starts compiles nova_accel again
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test parts style docs unit host functional soak sigterm mutants nova-tests \
