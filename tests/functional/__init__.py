@@ -6,8 +6,10 @@ import os
 import sys
 import unittest
 
+from tests import no_proxy
 from tests.threads import NOVA
 
+no_proxy.apply()
 # read when nova is first imported: native threads or eventlet, whichever its
 # nova-compute has by default
 os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING',

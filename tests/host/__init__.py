@@ -10,8 +10,10 @@ import logging
 
 from tests import cheap_process
 from tests import limits
+from tests import no_proxy
 from tests import threads
 
+no_proxy.apply()
 threads.choose()
 
 # the log of a test that passes is no news
