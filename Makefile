@@ -70,11 +70,13 @@ docs: $(STAMP)
 
 # the tests of a folder, or TEST: a module, a class or a test by its name
 TEST ?=
-KEPT = --top-dir . --repo-url build/stestr
+# stestr would run them with the PYTHON of the command line, which has no
+# packages; and by a shell, for which a whole path may have spaces
+RUN = PYTHON=$(BIN)/python $(BIN)/stestr --top-dir . --repo-url build/stestr
 define run
 	$(if $(TEST),$(BIN)/python -m testtools.run $(TEST),\
 		$(BIN)/python -m tests.times $@ && \
-		$(BIN)/stestr --test-path ./tests/$@ $(KEPT)/$@ run $(STESTR))
+		$(RUN)/$@ --test-path ./tests/$@ run $(STESTR))
 endef
 # more processes than cores, because tests wait; each imports what it may run
 unit: STESTR = --concurrency $$(($$(nproc) + 1))
@@ -98,7 +100,7 @@ functional-part: STESTR = --concurrency $$((2 * $$(nproc))) \
 	--group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
 functional-part: $(STAMP)
 	$(BIN)/python -m tests.times functional
-	$(BIN)/stestr --test-path ./tests/functional $(KEPT)/functional run $(STESTR)
+	$(RUN)/functional --test-path ./tests/functional run $(STESTR)
 
 # minutes; docs/source/contributor/testing.rst says how to play a failure again
 SOAK_MINUTES ?= 60

@@ -33,6 +33,9 @@ class _Stestr:
         self._directory.mkdir(parents=True)
         self._environment = {
             **os.environ, suites.SUITE: suite,
+            # which stestr takes; a shell runs it, for which a whole path may
+            # have spaces
+            'PYTHON': os.path.relpath(sys.executable),
             # Nova's tests of LVM take what is in /dev for volumes
             'TMPDIR': tempfile.gettempdir()}
         if stock:
