@@ -6,10 +6,10 @@ import os
 import sys
 import unittest
 
-from tests import no_proxy
+from tests import environment
 from tests.threads import NOVA
 
-no_proxy.apply()
+environment.clear()
 # read when nova is first imported: native threads or eventlet, whichever its
 # nova-compute has by default
 os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING',

@@ -9,11 +9,11 @@ names. A test takes tenths of a second.
 import logging
 
 from tests import cheap_process
+from tests import environment
 from tests import limits
-from tests import no_proxy
 from tests import threads
 
-no_proxy.apply()
+environment.clear()
 threads.choose()
 
 # the log of a test that passes is no news

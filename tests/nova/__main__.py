@@ -14,7 +14,7 @@ import tempfile
 from stestr.repository import util
 import testtools
 
-from tests import no_proxy
+from tests import environment
 from tests.nova import suites
 
 _RESULTS = pathlib.Path('build', 'nova-tests')
@@ -144,7 +144,7 @@ def main() -> int:
     unknown = set(arguments.suites) - suites.SUITES.keys()
     if unknown:
         parser.error(f'no such suite: {", ".join(sorted(unknown))}')
-    no_proxy.apply()
+    environment.clear()
     passed = True
     for suite in arguments.suites or suites.SUITES:
         wanted = (suites.part(suite) if arguments.part

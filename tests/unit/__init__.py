@@ -6,11 +6,11 @@ import logging
 import hypothesis
 
 from tests import cheap_process
+from tests import environment
 from tests import limits
-from tests import no_proxy
 from tests import threads
 
-no_proxy.apply()
+environment.clear()
 threads.choose()
 
 # the log of a test that passes is no news; one that is asked for it has a

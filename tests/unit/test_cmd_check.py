@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import shlex
 import sqlite3
 import sys
 import threading
@@ -38,7 +39,8 @@ from tests.unit.test_profiles import FPGA
 
 GPU = '0000:3b:00.0'
 DISK = '0000:d8:00.0'
-HELPER = os.path.join(os.path.dirname(sys.executable), 'privsep-helper')
+HELPER = shlex.quote(os.path.join(
+    os.path.dirname(sys.executable), 'privsep-helper'))
 LOADING_FAILURE = loading.failure
 CREDENTIALS_HERE = privileged.credentials_here
 GLANCE = 'http://glance.example'

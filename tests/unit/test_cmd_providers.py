@@ -18,9 +18,6 @@ class PurgeTest(commands.CommandTestCase):
     def setUp(self):
         super().setUp()
         self.addCleanup(conf.CONF.reset)
-        for name in list(os.environ):
-            if name.startswith('OS_'):
-                self.useFixture(fixtures.EnvironmentVariable(name))
         self.useFixture(fixtures.EnvironmentVariable(
             'OS_CLIENT_CONFIG_FILE', os.path.join(self.directory, 'none')))
 

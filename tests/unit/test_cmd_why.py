@@ -23,8 +23,6 @@ class CannotLookTest(commands.CommandTestCase):
 
     def setUp(self):
         super().setUp()
-        for name in [n for n in os.environ if n.startswith('OS_')]:
-            self.useFixture(fixtures.EnvironmentVariable(name))
         self.useFixture(fixtures.EnvironmentVariable(
             'OS_CLIENT_CONFIG_FILE',
             os.path.join(self.directory, 'clouds.yaml')))

@@ -7,6 +7,7 @@ is then read by oslo.config, and what it names is looked up in Nova.
 
 import os
 import pathlib
+import shlex
 import subprocess
 
 import fixtures
@@ -48,9 +49,10 @@ class DevStackTest(testtools.TestCase):
         self.state = self.useFixture(fixtures.TempDir()).path
         os.mkdir(f'{self.etc}/rootwrap.d')
         self.nova_conf = f'{self.etc}/nova.conf'
-        plugin = f'source {ROOT}/devstack/plugin.sh'
+        there = shlex.quote(f'{ROOT}/devstack')
+        plugin = f'source {there}/plugin.sh'
         done = subprocess.run(
-            ['bash', '-euc', f'{STAND_INS}\nsource {ROOT}/devstack/settings\n'
+            ['bash', '-euc', f'{STAND_INS}\nsource {there}/settings\n'
              + ''.join(f'{plugin} stack {phase}\n' for phase in (
                  'pre-install', 'install', 'post-config', 'extra'))],
             env={'PATH': os.environ['PATH'], 'DEST': str(ROOT.parent),

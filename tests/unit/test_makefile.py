@@ -45,7 +45,7 @@ class PythonTest(testtools.TestCase):
         self.assertIn('|| python3 -m venv ', self.set_up())
 
     def test_that_of_the_environment(self):
-        self.assertIn('|| mine -m venv ', self.set_up(PYTHON='mine'))
+        self.assertIn('|| chosen -m venv ', self.set_up(PYTHON='chosen'))
 
     def test_tests_have_that_of_their_packages(self):
         """stestr takes PYTHON of the environment, where make puts what its

@@ -8,6 +8,7 @@ The package is that of docs/source/drivers.rst.
 import errno
 import importlib
 import os
+import shlex
 import sys
 
 import ddt
@@ -186,8 +187,8 @@ class PrivilegedTest(VendorTestCase):
 
     def test_process(self):
         """What the operation raises there arrives here."""
-        self.config.config(group=SECTION, helper_command=os.path.join(
-            os.path.dirname(sys.executable), 'privsep-helper'))
+        self.config.config(group=SECTION, helper_command=shlex.quote(
+            os.path.join(os.path.dirname(sys.executable), 'privsep-helper')))
         self.addCleanup(self.module.ctx.stop)
         self.assertEqual((os.geteuid(), 0), tuple(self.module.credentials()))
         self.refused(errno.EINVAL, self.kernel.call, self.module.scrub, '/')
