@@ -4,7 +4,6 @@
 import contextlib
 import json
 import os
-import shlex
 import sqlite3
 import sys
 import threading
@@ -39,8 +38,9 @@ from tests.unit.test_profiles import FPGA
 
 GPU = '0000:3b:00.0'
 DISK = '0000:d8:00.0'
-HELPER = shlex.quote(os.path.join(
-    os.path.dirname(sys.executable), 'privsep-helper'))
+# oslo.config would take quotes away
+HELPER = os.path.join(os.path.dirname(sys.executable),
+                      'privsep-helper').replace(' ', r'\ ')
 LOADING_FAILURE = loading.failure
 CREDENTIALS_HERE = privileged.credentials_here
 GLANCE = 'http://glance.example'
