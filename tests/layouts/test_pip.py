@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 
 import fixtures
 
@@ -92,8 +91,7 @@ class EditableTest(base.LayoutTestCase):
         if done.returncode:
             self.skipTest(f'{NOVA} cannot be downloaded: {done.stdout}')
         archive, = pathlib.Path(directory).glob('*.tar.gz')
-        with tarfile.open(archive) as opened:
-            opened.extractall(directory, filter='data')
+        shutil.unpack_archive(archive, directory)
         checkout, = pathlib.Path(directory).glob('nova-*/')
         for first in (True, False):
             self.there = self.useFixture(base.Environment())
