@@ -78,7 +78,7 @@ class Desk(base.Trial):
         before = set(self.cloud.providers())
         self.compute.stop()
         done = subprocess.run(
-            ['nova-accel', 'providers', 'purge', machine.NAME],
+            ['nova-accel', 'providers', 'purge', 'vm'],
             capture_output=True, text=True)
         try:
             self.assertEqual(0, done.returncode, done.stderr)

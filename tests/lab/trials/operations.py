@@ -35,7 +35,7 @@ class Operations(base.Trial):
     def test_2_rescue_rebuild(self):
         """Rescue and unrescue, rebuild: the same device."""
         api = self.cloud.compute
-        api.rescue_server(self.server, image_ref=self.cloud.probe().id)
+        api.rescue_server(self.server, image=self.cloud.probe().id)
         self.assertStillThere('RESCUE', programmed=1)
         api.unrescue_server(self.server)
         self.assertStillThere(programmed=2)
