@@ -18,8 +18,8 @@
 # make lab    the same on a real kernel, in a virtual machine; as root; DEMO=1:
 #             the story of make demo there
 
-# of python3 the distribution's build, where there is one: operators run Nova
-# with it, and the tests take an eighth less of it than of one of pyenv
+# python3 in the distribution's build, where there is one: operators run Nova with
+# it, and tests need an eighth fewer instructions than with pyenv's
 PYTHON ?= $(shell p=$$(python3 -c 'import sys; print("/usr/bin/python%d.%d" % \
 	sys.version_info[:2])') && $$p -c 'import ensurepip' 2> /dev/null && \
 	echo $$p || echo python3)

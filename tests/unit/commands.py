@@ -19,6 +19,10 @@ from nova_accel.cmd import main
 from nova_accel import conf
 from nova_accel.store import claim_store
 
+#: what [...] helper_command is here. A backslash goes before a space, because
+#: oslo.config takes quotes around a whole value away
+PRIVSEP_HELPER = os.path.join(os.path.dirname(sys.executable),
+                              'privsep-helper').replace(' ', r'\ ')
 
 _entry_points = importlib.metadata.entry_points
 

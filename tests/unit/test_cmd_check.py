@@ -38,9 +38,7 @@ from tests.unit.test_profiles import FPGA
 
 GPU = '0000:3b:00.0'
 DISK = '0000:d8:00.0'
-# oslo.config would take quotes away
-HELPER = os.path.join(os.path.dirname(sys.executable),
-                      'privsep-helper').replace(' ', r'\ ')
+HELPER = commands.PRIVSEP_HELPER
 LOADING_FAILURE = loading.failure
 CREDENTIALS_HERE = privileged.credentials_here
 GLANCE = 'http://glance.example'

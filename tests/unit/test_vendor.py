@@ -8,7 +8,6 @@ The package is that of docs/source/drivers.rst.
 import errno
 import importlib
 import os
-import shlex
 import sys
 
 import ddt
@@ -26,6 +25,7 @@ from nova_accel import model
 from nova_accel import request
 from nova_accel import sim
 from tests import acme
+from tests.unit import commands
 from tests.unit.host import A
 
 SECTION = 'acme_accel_privileged'
@@ -187,8 +187,8 @@ class PrivilegedTest(VendorTestCase):
 
     def test_process(self):
         """What the operation raises there arrives here."""
-        self.config.config(group=SECTION, helper_command=shlex.quote(
-            os.path.join(os.path.dirname(sys.executable), 'privsep-helper')))
+        self.config.config(group=SECTION,
+                           helper_command=commands.PRIVSEP_HELPER)
         self.addCleanup(self.module.ctx.stop)
         self.assertEqual((os.geteuid(), 0), tuple(self.module.credentials()))
         self.refused(errno.EINVAL, self.kernel.call, self.module.scrub, '/')
