@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Each test has a time limit, and ends before the next one begins.
 
-The packages of tests call apply(), whatever the base class of a test is.
+The packages of tests call apply(); each test is one of testtools.
 
 * At the limit the main thread gets an error, wherever it waits, and the test
   fails with the stacks of all threads. Its cleanups run.
@@ -32,8 +32,10 @@ LIMIT = 300
 LAST = 120
 #: seconds in which threads end that have nothing more to do
 ENDS = 20
-#: threads of nova_accel that live as long as their nova-compute
-SERVICE = ('accel-idle', 'accel-_listen', 'accel-listen', 'accel-signals')
+#: threads of nova_accel that live as long as their process
+SERVICE = 'accel-idle', 'accel-signals'
+#: those that live until a nova-compute ends
+LISTENERS = 'accel-_listen', 'accel-listen'
 
 
 class TestTimeout(BaseException):
@@ -143,10 +145,12 @@ def green_thread():
 def at_work(accel: bool = True) -> set[threading.Thread]:
     """Return the threads that run something which ends.
 
-    :param accel: of nova_accel only.
+    :param accel: of nova_accel only, and not those of a nova-compute that
+        goes on.
     """
+    known = (*SERVICE, *LISTENERS) if accel else SERVICE
     return {thread for thread in threading.enumerate()
-            if thread.name not in SERVICE
+            if thread.name not in known
             and (thread.name.startswith('accel-') or not accel)}
 
 

@@ -475,8 +475,11 @@ class Accelerators:
                 providers & set(self._cloud.allocations(context, consumer))
                 for consumer in {c.consumer_uuid for c in old}):
             return
-        back = plan.to_come_back(allocations, located, self._located(
-            self.holdings.of(server.uuid), allocations))
+        back = plan.to_come_back(
+            allocations, located,
+            self._located(self.holdings.of(server.uuid), allocations),
+            lambda: all(self._cloud.is_confirmed(claim.consumer_uuid)
+                        for claim in old))
         if back:
             uuids = {claim.uuid for claim in back}
             self.releases.clean(context, self.holdings.revert(server.uuid, [

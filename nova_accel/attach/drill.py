@@ -18,6 +18,7 @@ from nova_accel.attach import owners
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.inventory import conditions
 from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel import naming
@@ -27,6 +28,9 @@ CONF = conf.CONF
 SECONDS = 60
 #: seconds between two scans, and between two questions
 _LOOK, _PAUSE = 2, 0.1
+#: of a device that goes while it is drilled
+_REMOVED = conditions.Condition(
+    signals.State.GONE, 'it is not on this host any more', signals.State.GONE)
 
 #: where, as a part of a sentence -> whether the finding is there, or is gone
 #: from there; what is asked may raise AcceleratorError
@@ -82,7 +86,7 @@ class Drill:
         :returns: how, as a part of the answer; '' where that is not done: a
             server has it, or [accel] health observes the drill.
         """
-        known = self._inventory.health.conditions()[address]
+        known = self._condition(address)
         if not any(f.acts and f.state is signals.State.QUARANTINED
                    for f in known.findings):
             return ''
@@ -96,6 +100,9 @@ class Drill:
         return (f', was answered by a {step}' if step else
                 ', was answered by no step of recovery')
 
+    def _condition(self, address: str) -> conditions.Condition:
+        return self._inventory.health.conditions().get(address, _REMOVED)
+
     def _check(self, device: model.Device) -> signals.Mode:
         """Return what is done about the signal."""
         address = device.address
@@ -105,7 +112,7 @@ class Drill:
                 f'A drill of {address} was asked for, and a server might get '
                 f'it meanwhile, because the operator has not disabled it: '
                 f'nova-accel disable {address} first.')
-        known = self._inventory.health.conditions()[address]
+        known = self._condition(address)
         if known.findings or known.for_owner is not signals.State.OK:
             raise exception.DeviceUnavailable(
                 f'A drill of {address} was asked for, and it is not well '
@@ -135,8 +142,8 @@ class Drill:
         """
         found: dict[str, Callable[[bool], bool]] = {
             'at nova-compute': lambda on: on is (signals.DRILL in {
-                finding.signal for finding
-                in self._inventory.health.conditions()[address].findings})}
+                finding.signal
+                for finding in self._condition(address).findings})}
         self._wait(address, found, True)
         found['in a notification'] = lambda on: on is (
             signals.DRILL in self._notices.signals_of(address))

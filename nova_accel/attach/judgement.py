@@ -112,15 +112,17 @@ class Snapshot:
         or ends, of which Placement hears first."""
         if self.consumers is None:
             return True
-        server, beside = claim.instance_uuid, [
-            c for c in self.after if c.instance_uuid == claim.instance_uuid]
+        server = claim.instance_uuid
         owners = {claim.consumer_uuid}
         if claim.role is model.Role.CURRENT:
             owners |= {move for move, of in self.moves.items()
-                       if of == server} - {c.consumer_uuid for c in beside}
-        elif not any(c.role is model.Role.CURRENT
-                     and c.provider_uuid == claim.provider_uuid
-                     for c in beside):
+                       if of == server} - {c.consumer_uuid for c in self.after
+                                           if c.instance_uuid == server}
+        # from a pool the server may have its new device, after a confirm; a
+        # revert has ended the guest with that before Placement hears of it
+        elif not any(c.provider_uuid == claim.provider_uuid
+                     and c.handle.address in self.guests.get(server, ())
+                     for c in self.of(server)):
             owners.add(server)
         return any(not owners.isdisjoint(self.consumers.get(uuid, ()))
                    for uuid in self.providers_of(claim))

@@ -20,7 +20,7 @@ flavor back and left the allocation of the new one.
 """
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import dataclasses
 
 from nova_accel import exception
@@ -132,26 +132,41 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 
 
 def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
-                 current: Sequence[model.Claim]) -> list[model.Claim]:
+                 current: Sequence[model.Claim],
+                 is_confirmed: Callable[[], bool]) -> list[model.Claim]:
     """Return what a server had before a move and gets back. It starts again,
     and Placement has allocated nothing to the move any more.
 
-    ================ ==================== ================================
-    It has now       Is allocated to it   What comes back
-    ================ ==================== ================================
-    nothing          what it had, or less as much as that: the move failed
-    something        all of that          nothing: it was confirmed
-    something        not all, and all     all: it was reverted
-                     that it had
-    something        neither              nothing
-    ================ ==================== ================================
+    ==================== ================= ==============================
+    It has now           Allocated to it   What comes back
+    ==================== ================= ==============================
+    nothing              what it had, or   as much as that: the move
+                         less              failed
+    less of the same     all that it had   all: it was reverted
+    as much of the same  all that it had   all, unless Nova says that it
+                                           was confirmed
+    something else       all that it has   nothing: it was confirmed
+    something else       not all, and all  all: it was reverted
+                         that it had
+    something            neither           nothing
+    ==================== ================= ==============================
 
     :param old: as if allocated from the present providers.
     """
-    if current and len(_allocated(allocations, current)) == len(current):
-        return []
     back = _allocated(allocations, old)
-    return back if not current or len(back) == len(old) else []
+    if not current:
+        return back
+    if len(back) < len(old):
+        return []
+    if len(_allocated(allocations, current)) < len(current):
+        return back
+    had, has = _units(old), _units(current)
+    return back if has < had or has == had and not is_confirmed() else []
+
+
+def _units(claims) -> collections.Counter:
+    return collections.Counter(
+        (claim.provider_uuid, claim.resource_class) for claim in claims)
 
 
 def _allocated(allocations, claims) -> list[model.Claim]:

@@ -281,6 +281,13 @@ class NovaCloud:
                     self.admin_context(), uuid).instance_uuid
         return found
 
+    def is_confirmed(self, migration_uuid):
+        with contextlib.suppress(nova_exception.MigrationNotFound):
+            return objects.Migration.get_by_uuid(
+                self.admin_context(), migration_uuid,
+            ).status in ('confirming', 'confirmed')
+        return False
+
     def say(self, instance_uuid, key, text):
         context = self.admin_context()
         if text is None:

@@ -200,6 +200,9 @@ class Cloud:
         moves = self.read().get('moves', {})
         return {uuid_: moves[uuid_] for uuid_ in uuids if uuid_ in moves}
 
+    def is_confirmed(self, migration_uuid):
+        return migration_uuid in self.read().get('confirmed', ())
+
     def say(self, instance_uuid, key, text):
         with self.state() as state:
             metadata = state['servers'][instance_uuid]['metadata']
@@ -313,6 +316,11 @@ class Cloud:
         with self.state() as state:
             state['allocations'][other] = state['allocations'].pop(consumer)
             state.setdefault('moves', {})[other] = consumer
+
+    def confirm(self, migration):
+        """nova-api writes it before the computes hear of it."""
+        with self.state() as state:
+            state.setdefault('confirmed', []).append(migration)
 
     def start_guest(self, uuid_, handles):
         """libvirt starts a guest with these devices."""

@@ -5,6 +5,8 @@ The order is written as by the command, beside nova-compute.
 """
 
 import os
+import time
+import types
 
 import fixtures
 
@@ -114,6 +116,25 @@ class DrillTest(DrillTestCase):
         self.assertIn('it is not well', self.refused('drill', ONE, '0'))
         self.assertIn('is not a device of this host',
                       self.refused('drill', '0000:99:00.0', '0'))
+
+    def test_goes_meanwhile(self):
+        """The card is pulled while the finding stays, and a report forgets
+        it."""
+        self.host.disable(ONE)
+
+        def sleep(seconds):
+            if seconds != 7:
+                time.sleep(seconds)
+                return
+            self.host.kernel.set_fault(ONE, vanish=True)
+            self.look()
+            self.look()
+            self.host.report()
+            self.assertNotIn(ONE, self.host.inventory.devices)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.attach.drill.time', types.SimpleNamespace(
+                monotonic=time.monotonic, sleep=sleep)))
+        self.assertIn('and is over there', self.drill(stays=7))
 
     def test_off(self):
         self.config.config(group='accel', health=['act', 'drill=off'])

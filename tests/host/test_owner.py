@@ -20,14 +20,26 @@ class MoveTest(base.HostTestCase):
     """A resize on the same host, of which one write after another fails."""
 
     POOLS = 'none'
+    CLASS, ADDRESSES = base.FPGA, (A, B)
 
     def setUp(self):
         super().setUp()
-        self.start_host({'address': A}, {'address': B})
-        self.server = self.host.boot(base.ONE, self.host.allocation(A))
-        self.migration = self.host.resize_here(
-            self.server, self.host.allocation(B))
+        self.start_devices()
+        before, after = (self.host.allocation(address, self.CLASS)
+                         for address in self.ADDRESSES)
+        self.server = self.host.boot(
+            {f'resources1:{self.CLASS}': '1'}, before)
+        self.first = self.held()
+        self.migration = self.host.resize_here(self.server, after)
+        self.second = self.held()
         self.context = self.host.cloud.admin_context()
+
+    def start_devices(self):
+        self.start_host(*({'address': address} for address in self.ADDRESSES))
+
+    def held(self):
+        claim, = self.host.holdings.of(self.server)
+        return claim.handle.address
 
     def fail_at(self, number):
         """The n-th transaction that writes from now on fails, until mend():
@@ -47,6 +59,7 @@ class MoveTest(base.HostTestCase):
         self.host.revert_here(self.server, self.migration)
 
     def confirm(self):
+        self.host.cloud.confirm(self.migration)
         self.host.accelerators.confirm(
             self.context, self.server, self.migration)
         self.host.cloud.allocate(self.migration, None)
@@ -56,14 +69,16 @@ class MoveTest(base.HostTestCase):
             self.host.reconciler.run()
             self.host.settle()
 
-    def assertHasOnly(self, address):
-        self.assertEqual({self.server: frozenset([vf(address)])},
+    def assertHasOnly(self, handle):
+        self.assertEqual({self.server: frozenset([handle])},
                          self.host.cloud.running())
         claim, = self.host.holdings.all()
-        self.assertEqual((self.server, self.server, vf(address)), (
+        self.assertEqual((self.server, self.server, handle), (
             claim.instance_uuid, claim.consumer_uuid, claim.handle.address))
-        self.assertEqual({self.server: self.host.allocation(address)},
-                         self.host.cloud.read()['allocations'])
+        self.assertEqual(
+            {self.server: self.host.allocation(
+                claim.device_address, self.CLASS)},
+            self.host.cloud.read()['allocations'])
 
     @ddt.data(*itertools.product(range(6), (False, True), (False, True)))
     @ddt.unpack
@@ -81,7 +96,7 @@ class MoveTest(base.HostTestCase):
         self.mend()
         self.host.start_guest(self.server)
         self.compare()
-        self.assertHasOnly(A)
+        self.assertHasOnly(self.first)
 
     @ddt.data(*itertools.product(range(4), (False, True)))
     @ddt.unpack
@@ -96,7 +111,7 @@ class MoveTest(base.HostTestCase):
         self.migration = self.host.migrate_away(self.server)
         self.host.revert(self.server, self.migration)
         self.compare()
-        self.assertHasOnly(B)
+        self.assertHasOnly(self.second)
 
     def test_reverted_twice(self):
         """As where two hear of it: the server keeps what it has."""
@@ -135,7 +150,8 @@ class MoveTest(base.HostTestCase):
         self.compare()
         self.assertEqual([], self.host.holdings.all())
 
-    def test_store_that_stays_away(self):
+    @ddt.data(False, True)
+    def test_store_that_stays_away(self, restarts):
         """The server does not start with what it has lost."""
         store = self.host.accelerators.store
         begin = store._begin
@@ -147,11 +163,57 @@ class MoveTest(base.HostTestCase):
         self.assertRaises(exception.AcceleratorsUnavailable,
                           self.host.start_guest, self.server)
         store._begin = begin
+        if restarts:
+            self.restart()
+            self.compare()
         self.host.start_guest(self.server)
         self.compare()
-        self.assertHasOnly(A)
+        self.assertHasOnly(self.first)
         self.assertEqual([], self.host.holdings.of(
             self.server, model.Role.OLD))
+
+
+class PoolMoveTest(MoveTest):
+    """Of two disks of a pool: once the move has ended, Placement says that the
+    server has one, and not which."""
+
+    POOLS = 'host'
+    CLASS, ADDRESSES = 'CUSTOM_ACCELERATOR_SSD', ('0000:02:00.0',
+                                                  '0000:03:00.0')
+
+    def start_devices(self):
+        self.start_host(nvmes=[{'address': address}
+                               for address in self.ADDRESSES],
+                        drivers=('nvme',))
+
+    def setUp(self):
+        super().setUp()
+        self.disks = self.simulated.kernel
+        self.disks.write_disk(self.first, 'its data')
+
+    def assertHasOnly(self, handle):
+        super().assertHasOnly(handle)
+        if handle == self.first:
+            self.assertEqual('its data', self.disks.data_of_disk(handle))
+
+    def test_compared_while_the_new_one_is_cleaned(self):
+        self.disks.set_fault(self.second, format='refused')
+        cloud = self.host.cloud
+        move = cloud.move_allocation
+
+        def moves(*args):
+            move(*args)
+            self.compare()
+        cloud.move_allocation = moves
+        self.revert()
+        self.assertEqual(
+            {self.first: model.ClaimState.BOUND,
+             self.second: model.ClaimState.DELETING},
+            {c.handle.address: c.state for c in self.host.holdings.all()})
+        self.disks.set_fault(self.second, format=None)
+        self.host.start_guest(self.server)
+        self.compare()
+        self.assertHasOnly(self.first)
 
 
 @ddt.ddt

@@ -5,7 +5,8 @@ import functools
 import itertools
 import random
 import time
-import unittest
+
+import testtools
 
 from nova_accel import naming
 from nova_accel import request
@@ -214,7 +215,7 @@ def compare(test, seeds):
     return some
 
 
-class CountTest(unittest.TestCase):
+class CountTest(testtools.TestCase):
 
     def test_random(self):
         """tests.bench.capacity does this with more of them."""

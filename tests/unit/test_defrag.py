@@ -2,7 +2,8 @@
 """The fewest migrations that make room, against all migrations there are."""
 
 import random
-import unittest
+
+import testtools
 
 from nova_accel.scheduler import capacity
 from nova_accel.scheduler import defrag
@@ -131,7 +132,7 @@ def compare(test, seeds, longest=3):
     return some
 
 
-class PlanTest(unittest.TestCase):
+class PlanTest(testtools.TestCase):
 
     def test_random(self):
         """tests.bench.capacity does this with more of them."""

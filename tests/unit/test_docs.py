@@ -15,7 +15,8 @@ import ast
 import importlib.util
 import pathlib
 import re
-import unittest
+
+import testtools
 
 from nova_accel.inventory import fences
 from tests.nova import suites
@@ -49,7 +50,7 @@ def _words(text):
     return ' '.join(text.split())
 
 
-class OperationsTableTest(unittest.TestCase):
+class OperationsTableTest(testtools.TestCase):
 
     maxDiff = None
 
@@ -61,7 +62,7 @@ class OperationsTableTest(unittest.TestCase):
         self.assertEqual(sorted(rows_of_tests()), sorted(rows_of_table()))
 
 
-class OriginTest(unittest.TestCase):
+class OriginTest(testtools.TestCase):
 
     def test_origin_of_each_file_is_said(self):
         """Of each file of the tests that is not Python."""
@@ -80,7 +81,7 @@ class OriginTest(unittest.TestCase):
             if not any(path.match(pattern) for path in here)])
 
 
-class ExcludedTest(unittest.TestCase):
+class ExcludedTest(testtools.TestCase):
 
     def test_page_names_each(self):
         """Nothing is hidden from Nova's tests without a word on the page."""
@@ -96,7 +97,7 @@ class ExcludedTest(unittest.TestCase):
         self.assertEqual({*named}, found)
 
 
-class GlossaryTest(unittest.TestCase):
+class GlossaryTest(testtools.TestCase):
 
     PAGE = (ROOT / 'docs/source/contributor/glossary.rst').read_text()
 
@@ -136,7 +137,7 @@ class GlossaryTest(unittest.TestCase):
             r'^   [a-z-]+$', self.PAGE, re.MULTILINE)))
 
 
-class PictureTest(unittest.TestCase):
+class PictureTest(testtools.TestCase):
 
     def test_drawn_by_the_program(self):
         found = importlib.util.spec_from_file_location(

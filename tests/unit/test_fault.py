@@ -7,12 +7,12 @@ tests/functional/test_no_valid_host.
 
 import threading
 import types
-import unittest
 from unittest import mock
 from urllib import parse
 
 from nova import objects
 from nova.scheduler import utils
+import testtools
 
 from nova_accel import request
 from nova_accel.scheduler import fault
@@ -25,9 +25,10 @@ TAKEN = 'Accelerators: no host for this server has a free FPGA: try again '\
         'later, or choose another flavor.'
 
 
-class FaultTest(unittest.TestCase):
+class FaultTest(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
         self.urls = []
         self.begun = scheduling.Schedulings(get=None)

@@ -11,7 +11,6 @@ import copy
 import functools
 import inspect
 import types
-import unittest
 from unittest import mock
 
 from nova.compute import api as compute_api
@@ -22,6 +21,7 @@ from nova.scheduler import manager
 from nova.scheduler import utils
 from nova import weights as nova_weights
 import oslo_messaging as messaging
+import testtools
 
 from nova_accel import naming
 from nova_accel import request
@@ -80,13 +80,14 @@ def failing(owner, name):
         yield
 
 
-class SchedulerTest(unittest.TestCase):
+class SchedulerTest(testtools.TestCase):
     """Whole schedulings, as Nova's scheduler runs them."""
 
     MODULES = (scheduling, ranking, filters, weights, candidates, fault,
                missing, unseen, request)
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
         query = types.SimpleNamespace(
             to_querystring=lambda: f'resources=VCPU:1&resources1={FPGA}:1')
@@ -226,7 +227,7 @@ class SchedulerTest(unittest.TestCase):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 
-class ApiTest(unittest.TestCase):
+class ApiTest(testtools.TestCase):
     """What nova-api asks of us for each server, as it does."""
 
     #: which catch what fails below them
@@ -238,6 +239,7 @@ class ApiTest(unittest.TestCase):
     IMAGE = '00000000-0000-4000-8000-000000000003'
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
 
         class API:

@@ -3,12 +3,12 @@
 
 import logging
 import types
-import unittest
 from unittest import mock
 
 from nova.compute import claims
 from nova import exception
 from nova import objects
+import testtools
 
 from nova_accel.virt import guest_nodes
 
@@ -35,9 +35,10 @@ def host(*memory, physnet_on=None):
         numa_topology=objects.NUMATopology(cells=cells)._to_json())
 
 
-class ClaimTest(unittest.TestCase):
+class ClaimTest(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
         before = getattr(claims.Claim, guest_nodes._METHOD)
         self.addCleanup(setattr, claims.Claim, guest_nodes._METHOD, before)

@@ -79,6 +79,11 @@ CASES = {
     'a confirmed move within the host': (
         [SERVER], ('runs', ELSEWHERE), REST,
         [OLD, claim(at=ELSEWHERE)], [ABANDONED]),
+    'a move within a pool, reverted, the new device being cleaned': (
+        [SERVER], None, None,
+        [OLD, claim(at=ELSEWHERE, state=model.ClaimState.DELETING)], []),
+    'a move within a pool, reverted, and that could not be written': (
+        [SERVER], None, BUSY, [OLD, claim(at=ELSEWHERE)], []),
     'a move of two providers that is being reverted': (
         {P1: [SERVER], P2: [SERVER]}, None, None,
         [OLD, claim(provider=P2, at=ELSEWHERE)], []),

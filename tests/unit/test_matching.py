@@ -4,10 +4,10 @@ import collections
 import itertools
 import random
 import time
-import unittest
 
 from hypothesis import given
 from hypothesis import strategies as st
+import testtools
 
 from nova_accel import matching
 from nova_accel.matching import Demand
@@ -44,7 +44,7 @@ def places(most):
         st.sampled_from('AB'), st.integers(0, most)) for place in PLACES})
 
 
-class AssignTest(unittest.TestCase):
+class AssignTest(testtools.TestCase):
 
     def test_table(self):
         one, two, both = {'A': 1}, {'A': 2}, {'A': 1, 'B': 1}

@@ -3,8 +3,9 @@
 
 import itertools
 import typing
-import unittest
 from urllib import parse
+
+import testtools
 
 from nova_accel import naming
 from nova_accel import request
@@ -76,7 +77,7 @@ def specs(**values):
             for key, pairs in values.items() for name, value in pairs.items()}
 
 
-class MissingTest(unittest.TestCase):
+class MissingTest(testtools.TestCase):
 
     maxDiff = None
 
@@ -223,7 +224,7 @@ class MissingTest(unittest.TestCase):
             {suffix: group.resources for suffix, group in found.items()})
 
 
-class RefusalTest(unittest.TestCase):
+class RefusalTest(testtools.TestCase):
 
     def test_words(self):
         class Spec(dict):
@@ -244,7 +245,7 @@ class RefusalTest(unittest.TestCase):
             f'give any out now: {LATER}', missing.refusal(begun))
 
 
-class QuestionTest(unittest.TestCase):
+class QuestionTest(testtools.TestCase):
     """Placement's part of a question of Nova's."""
 
     #: as Nova 34 writes it, with a port that has bandwidth

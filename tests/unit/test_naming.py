@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
-import unittest
 import uuid
 
 from hypothesis import given
 from hypothesis import strategies as st
 import os_traits
 from oslo_config import fixture as config_fixture
+import testtools
 
 from nova_accel import conf
 from nova_accel import exception
@@ -25,9 +25,10 @@ def device(**more):
         'driver': 'dfl', **more})
 
 
-class NamingTest(unittest.TestCase):
+class NamingTest(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         self.config = config_fixture.Config(conf.CONF)
         self.config.setUp()
         self.addCleanup(self.config.cleanUp)

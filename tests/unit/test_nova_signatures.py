@@ -12,11 +12,11 @@ import inspect
 import pathlib
 import re
 import textwrap
-import unittest
 
 from nova.compute import api as compute_api
 from nova.compute import flavors
 from nova.scheduler import manager
+import testtools
 
 import nova_accel
 from nova_accel.api import expansion
@@ -218,7 +218,7 @@ def _attributes(tree):
     return [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
 
 
-class SignatureTest(unittest.TestCase):
+class SignatureTest(testtools.TestCase):
 
     maxDiff = None
 
@@ -434,7 +434,7 @@ class SignatureTest(unittest.TestCase):
                            f'line {call.lineno}')
 
 
-class CyborgTest(unittest.TestCase):
+class CyborgTest(testtools.TestCase):
 
     def test_what_nova_refuses(self):
         """As README, the comparison and the demo say."""
@@ -445,7 +445,7 @@ class CyborgTest(unittest.TestCase):
             map(ast.unparse, node.decorator_list)})
 
 
-class CompareTest(unittest.TestCase):
+class CompareTest(testtools.TestCase):
     """The comparison itself."""
 
     def not_accepted(self, function, recorded):

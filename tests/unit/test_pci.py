@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What sysfs says of functions that VFIO has."""
 
-import unittest
+import testtools
 
 from nova_accel.host import pci
 
@@ -29,7 +29,7 @@ class Kernel:
         return [VF, MATE]
 
 
-class VariantTest(unittest.TestCase):
+class VariantTest(testtools.TestCase):
     """Variants of vfio-pci, as mlx5_vfio_pci, have other names."""
 
     def test_open(self):

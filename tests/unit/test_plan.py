@@ -168,8 +168,7 @@ class PlanTest(testtools.TestCase):
                 # reverted
                 ({P1: 1}, [P1], [P2], [P1]),
                 ({P1: 1}, [P1], [P1, P1], [P1]),
-                # of the same pool, as many: one of both
-                ({P1: 1}, [P1], [P1], []),
+                ({P1: 2}, [P1, P1], [P1], [P1, P1]),
                 # neither: what its guest may have stays
                 ({}, [P1], [P2], []), ({P1: 1}, [P1, P1], [P2], [])):
             allocations = {uuid: {'resources': {FPGA: amount}}
@@ -177,4 +176,12 @@ class PlanTest(testtools.TestCase):
             self.assertEqual(back, [
                 claim.provider_uuid for claim in plan.to_come_back(
                     allocations, [holds(uuid) for uuid in old],
-                    [holds(uuid) for uuid in current])])
+                    [holds(uuid) for uuid in current], self.fail)])
+
+    def test_to_come_back_of_a_pool(self):
+        """From the same pool as many: Placement does not tell which."""
+        old, current = [holds(P1)], [holds(P1)]
+        for confirmed, back in ((True, []), (False, old)):
+            self.assertEqual(back, plan.to_come_back(
+                {P1: {'resources': {FPGA: 1}}}, old, current,
+                lambda: confirmed))

@@ -7,6 +7,7 @@ import textwrap
 import unittest
 
 from oslo_config import fixture as config_fixture
+import testtools
 
 from nova_accel import conf
 from nova_accel import exception
@@ -26,9 +27,10 @@ NLB = f"""\
     """
 
 
-class ProfilesTest(unittest.TestCase):
+class ProfilesTest(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         config = config_fixture.Config(conf.CONF)
         config.setUp()
         self.addCleanup(config.cleanUp)

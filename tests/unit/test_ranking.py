@@ -7,11 +7,11 @@ import gc
 import itertools
 import threading
 import types
-import unittest
 
 from hypothesis import given
 from hypothesis import strategies as st
 from oslo_config import fixture as config_fixture
+import testtools
 
 from nova_accel import conf
 from nova_accel import demand as demands
@@ -86,9 +86,10 @@ TWO = {**ONE, f'resources_ACCEL1__{FPGA}': '1',
        'accel_ACCEL1__function_id': OTHER}
 
 
-class Base(unittest.TestCase):
+class Base(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         config = config_fixture.Config(conf.CONF)
         config.setUp()
         self.addCleanup(config.cleanUp)
@@ -747,7 +748,7 @@ class PackingTest(Base):
         self.assertEqual({'A': 9, 'B': 2}, scheduling.free_of_hosts())
 
 
-class SchedulingsTest(unittest.TestCase):
+class SchedulingsTest(testtools.TestCase):
 
     def test_end(self):
         begun = schedulings.Schedulings(refuse)
@@ -796,7 +797,7 @@ class SchedulingsTest(unittest.TestCase):
         self.assertEqual([2, 2, 0], [round(counts[t]) for t in traits])
 
 
-class DemandTest(unittest.TestCase):
+class DemandTest(testtools.TestCase):
 
     def test_half(self):
         demand = demands.Demand()

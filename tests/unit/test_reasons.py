@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """One broken host for each reason, as Placement describes its providers."""
 
-import unittest
 
 from oslo_config import fixture as config_fixture
+import testtools
 
 from nova_accel import conf
 from nova_accel import naming
@@ -34,9 +34,10 @@ def who(consumer):
     return f'server {consumer}'
 
 
-class ReasonsTestCase(unittest.TestCase):
+class ReasonsTestCase(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         config = config_fixture.Config(conf.CONF)
         config.setUp()
         self.addCleanup(config.cleanUp)

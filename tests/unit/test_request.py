@@ -3,11 +3,11 @@
 import dataclasses
 import itertools
 import time
-import unittest
 import uuid
 
 from hypothesis import given
 from hypothesis import strategies as st
+import testtools
 
 from nova_accel import exception
 from nova_accel import model
@@ -21,7 +21,7 @@ SPELLED = 'D8424DC4_A4A3_C413_F89E_433683F9040B'
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 
 
-class CarriedTest(unittest.TestCase):
+class CarriedTest(testtools.TestCase):
     """Which region has what a request asks for."""
 
     IMAGE = '0e1c3a52-7d64-4a0b-9f1e-000000000401'
@@ -70,7 +70,7 @@ class CarriedTest(unittest.TestCase):
                 r.chosen_by_owner for r in server.requests])
 
 
-class ParseTest(unittest.TestCase):
+class ParseTest(testtools.TestCase):
 
     def refused(self, words, **specs):
         specs = {k.replace('__', ':'): v for k, v in specs.items()}
@@ -350,7 +350,7 @@ def allocation(uuid, amount=1, traits=()):
     return request.Allocation(uuid, {FPGA: amount}, frozenset(traits))
 
 
-class AlternativesTest(unittest.TestCase):
+class AlternativesTest(testtools.TestCase):
 
     def parse(self, **accel):
         return request.parse({
@@ -417,7 +417,7 @@ class AlternativesTest(unittest.TestCase):
             [wanted], [other, loaded]))
 
 
-class MatchTest(unittest.TestCase):
+class MatchTest(testtools.TestCase):
 
     @given(requests_and_allocations(), st.randoms())
     def test_complete_and_deterministic(self, case, random):

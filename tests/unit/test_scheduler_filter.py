@@ -7,11 +7,11 @@ What it orders is in tests/functional/test_scheduler_placement.py.
 import collections
 import copy
 import types
-import unittest
 from unittest import mock
 
 from nova import objects
 from nova import weights as nova_weights
+import testtools
 
 from nova_accel import conf
 from nova_accel import naming
@@ -24,9 +24,10 @@ FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
 
 
-class FilterTestCase(unittest.TestCase):
+class FilterTestCase(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
         self.schedulings = scheduling.Schedulings(get=None)
         patch = mock.patch.object(filters, 'SCHEDULINGS', self.schedulings)

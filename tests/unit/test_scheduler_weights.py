@@ -8,12 +8,12 @@ Placement answers is in tests/functional/test_scheduler_placement.py.
 import itertools
 import random
 import types
-import unittest
 from unittest import mock
 
 from nova import objects
 from nova.scheduler import host_manager
 from nova.scheduler import weights as nova_weights
+import testtools
 
 from nova_accel import conf
 from nova_accel import naming
@@ -78,9 +78,10 @@ class Host:
                    not in self.contents for group in groups if group != '1')
 
 
-class NovasWeighersTest(unittest.TestCase):
+class NovasWeighersTest(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
         self.schedulings = scheduling.Schedulings(get=None)
         patch = mock.patch.object(filters, 'SCHEDULINGS', self.schedulings)

@@ -6,17 +6,17 @@ test_scheduler_placement and test_no_valid_host.
 """
 
 import types
-import unittest
 from unittest import mock
 
 from nova import exception
 from nova.scheduler import manager
 import oslo_messaging as messaging
+import testtools
 
 from nova_accel.scheduler import seam
 
 
-class SeamTestBase(unittest.TestCase):
+class SeamTestBase(testtools.TestCase):
 
     #: of Nova's SchedulerManager, which is wrapped
     METHOD: str
@@ -135,7 +135,7 @@ class AnswerTest(SeamTestBase):
                 type(scheduler), '_select_destinations', None))
 
 
-class ReasonTest(unittest.TestCase):
+class ReasonTest(testtools.TestCase):
     """NoValidHost with what we know, through the RPC server's wrapper."""
 
     def nova(self, error):

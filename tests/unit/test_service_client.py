@@ -10,6 +10,8 @@ import sys
 import tempfile
 import unittest
 
+import testtools
+
 NOVA_CONF = """
 [service_user]
 send_service_user_token = true
@@ -60,7 +62,7 @@ with requests_mock.Mocker() as http:
 """
 
 
-class ServiceClientTest(unittest.TestCase):
+class ServiceClientTest(testtools.TestCase):
 
     def run_with(self, glance):
         with tempfile.TemporaryDirectory() as directory:

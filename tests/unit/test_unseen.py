@@ -6,11 +6,11 @@ test_scheduler_placement.
 
 import collections
 import types
-import unittest
 from unittest import mock
 from urllib import parse
 
 from nova import objects
+import testtools
 
 from nova_accel import demand
 from nova_accel import naming
@@ -27,9 +27,10 @@ def response(**answer):
     return types.SimpleNamespace(status_code=200, json=lambda: answer)
 
 
-class UnseenTest(unittest.TestCase):
+class UnseenTest(testtools.TestCase):
 
     def setUp(self):
+        super().setUp()
         objects.register_all()
         unseen.CONF.set_override('max_placement_results', 2, 'scheduler')
         self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
