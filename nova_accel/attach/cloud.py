@@ -5,7 +5,7 @@ The only door: nova_accel.virt.cloud answers for a real nova-compute, and tests
 put a small cloud of their own in its place.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 import contextlib
 import typing
 
@@ -77,11 +77,14 @@ class Cloud(typing.Protocol):
         """Keep Nova's own report to Placement from being under way inside."""
 
     def show(self, context, provider_uuid: str, change: tree.Change,
+             refused: Callable[[], None],
              ) -> int | None:
         """Change a provider in Placement now; inside reporting().
 
         :param change: what the provider has -> what it has to have. Called
             again where another writer was faster.
+        :param refused: called when Placement has not taken the inventory that
+            change returned.
         :returns: the generation of the provider then.
         :raises PlacementUnavailable: the next report has to do it.
         """

@@ -24,7 +24,9 @@ no row, any value                       reserves that value; nothing where the
 
 While it is not known whether our last write reached Placement, the value before
 it is nova_accel's as well, and of the two the lower one counts: rather more
-stays reserved than he asked for than less.
+stays reserved than he asked for than less. Only a raise to the very value that
+did not arrive, before the next report, is taken for nova_accel's. A write that
+Placement has refused is known not to have arrived.
 """
 
 from collections.abc import Collection, Iterable, Mapping

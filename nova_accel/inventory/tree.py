@@ -43,12 +43,13 @@ from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 
-#: (inventory, traits, generation of the provider in Placement, whether the
-#: last answer was refused) -> (inventory, None where it stays; traits)
-Change = Callable[[Mapping[str, Mapping], set[str], int | None, bool],
+#: (inventory, traits, generation of the provider in Placement) -> (inventory,
+#: None where it stays; traits)
+Change = Callable[[Mapping[str, Mapping], set[str], int | None],
                   tuple[dict[str, dict] | None, set[str]]]
-#: changes a provider in Placement now and returns its generation then
-Write = Callable[[str, Change], int | None]
+#: changes a provider in Placement now and returns its generation then; calls
+#: the last one when Placement has refused the inventory
+Write = Callable[[str, Change, Callable[[], None]], int | None]
 _Shown = providers.Shown
 #: what a provider has -> what it has to have, and its traits
 Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
@@ -226,7 +227,10 @@ class Tree:
 
     def _plan_ours(self, plan, everything, foreign, wanted) -> None:
         made = set()
+        removed = frozenset(plan.removed)
         for uuid, provider in wanted.items():
+            if uuid in removed:
+                continue
             shown = everything.get(uuid)
             is_there = shown is not None
             if shown is None:
@@ -546,12 +550,13 @@ class Tree:
         before = dict(self._ledger.of(uuid))
         result: tuple[dict, frozenset[str]] | None = None
 
-        def change(inventory, traits, generation, refused):
+        def refused():
+            # what was noted for it has not come about
+            self._note({(uuid, name): before.get(name) for name
+                        in {*before, *self._ledger.of(uuid)}}, ())
+
+        def change(inventory, traits, generation):
             nonlocal result
-            if refused:
-                # what was noted for it has not come about
-                self._note({(uuid, name): before.get(name) for name
-                            in {*before, *self._ledger.of(uuid)}}, ())
             merged, wanted = merge(
                 _Shown(uuid, '', inventory, traits, generation))
             self._note({(uuid, name): row for name, row
@@ -559,7 +564,7 @@ class Tree:
             result = merged.inventory, frozenset(wanted)
             return (None if merged.inventory == inventory
                     else merged.inventory), set(wanted)
-        generation = write(uuid, change)
+        generation = write(uuid, change, refused)
         if result is None:
             return None
         self._unchanged.pop(uuid, None)

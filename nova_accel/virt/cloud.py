@@ -168,10 +168,9 @@ class NovaCloud:
         return lockutils.lock(
             resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)
 
-    def show(self, context, provider_uuid, change):
+    def show(self, context, provider_uuid, change, refused):
         client = self._placement
         url = f'/resource_providers/{provider_uuid}'
-        refused = False
         for _ in range(_TRIES):
             found = self._answer(client.get(
                 f'{url}/inventories', version='1.26'))
@@ -181,9 +180,7 @@ class NovaCloud:
                 # another writer came between the two
                 continue
             inventory, traits = change(
-                found['inventories'], set(there['traits']), generation,
-                refused)
-            refused = False
+                found['inventories'], set(there['traits']), generation)
             if inventory is not None:
                 # Placement may lack the class of an operator's own type
                 client._ensure_resource_classes(
@@ -191,8 +188,7 @@ class NovaCloud:
                 generation = self._put(
                     f'{url}/inventories', '1.26', generation, 'inventories',
                     inventory, client._provider_tree.update_inventory,
-                    provider_uuid)
-                refused = generation is None
+                    provider_uuid, refused)
             if generation is not None and traits != set(there['traits']):
                 client._ensure_traits(context, traits)
                 generation = self._put(
@@ -215,7 +211,7 @@ class NovaCloud:
                 'additional', ()) for class_ in inventory}
 
     def _put(self, url, version, generation, name, value, remember,
-             provider_uuid):
+             provider_uuid, refused=lambda: None):
         """Write a part of a provider, into Nova's copy too.
 
         Not by the report client's own methods: those log an ERROR where a
@@ -226,6 +222,9 @@ class NovaCloud:
         response = self._placement.put(
             url, {'resource_provider_generation': generation, name: value},
             version=version)
+        # after another answer, or none, it may have been written
+        if response is not None and 400 <= response.status_code < 500:
+            refused()
         if response is not None and _is_too_late(response):
             return None
         body = self._answer(response)

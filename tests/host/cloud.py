@@ -159,12 +159,12 @@ class Cloud:
     def reporting(self):
         return self._reporting
 
-    def show(self, context, provider_uuid, change):
+    def show(self, context, provider_uuid, change, refused):
         there = self.read()['providers'].get(provider_uuid)
         if there is None:
             return None
         inventory, traits = change(there['inventory'], set(there['traits']),
-                                   there['generation'], False)
+                                   there['generation'])
         with self.state() as state:
             there = state['providers'][provider_uuid]
             if inventory is not None:

@@ -154,11 +154,15 @@ class ShowTest(testtools.TestCase):
         return ConsumersTest.answer(
             200, resource_provider_generation=self.generation)
 
-    def change(self, inventory, traits, generation, refused):
+    def change(self, inventory, traits, generation):
         """Add one."""
         reserved = inventory['CUSTOM_X']['reserved'] + 1
-        self.calls.append((reserved - 1, generation, refused))
+        self.calls.append((reserved - 1, generation))
         return {'CUSTOM_X': {'total': 1, 'reserved': reserved}}, {'CUSTOM_U'}
+
+    def show(self):
+        return self.door.show(None, self.uuid, self.change,
+                              lambda: self.calls.append('refused'))
 
     def once(self, method, part):
         """The operator reserves one more, before one request is answered."""
@@ -170,24 +174,35 @@ class ShowTest(testtools.TestCase):
         self.meanwhile = meanwhile
 
     def test_nothing_in_between(self):
-        self.assertEqual(7, self.door.show(None, self.uuid, self.change))
-        self.assertEqual([(0, 5, False)], self.calls)
+        self.assertEqual(7, self.show())
+        self.assertEqual([(0, 5)], self.calls)
 
     def test_between_the_reads(self):
         self.once('get', 'traits')
-        self.assertEqual(8, self.door.show(None, self.uuid, self.change))
-        self.assertEqual([(1, 6, False)], self.calls)
+        self.assertEqual(8, self.show())
+        self.assertEqual([(1, 6)], self.calls)
 
     def test_before_the_write(self):
         self.once('put', 'inventories')
-        self.door.show(None, self.uuid, self.change)
-        self.assertEqual([(0, 5, False), (1, 6, True)], self.calls)
+        self.show()
+        self.assertEqual([(0, 5), 'refused', (1, 6)], self.calls)
+
+    def test_refused_and_then_away(self):
+        """That it was refused is told, although it is not tried again."""
+        def meanwhile(method, url):
+            if self.calls:
+                if method == 'get':
+                    raise ks_exc.ConnectFailure()
+                self.generation += 1
+        self.meanwhile = meanwhile
+        self.assertRaises(ks_exc.ConnectFailure, self.show)
+        self.assertEqual([(0, 5), 'refused'], self.calls)
 
     def test_between_the_writes(self):
         """The inventory was taken, so that nothing of it was refused."""
         self.once('put', 'traits')
-        self.door.show(None, self.uuid, self.change)
-        self.assertEqual([(0, 5, False), (2, 7, False)], self.calls)
+        self.show()
+        self.assertEqual([(0, 5), (2, 7)], self.calls)
 
     def test_configured_classes(self):
         self.assertEqual({'CUSTOM_Y', 'CUSTOM_Z'},

@@ -15,6 +15,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import ledger
 from nova_accel.inventory import tree as inventory_tree
@@ -165,6 +166,9 @@ class Cloud:
         self.copy.new_root(NODE, root, generation=0)
         #: how many steps until a kill; None: never
         self.kill = None
+        #: whether it refuses the next inventory that we write beside a report,
+        #: and then does not answer
+        self.refuses = False
 
     def step(self):
         if self.kill is not None:
@@ -195,12 +199,16 @@ class Cloud:
         :param heard: called before we read.
         :param noted: called after our inventory was taken.
         """
-        def write(uuid, change):
+        def write(uuid, change, refused):
             heard(uuid)
             inventory, traits, generation = self.placement[uuid]
             now, wanted = change(copy.deepcopy(inventory), set(traits),
-                                 generation, False)
+                                 generation)
             if now is not None:
+                if self.refuses:
+                    self.refuses = False
+                    refused()
+                    raise exception.PlacementUnavailable('It is away.')
                 generation = self.put(uuid, 0, now, generation)
                 self.copy.update_inventory(uuid, now, generation=generation)
             if wanted != traits:
@@ -327,7 +335,7 @@ class World(fixtures.Fixture):
 
     def publish(self):
         # as attach.publishing
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, exception.PlacementUnavailable):
             self.inventory.publish(
                 self.uuid, inventory_tree.Placement(
                     lambda uuid: False,
@@ -356,11 +364,15 @@ class World(fixtures.Fixture):
     def refresh(self):
         self.nova.refresh()
 
+    def refuses(self):
+        self.nova.refuses = True
+
     def do(self, steps):
         for name, argument in steps:
             getattr(self, name)(*([] if argument is None else [argument]))
 
     def settle(self):
+        self.nova.refuses = False
         self.nova.refresh()
         for _ in range(3):
             self.report()
@@ -379,7 +391,7 @@ class World(fixtures.Fixture):
 NUMBERS = st.integers(0, 3)
 STEPS = st.lists(st.one_of(
     st.tuples(st.sampled_from(['report', 'publish', 'server_comes',
-                               'refresh']), st.none()),
+                               'refresh', 'refuses']), st.none()),
     st.tuples(st.sampled_from(['changes_health', 'waits']), NUMBERS),
     st.tuples(st.just('operator_writes'), st.integers(0, 4))), max_size=14)
 
@@ -408,8 +420,8 @@ class RandomTest(testtools.TestCase):
     @hypothesis.settings(max_examples=100, deadline=None)
     @hypothesis.given(st.booleans(), STEPS, STEPS, st.integers(0, 8))
     def test_killed(self, pool, steps, then, kill):
-        """Never less than he asked for, and nothing is released that he has
-        not released; without his doing it is as if nothing had happened."""
+        """Without his doing it is as if nothing had happened; what he reserved
+        before it counts, and nothing is released that he has not released."""
         with World(pool) as world:
             world.do(steps)
             waiting = len(world.store.waiting())
@@ -458,6 +470,30 @@ class StaleTest(testtools.TestCase):
         host.changes_health(0)
         self.report(1)
         self.assertEqual({}, host.store.reserved())
+
+    def test_raised_after_a_write_that_was_refused(self):
+        """It is his, though it is the value that we wanted."""
+        for pool in (False, True):
+            host = self.world(pool)
+            host.changes_health(0)
+            host.refuses()
+            host.report()
+            host.operator_writes(1 if pool else 4)
+            host.changes_health(0)
+            self.report(1 if pool else 4)
+
+    def test_gone_as_the_operator_lowers(self):
+        """The provider is removed, and not changed as well."""
+        host = self.world()
+        host.driver.devices = ()
+        host.inventory.scanner.scan()
+        host.report()
+        self.assertIn(naming.FENCED, host.nova.placement[host.uuid][1])
+        host.operator_writes(0)
+        host.refresh()
+        host.report()
+        self.assertEqual({host.root}, set(host.nova.placement))
+        self.assertEqual({}, dict(host.inventory.devices))
 
     def test_pool_shows_his_one_and_our_one(self):
         host = self.world(pool=True)

@@ -469,9 +469,9 @@ class ReservedTest(InventoryTestBase):
         uuid_ = self.data().uuid
         data = self.data()
 
-        def write(uuid, change):
+        def write(uuid, change, refused):
             inventory, traits = change(
-                data.inventory, data.traits, data.generation, False)
+                data.inventory, data.traits, data.generation)
             if inventory is not None:
                 self.step()
                 self.placement.tree.update_inventory(uuid_, inventory)
