@@ -87,7 +87,10 @@ class Reconciler:
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
         self._forget_pauses(snapshot, judged)
-        lost: list[model.Claim] = []
+        held_back = accelerators.inventory.held_back
+        # of a server that is being built again nothing else is said
+        lost = [c for c in snapshot.after if c.handle in held_back
+                and c.instance_uuid in snapshot.plugging]
         out: set[str] = set()
         for server_uuid, claims in judgement.by_server(
                 judged.values()).items():
@@ -95,9 +98,8 @@ class Reconciler:
                 released += self._make_good(
                     server_uuid, claims, judged, lost, out)
             except Exception as error:
-                # what was held back of this server stays so
-                lost += [c for c in claims
-                         if c.handle in accelerators.inventory.held_back]
+                lost += [c for c in claims if c.handle in held_back
+                         or (c.uuid, _Verdict.LOST) in judged]
                 failure = failure or error
         self.out = frozenset(out)
         if snapshot.consumers is not None:

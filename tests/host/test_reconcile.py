@@ -401,7 +401,13 @@ class ReconcileTest(base.HostTestCase):
         self.restart()
         self.host.reconciler.run()
         self.assertHeldBack(A)
-        self.host.start_guest(self.server)
+        with self.host.accelerators.plugs.plugged(
+                self.host.cloud.admin_context(),
+                self.host.cloud.server(self.server),
+                lambda: self.host.allocation(A)):
+            # a rebuild, of which it is not known yet how it ends
+            self.assertHeldBack(A)
+            self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
         self.assertHeldBack(A)
         self.host.cloud.put_back = put_back
@@ -412,6 +418,21 @@ class ReconcileTest(base.HostTestCase):
         self.assertEqual(
             self.host.allocation(A),
             self.host.cloud.read()['allocations'][self.server])
+
+    def test_lost_and_not_looked_at_again(self):
+        """What was seen once is enough to offer it to nobody."""
+        self.host.reconcile()
+        self.host.cloud.allocate(self.server, None)
+        error = RuntimeError('nova-conductor did not answer')
+
+        def fails(*args):
+            raise error
+        self.after_the_first_judgement(
+            lambda: setattr(self.host.cloud, 'servers', fails))
+        self.assertIs(error, self.assertRaises(
+            RuntimeError, self.host.reconciler.run))
+        self.assertEqual([f'{base.clouds.NODE}_accel_{A}_region0'],
+                         self.host.fenced())
 
     def test_operator_deletes_an_allocation(self):
         """It is found and put back while the guest runs, and no server is
