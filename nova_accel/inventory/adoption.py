@@ -152,7 +152,12 @@ class Adoption(fences.Fences, contents.Contents):
                 None, None, None, '', model.SOME_PROJECT if may_be_moved
                 else _not_the_operators(origins.get(region.index)))
                 for region in device.regions}
-            self._store.place(device, not present, loaded)
+            try:
+                self._store.place(device, not present, loaded)
+            except exception.AcceleratorsUnavailable:
+                if before and is_other:
+                    self._lose(before)
+                raise
             with self._lock:
                 # what is gone from another address is this card
                 for other in same if not present else ():
@@ -162,6 +167,16 @@ class Adoption(fences.Fences, contents.Contents):
                 self._generation += 1
         self._say_both(device, present)
         return known
+
+    def _lose(self, device: model.Device) -> None:
+        """Know that a card is not at its address any more, where it cannot be
+        written down which one is."""
+        with self._lock:
+            self._reported[device.address] = dataclasses.replace(
+                device, health=model.Health.GONE,
+                reason='another card is in its place, which cannot be written '
+                       'down')
+            self._generation += 1
 
     def _at(self, serial: str, but_at: str = '') -> list[str]:
         """Return the addresses of cards with a serial number, also of those

@@ -374,7 +374,14 @@ class Scanner:
             self._gone(address, name, ticket, batch)
             return
         before = self._table.reported(address)
-        if not self._table.adopt(device, ticket):
+        try:
+            adopted = self._table.adopt(device, ticket)
+        except exception.AcceleratorsUnavailable as error:
+            self._note_due(address, name)
+            LOG.error('What is at %s now is not taken over: %s', address,
+                      error)
+            return
+        if not adopted:
             owner = self._table.reported(address)
             if owner and owner.driver == name:
                 self._note_due(address, name)

@@ -128,7 +128,8 @@ class DrillTest(DrillTestCase):
                 return
             self.host.kernel.set_fault(ONE, vanish=True)
             self.look()
-            self.look()
+            # fenced, then removed
+            self.host.report()
             self.host.report()
             self.assertNotIn(ONE, self.host.inventory.devices)
         self.useFixture(fixtures.MonkeyPatch(

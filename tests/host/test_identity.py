@@ -8,6 +8,7 @@ after it, wherever that is.
 from unittest import mock
 
 import ddt
+import fixtures
 
 from nova_accel import exception
 from nova_accel.host import pci
@@ -391,6 +392,27 @@ class OtherKindsTest(IdentityTestCase):
                          (self.resets(A), self.resets(B)))
         self.assertEqual(([], []),
                          (self.host.holdings.all(), self.fenced()))
+
+    def test_swapped_and_the_store_is_away(self):
+        """Nobody gets the other one's card before it is known which it is."""
+        self.start_gpus('0011223344556677', '8899aabbccddeeff')
+        server = self.boot(A)
+        with fixtures.MonkeyPatch(
+                'nova_accel.store.claim_store.ClaimStore.place',
+                self.unwritten):
+            self.exchange((A, B))
+            self.refused(server, 'another card is in its place')
+            self.assertRaises(exception.DeviceUnavailable, self.boot, B)
+        self.host.inventory.scanner.scan()
+        self.refused(server, f'is at {B} now')
+        self.exchange((A, B))
+        self.host.start_guest(server)
+        self.assertHas(server, A)
+
+    @staticmethod
+    def unwritten(*args):
+        raise exception.AcceleratorsUnavailable(
+            'The claim store cannot be written.')
 
     @ddt.data('', '0011223344556677')
     def test_that_cannot_be_told_apart(self, serial):
