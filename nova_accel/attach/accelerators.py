@@ -148,10 +148,10 @@ class Accelerators:
         """
         requests = server.wanted
         if allocations is None:
+            found = (f'Server {server.uuid} must get its accelerators, and '
+                     f'Placement did not say which')
             raise exception.PlacementUnavailable(
-                f'Server {server.uuid} must get its accelerators, and '
-                f'Placement did not say which: see that it answers '
-                f'nova-compute.')
+                f'{found}: see that it answers nova-compute.', found=found)
         self.releases.finish(server.uuid)
         with self.exclusive(server.uuid):
             held = [] if migration else self._located(

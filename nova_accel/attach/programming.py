@@ -632,9 +632,10 @@ class Programming:
                 LOG.error('%s cannot be programmed, because the guest of '
                           'server %s, which runs, has %s: stop that server '
                           'first', name, server_uuid, min(addresses & there))
+                found = (f'{name} cannot be programmed while a running guest '
+                         f'has {min(addresses & there)}')
                 raise exception.DeviceUnavailable(
-                    f'{name} cannot be programmed while a running guest has '
-                    f'{min(addresses & there)}: see the log of nova-compute.')
+                    f'{found}: see the log of nova-compute.', found=found)
 
 
 def seconds_at_most() -> int:
@@ -666,7 +667,9 @@ def _check_handles(device, region, claims):
     for claim in claims:
         if (claim.created_type is None and claim.handle
                 not in (region or device).handles):
+            found = (f'Server {claim.instance_uuid} has '
+                     f'{claim.handle.address} of {device.address}, which the '
+                     f'host does not have now')
             raise exception.DeviceUnavailable(
-                f'Server {claim.instance_uuid} has {claim.handle.address} of '
-                f'{device.address}, which the host does not have now: see '
-                f'nova-accel discover, and check [accel] virtual_functions.')
+                f'{found}: see nova-accel discover, and check [accel] '
+                f'virtual_functions.', found=found)

@@ -181,7 +181,10 @@ class Settling:
                 f'Server {server_uuid} was about to start, and which devices '
                 f'it has is being found out, as the claim store is new: start '
                 f'it again in some minutes; the log of nova-compute says what '
-                f'is missing.')
+                f'is missing.',
+                found=f'Server {server_uuid} was about to start, and which '
+                      f'devices it has is being found out; start it again in '
+                      f'some minutes')
 
     def in_doubt(self):
         """Return the rows that can be about a server's device: a row whose

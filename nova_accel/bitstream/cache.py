@@ -186,7 +186,8 @@ class BitstreamCache:
             raise exception.ConfigurationError(
                 f'[accel] bitstream_cache = {self.directory} cannot be '
                 f'written ({e.strerror}): correct its permissions, or free '
-                f'space on its file system.') from e
+                f'space on its file system.',
+                found='The host has no room for the bitstream') from e
 
     def _unlink(self, name) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -141,7 +141,7 @@ class Inventory:
                     f'{part.health.value} ({part.reason}): build the server '
                     f'on another host.',
                     found=f'{_name(address, index)} was allocated, and it is '
-                          f'{part.health.value}')
+                          f'not well')
         return device, region
 
     def find_free(self, name: str,
@@ -178,9 +178,10 @@ class Inventory:
         device = self.devices.get(address)
         region = device.find_region(index) if device else None
         if device is None or index is not None and region is None:
+            found = (f'{_name(address, index)} was allocated, and the device '
+                     f'is not on this host any more')
             raise exception.DeviceUnavailable(
-                f'{_name(address, index)} was allocated, and the device is '
-                f'not on this host any more: build the server on another.')
+                f'{found}: build the server on another.', found=found)
         return device, region
 
     def find_held(self, claim: model.Claim,

@@ -91,9 +91,10 @@ class Contents(state.State):
         region = device.find_region(index) if device else None
         if region:
             return self._with_content(address, region)
+        found = (f'{address} region{index} cannot be programmed, because it '
+                 f'is not on this host any more')
         raise exception.DeviceUnavailable(
-            f'{address} region{index} cannot be programmed, because it is not '
-            f'on this host any more: build the server on another.')
+            f'{found}: build the server on another.', found=found)
 
     def is_programming(self, address: str) -> bool:
         with self._lock:

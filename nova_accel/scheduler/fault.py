@@ -158,7 +158,8 @@ def _within_limit(look: Callable[[], str]) -> str:
         finally:
             _AT_ONCE.release()
     # not a pool: its threads would keep nova-scheduler from stopping
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, daemon=True,
+                              name='accel-fault')
     thread.start()
     thread.join(max(0, end - time.monotonic()))
     if thread.is_alive():

@@ -144,7 +144,8 @@ class File:
                 f'only commits between two releases wrote, and this release '
                 f'of nova_accel takes over stores of the versions '
                 f'{", ".join(map(str, schema.MIGRATIONS))}: start a commit '
-                f'that writes version {max(schema.MIGRATIONS)} first.')
+                f'that writes version {min(filter(None, schema.MIGRATIONS))} '
+                f'first.')
 
     def _migrate(self) -> None:
         with self._transaction() as db:

@@ -87,6 +87,9 @@ def compute(cloud, without: frozenset[str], tell: int) -> None:
     ends = threading.Event()
 
     def started(service):
+        if 'waker' not in without and 'accel-signals' not in {
+                thread.name for thread in threading.enumerate()}:
+            raise AssertionError('Nothing wakes the main thread.')
         for work in (functools.partial(_work, tell=tell), _scan):
             threading.Thread(target=work, args=(cloud, ends),
                              daemon=True).start()

@@ -885,6 +885,9 @@ class OtherReleasesTest(StoreTestCase):
             self.assertUnavailable(
                 'version 5, which only commits between two releases wrote',
                 open_, self.path)
+            # those of the others took over none of these
+            self.assertUnavailable('start a commit that writes version 8 '
+                                   'first', open_, self.path)
 
     def test_migrated_and_made_anew_are_the_same(self):
         self.release_0_1()

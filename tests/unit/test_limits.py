@@ -2,6 +2,8 @@
 """A test that hangs fails, says where, and does not disturb the next one."""
 
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -106,6 +108,14 @@ class LimitsTest(testtools.TestCase):
         self.assertEqual(marks, ''.join(
             c for c in done.stdout.split('Timeout (')[0].split(
                 'Tests running...')[1] if c in '.FE'))
+
+    def test_every_test_is_limited(self):
+        """One of unittest itself would not be."""
+        tests = pathlib.Path(__file__).parents[1]
+        self.assertEqual([], [
+            path.name for part in ('unit', 'host', 'functional')
+            for path in sorted((tests / part).rglob('*.py'))
+            if re.search(r'^class .*\bunittest\.', path.read_text(), re.M)])
 
     def test_native(self):
         done = self.run_tests('')
