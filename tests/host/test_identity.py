@@ -394,7 +394,7 @@ class OtherKindsTest(IdentityTestCase):
                          (self.host.holdings.all(), self.fenced()))
 
     def test_swapped_and_the_store_is_away(self):
-        """Nobody gets the other one's card before it is known which it is."""
+        """No server gets the other card before it is known which it is."""
         self.start_gpus('0011223344556677', '8899aabbccddeeff')
         server = self.boot(A)
         with fixtures.MonkeyPatch(

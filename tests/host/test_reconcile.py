@@ -420,7 +420,7 @@ class ReconcileTest(base.HostTestCase):
             self.host.cloud.read()['allocations'][self.server])
 
     def test_lost_and_not_looked_at_again(self):
-        """What was seen once is enough to offer it to nobody."""
+        """What was seen once is enough to offer it to no server."""
         self.host.reconcile()
         self.host.cloud.allocate(self.server, None)
         error = RuntimeError('nova-conductor did not answer')

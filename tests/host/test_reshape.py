@@ -239,8 +239,7 @@ class ReshapeTest(ReshapeTestCase):
     def test_deleted_before_it_moved(self):
         server = self.boot(GPUS[0])
         self.pools('host')
-        self.host.accelerators.close()
-        self.host.start()
+        self.restart()
         self.pools('none')
         self.host.report()
         self.pools('host')
