@@ -4,6 +4,7 @@
 from unittest import mock
 
 from nova import exception as nova_exception
+from nova import objects
 from nova.scheduler.client import report
 
 from tests.functional import operations
@@ -128,6 +129,13 @@ class PoolTest(PoolsTestBase):
             self.assertEqual(5, len(self.hostdevs(server)))
             self.report()
             end(server)
+            # at the next start of a server this decides which self is its own
+            cloud = self.computes['compute1'].driver.cloud
+            migration = max(objects.MigrationList.get_by_filters(
+                cloud.admin_context(), {'instance_uuid': server['id']}),
+                key=lambda migration: migration.id)
+            self.assertIs(end == self._confirm_resize,
+                          cloud.is_confirmed(migration.uuid))
             if end == self._revert_resize:
                 self.assertEqual(before, self.assertServer(server, 2))
                 self.assertEqual([(8, 0, 2)], self.counts())
