@@ -47,9 +47,10 @@ class Cloud(typing.Protocol):
         """
 
     def consumers_of(self, provider_uuids: Collection[str],
-                     ) -> dict[str, set[str]]:
-        """Return the same of many providers, of which those are asked that may
-        not be as they were when they were asked before.
+                     ) -> dict[str, dict[str, Mapping[str, int]]]:
+        """Return the same of many providers, and what each consumer has of
+        which resource class. Those are asked that may not be as they were when
+        they were asked before.
 
         :raises PlacementUnavailable: of one of them it is not known.
         """

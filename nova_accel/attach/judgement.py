@@ -13,6 +13,8 @@ Claim of  Allocated  Guest     Nova's server    Verdict
 a server  no         none      not here         ABANDONED
 a server  no         none      here             LOST
 a server  no         there     any              LOST
+a server  too few    any       any              LOST, as many as there are
+                                                too few
 a server  any        lacks it  asks for none    NOT_ASKED in place of LOST
 a server  any        lacks it  asks for some    OUT if it runs, beside LOST
 a move    no         lacks it  any              ABANDONED
@@ -68,9 +70,9 @@ class Snapshot:
     #: uuid of a claim -> the provider that shows its device now
     shown_by: Mapping[str, str | None] = dataclasses.field(
         default_factory=dict)
-    #: provider uuid -> its consumers; None: Placement did not answer, and
-    #: everything counts as allocated
-    consumers: Mapping[str, Collection[str]] | None = None
+    #: provider uuid -> its consumers, each with what it has of which resource
+    #: class; None: Placement did not answer, and everything counts as allocated
+    consumers: Mapping[str, Mapping[str, Mapping[str, int]]] | None = None
     #: migration uuid -> server uuid, of consumers that are migrations
     moves: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: server uuid -> addresses of devices, of every guest that is defined
@@ -112,6 +114,26 @@ class Snapshot:
         or ends, of which Placement hears first."""
         if self.consumers is None:
             return True
+        owners = self._owners(claim)
+        return any(not owners.isdisjoint(self.consumers.get(uuid, ()))
+                   for uuid in self.providers_of(claim))
+
+    def is_short(self, claim: model.Claim) -> bool:
+        """Return whether its server has other devices of the provider as well,
+        and Placement has not allocated so many."""
+        if self.consumers is None or claim.role is model.Role.OLD:
+            return False
+        given = sum(
+            self.consumers.get(uuid, {}).get(owner, {}).get(
+                claim.resource_class, 0)
+            for uuid in self.providers_of(claim)
+            for owner in self._owners(claim))
+        return 0 < given <= sum(
+            (c.provider_uuid, c.resource_class)
+            == (claim.provider_uuid, claim.resource_class)
+            and c.uuid < claim.uuid for c in self.of(claim.instance_uuid))
+
+    def _owners(self, claim):
         server = claim.instance_uuid
         owners = {claim.consumer_uuid}
         if claim.role is model.Role.CURRENT:
@@ -124,8 +146,7 @@ class Snapshot:
                      and c.handle.address in self.guests.get(server, ())
                      for c in self.of(server)):
             owners.add(server)
-        return any(not owners.isdisjoint(self.consumers.get(uuid, ()))
-                   for uuid in self.providers_of(claim))
+        return owners
 
     def is_servers(self, claim: model.Claim) -> bool:
         """Return whether Placement has what a move has here for its server,
@@ -158,7 +179,7 @@ class Snapshot:
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()
                 if claim.role is model.Role.CURRENT
-                and not self.is_allocated(claim)
+                and (not self.is_allocated(claim) or self.is_short(claim))
                 for uuid in self.providers_of(claim)
                 for consumer in (self.consumers or {}).get(uuid, ())} - owners
 
@@ -167,7 +188,8 @@ class Snapshot:
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT
-                and (self.lacks(claim) or not self.is_allocated(claim))}
+                and (self.lacks(claim) or not self.is_allocated(claim)
+                     or self.is_short(claim))}
 
     def strangers(self) -> dict[str, str]:
         """Return the address of each device in a running guest that no claim
@@ -202,7 +224,7 @@ def _verdicts(snapshot, claim) -> Iterator[Verdict]:
     if out and not entry.asks:
         yield Verdict.NOT_ASKED
         return
-    if not allocated:
+    if not allocated or snapshot.is_short(claim):
         yield Verdict.LOST
     if out and claim.instance_uuid in snapshot.running:
         yield Verdict.OUT

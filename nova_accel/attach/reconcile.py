@@ -222,9 +222,12 @@ class Reconciler:
                 # of a move that has not ended it is not known what is its own
                 continue
             try:
+                lost = {(c.provider_uuid, c.resource_class) for c in mine}
                 with self._offered(mine):
                     self._cloud.put_back(server_uuid, self._resources(
-                        server.accelerators, mine))
+                        server.accelerators, [
+                            c for c in self._holdings.of(server_uuid)
+                            if (c.provider_uuid, c.resource_class) in lost]))
             except exception.PlacementUnavailable as error:
                 self._once.say(('lost', server_uuid, 'why'), LOG.warning,
                                '%s', error)

@@ -27,12 +27,16 @@ _FEW = 3
 Allocations = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
+#: consumer -> class -> amount
+Given = dict[str, Mapping[str, int]]
+
+
 class _Full(typing.NamedTuple):
     """A provider of which nothing of a class is left."""
 
     generation: int
     resource_class: str
-    consumers: frozenset[str]
+    given: Given
 
 
 class Consumers:
@@ -51,15 +55,15 @@ class Consumers:
         self._copy_of = copy_of
         self._full: dict[str, _Full] = {}
 
-    def of(self, provider_uuids: Iterable[str]) -> dict[str, set[str]]:
-        """Return the consumers of each provider.
+    def of(self, provider_uuids: Iterable[str]) -> dict[str, Given]:
+        """Return the consumers of each provider, and what they have of it.
 
         :raises PlacementUnavailable: of one of them it is not known.
         """
         uuids = sorted(provider_uuids)
         anchor = next(filter(self._copy_of, uuids), None)
         if len(uuids) <= _FEW or anchor is None:
-            return {uuid: {*self._allocations(uuid)} for uuid in uuids}
+            return {uuid: _given(self._allocations(uuid)) for uuid in uuids}
         # room first: what was full and has its generation after that was as it
         # was before, at the time of the first answer
         has_room = {name: self._providers(anchor, resources=f'{name}:1')
@@ -72,11 +76,10 @@ class Consumers:
             full = self._full.pop(uuid, None)
             if not full or full.generation != now.get(uuid) or (
                     uuid in has_room[full.resource_class]):
-                given = self._allocations(uuid)
-                found[uuid] = {*given}
-                full = self._if_full(uuid, now.get(uuid), given)
+                found[uuid] = _given(self._allocations(uuid))
+                full = self._if_full(uuid, now.get(uuid), found[uuid])
             else:
-                found[uuid] = {*full.consumers}
+                found[uuid] = full.given
             if full:
                 self._full[uuid] = full
         self._full = {uuid: self._full[uuid] for uuid in uuids
@@ -91,18 +94,23 @@ class Consumers:
                 for provider in body['resource_providers']}
 
     def _if_full(self, uuid: str, generation: int | None,
-                 given: Allocations) -> _Full | None:
+                 given: Given) -> _Full | None:
         copy = self._copy_of(uuid)
         if not given or copy is None or copy[0] is None or (
                 copy[0] != generation):
             return None
         for name, item in copy[1].items():
-            used = [of['resources'].get(name, 0) for of in given.values()]
+            used = [has.get(name, 0) for has in given.values()]
             # what was written with the defaults of Placement
             room = item.get('allocation_ratio', 1.0) * (
                 item['total'] - item.get('reserved', 0))
             if all(used) and sum(used) == room and (
                     # Placement has no room for one otherwise
                     item.get('min_unit', 1) == item.get('step_size', 1) == 1):
-                return _Full(copy[0], name, frozenset(given))
+                return _Full(copy[0], name, given)
         return None
+
+
+def _given(allocations: Allocations) -> Given:
+    return {consumer: allocation['resources']
+            for consumer, allocation in allocations.items()}

@@ -138,7 +138,11 @@ class Cloud:
                 if provider_uuid in allocation}
 
     def consumers_of(self, provider_uuids):
-        return {uuid_: self.consumers(uuid_) for uuid_ in provider_uuids}
+        allocations = self.read()['allocations']
+        return {uuid_: {consumer: allocations[consumer][uuid_]['resources']
+                        for consumer in self.consumers(uuid_)
+                        if uuid_ in allocations.get(consumer, ())}
+                for uuid_ in provider_uuids}
 
     def find_providers(self, trait=None, uuid=None, name=None):
         self.named += name is not None

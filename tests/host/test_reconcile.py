@@ -467,3 +467,51 @@ class ReconcileTest(base.HostTestCase):
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.allocate(migration, None)
         self.assertEqual(1, self.host.reconciler.run())
+
+
+class PartTest(base.HostTestCase):
+    """Placement has allocated fewer of a pool than a server holds, as after a
+    resize that failed on its destination."""
+
+    SSD = 'CUSTOM_ACCELERATOR_SSD'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(nvmes=[{'address': f'0000:0{n}:00.0'}
+                               for n in (2, 3, 4)], drivers=('nvme',))
+        self.server = self.host.boot(
+            {f'resources1:{self.SSD}': '2'}, self.allocation(2))
+        self.host.report()
+        self.host.cloud.allocate(self.server, self.allocation(1))
+
+    def allocation(self, amount):
+        return self.host.allocation(resource_class=self.SSD, amount=amount)
+
+    def test_allocated_again(self):
+        self.host.reconcile()
+        self.assertEqual({self.server: self.allocation(2)},
+                         self.host.cloud.read()['allocations'])
+        self.assertEqual(2, len(self.host.holdings.of(self.server)))
+
+    def test_held_back(self):
+        """As many as are not allocated: the third disk can be had."""
+        put_back = self.host.cloud.put_back
+        self.host.cloud.put_back = mock.Mock(
+            side_effect=exception.PlacementUnavailable('Not now.'))
+        self.host.reconciler.run()
+        self.host.report()
+        self.assertEqual(1, self.reserved())
+        other = self.host.boot({f'resources1:{self.SSD}': '1'},
+                               self.allocation(1))
+        self.host.delete(other)
+        self.host.cloud.put_back = put_back
+        self.host.reconciler.run()
+        self.host.report()
+        self.assertEqual(0, self.reserved())
+        self.assertEqual({self.server: self.allocation(2)},
+                         self.host.cloud.read()['allocations'])
+
+    def reserved(self):
+        pool, = self.allocation(1)
+        return self.host.cloud.read()['providers'][pool]['inventory'][
+            self.SSD]['reserved']

@@ -68,9 +68,10 @@ class ConsumersTest(testtools.TestCase):
         self.asked = []
         found = self.consumers.of(providers)
         asked = len(self.asked)
-        self.assertEqual({one: {*self.get(
-            f'/resource_providers/{one}/allocations')['allocations']}
-            for one in providers}, found)
+        self.assertEqual({one: {
+            consumer: has['resources'] for consumer, has in self.get(
+                f'/resource_providers/{one}/allocations',
+            )['allocations'].items()} for one in providers}, found)
         return asked
 
     def test_nothing_changed(self):

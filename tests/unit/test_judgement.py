@@ -9,6 +9,7 @@ import testtools
 from nova_accel.attach import judgement
 from nova_accel import model
 
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 SERVER, OTHER, MOVE = 'server', 'other', 'move'
 P1, P2 = 'provider 1', 'provider 2'
 AT, ELSEWHERE = '0000:5e:00.0', '0000:af:00.0'
@@ -23,7 +24,7 @@ def claim(uuid='claim', consumer=SERVER, provider=P1, at=AT,
           state=model.ClaimState.BOUND):
     return model.Claim(
         uuid=uuid, instance_uuid=SERVER, consumer_uuid=consumer,
-        provider_uuid=provider, resource_class='CUSTOM_ACCELERATOR_FPGA',
+        provider_uuid=provider, resource_class=FPGA,
         group='1', device_address=at, region_index=0, state=state,
         handle=model.AttachHandle(model.HandleType.PCI, at))
 
@@ -35,8 +36,13 @@ def snapshot(allocated, guest, entry, claims, **more):
     :param entry: Nova's, None where the server is not here.
     """
     guests = {} if guest is None else {SERVER: frozenset(guest[1:])}
-    consumers = allocated if allocated is None or isinstance(
-        allocated, dict) else {P1: allocated}
+    if isinstance(allocated, list):
+        allocated = {P1: allocated}
+    consumers = more.pop('consumers', allocated)
+    if consumers is not None:
+        consumers = {
+            uuid: {who: {FPGA: whose.count(who)} for who in whose}
+            for uuid, whose in consumers.items()}
     return judgement.Snapshot(**{
         'before': claims, 'after': claims, 'consumers': consumers,
         'guests': guests,
@@ -46,6 +52,7 @@ def snapshot(allocated, guest, entry, claims, **more):
 
 MINE, OLD = claim(), claim('old', MOVE)
 WITH, WITHOUT = ('runs', AT), ('runs',)
+SECOND, TWO = claim('second', at=ELSEWHERE), ('runs', AT, ELSEWHERE)
 OFF, OFF_WITHOUT = ('off', AT), ('off',)
 #: who has it in Placement, guest, Nova's entry, claims -> verdicts
 CASES = {
@@ -74,6 +81,17 @@ CASES = {
     'a move whose server was deleted': ([], None, None, [OLD], [ABANDONED]),
     'a move, the device in the running guest': (
         [], WITH, REST, [OLD], [LOST]),
+    'one of two devices of a pool': (
+        [SERVER], TWO, REST, [MINE, SECOND], [LOST]),
+    'two of two': ([SERVER, SERVER], TWO, REST, [MINE, SECOND], []),
+    'two of two, in part as a move that begins': (
+        [SERVER, MOVE], TWO, REST, [MINE, SECOND], [], {'moves': {
+            MOVE: SERVER}}),
+    'one of two, and Nova has it on another host': (
+        [SERVER], None, None, [MINE, SECOND], [LOST]),
+    'one of two, the other one being released': (
+        [SERVER], WITH, REST, [MINE, dataclasses.replace(
+            SECOND, state=model.ClaimState.DELETING)], []),
     # who counts
     'a move that is being reverted': ([SERVER], None, None, [OLD], []),
     'a confirmed move within the host': (
@@ -134,9 +152,10 @@ class JudgementTest(testtools.TestCase):
 
     @ddt.data(*CASES)
     def test_case(self, name):
-        *known, verdicts = CASES[name]
+        allocated, guest, entry, claims, verdicts, *more = CASES[name]
         self.assertEqual(verdicts, [
-            verdict for _, verdict in judgement.judge(snapshot(*known))])
+            verdict for _, verdict in judgement.judge(snapshot(
+                allocated, guest, entry, claims, **dict(*more)))])
 
     @ddt.data(
         ('built meanwhile', {'before': []}),
