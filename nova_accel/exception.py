@@ -57,6 +57,12 @@ def for_owner(error: Exception) -> str:
         '', f'{error.found}: {_IN_THE_LOG}' if error.found else str(error)))
 
 
+def without_sentence(error: Exception) -> Exception | None:
+    """Return the error for exc_info of a logger: of our own errors the log has
+    a sentence, and no stack."""
+    return None if isinstance(error, AcceleratorError) else error
+
+
 def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
                       room: int | None = None) -> str:
     """Return for_owner(), and write the whole error to a log where that

@@ -154,10 +154,11 @@ class Handles:
                         freed(claim)
                 else:
                     kept(claims)
-        except Exception:
-            LOG.exception('%s region%s, which server %s had, could not be '
-                          'released; the next comparison tries again',
-                          address, index, claims[0].holder)
+        except Exception as error:
+            LOG.error('%s region%s, which server %s had, could not be '
+                      'released; the next comparison tries again: %s',
+                      address, index, claims[0].holder, error,
+                      exc_info=exception.without_sentence(error))
 
     def _clean_region(self, address, index, claims):
         """Return True once nothing of the server is in its region. Otherwise
@@ -237,10 +238,11 @@ class Handles:
         try:
             if self._clean(claim, late=clean):
                 clean()
-        except Exception:
-            LOG.exception('%s, which server %s had, could not be released; '
-                          'the next comparison tries again',
-                          claim.handle.address, claim.holder)
+        except Exception as error:
+            LOG.error('%s, which server %s had, could not be released; the '
+                      'next comparison tries again: %s', claim.handle.address,
+                      claim.holder, error,
+                      exc_info=exception.without_sentence(error))
 
     def _clean(self, claim, late):
         """Return True once the handle is clean. Otherwise the claim stays, and

@@ -99,9 +99,10 @@ class RuntimeProgramming:
                     self._work(server)
                     for server in self._cloud.servers([server_uuid])
                     if server.vm_state == 'active' and not server.task_state)
-        except Exception:
-            LOG.exception('Server %s asks for a bitstream, and its request '
-                          'could not be carried out', server_uuid)
+        except Exception as error:
+            LOG.error('Server %s asks for a bitstream, and its request could '
+                      'not be carried out: %s', server_uuid, error,
+                      exc_info=exception.without_sentence(error))
             return 0
 
     def _work(self, server):

@@ -223,8 +223,7 @@ class Background:
     def _fails(self, error):
         # the log has the stack of what is unexpected
         self._once.say(('failure',), functools.partial(
-            LOG.warning, exc_info=None if isinstance(
-                error, exception.AcceleratorError) else error),
+            LOG.warning, exc_info=exception.without_sentence(error)),
             '%s (%s); it is tried again', self._failure, error)
 
 

@@ -245,8 +245,8 @@ class Scanner:
                               f'its driver failed: {_clause(error)}')
         if new:
             LOG.error('Devices of the driver %s are fenced: %s', name,
-                      error or repr(error), exc_info=None if isinstance(
-                          error, exception.AcceleratorError) else error)
+                      error or repr(error),
+                      exc_info=exception.without_sentence(error))
 
     def _add_card(self, batch, name: str, address: str) -> None:
         if self._table.is_programming(address):
@@ -428,8 +428,8 @@ class Scanner:
         reason = f'its scan failed: {_clause(error)}'
         if self._note_due(address, name, reason):
             LOG.error('Device %s of the driver %s is fenced: %s', address,
-                      name, error or repr(error), exc_info=None if isinstance(
-                          error, exception.AcceleratorError) else error)
+                      name, error or repr(error),
+                      exc_info=exception.without_sentence(error))
         self._table.fence(address, Fence.DISCOVERY, reason)
 
     # Configuration
