@@ -137,6 +137,20 @@ class GlossaryTest(testtools.TestCase):
             r'^   [a-z-]+$', self.PAGE, re.MULTILINE)))
 
 
+class RoomsTest(testtools.TestCase):
+
+    def test_each_module_is_named(self):
+        page = (ROOT / 'docs/source/contributor/architecture.rst').read_text()
+        # the parts of devices.py are named beside it
+        parts = 'state', 'fences', 'contents', 'adoption'
+        self.assertEqual([], [
+            f'{room}/{path.name}'
+            for room in ('scheduler', 'virt', 'attach', 'inventory', 'store')
+            for path in sorted((ROOT / 'nova_accel' / room).glob('*.py'))
+            if path.stem not in ('__init__', *parts)
+            and f'``{room}/{path.name}``' not in page])
+
+
 class PictureTest(testtools.TestCase):
 
     def test_drawn_by_the_program(self):
