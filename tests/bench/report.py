@@ -3,9 +3,9 @@
 
 The part of nova-compute's periodic task, and of each claim, that tells
 Placement what the host has, on simulated hosts: one with Nova's LibvirtDriver,
-three with 8, 64 and 512 FPGA regions, and one with 8 GPUs and 64 VFs of four
-QAT devices, before and after its devices are in pools ([accel] pools = none,
-and host). Real nova-compute and Placement in one process
+three with 8, 64 and 512 FPGA regions, one with 8 GPUs and 64 VFs of four QAT
+devices, and one with 512 GPUs; the last two before and after their devices are
+in pools ([accel] pools = none, and host). Real nova-compute and Placement in one process
 (tests.functional.base). Run with
 ``python -m tests.bench.report [passes [regions ...]]``.
 
@@ -17,13 +17,15 @@ Nova makes (one for each provider of the host: what is allocated from it);
 the pass that makes all the providers in the tree, at the start of the service.
 Of the regions also "compared": requests to Placement of a comparison of claims
 (attach.reconcile) where a server has each region, of the first, and of the next
-one in which nothing has changed.
+one in which nothing has changed. Of the GPUs also "changed": ours, in
+processor time, for a pass in which one of them is not what it was before.
 
 Not measured: looking for devices, which runs in a thread when they may have
 changed, and the network. The times are of a process that has an API, a
 scheduler and Placement beside nova-compute: compare them with each other.
 """
 
+import dataclasses
 import functools
 import statistics
 import sys
@@ -102,6 +104,14 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
             self.flags(pools=pools, group='accel')
             self.show(f'pools = {pools}', *self.measure(
                 f'pools-{pools}', GPUS_AND_VFS, passes[0]))
+            host = f'gpus-{pools}'
+            self.show(f'{sizes[-1]} GPUs, {pools}', *self.measure(
+                host, {'gpus': [
+                    {'address': f'0000:{number // 32:02x}:{number % 32:02x}.0',
+                     'iommu_group': 10 + number}
+                    for number in range(sizes[-1])]}, passes[0]))
+            print(f'{"":16} changed: {self.change(host, passes[0]):.1f} ms',
+                  file=boot.OUT, flush=True)
 
     def measure(self, host, description, passes):
         """Providers, ours at the start, [(counts, spent, worked)]."""
@@ -120,6 +130,22 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                 results.append(self.meter.read())
         return (len(tracker.provider_tree.get_provider_uuids(host)), first,
                 results)
+
+    def change(self, host, passes):
+        """Milliseconds of our processor time."""
+        computes = self.computes[host]
+        table = computes.driver.accelerators.inventory.table
+        took = []
+        for number, device in zip(range(passes), table.snapshot().values()):
+            table.adopt(dataclasses.replace(
+                device, health=model.Health.QUARANTINED, marks=(),
+                reason=f'it is changed by pass {number}'), table.ticket())
+            self.meter.clear()
+            computes.manager.rt.update_available_resource(
+                context.get_admin_context(), host)
+            _, _, worked = self.meter.read()
+            took.append(worked[PASS, 'ours'] + worked[PASS, 'claim store'])
+        return statistics.median(took)
 
     def compare(self, host):
         """Requests of a comparison, and of the next one."""
