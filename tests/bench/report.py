@@ -5,8 +5,8 @@ The part of nova-compute's periodic task, and of each claim, that tells
 Placement what the host has, on simulated hosts: one with Nova's LibvirtDriver,
 three with 8, 64 and 512 FPGA regions, one with 8 GPUs and 64 VFs of four QAT
 devices, and one with 512 GPUs; the last two before and after their devices are
-in pools ([accel] pools = none, and host). Real nova-compute and Placement in one process
-(tests.functional.base). Run with
+in pools ([accel] pools = none, and host). Real nova-compute and Placement in
+one process (tests.functional.base). Run with
 ``python -m tests.bench.report [passes [regions ...]]``.
 
 Counted: requests to Placement, statements of the claim store, subprocesses.
@@ -17,8 +17,8 @@ Nova makes (one for each provider of the host: what is allocated from it);
 the pass that makes all the providers in the tree, at the start of the service.
 Of the regions also "compared": requests to Placement of a comparison of claims
 (attach.reconcile) where a server has each region, of the first, and of the next
-one in which nothing has changed. Of the GPUs also "changed": ours, in
-processor time, for a pass in which one of them is not what it was before.
+one in which nothing has changed. Of the GPUs also "changed": processor
+time of our driver for a pass in which one of them is not what it was before.
 
 Not measured: looking for devices, which runs in a thread when they may have
 changed, and the network. The times are of a process that has an API, a
@@ -132,7 +132,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                 results)
 
     def change(self, host, passes):
-        """Milliseconds of our processor time."""
+        """Milliseconds of processor time of our driver."""
         computes = self.computes[host]
         table = computes.driver.accelerators.inventory.table
         took = []
@@ -144,7 +144,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
             computes.manager.rt.update_available_resource(
                 context.get_admin_context(), host)
             _, _, worked = self.meter.read()
-            took.append(worked[PASS, 'ours'] + worked[PASS, 'claim store'])
+            took.append(_driver(worked))
         return statistics.median(took)
 
     def compare(self, host):
@@ -193,9 +193,6 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
         def median(pick):
             return statistics.median(map(pick, results))
 
-        def ours(times):
-            return times[PASS, 'ours'] + times[PASS, 'claim store']
-
         def placement(times):
             return times[PASS, 'read'] + times[PASS, 'write']
         everything = median(lambda r: sum(
@@ -203,13 +200,17 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
         print(f'{name:16} {providers:9} ' + ' '.join(
             f'{median(lambda r, w=what: r[0][w]):{max(6, len(head))}.0f}'
             for head, what in COUNTS.items())
-            + f' {first:7.1f} {median(lambda r: ours(r[1])):6.2f}'
-            f' {median(lambda r: ours(r[2])):11.2f}'
+            + f' {first:7.1f} {median(lambda r: _driver(r[1])):6.2f}'
+            f' {median(lambda r: _driver(r[2])):11.2f}'
             f' {median(lambda r: r[1][PASS, "LibvirtDriver"]):13.2f}'
             f' {median(lambda r: placement(r[1])):9.1f}'
             f' {median(lambda r: r[1][PASS, "rest of Nova"]):12.1f}'
-            f' {median(lambda r: ours(r[1])) / everything:8.2f}',
+            f' {median(lambda r: _driver(r[1])) / everything:8.2f}',
             file=boot.OUT, flush=True)
+
+
+def _driver(times):
+    return times[PASS, 'ours'] + times[PASS, 'claim store']
 
 
 main = functools.partial(boot.main, Reports)
