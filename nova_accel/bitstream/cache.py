@@ -187,7 +187,7 @@ class BitstreamCache:
                 f'[accel] bitstream_cache = {self.directory} cannot be '
                 f'written ({e.strerror}): correct its permissions, or free '
                 f'space on its file system.',
-                found='The host has no room for the bitstream') from e
+                found='The host cannot store the bitstream') from e
 
     def _unlink(self, name) -> None:
         with contextlib.suppress(FileNotFoundError):
