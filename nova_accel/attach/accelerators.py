@@ -470,16 +470,16 @@ class Accelerators:
         allocations = self._cloud.allocations(context, server.uuid)
         located = self._located(old, allocations)
         providers = {claim.provider_uuid for claim in located}
+        moves = {claim.consumer_uuid for claim in old}
         if providers - set(allocations) or any(
                 # from a pool the server may have its new devices, too
                 providers & set(self._cloud.allocations(context, consumer))
-                for consumer in {c.consumer_uuid for c in old}):
+                for consumer in moves):
             return
         back = plan.to_come_back(
             allocations, located,
             self._located(self.holdings.of(server.uuid), allocations),
-            lambda: all(self._cloud.is_confirmed(claim.consumer_uuid)
-                        for claim in old))
+            lambda: all(map(self._cloud.is_confirmed, moves)))
         if back:
             uuids = {claim.uuid for claim in back}
             self.releases.clean(context, self.holdings.revert(server.uuid, [

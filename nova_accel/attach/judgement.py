@@ -32,6 +32,7 @@ import collections
 from collections.abc import Collection, Iterator, Mapping
 import dataclasses
 import enum
+import functools
 import typing
 
 from nova_accel import model
@@ -97,10 +98,14 @@ class Snapshot:
                     and claim.instance_uuid not in self.plugging):
                 yield claim
 
+    @functools.cached_property
+    def _by_server(self) -> dict[str, list[model.Claim]]:
+        return by_server(self.after)
+
     def of(self, server_uuid: str) -> list[model.Claim]:
         """Return the present claims of one server."""
-        return [c for c in self.after if c.instance_uuid == server_uuid
-                and c.role is model.Role.CURRENT
+        return [c for c in self._by_server.get(server_uuid, ())
+                if c.role is model.Role.CURRENT
                 and c.state is not model.ClaimState.DELETING]
 
     def providers_of(self, claim: model.Claim) -> set[str]:
@@ -118,16 +123,18 @@ class Snapshot:
         return any(not owners.isdisjoint(self.consumers.get(uuid, ()))
                    for uuid in self.providers_of(claim))
 
-    def is_short(self, claim: model.Claim) -> bool:
-        """Return whether its server has other devices of the provider as well,
-        and Placement has not allocated so many."""
+    def is_lost(self, claim: model.Claim) -> bool:
+        """Return whether Placement has it not, or has fewer of the provider
+        than its server has devices there, of which it is one too many."""
+        if not self.is_allocated(claim):
+            return True
         if self.consumers is None or claim.role is model.Role.OLD:
             return False
+        owners = self._owners(claim)
         given = sum(
             self.consumers.get(uuid, {}).get(owner, {}).get(
                 claim.resource_class, 0)
-            for uuid in self.providers_of(claim)
-            for owner in self._owners(claim))
+            for uuid in self.providers_of(claim) for owner in owners)
         return 0 < given <= sum(
             (c.provider_uuid, c.resource_class)
             == (claim.provider_uuid, claim.resource_class)
@@ -138,8 +145,9 @@ class Snapshot:
         owners = {claim.consumer_uuid}
         if claim.role is model.Role.CURRENT:
             owners |= {move for move, of in self.moves.items()
-                       if of == server} - {c.consumer_uuid for c in self.after
-                                           if c.instance_uuid == server}
+                       if of == server} - {
+                           c.consumer_uuid
+                           for c in self._by_server.get(server, ())}
         # from a pool the server may have its new device, after a confirm; a
         # revert has ended the guest with that before Placement hears of it
         elif not any(c.provider_uuid == claim.provider_uuid
@@ -178,8 +186,7 @@ class Snapshot:
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()
-                if claim.role is model.Role.CURRENT
-                and (not self.is_allocated(claim) or self.is_short(claim))
+                if claim.role is model.Role.CURRENT and self.is_lost(claim)
                 for uuid in self.providers_of(claim)
                 for consumer in (self.consumers or {}).get(uuid, ())} - owners
 
@@ -188,8 +195,7 @@ class Snapshot:
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT
-                and (self.lacks(claim) or not self.is_allocated(claim)
-                     or self.is_short(claim))}
+                and (self.lacks(claim) or self.is_lost(claim))}
 
     def strangers(self) -> dict[str, str]:
         """Return the address of each device in a running guest that no claim
@@ -210,9 +216,8 @@ def judge(snapshot: Snapshot) -> dict[tuple[str, Verdict], model.Claim]:
 
 def _verdicts(snapshot, claim) -> Iterator[Verdict]:
     entry = snapshot.entries.get(claim.instance_uuid)
-    allocated = snapshot.is_allocated(claim)
     is_old = claim.role is model.Role.OLD
-    if not allocated and not snapshot.has_guest(claim) and (
+    if not snapshot.is_allocated(claim) and not snapshot.has_guest(claim) and (
             is_old or entry is None):
         yield Verdict.ABANDONED
         return
@@ -224,7 +229,7 @@ def _verdicts(snapshot, claim) -> Iterator[Verdict]:
     if out and not entry.asks:
         yield Verdict.NOT_ASKED
         return
-    if not allocated or snapshot.is_short(claim):
+    if snapshot.is_lost(claim):
         yield Verdict.LOST
     if out and claim.instance_uuid in snapshot.running:
         yield Verdict.OUT

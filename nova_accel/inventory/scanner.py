@@ -377,9 +377,9 @@ class Scanner:
         try:
             adopted = self._table.adopt(device, ticket)
         except exception.AcceleratorsUnavailable as error:
-            self._note_due(address, name)
-            LOG.error('What is at %s now is not taken over: %s', address,
-                      error)
+            if self._note_due(address, name, str(error)):
+                LOG.error('What is at %s now is not taken over: %s', address,
+                          error)
             return
         if not adopted:
             owner = self._table.reported(address)

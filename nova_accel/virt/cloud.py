@@ -273,19 +273,18 @@ class NovaCloud:
         return [NovaServer(instance) for instance in instances]
 
     def moves(self, uuids):
-        found = {}
-        for uuid in uuids:
-            with contextlib.suppress(nova_exception.MigrationNotFound):
-                found[uuid] = objects.Migration.get_by_uuid(
-                    self.admin_context(), uuid).instance_uuid
-        return found
+        return {uuid: migration.instance_uuid for uuid in uuids
+                if (migration := self._migration(uuid))}
 
     def is_confirmed(self, migration_uuid):
+        migration = self._migration(migration_uuid)
+        return migration is not None and migration.status in (
+            'confirming', 'confirmed')
+
+    def _migration(self, uuid):
         with contextlib.suppress(nova_exception.MigrationNotFound):
-            return objects.Migration.get_by_uuid(
-                self.admin_context(), migration_uuid,
-            ).status in ('confirming', 'confirmed')
-        return False
+            return objects.Migration.get_by_uuid(self.admin_context(), uuid)
+        return None
 
     def say(self, instance_uuid, key, text):
         context = self.admin_context()

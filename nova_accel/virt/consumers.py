@@ -25,8 +25,6 @@ _FEW = 3
 
 #: consumer -> {'resources': {class: amount}}
 Allocations = Mapping[str, Mapping[str, Mapping[str, int]]]
-
-
 #: consumer -> class -> amount
 Given = dict[str, Mapping[str, int]]
 
