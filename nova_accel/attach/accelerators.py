@@ -479,7 +479,7 @@ class Accelerators:
         back = plan.to_come_back(
             allocations, located,
             self._located(self.holdings.of(server.uuid), allocations),
-            lambda: all(map(self._cloud.is_confirmed, moves)))
+            lambda: any(map(self._cloud.is_reverted, moves)))
         if back:
             uuids = {claim.uuid for claim in back}
             self.releases.clean(context, self.holdings.revert(server.uuid, [

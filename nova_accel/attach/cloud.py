@@ -122,8 +122,9 @@ class Cloud(typing.Protocol):
         """Return those of these consumers that are moves: uuid of a migration
         -> uuid of its server."""
 
-    def is_confirmed(self, migration_uuid: str) -> bool:
-        """Return whether the owner has confirmed this move, as Nova has it."""
+    def is_reverted(self, migration_uuid: str) -> bool:
+        """Return whether a server is again what it was before a resize, as
+        Nova has it; False of a move of which Nova does not know."""
 
     def say(self, instance_uuid: str, key: str, text: str | None) -> None:
         """Set one key of a server's metadata and leave the others alone, but

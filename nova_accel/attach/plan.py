@@ -133,7 +133,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 
 def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
                  current: Sequence[model.Claim],
-                 is_confirmed: Callable[[], bool]) -> list[model.Claim]:
+                 is_reverted: Callable[[], bool]) -> list[model.Claim]:
     """Return what a server had before a move and gets back. It starts again,
     and Placement has allocated nothing to the move any more.
 
@@ -143,8 +143,8 @@ def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
     nothing              what it had, or   as much as that: the move
                          less              failed
     less of the same     all that it had   all: it was reverted
-    as much of the same  all that it had   all, unless Nova says that it
-                                           was confirmed
+    as much of the same  all that it had   all, if Nova says that it was
+                                           reverted
     something else       all that it has   nothing: it was confirmed
     something else       not all, and all  all: it was reverted
                          that it had
@@ -161,7 +161,7 @@ def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
     if len(_allocated(allocations, current)) < len(current):
         return back
     had, has = _units(old), _units(current)
-    return back if has < had or has == had and not is_confirmed() else []
+    return back if has < had or has == had and is_reverted() else []
 
 
 def _units(claims) -> collections.Counter:

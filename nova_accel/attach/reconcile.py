@@ -89,7 +89,7 @@ class Reconciler:
         self._forget_pauses(snapshot, judged)
         held_back = accelerators.inventory.held_back
         # of a server that is being built again nothing else is said
-        lost = [c for c in snapshot.after if c.handle in held_back
+        lost = [c for c in snapshot.after if c.uuid in held_back
                 and c.instance_uuid in snapshot.plugging]
         out: set[str] = set()
         for server_uuid, claims in judgement.by_server(
@@ -98,7 +98,7 @@ class Reconciler:
                 released += self._make_good(
                     server_uuid, claims, judged, lost, out)
             except Exception as error:
-                lost += [c for c in claims if c.handle in held_back
+                lost += [c for c in claims if c.uuid in held_back
                          or (c.uuid, _Verdict.LOST) in judged]
                 failure = failure or error
         self.out = frozenset(out)
@@ -195,12 +195,12 @@ class Reconciler:
         """Offer to no other server what servers hold without an allocation."""
         inventory = self._accelerators.inventory
         before = inventory.held_back
-        inventory.hold_back(c.handle for c in claims)
+        inventory.hold_back(c.uuid for c in claims)
         changed = before ^ inventory.held_back
         if changed:
             self._accelerators.publisher.show_devices(
                 self._cloud.admin_context(),
-                [c for c in self._holdings.all() if c.handle in changed])
+                [c for c in self._holdings.all() if c.uuid in changed])
         self._once.only('lost', {c.instance_uuid for c in claims})
         for server_uuid in {c.instance_uuid for c in claims}:
             self._once.say(
@@ -243,18 +243,18 @@ class Reconciler:
         """While Placement must allocate what is held back: it allocates
         nothing that is reserved. After an error it is held back again."""
         inventory = self._accelerators.inventory
-        handles = {c.handle for c in claims} & inventory.held_back
+        uuids = {c.uuid for c in claims} & inventory.held_back
 
         def show(held_back):
-            if handles:
+            if uuids:
                 inventory.hold_back(held_back)
                 self._accelerators.publisher.show_devices(
                     self._cloud.admin_context(), claims)
-        show(inventory.held_back - handles)
+        show(inventory.held_back - uuids)
         try:
             yield
         except Exception:
-            show(inventory.held_back | handles)
+            show(inventory.held_back | uuids)
             raise
 
     @staticmethod

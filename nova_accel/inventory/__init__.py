@@ -91,7 +91,7 @@ class Inventory:
         # guards what follows
         self._lock = locks.Lock('inventory')
         #: what hold_back() was called with last
-        self._held_back: frozenset[model.AttachHandle] = frozenset()
+        self._held_back: frozenset[str] = frozenset()
         #: name and uuid of the node that Nova told last
         self._root: tuple[str, str] | None = None
         #: what providers were made of -> those providers
@@ -291,19 +291,21 @@ class Inventory:
         return found
 
     @property
-    def held_back(self) -> frozenset[model.AttachHandle]:
-        """Handles that are offered to no server, see hold_back()."""
+    def held_back(self) -> frozenset[str]:
+        """UUIDs of the claims whose devices are offered to no server, see
+        hold_back()."""
         with self._lock:
             return self._held_back
 
-    def hold_back(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Offer these to no server, and those of the last call again.
+    def hold_back(self, claims: Iterable[str]) -> None:
+        """Offer the devices of these to no server, and those of the last call
+        again.
 
-        :param handles: what servers hold although Placement has allocated
-            nothing to them: it would give them to others.
+        :param claims: UUIDs of those of servers to which Placement has
+            allocated nothing: it would give the devices to others.
         """
         with self._lock:
-            self._held_back = frozenset(handles)
+            self._held_back = frozenset(claims)
 
     # What regions carry
 

@@ -167,7 +167,7 @@ def _fence(there, names, rows, used, inventory, found) -> None:
 
 def providers(devices: Iterable[model.Device],
               claims: Iterable[model.Claim], node: str, root_uuid: str,
-              held_back: Collection[model.AttachHandle] = (),
+              held_back: Collection[str] = (),
               report: Callable[[str, str], None] | None = None,
               pool_of: Callable[[model.Device], str | None]
               = lambda device: None,
@@ -180,8 +180,8 @@ def providers(devices: Iterable[model.Device],
     :param claims: all of the host; those that wait for the operator the
         oldest first.
     :param root_uuid: of the node's own provider.
-    :param held_back: handles of servers to which Placement has allocated
-        nothing of theirs.
+    :param held_back: UUIDs of the claims of servers to which Placement has
+        allocated nothing of theirs.
     :param report: told the address of a device that cannot be shown, and why.
     :param pool_of: the name of the pool that a device shares with others; None
         for one with providers of its own.
@@ -261,7 +261,7 @@ class _Use:
     """What claims say of what is used."""
 
     def __init__(self, claims: Iterable[model.Claim],
-                 held_back: Collection[model.AttachHandle],
+                 held_back: Collection[str],
                  returning: Mapping[tuple[str, int], model.Region]):
         self._returning = returning
         self._waiting: list[model.Claim] = []
@@ -295,7 +295,7 @@ class _Use:
                 self._lost.add(key)
             else:
                 self.held[key].add(claim.handle)
-            if (claim.handle in held_back
+            if (claim.uuid in held_back
                     or ends and not waits):
                 self.held_up.add(claim.handle)
                 continue

@@ -150,14 +150,15 @@ class Tree:
         everything = {**_walk(tree), **there}
         plan = _Pass(tree, placement)
         foreign = self._foreign(everything, wanted)
+        leaving = set(gone)
         stale, left = self._plan_stale(plan, node, there, foreign, wanted,
-                                       set(gone))
+                                       leaving)
         were_fenced = {shown.uuid for shown in stale
                        if naming.FENCED in shown.traits}
         for shown in stale:
             everything[shown.uuid] = self._fence(plan, shown)
         self._hand_over(plan, everything, wanted, were_fenced)
-        self._plan_ours(plan, everything, foreign, wanted)
+        self._plan_ours(plan, everything, foreign, wanted, leaving)
         self._forget_unknown(plan, everything, wanted)
         # what is reserved by us is known before it is reserved
         self._note(plan.rows, plan.returned)
@@ -225,7 +226,7 @@ class Tree:
                  if p.uuid not in everything}
         return {s.name: s for s in everything.values() if s.name in names}
 
-    def _plan_ours(self, plan, everything, foreign, wanted) -> None:
+    def _plan_ours(self, plan, everything, foreign, wanted, gone) -> None:
         made = set()
         removed = frozenset(plan.removed)
         for uuid, provider in wanted.items():
@@ -234,7 +235,8 @@ class Tree:
             shown = everything.get(uuid)
             is_there = shown is not None
             if shown is None:
-                if provider.name in foreign or not (
+                if provider.name in foreign or _leaves(
+                        provider, gone) or not (
                         provider.region_index is None
                         or provider.parent in everything
                         or provider.parent in made
@@ -336,8 +338,7 @@ class Tree:
             provider = wanted.get(uuid)
             if (provider is None and naming.part_of_provider(
                     node, shown.name)) or (
-                    provider is not None and not provider.pool
-                    and provider.addresses[0] in gone):
+                    provider is not None and _leaves(provider, gone)):
                 stale[uuid] = shown
         left, fenced = set(), []
         # regions before their device
@@ -589,6 +590,10 @@ def _without(inventory: Mapping[str, Mapping], names) -> dict[str, dict]:
 
 def _differ(known, rows) -> bool:
     return any(known.get(name) != row for name, row in rows.items())
+
+
+def _leaves(provider, gone) -> bool:
+    return not provider.pool and provider.addresses[0] in gone
 
 
 def _is_confirmed(known, rows) -> bool:

@@ -276,10 +276,18 @@ class NovaCloud:
         return {uuid: migration.instance_uuid for uuid in uuids
                 if (migration := self._migration(uuid))}
 
-    def is_confirmed(self, migration_uuid):
+    def is_reverted(self, migration_uuid):
+        # The flavor tells, before Placement is told (_finish_revert_resize of
+        # nova.compute.manager): the status is 'error' after a confirm that
+        # failed as after a revert that did. A later resize may have brought
+        # the old flavor back.
         migration = self._migration(migration_uuid)
-        return migration is not None and migration.status in (
-            'confirming', 'confirmed')
+        return (migration is not None
+                and migration.status not in ('confirming', 'confirmed')
+                and migration.old_instance_type_id
+                == objects.Instance.get_by_uuid(
+                    self.admin_context(),
+                    migration.instance_uuid).instance_type_id)
 
     def _migration(self, uuid):
         with contextlib.suppress(nova_exception.MigrationNotFound):

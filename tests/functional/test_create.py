@@ -170,7 +170,8 @@ class CreateTest(operations.OperationsTestBase):
         self.assertEqual([(host, address)], self.held(forgotten))
         # and one that comes after it
         compute.driver.reconciler.run()
-        self.assertEqual([address], [h.address for h in inventory.held_back])
+        claim, = self.claims(host)
+        self.assertEqual({claim.uuid}, inventory.held_back)
         self.assertHas(self.boot(self.specs))
         self.assertEqual([(host, address)], self.held(forgotten))
         self.flags(running_deleted_instance_action='reap',

@@ -134,14 +134,33 @@ class PoolTest(PoolsTestBase):
             migration = max(objects.MigrationList.get_by_filters(
                 cloud.admin_context(), {'instance_uuid': server['id']}),
                 key=lambda migration: migration.id)
-            self.assertIs(end == self._confirm_resize,
-                          cloud.is_confirmed(migration.uuid))
+            self.assertIs(end == self._revert_resize,
+                          cloud.is_reverted(migration.uuid))
             if end == self._revert_resize:
                 self.assertEqual(before, self.assertServer(server, 2))
                 self.assertEqual([(8, 0, 2)], self.counts())
         self.assertServer(server, 5)
         self.assertEqual([(8, 0, 5)], self.counts())
         self._delete_server(server)
+
+    def test_confirm_on_the_host_that_fails(self):
+        """Neutron does not answer: Nova deletes the allocation of the old
+        self, sets the migration to error, and its log says that the server
+        may be hard rebooted."""
+        self.flags(allow_resize_to_same_host=True)
+        server = self.boot(groups(2))
+        self._resize_server(
+            server, self._create_flavor(extra_spec=groups(2)))
+        has = self.hostdevs(server)
+        with mock.patch('nova.network.neutron.API.setup_networks_on_host',
+                        side_effect=nova_exception.PortNotFound(port_id='1')):
+            self.api.post_server_action(server['id'], {'confirmResize': None})
+            server = self._wait_for_state_change(server, 'ERROR')
+        self._reboot_server(server, hard=True)
+        self.assertEqual(has, self.hostdevs(server))
+        # the old self is released
+        self.computes['compute1'].driver.reconciler.run()
+        self.assertEqual(has, self.assertServer(server, 2))
 
 
 class MovedTest(PoolsTestBase):

@@ -948,12 +948,12 @@ class RandomOperationsTest(operations.OperationsTestBase):
             (c.provider_uuid, self.consumer_of(c, allocated)) for c in held)
         if claimed - allocated:
             self.compare()
-            held_back = {h for host in self.computes for h in
+            held_back = {uuid for host in self.computes for uuid in
                          self.accelerators(host).inventory.held_back}
             self.assertEqual({}, {
                 of: n for of, n in (claimed - allocated).items()
                 if of[1] not in self.failed or not held_back.issuperset(
-                    c.handle for c in held
+                    c.uuid for c in held
                     if (c.provider_uuid, c.consumer_uuid) == of)}, held)
         missing = {consumer for _, consumer in allocated - claimed}
         # of a resize that failed on its destination Nova leaves the server

@@ -174,7 +174,6 @@ class Host:
         """:param here: the server was resized on this host, and runs."""
         if not here:
             self.cloud.stop_guest(uuid_, undefine=True)
-        self.cloud.confirm(migration)
         self.accelerators.confirm(
             self.cloud.admin_context(), uuid_, migration)
         self.settle()

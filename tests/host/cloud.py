@@ -204,8 +204,8 @@ class Cloud:
         moves = self.read().get('moves', {})
         return {uuid_: moves[uuid_] for uuid_ in uuids if uuid_ in moves}
 
-    def is_confirmed(self, migration_uuid):
-        return migration_uuid in self.read().get('confirmed', ())
+    def is_reverted(self, migration_uuid):
+        return migration_uuid in self.read().get('reverted', ())
 
     def say(self, instance_uuid, key, text):
         with self.state() as state:
@@ -319,12 +319,11 @@ class Cloud:
     def move_allocation(self, consumer, other):
         with self.state() as state:
             state['allocations'][other] = state['allocations'].pop(consumer)
-            state.setdefault('moves', {})[other] = consumer
-
-    def confirm(self, migration):
-        """nova-api writes it before the computes hear of it."""
-        with self.state() as state:
-            state.setdefault('confirmed', []).append(migration)
+            if other in state['servers']:
+                # the server has its old flavor again before that
+                state.setdefault('reverted', []).append(consumer)
+            else:
+                state.setdefault('moves', {})[other] = consumer
 
     def start_guest(self, uuid_, handles):
         """libvirt starts a guest with these devices."""

@@ -59,7 +59,6 @@ class MoveTest(base.HostTestCase):
         self.host.revert_here(self.server, self.migration)
 
     def confirm(self):
-        self.host.cloud.confirm(self.migration)
         self.host.accelerators.confirm(
             self.context, self.server, self.migration)
         self.host.cloud.allocate(self.migration, None)
@@ -214,6 +213,18 @@ class PoolMoveTest(MoveTest):
         self.host.start_guest(self.server)
         self.compare()
         self.assertHasOnly(self.first)
+
+    def test_confirm_that_fails(self):
+        """Before its devices were released, as where Neutron does not answer:
+        Nova deletes the migration's allocation, sets it to "error", and the
+        log says that the server may be hard rebooted."""
+        self.disks.write_disk(self.second, 'what it wrote since')
+        self.host.cloud.allocate(self.migration, None)
+        self.host.reboot(self.server)
+        self.compare()
+        self.assertHasOnly(self.second)
+        self.assertEqual('what it wrote since',
+                         self.disks.data_of_disk(self.second))
 
 
 @ddt.ddt

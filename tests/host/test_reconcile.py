@@ -419,6 +419,36 @@ class ReconcileTest(base.HostTestCase):
             self.host.allocation(A),
             self.host.cloud.read()['allocations'][self.server])
 
+    def test_held_back_and_given_to_the_next_server(self):
+        """Which is being built while claims are compared: nothing is said of
+        it, and its device is not fenced."""
+        self.host.cloud.allocate(self.server, None)
+        self.host.cloud.put_back = mock.Mock(
+            side_effect=exception.PlacementUnavailable('Not now.'))
+        self.assertHeldBack(A)
+        # its owner does as the log says
+        self.leave()
+        self.host.accelerators.unplug(
+            self.host.cloud.admin_context(), self.server)
+        self.host.settle()
+        self.assertEqual([], self.host.fenced())
+        server = self.host.cloud.add_server(base.ONE)
+        self.host.cloud.allocate(server, self.host.allocation(A))
+        with self.host.accelerators.plugs.plugged(
+                self.host.cloud.admin_context(),
+                self.host.cloud.server(server),
+                lambda: self.host.allocation(A)):
+            self.host.accelerators.handles_to_start(
+                self.host.cloud.admin_context(),
+                self.host.cloud.server(server))
+            for _ in range(2):
+                self.host.reconciler.run()
+                self.host.report()
+            self.assertEqual([], self.host.fenced())
+            self.host.start_guest(server)
+        self.assertNotIn(f'Server {server} holds accelerators of which',
+                         self.log.output)
+
     def test_lost_and_not_looked_at_again(self):
         """What was seen once is enough to offer it to no server."""
         self.host.reconcile()

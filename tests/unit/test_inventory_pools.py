@@ -85,12 +85,13 @@ class PoolTest(testtools.TestCase):
     @ddt.unpack
     def test_counts(self, healths, claims, held_back, waits, total, unfit,
                     fenced, left):
+        claims = [claim(*args) for args in claims]
         provider, = made(
             *(gpu(address, health) for address, health
               in zip((A, B, C), healths)),
-            claims=[*(claim(*args) for args in claims),
-                    *map(waiting, waits)],
-            held_back=set(map(handle, held_back))).values()
+            claims=[*claims, *map(waiting, waits)],
+            held_back={c.uuid for c in claims
+                       if c.device_address in held_back}).values()
         self.assertEqual(
             ({CLASS: total}, unfit, fenced, left, True, NODE, (A, B, C)),
             (provider.inventory, provider.unfit, provider.fenced,

@@ -162,7 +162,8 @@ class ProvidersTest(testtools.TestCase):
     @ddt.unpack
     def test_held_back(self, claims, numbers, inventory, fenced):
         """Placement would give what servers hold without an allocation."""
-        held_back = {claim(number).handle for number in numbers}
+        held_back = {c.uuid for c in claims
+                     if c.handle in {claim(n).handle for n in numbers}}
         device = card(2)
         region = dataclasses.replace(
             fpga(B).region(0), handles=device.handles)

@@ -181,7 +181,7 @@ class PlanTest(testtools.TestCase):
     def test_to_come_back_of_a_pool(self):
         """From the same pool as many: Placement does not tell which."""
         old, current = [holds(P1)], [holds(P1)]
-        for confirmed, back in ((True, []), (False, old)):
+        for reverted, back in ((True, old), (False, [])):
             self.assertEqual(back, plan.to_come_back(
                 {P1: {'resources': {FPGA: 1}}}, old, current,
-                lambda: confirmed))
+                lambda: reverted))

@@ -1,0 +1,28 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""A card is gone while a consumer without a claim has a part of it allocated."""
+
+from tests.host import base
+from tests.unit.host import A
+
+
+class GoneTest(base.HostTestCase):
+
+    POOLS = 'none'
+
+    def names(self):
+        self.host.report()
+        return sorted(provider['name'] for provider
+                      in self.host.cloud.read()['providers'].values())
+
+    def test_provider_is_not_made_again(self):
+        """As of an allocation that a migration has left."""
+        self.start_host({'address': A, 'ports': 2})
+        uuid_, = [uuid_ for uuid_, provider
+                  in self.host.inventory.providers().items()
+                  if provider.region_index == 0]
+        self.host.cloud.allocate(
+            'left', {uuid_: {'resources': {base.FPGA: 1}}})
+        self.host.kernel.set_fault(A, vanish=True)
+        self.host.inventory.scanner.scan()
+        self.names()
+        self.assertEqual(self.names(), self.names())
