@@ -68,7 +68,7 @@ class Accelerators:
             inventory, self.holdings, cloud, self.publisher, self.names)
         regions = cleaning.Regions(inventory, self.programming)
         self.device_handles = handles.Handles(
-            inventory, self.holdings, regions)
+            inventory, self.holdings, cloud, regions)
         self.readiness = readiness.Readiness(
             inventory, self.holdings, self.device_handles, self.programming,
             regions)

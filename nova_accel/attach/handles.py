@@ -12,12 +12,14 @@ import dataclasses
 import json
 
 from nova_accel.attach import cleaning
+from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import programming
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
@@ -37,10 +39,11 @@ _MOST_REMEMBERED = 4096
 class Handles:
 
     def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
+                 holdings: server_holdings.Holdings, cloud: novas.Cloud,
                  regions: cleaning.Regions):
         self._inventory = inventory
         self._holdings = holdings
+        self._cloud = cloud
         self._regions = regions
         self._releasing = locks.Locks(
             'region', 'The handles of {}', programming.seconds_at_most)
@@ -115,7 +118,12 @@ class Handles:
                 LOG.exception('%s failed', what)
                 raise exception.DeviceError(
                     f'{what} failed: {exception.for_owner(error)}') from error
-        self._on_handle(device, claim, what, prepare, fresh)
+        try:
+            self._on_handle(device, claim, what, prepare, fresh)
+        except exception.DeviceError:
+            if fresh:
+                self._inventory.health.mark(device.address, signals.START)
+            raise
 
     def release(self, claims: Iterable[model.Claim],
                 freed: Callable[[model.Claim], None],
@@ -264,6 +272,8 @@ class Handles:
                 return True
             claim, = followed
             if not claim.prepared:
+                if hangs := self._inventory.cards.hanging(claim.key):
+                    raise exception.DeviceTimeout(f'{hangs}.')
                 if not self._inventory.prepares_every_handle(device):
                     # the driver leaves nothing, and cleans nothing
                     self._judge(claim, device, None)
@@ -345,7 +355,15 @@ class Handles:
 
     def _release_by(self, driver, claim, device, *args):
         """In the worker of the card, however long it takes."""
+        handle = claim.handle
         try:
+            # the kernel alone may be wrong: a driver of the host may have left
+            # it enabled
+            if any(pci.is_open(driver.kernel, function)
+                   for function in (handle.address, *handle.companions)):
+                programming.check_not_in_a_guest(
+                    self._cloud, [handle], f'{handle.address} cannot be '
+                                           f'released')
             done = driver.release(device, *args)
         except Exception as error:
             text = str(error) or repr(error)

@@ -405,15 +405,19 @@ class Programming:
         in await_ordered()."""
         kept = list(regions)
         begun: list[tuple[str, int]] = []
+        ended = False
 
         def keep():
             with self._ordered_changed:
-                begun.extend(kept)
-                self._ordered.update(kept)
+                # a card that begins later than the caller waits
+                if not ended:
+                    begun.extend(kept)
+                    self._ordered.update(kept)
         try:
             yield keep
         finally:
             with self._ordered_changed:
+                ended = True
                 self._ordered.subtract(begun)
                 self._ordered_changed.notify_all()
 
@@ -580,7 +584,9 @@ class Programming:
 
         def program():
             # the last moment: a guest may have got it while this call waited
-            self._check_not_in_a_guest(device, region)
+            check_not_in_a_guest(
+                self._cloud, region.handles,
+                f'{device.address} {region.name} cannot be programmed')
             begin()
             with lock:
                 if gone:
@@ -623,19 +629,26 @@ class Programming:
                  address, region.name, function, loaded.bitstream_id,
                  loaded.origin or 'unknown')
 
-    def _check_not_in_a_guest(self, device, region):
-        addresses = {a for handle in region.handles
-                     for a in (handle.address, *handle.companions)}
-        for server_uuid, there in self._cloud.running().items():
-            if addresses & there:
-                name = f'{device.address} {region.name}'
-                LOG.error('%s cannot be programmed, because the guest of '
-                          'server %s, which runs, has %s: stop that server '
-                          'first', name, server_uuid, min(addresses & there))
-                found = (f'{name} cannot be programmed while a running guest '
-                         f'has {min(addresses & there)}')
-                raise exception.DeviceUnavailable(
-                    f'{found}: see the log of nova-compute.', found=found)
+
+def check_not_in_a_guest(cloud: novas.Cloud,
+                         handles: Iterable[model.AttachHandle],
+                         refused: str) -> None:
+    """Check that no guest that runs has one of these, whatever claims say.
+
+    :param refused: what cannot be done then, as a clause.
+    :raises DeviceUnavailable: one has.
+    """
+    addresses = {a for handle in handles
+                 for a in (handle.address, *handle.companions)}
+    for server_uuid, there in cloud.running().items():
+        if addresses & there:
+            LOG.error('%s, because the guest of server %s, which runs, has '
+                      '%s: stop that server first', refused, server_uuid,
+                      min(addresses & there))
+            found = (f'{refused} while a running guest has '
+                     f'{min(addresses & there)}')
+            raise exception.DeviceUnavailable(
+                f'{found}: see the log of nova-compute.', found=found)
 
 
 def seconds_at_most() -> int:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A card is gone while a consumer without a claim has a part of it allocated."""
+"""A card is gone while a consumer without a claim has a part of it."""
 
 from tests.host import base
 from tests.unit.host import A

@@ -575,6 +575,30 @@ class ProgramTest(RegionTestCase):
         self.wait_for(lambda: self.host.command().withdraw_order(
             number, [State.DONE]).state is State.DONE)
 
+    def test_libvirt_answers_after_the_limit(self):
+        """The order has given up before the card was touched; the region is
+        free for builds once libvirt answers."""
+        self.config.config(programming_timeout=1, group='accel')
+        running, asked, goes_on = (
+            self.host.cloud.running, threading.Event(), threading.Event())
+        self.addCleanup(goes_on.set)
+
+        def hangs():
+            asked.set()
+            goes_on.wait(60)
+            return running()
+        self.host.cloud.running = hangs
+        self.assertIn('did not end within 1 s',
+                      self.refused('program', A, FUNCTION))
+        self.host.cloud.running = running
+        goes_on.set()
+        self.wait_for(lambda: not self.host.inventory.cards.is_busy(A))
+        self.assertNothing()
+        self.host.enable()
+        self.wait_for(lambda: self.host.inventory.devices[A].health
+                      is model.Health.OK)
+        self.assertHas(self.boot(), vf(A))
+
 
 class KilledDiskTest(test_killed.KilledTestCase):
     """nova-compute is killed while it cleans."""
