@@ -20,7 +20,6 @@ from nova_accel.sim import tree as sysfs
 
 FRAMEWORKS = ('mdev', 'sriov-mdev', 'vendor-vfio', 'sriov')
 
-_MDEV_BUS = 'class/mdev_bus'
 #: of sysfs-driver-intel-xe-sriov in Documentation/ABI/testing of Linux
 _BULK = frozenset(f'sriov_admin/.bulk_profile/{name}' for name in (
     'vram_quota', 'exec_quantum_ms', 'preempt_timeout_us'))
