@@ -400,19 +400,18 @@ def _invisible(image_id) -> exception.ImageNotFound:
         f'image id, or share the image with the project.')
 
 
-def service_client(endpoint: str | None):
+def service_client():
     """Return a client for nova-compute itself: for work without a user, and
     for the operator's own images.
 
-    Uses the credentials of [service_user] and the session of [glance], both
-    registered by Nova.
+    Uses the credentials of [service_user], and the session and the first of
+    the api_servers of [glance], all registered by Nova.
 
-    :param endpoint: URL without version; None takes it from the catalog.
     :raises NoCredentials: [service_user] has none.
     :raises GlanceUnavailable: Keystone rejects them, or cannot be reached.
     """
     try:
-        return _service_client(endpoint)
+        return _service_client()
     except ks_exc.ClientException as error:
         where = unreachable(error)
         if where.startswith('Keystone'):
@@ -426,7 +425,7 @@ def service_client(endpoint: str | None):
             f'({_reason(error)}): correct them.') from None
 
 
-def _service_client(endpoint):
+def _service_client():
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:
         raise exception.NoCredentials(
@@ -434,7 +433,9 @@ def _service_client(endpoint):
             '[service_user] of nova.conf has no credentials: set them on this '
             'host.')
     session = ks_loading.load_session_from_conf_options(CONF, 'glance')
-    if endpoint is None:
+    if servers := CONF.glance.api_servers:
+        endpoint = servers[0]
+    else:
         endpoint = session.get_endpoint(
             auth, service_type='image', region_name=CONF.glance.region_name,
             interface=CONF.glance.valid_interfaces)

@@ -171,17 +171,12 @@ def programs(drivers: Iterable[base.AcceleratorDriver]) -> bool:
                for driver in drivers)
 
 
-def _images() -> typing.Any:
-    servers = CONF.glance.api_servers
-    return glance.service_client(servers[0] if servers else None)
-
-
 def glance_answers(host) -> Iterator[Line]:
     """Check that Glance answers nova-compute's own credentials."""
     if not programs(host.drivers.values()):
         return
     try:
-        next(iter(_images().images.list(limit=1)), None)
+        next(iter(glance.service_client().images.list(limit=1)), None)
     except exception.NoCredentials:
         needed = CONF.accel.bitstream_owners
         yield Line(
@@ -326,7 +321,7 @@ def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
                     yield _unknown_trait(f'the profile {profile.name}',
                                          'prefers', trait)
             if wanted.programs:
-                client = client or _images()
+                client = client or glance.service_client()
                 yield from _dead_ends_of(profile, wanted, known, client)
 
 
@@ -559,7 +554,7 @@ def _flavors() -> Iterator[dict]:
 
 def _not_cleared(users) -> Iterator[Line]:
     known = set(_placement('/traits?associated=true')['traits'])
-    client = _images()
+    client = glance.service_client()
     #: type of regions -> why no image clears them, '' where one does
     why: dict[str, str] = {}
     concerned: dict[str, list[str]] = {}

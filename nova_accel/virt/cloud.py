@@ -21,14 +21,12 @@ from nova import rpc
 from oslo_concurrency import lockutils
 
 from nova_accel.bitstream import glance
-from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import request
 from nova_accel.virt import consumers
 from nova_accel.virt import guest as guest_devices
 
-CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 #: how often a write to Placement is tried where others write as well
 _TRIES = 5
@@ -255,8 +253,7 @@ class NovaCloud:
         return self.service_images()
 
     def service_images(self):
-        servers = CONF.glance.api_servers
-        return glance.service_client(servers[0] if servers else None)
+        return glance.service_client()
 
     def check_image(self, context, image_id, project_id):
         glance.check_use(self.images(context), image_id, project_id)

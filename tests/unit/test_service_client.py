@@ -42,7 +42,6 @@ token.add_service('image').add_standard_endpoints(
 token.add_service('image').add_standard_endpoints(
     internal='http://glance.example/v2', region='here')
 IMAGE = 'e2b1a1ba-7a4e-4a0c-8a3b-3d9ab0d0a4b7'
-servers = nova.conf.CONF.glance.api_servers
 with requests_mock.Mocker() as http:
     http.get('http://keystone.example/v3', json={
         'version': fixture.V3Discovery('http://keystone.example/v3')})
@@ -51,12 +50,11 @@ with requests_mock.Mocker() as http:
     http.get(f'http://glance.example/v2/images/{IMAGE}', json={
         'id': IMAGE, 'status': 'active', 'owner': 'mine'},
         request_headers={'X-Auth-Token': 'the token'})
-    client = glance.service_client(servers and servers[0])
+    client = glance.service_client()
     glance.check_use(client, IMAGE, 'mine')
     http.post('http://keystone.example/v3/auth/tokens', status_code=401)
     try:
-        glance.check_use(
-            glance.service_client(servers and servers[0]), IMAGE, 'mine')
+        glance.check_use(glance.service_client(), IMAGE, 'mine')
     except exception.AcceleratorError as error:
         print(error)
 """
