@@ -271,7 +271,7 @@ def format_namespaces(fd: int, of: str, formats: list[Namespace]) -> None:
         such block format, EBUSY when a namespace is not attached, EINVAL when
         formats is of another length, EIO when the controller refuses.
     """
-    about = _formatter(fd, of)
+    about = _able(fd, of, _OACS_FORMAT, 'Format NVM')
     supported, = struct.unpack_from('<H', about, 256)
     numbers = _namespaces(fd, _CNS_ACTIVE)
     hidden = (set(_namespaces(fd, _CNS_ALLOCATED)) - set(numbers)
@@ -298,11 +298,8 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
     :raises OSError: EOPNOTSUPP when the controller has no Namespace
         Management or no such block format, EIO when it refuses.
     """
-    about = _identify(fd, _CNS_CONTROLLER)
-    controller, = struct.unpack_from('<H', about, 78)
-    supported, = struct.unpack_from('<H', about, 256)
-    if not supported & _OACS_NAMESPACES:
-        raise OSError(errno.EOPNOTSUPP, f'{of} has no Namespace Management')
+    controller, = struct.unpack_from('<H', _able(
+        fd, of, _OACS_NAMESPACES, 'Namespace Management'), 78)
     there = _namespaces(fd, _CNS_ALLOCATED)
     # what all namespaces have in common, as the table of block formats
     common = _identify(fd, _CNS_NAMESPACE, _ALL)
@@ -334,10 +331,8 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
     :raises OSError: EOPNOTSUPP when the controller has no Virtualization
         Management, EIO when it refuses or repeats itself.
     """
-    supported, = struct.unpack_from('<H', _identify(fd, _CNS_CONTROLLER), 256)
-    if not supported & _OACS_VIRTUALIZATION:
-        raise OSError(errno.EOPNOTSUPP,
-                      f'{of} has no Virtualization Management')
+    supported, = struct.unpack_from('<H', _able(
+        fd, of, _OACS_VIRTUALIZATION, 'Virtualization Management'), 256)
     attached = ({number: _attached(fd, number)
                  for number in _namespaces(fd, _CNS_ALLOCATED)}
                 if supported & _OACS_NAMESPACES else None)
@@ -413,11 +408,8 @@ def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
         Management, EBUSY when another secondary controller has one of the
         namespaces as well, EIO when the primary controller refuses.
     """
-    about = _identify(fd, _CNS_CONTROLLER)
-    own, = struct.unpack_from('<H', about, 78)
-    supported, = struct.unpack_from('<H', about, 256)
-    if not supported & _OACS_NAMESPACES:
-        raise OSError(errno.EOPNOTSUPP, f'{of} has no Namespace Management')
+    own, = struct.unpack_from('<H', _able(
+        fd, of, _OACS_NAMESPACES, 'Namespace Management'), 78)
     found = []
     for number in _namespaces(fd, _CNS_ALLOCATED):
         controllers = set(_attached(fd, number))
@@ -442,7 +434,7 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
     :raises OSError: EOPNOTSUPP when the controller has no Format NVM or would
         erase other namespaces as well, EIO when it refuses.
     """
-    about = _formatter(fd, of)
+    about = _able(fd, of, _OACS_FORMAT, 'Format NVM')
     if about[524] & _FNA_ALL:
         raise OSError(errno.EOPNOTSUPP,
                       f'{of} formats all namespaces at once')
@@ -464,11 +456,15 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
 
 # Commands
 
-def _formatter(fd, of) -> bytes:
+def _able(fd, of, bit, what) -> bytes:
+    """Identify a controller that has an optional command.
+
+    :raises OSError: EOPNOTSUPP when it has not.
+    """
     about = _identify(fd, _CNS_CONTROLLER)
     supported, = struct.unpack_from('<H', about, 256)
-    if not supported & _OACS_FORMAT:
-        raise OSError(errno.EOPNOTSUPP, f'{of} has no Format NVM')
+    if not supported & bit:
+        raise OSError(errno.EOPNOTSUPP, f'{of} has no {what}')
     return about
 
 
