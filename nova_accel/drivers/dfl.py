@@ -197,8 +197,7 @@ class DflDriver(base.PciDriver):
             'class/fpga_region', f'bus/pci/drivers/{KERNEL_DRIVER}')))
 
     def identify(self, address):
-        ids = (pci.identifier(self.kernel, address, 'vendor'),
-               pci.identifier(self.kernel, address, 'device'))
+        ids = pci.ids(self.kernel, address)
         if ids == _OFS and self._is_for_rules(address):
             return None
         return self._identity(address, ids) if ids in _PRODUCTS else None
@@ -379,9 +378,8 @@ class DflDriver(base.PciDriver):
 
     def _slot(self, address, path) -> tuple[str, ...] | None:
         """The VFs of a slot, None for a port that has an AFU of its own."""
-        if self.kernel.exists(f'{path}/afu_id') or _OFS != tuple(
-                pci.identifier(self.kernel, address, name)
-                for name in ('vendor', 'device')):
+        if self.kernel.exists(f'{path}/afu_id') or _OFS != pci.ids(
+                self.kernel, address):
             return None
         return tuple(pci.virtual_functions(self.kernel, address))
 

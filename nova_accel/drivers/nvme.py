@@ -130,8 +130,7 @@ class NvmeDriver(base.PciDriver):
     def identify(self, address):
         if pci.class_code(self.kernel, address) != _NVM_EXPRESS:
             return None
-        vendor = pci.identifier(self.kernel, address, 'vendor')
-        product = pci.identifier(self.kernel, address, 'device')
+        vendor, product = pci.ids(self.kernel, address)
         return model.Device(
             address=address, type='SSD', vendor=_VENDORS.get(vendor, vendor),
             product=product, vendor_id=vendor, product_id=product,

@@ -201,8 +201,7 @@ class QatDriver(base.PciDriver):
     # Discovery
 
     def identify(self, address):
-        ids = (pci.identifier(self.kernel, address, 'vendor'),
-               pci.identifier(self.kernel, address, 'device'))
+        ids = pci.ids(self.kernel, address)
         product = _PRODUCTS.get(ids[1]) if ids[0] == '8086' else None
         return product and model.Device(
             address=address, type='QAT', vendor='INTEL', product=product.name,

@@ -110,8 +110,7 @@ class TimecardDriver(base.PciDriver):
             'class/timecard', 'class/ptp')))
 
     def identify(self, address):
-        ids = (pci.identifier(self.kernel, address, 'vendor'),
-               pci.identifier(self.kernel, address, 'device'))
+        ids = pci.ids(self.kernel, address)
         if ids in _PRODUCTS:
             vendor, product = _PRODUCTS[ids]
         elif address in named() and not self._is_network(address):
@@ -167,8 +166,7 @@ class TimecardDriver(base.PciDriver):
 
     def serial(self, address):
         """See the base class; that of an OCP time card."""
-        ids = tuple(pci.identifier(self.kernel, address, name)
-                    for name in ('vendor', 'device'))
+        ids = pci.ids(self.kernel, address)
         if ids not in _PRODUCTS:
             return super().serial(address)
         cards = self._children(address, 'timecard')

@@ -170,8 +170,7 @@ class XrtDriver(base.PciDriver):
             return *found, str(error)
 
     def identify(self, address):
-        ids = (pci.identifier(self.kernel, address, 'vendor'),
-               pci.identifier(self.kernel, address, 'device'))
+        ids = pci.ids(self.kernel, address)
         product, family = _PRODUCTS.get(ids, (None, None))
         if product is None:
             # a card that is newer than the table, or of another brand
@@ -294,8 +293,7 @@ class XrtDriver(base.PciDriver):
             ids = device.vendor_id, device.product_id
             wanted = (device.vendor_id, _USERS.get(
                 ids, f'{int(device.product_id, 16) + 1:04x}'))
-            found = tuple(pci.identifier(self.kernel, user, name)
-                          for name in ('vendor', 'device'))
+            found = pci.ids(self.kernel, user)
             if found != wanted:
                 raise _Defect(f'{user} beside it is {":".join(found)} and not '
                               f'its user function {":".join(wanted)}')

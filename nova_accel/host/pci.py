@@ -99,6 +99,12 @@ def identifier(kernel, function: str, attribute: str) -> str:
     return f'{int(kernel.read(path(function, attribute)), 16):04x}'
 
 
+def ids(kernel, function: str) -> tuple[str, str]:
+    """Return vendor and device id."""
+    return (identifier(kernel, function, 'vendor'),
+            identifier(kernel, function, 'device'))
+
+
 def subsystem(kernel, function: str) -> str:
     """Return vendor and device id of the subsystem, '10de:1533'; '' where the
     kernel has none, as it does for bridges."""
@@ -235,8 +241,7 @@ def has_lost_vfs(kernel, function: str) -> bool:
 
 def reads_as_ones(kernel, function: str) -> bool:
     """Whether the ids are all ones, as the kernel reads a dead device."""
-    return 'ffff' in (identifier(kernel, function, 'vendor'),
-                      identifier(kernel, function, 'device'))
+    return 'ffff' in ids(kernel, function)
 
 
 def group_members(kernel, function: str) -> list[str] | None:
@@ -280,8 +285,7 @@ def obstacle(kernel, function: str, companions=()) -> str:
 
 def is_denied(kernel, function: str) -> bool:
     """Whether vfio-pci refuses the function because of its deny list."""
-    if (identifier(kernel, function, 'vendor'),
-            identifier(kernel, function, 'device')) not in _DENYLIST:
+    if ids(kernel, function) not in _DENYLIST:
         return False
     module = 'module/vfio_pci'
     try:
