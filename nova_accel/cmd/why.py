@@ -344,7 +344,7 @@ class Answer:
             score = round(ranking.score(self._scheduling, rank_of(kept[0])), 2)
         rows = []
         for need in reasons.needs(self._question.groups):
-            if not any(map(naming.is_accelerator_class, need.resources)):
+            if not reasons.is_of_accelerators(need):
                 continue
             for provider in reasons.having_classes(need, providers):
                 rank = ranks.get((need.group, provider.uuid))

@@ -174,10 +174,11 @@ class Host:
             p.traits for number, p in enumerate(self.providers)
             if not number or plain.resources.keys() & p.inventories.keys()))
 
-    def is_elsewhere(self, need: Need) -> bool:
-        """Whether it is disk that hosts share, in none of their trees."""
-        return dict(need.amounts).keys() == {'DISK_GB'} and not any(
-            'DISK_GB' in names for names in self.classes)
+    def needs(self, wanted: Wanted) -> list[Need]:
+        """Return all but disk that hosts share, in none of their trees."""
+        shared = not any('DISK_GB' in names for names in self.classes)
+        return [need for need in wanted.needs if not (
+            shared and dict(need.amounts).keys() == {'DISK_GB'})]
 
     def places(self, wanted: Wanted) -> list[frozenset[str]]:
         """The places at which the devices of one server may be."""
@@ -205,8 +206,7 @@ def count(wanted: Wanted, host: Host, free: State) -> int:
     """Return how many servers fit at most."""
     if host.lacks(wanted):
         return 0
-    needs = [n for n in wanted.needs if not host.is_elsewhere(n)]
-    return _count(wanted, host, free, needs)
+    return _count(wanted, host, free, host.needs(wanted))
 
 
 def _at_most(wanted, host, free, needs):
@@ -234,7 +234,7 @@ def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     if lacks:
         names = ', '.join(sorted(lacks))
         return Limit(names, f'no provider has the trait {names}')
-    needs = [n for n in wanted.needs if not host.is_elsewhere(n)]
+    needs = host.needs(wanted)
     fitting = _count(wanted, host, free, needs)
     loose = dataclasses.replace(wanted, policy=None,
                                 affinity=request.Affinity())
@@ -297,8 +297,7 @@ def place(wanted: Wanted, host: Host, free: State) -> State | None:
     """
     if host.lacks(wanted):
         return None
-    return _place(wanted, host, free, [
-        n for n in wanted.needs if not host.is_elsewhere(n)])
+    return _place(wanted, host, free, host.needs(wanted))
 
 
 def _place(wanted, host, free, needs):

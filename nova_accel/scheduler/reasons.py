@@ -175,8 +175,8 @@ def of_host(groups: Mapping[str, request.Group],
             found.append(_no_class(need, providers))
         fitting.append([p for p in having
                         if of_provider(need, p, who) is None])
-        if not need.group and not fitting[-1] and having and not (
-                any(map(naming.is_accelerator_class, need.resources))):
+        if (not need.group and not fitting[-1] and having
+                and not is_of_accelerators(need)):
             # of the host itself; the others have rows of their own
             (name, amount), = need.resources.items()
             free = max(p.free(name) for p in having)
@@ -185,7 +185,7 @@ def of_host(groups: Mapping[str, request.Group],
             wanted, fitting, providers, policy):
         found.append(
             f'each group alone finds a device, and there are not enough for '
-            f'all {sum(map(_is_of_accelerators, wanted))} together'
+            f'all {sum(map(is_of_accelerators, wanted))} together'
             + (', as group_policy=isolate wants another provider for each'
                if policy == 'isolate' else ''))
     return found
@@ -198,7 +198,7 @@ def having_classes(need: Need, providers: Iterable[Provider],
             <= p.inventories.keys()]
 
 
-def _is_of_accelerators(need):
+def is_of_accelerators(need: Need) -> bool:
     return any(map(naming.is_accelerator_class, need.resources))
 
 
@@ -206,7 +206,7 @@ def _no_class(need, providers):
     there = sorted({name for p in providers for name in p.inventories
                     if naming.is_accelerator_class(name)})
     said = f'no provider of the host has {" and ".join(need.resources)}'
-    if not _is_of_accelerators(need):
+    if not is_of_accelerators(need):
         return said
     # their classes are not known: Placement has no inventory of 0
     empty = sorted(p.name for p in providers
