@@ -91,11 +91,8 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
             f'Server {server_uuid} must get {_said(requests, ())}, and the '
             f'allocation has no accelerators: schedule the build again.')
     requests = _for_us(requests, own)
-    keep, left = _kept(requests, own, held)
-    kept = {claim.uuid for step in keep for claim in step.claims}
-    return Plan(
-        keep, _taken(requests, keep, left),
-        tuple(claim for claim in held if claim.uuid not in kept))
+    keep, left, surplus = _kept(requests, own, held)
+    return Plan(keep, _taken(requests, keep, left), surplus)
 
 
 def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
@@ -119,9 +116,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
     if any(given[name] < amount
            for name, amount in _amounts(requests).items()):
         requests = list(_as_allocated(own, held))
-    keep, left = _kept(requests, own, held)
-    kept = {claim.uuid for step in keep for claim in step.claims}
-    lost = [claim for claim in held if claim.uuid not in kept]
+    keep, left, lost = _kept(requests, own, held)
     if lost:
         raise exception.DeviceUnavailable(
             f'Server {server_uuid} holds '
@@ -216,8 +211,8 @@ def _missing(requests, allocations) -> bool:
 
 
 def _kept(requests, own, held):
-    """Return the requests that held devices answer, and what is allocated
-    beside."""
+    """Return the requests that held devices answer, what is allocated
+    beside, and the claims that answer none."""
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:
@@ -234,9 +229,11 @@ def _kept(requests, own, held):
                 keep.append(Keep(wanted, tuple(claims)))
                 claims.clear()
                 break
+    kept = {claim.uuid for step in keep for claim in step.claims}
     return tuple(keep), [
         dataclasses.replace(a, resources=resources) for a in own
-        if any((resources := left[a.provider_uuid]).values())]
+        if any((resources := left[a.provider_uuid]).values())
+    ], tuple(claim for claim in held if claim.uuid not in kept)
 
 
 def _taken(requests, keep, left):
