@@ -24,6 +24,7 @@ from nova_accel.bitstream import cache
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
+from tests.unit import configured
 
 MIB = 1 << 20
 
@@ -39,12 +40,11 @@ def image_of(id, content, size):
                         entry={})
 
 
-class NeededTest(testtools.TestCase):
+class NeededTest(configured.TestCase):
     """What others do in the cache costs no server its bitstream."""
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.config.config(bitstream_cache_size=2, group='accel')
         self.server = self.useFixture(DataServer())
         self.client = client_of(self.server.url)

@@ -9,16 +9,14 @@ import time
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel.drivers import pci_rule
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import model
+from tests.unit import configured
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
                              SimulatedHost, vf)
 
@@ -29,11 +27,10 @@ def handles(region):
     return [handle.address for handle in region.handles]
 
 
-class TestCase(testtools.TestCase):
+class TestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.config.config(group='accel', whole_cards=[A, B])
 
     def start(self, *cards, **more):

@@ -6,13 +6,12 @@ import types
 import fixtures
 from nova.compute import utils as compute_utils
 from nova import exception as nova_exception
-from oslo_config import fixture as config_fixture
 import testtools
 
-from nova_accel import conf
 from nova_accel import exception
 from nova_accel import request
 from nova_accel.virt import errors
+from tests.unit import configured
 
 
 UUID = '8cbd5a65-71b3-4e4d-a14b-b84002c35b86'
@@ -22,11 +21,10 @@ class Refused(Exception):
     """As libvirt.libvirtError."""
 
 
-class RefusedTest(testtools.TestCase):
+class RefusedTest(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.useFixture(fixtures.MonkeyPatch(
             'nova.virt.libvirt.driver.libvirt',
             types.SimpleNamespace(libvirtError=Refused)))

@@ -6,14 +6,12 @@ import threading
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu
 from nova_accel import exception
+from tests.unit import configured
 from tests.unit.host import A, B, SimulatedHost
 from tests.unit.nvfm_library import NvfmLibrary
 
@@ -21,11 +19,10 @@ SWITCH = {'address': '0000:07:00.0', 'driver': None, 'vendor': '10de',
           'class': '0x068000'}
 
 
-class FabricTestCase(testtools.TestCase):
+class FabricTestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.log = os.path.join(self.directory, 'log')
         self.config.config(

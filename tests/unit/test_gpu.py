@@ -8,8 +8,6 @@ import os
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -20,6 +18,7 @@ from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
+from tests.unit import configured
 from tests.unit.host import A, B, SimulatedHost
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
@@ -32,11 +31,10 @@ COMPANY = [
      'class': '0x0c0330', 'driver': 'xhci_hcd', 'iommu_group': 7}]
 
 
-class TestCase(testtools.TestCase):
+class TestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.config.config(group='accel', include_devices=['address=*'])
 
     def start(self, *gpus, **more):

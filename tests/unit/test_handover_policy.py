@@ -1,14 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
 import ddt
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel.drivers import options
 from nova_accel import exception
 from nova_accel import model
+from tests.unit import configured
 
 Policy = handover.Policy
 A, B = '0000:3b:00.0', '0000:3b:00.1'
@@ -17,11 +15,7 @@ GPU = model.Device(address=A, type='GPU', vendor='NVIDIA', product='L40S',
 
 
 @ddt.ddt
-class PolicyTest(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class PolicyTest(configured.TestCase):
 
     @ddt.data(
         ([], Policy.CLEAR),

@@ -22,6 +22,7 @@ from nova_accel.host import kernel
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.sim import tree
+from tests.unit import configured
 from tests.unit.host import A, SimulatedHost
 from tests.unit.inventory_host import fpga
 
@@ -35,11 +36,10 @@ PROVOKED = ('fatal_errors', 'nonfatal_errors', 'corrected_errors',
             'card_errors', 'card_warns', 'wear', 'temperature', 'guest_paused')
 
 
-class WatchTestCase(testtools.TestCase):
+class WatchTestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.set('act')
         self.watch = watch.Watch()
         self.claims, self.marks = {}, ()

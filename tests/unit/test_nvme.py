@@ -7,16 +7,14 @@ import threading
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import nvme
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
+from tests.unit import configured
 from tests.unit.host import A, B, SimulatedHost
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
@@ -27,11 +25,10 @@ def vf(number):
     return f'{A[:-1]}{number + 1}'
 
 
-class TestCase(testtools.TestCase):
+class TestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.config.config(group='accel', include_devices=['address=*'])
 
     def start(self, *disks, **more):

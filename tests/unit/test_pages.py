@@ -21,7 +21,6 @@ import fixtures
 from nova.conf import devices
 from nova.conf import opts as nova_options
 from oslo_config import cfg
-from oslo_config import fixture as config_fixture
 from oslo_messaging import opts as messaging_options
 from oslo_privsep import priv_context
 from placement import conf as placement_options
@@ -44,6 +43,7 @@ from nova_accel import sim
 from nova_accel.store import claim_store
 from tests import earlier
 from tests.unit import commands
+from tests.unit import configured
 from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
 
@@ -333,11 +333,7 @@ class OptionsTest(testtools.TestCase):
 
 
 @ddt.ddt
-class RequestsTest(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class RequestsTest(configured.TestCase):
 
     @ddt.data(*pages.pages())
     def test_keys(self, page):

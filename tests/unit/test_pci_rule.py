@@ -6,10 +6,7 @@ import json
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import pci_rule
 from nova_accel.drivers import rules
@@ -17,6 +14,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
+from tests.unit import configured
 from tests.unit.host import A, B, SimulatedHost, vf
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
@@ -28,11 +26,7 @@ BRIDGE = {'address': '0000:00:01.0', 'vendor': '19e5', 'device': '0001',
           'class': '0x060400', 'driver': 'pcieport'}
 
 
-class TestCase(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class TestCase(configured.TestCase):
 
     def start(self, *rules, others=(NPU, GAUDI, BRIDGE), **more):
         self.config.config(group='accel', pci_devices=list(rules))

@@ -33,6 +33,7 @@ from nova_accel.host import nvme_admin
 from nova_accel.host import privileged
 from nova_accel import privsep
 from nova_accel import sim
+from tests.unit import configured
 
 PF = '0000:5e:00.0'
 #: as in the configuration space, the lower half first
@@ -45,11 +46,10 @@ def _io(direction, number, size):
 
 
 @ddt.ddt
-class Privileged(testtools.TestCase):
+class Privileged(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         for context in (privsep.ctx, privsep.disks):
             context.set_client_mode(False)
             self.addCleanup(context.set_client_mode, True)

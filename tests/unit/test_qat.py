@@ -7,16 +7,14 @@ import time
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import qat
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
+from tests.unit import configured
 from tests.unit.host import SimulatedHost
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
@@ -29,11 +27,10 @@ def traits(*services):
                         for service in services))
 
 
-class TestCase(testtools.TestCase):
+class TestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.drivers.qat.HEARTBEAT_SECONDS', 0.25))
 

@@ -2,13 +2,11 @@
 """Which devices the operator lets the host report."""
 
 import ddt
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel import model
+from tests.unit import configured
 
 A, B = '0000:5e:00.0', '0000:81:00.0'
 
@@ -23,11 +21,7 @@ def device(address, vendor='8086', product='09c4', **more):
         vendor_id=vendor, product_id=product, driver='dfl', **more)
 
 
-class TestCase(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class TestCase(configured.TestCase):
 
     def rules(self, include=(), exclude=()):
         self.config.config(group='accel', include_devices=list(include),

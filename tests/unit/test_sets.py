@@ -2,22 +2,16 @@
 """Sets of devices, as the operator writes them."""
 
 import ddt
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import sets
 from nova_accel import exception
+from tests.unit import configured
 
 A, B, C, D = (f'0000:0{n}:00.0' for n in range(1, 5))
 
 
 @ddt.ddt
-class SetsTest(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class SetsTest(configured.TestCase):
 
     def sets(self, *lines):
         self.config.config(device_sets=list(lines), group='accel')

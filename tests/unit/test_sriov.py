@@ -2,22 +2,16 @@
 """VFs that nova.conf asks for."""
 
 import ddt
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
+from tests.unit import configured
 from tests.unit.host import A, B, SimulatedHost
 
 
 @ddt.ddt
-class VirtualFunctions(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class VirtualFunctions(configured.TestCase):
 
     def start(self, *wanted, **card):
         self.config.config(group='accel', virtual_functions=list(wanted))

@@ -7,10 +7,7 @@ import time
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import timecard
 from nova_accel import exception
@@ -18,6 +15,7 @@ from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
+from tests.unit import configured
 from tests.unit.host import SimulatedHost
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
@@ -35,11 +33,7 @@ def traits(*names):
     return {naming.property_trait('TIMECARD', name) for name in names}
 
 
-class TestCase(testtools.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
+class TestCase(configured.TestCase):
 
     def start(self, *cards, ptp_devices=(), **kinds):
         self.config.config(group='accel', ptp_devices=list(ptp_devices))

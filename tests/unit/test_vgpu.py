@@ -9,11 +9,9 @@ import time
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
+from tests.unit import configured
 import testscenarios
-import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
 from nova_accel.drivers import vgpu
@@ -44,11 +42,10 @@ def gpu(framework, **more):
             'types': NUMBERS if framework == 'vendor-vfio' else TYPES, **more}
 
 
-class VgpuTestCase(testtools.TestCase):
+class VgpuTestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
 
     def start(self, *vgpus, **kinds):

@@ -7,14 +7,13 @@ import threading
 
 import ddt
 import fixtures
-from oslo_config import fixture as config_fixture
 import testtools
 
-from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import xrt
 from nova_accel import exception
 from nova_accel import model
+from tests.unit import configured
 from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
                              SimulatedHost)
 
@@ -27,11 +26,10 @@ CLOSED = '0x2c2a0'
 ALL_CLOSED = '0x6c3a0'
 
 
-class TestCase(testtools.TestCase):
+class TestCase(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.config = self.useFixture(config_fixture.Config(conf.CONF))
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.drivers.xrt.READY_SECONDS', 0.1))
 
