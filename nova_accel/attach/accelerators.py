@@ -11,7 +11,7 @@ unplug  a server loses just these claims; each ends once its device is clean.
 """
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 
@@ -35,7 +35,6 @@ from nova_accel.attach import reshape
 from nova_accel.attach import settling
 from nova_accel import conf
 from nova_accel import exception
-from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
@@ -49,6 +48,7 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 #: classes of which Nova's own libvirt driver has devices as well
 _NOVAS = (os_resource_classes.VGPU,)
+_Got = tuple[request.AcceleratorRequest, model.Device, model.AttachHandle]
 
 
 class Accelerators:
@@ -283,15 +283,15 @@ class Accelerators:
             is confirmed.
         """
         try:
-            self._look_for(server, allocations, moving)
+            self.would_get(server, allocations, moving)
         except exception.AcceleratorError:
             return False
         return True
 
-    def _look_for(self, server, allocations, moving):
-        """See can_have().
+    def would_get(self, server: request.Server, allocations: plan.Allocations,
+                  moving: bool) -> list[_Got]:
+        """Return what plug() would take; see can_have().
 
-        :returns: what plug() would take, each with its (device, handle).
         :raises AcceleratorError: it would not find all.
         """
         held = [] if moving else self._located(
@@ -304,68 +304,6 @@ class Accelerators:
             [*steps.surplus, *self.holdings.being_released()])
         return [(take.wanted, *chosen[take.provider_uuid].pop(0))
                 for take in steps.take for _ in range(take.wanted.amount)]
-
-    def movable(self, claims: Iterable[model.Claim]) -> list[model.Movable]:
-        """Return what a server has, as its guest takes it along.
-
-        :raises DeviceUnavailable: it cannot, with one of them.
-        """
-        claims = list(claims)
-        for claim in claims:
-            if claim.state is not model.ClaimState.BOUND:
-                raise exception.DeviceUnavailable(
-                    f'The guest may not have {claim.handle.address} as it '
-                    f'needs it ({claim.error or claim.state.value}): reboot '
-                    f'the server hard, and then migrate it.')
-        return sorted(self._movable(
-            claim, self.inventory.devices.get(claim.device_address),
-            claim.handle, claim.created_type) for claim in claims)
-
-    def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return the addresses of what a server has and its guest takes along
-        by what the IOMMU logs: QEMU has to open that by iommufd."""
-        devices = self.inventory.devices
-        return {
-            claim.handle.address for claim in self.holdings.of(server_uuid)
-            if (device := devices.get(claim.device_address))
-            and vfio.is_by_iommu(device.migrates_by)}
-
-    def memory(self, server_uuid: str) -> int:
-        """Return how many MiB of memory the devices of a server have, as far
-        as that is known."""
-        devices = self.inventory.devices
-        return sum(
-            type_.memory for claim in self.holdings.of(server_uuid)
-            if (device := devices.get(claim.device_address))
-            for type_ in device.creatable if type_.name == claim.created_type)
-
-    def movable_to(self, server: request.Server,
-                   allocations: plan.Allocations) -> list[model.Movable]:
-        """Return the same of what plug() would give to a server of another
-        host.
-
-        :raises AcceleratorError: it would not, or its guest cannot bring the
-            state of its devices along to one of them.
-        """
-        return sorted(self._movable(
-            wanted, device, handle,
-            self.device_handles.type_for(wanted, device))
-            for wanted, device, handle
-            in self._look_for(server, allocations, moving=True))
-
-    @staticmethod
-    def _movable(of, device, handle, created_type):
-        """:param of: a claim or a request."""
-        if device is None or not device.migrates_by:
-            raise exception.DeviceUnavailable(
-                f'A guest cannot take {handle.address} along when it migrates '
-                f'live ({device.stays if device else "it is gone"}): migrate '
-                f'it cold.')
-        return model.Movable(
-            of.group, of.resource_class, handle.type.value,
-            ' '.join(filter(None, (
-                f'{device.vendor_id}:{device.product_id}', created_type,
-                device.migrates_by))), handle.address)
 
     def _new_claims(self, server, take, chosen, consumer):
         wanted = take.wanted

@@ -40,6 +40,7 @@ import json
 from nova import exception as nova_exception
 
 from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import along
 from nova_accel.attach import cloud as novas
 from nova_accel import conf
 from nova_accel import exception
@@ -66,6 +67,7 @@ class LiveMigrations:
                  cloud: novas.Cloud, has_versions: Callable[..., bool]):
         """:param has_versions: nova.virt.libvirt.host.Host.has_min_version"""
         self._accelerators = accelerators
+        self._along = along.Along(accelerators)
         self._cloud = cloud
         self._has_versions = has_versions
 
@@ -122,7 +124,7 @@ class LiveMigrations:
                     f'flavor and an image without hw:viommu_model, or migrate '
                     f'it cold.')
         try:
-            found = self._accelerators.movable(
+            found = self._along.movable(
                 self._accelerators.holdings.of(instance.uuid))
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
@@ -131,7 +133,7 @@ class LiveMigrations:
         _note(data, _MOVABLE, json.dumps(found))
 
     def _check_iommufd(self, instance):
-        needed = self._accelerators.by_iommu(instance.uuid)
+        needed = self._along.by_iommu(instance.uuid)
         if not needed:
             return
         self._check_versions(instance, 'old', vfio.IOMMUFD_VERSIONS)
@@ -173,7 +175,7 @@ class LiveMigrations:
         if not (nova_cloud.server_of(instance).takes_along
                 and self._has_versions(*vfio.IOMMUFD_VERSIONS)):
             return set()
-        return self._accelerators.by_iommu(instance.uuid)
+        return self._along.by_iommu(instance.uuid)
 
     def check_destination(self, instance, data, migration, allocations,
                           movable: str | None) -> None:
@@ -192,7 +194,7 @@ class LiveMigrations:
                     f'destroy), and reboot the server hard.')
         if server.takes_along:
             try:
-                here = self._accelerators.movable_to(server, allocations)
+                here = self._along.movable_to(server, allocations)
                 _pairs(instance, movable, here)
             except exception.AcceleratorError as error:
                 _refuse(str(error))
@@ -227,7 +229,7 @@ class LiveMigrations:
                 migration=migration)
             if server.takes_along:
                 _map(data, _pairs(instance, moved(data),
-                                  self._accelerators.movable(claims)))
+                                  self._along.movable(claims)))
         except exception.AcceleratorError as error:
             self.release(context, instance)
             raise nova_exception.MigrationError(reason=str(error)) from error
@@ -262,7 +264,7 @@ class LiveMigrations:
         """Return how many MiB of the accelerators of a server are copied."""
         if not nova_cloud.server_of(instance).takes_along:
             return 0
-        return self._accelerators.memory(instance.uuid)
+        return self._along.memory(instance.uuid)
 
     def allow_downtime(self, instance, guest) -> None:
         """Let this guest stand still for as long as its flavor says.

@@ -8,6 +8,7 @@ import uuid
 import fixtures
 from oslo_config import fixture as config_fixture
 
+from nova_accel.attach import along
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
@@ -121,14 +122,15 @@ class VgpuTest(AttachTestCase):
         of it."""
         self.start_vgpus()
         claim = self.give('nvidia-558')
-        found, = self.accelerators.movable([claim])
+        taken = along.Along(self.accelerators)
+        found, = taken.movable([claim])
         self.assertEqual(
             ('1', claim.handle.address), (found.group, found.address))
-        self.assertEqual(2048, self.accelerators.memory(self.instance))
-        self.assertEqual(0, self.accelerators.memory(self.other))
+        self.assertEqual(2048, taken.memory(self.instance))
+        self.assertEqual(0, taken.memory(self.other))
         self.accelerators.holdings.doubt([claim], 'its removal failed')
         error = self.assertRaises(
-            exception.DeviceUnavailable, self.accelerators.movable,
+            exception.DeviceUnavailable, taken.movable,
             self.accelerators.holdings.of(self.instance))
         self.assertIn(f'may not have {claim.handle.address} as it needs it '
                       f'(its removal failed)', str(error))

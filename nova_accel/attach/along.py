@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What a guest takes along when it migrates while it runs."""
+
+from collections.abc import Iterable
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import plan
+from nova_accel import exception
+from nova_accel.host import vfio
+from nova_accel import model
+from nova_accel import request
+
+
+class Along:
+
+    def __init__(self, accelerators: server_accelerators.Accelerators):
+        self._accelerators = accelerators
+        self._inventory = accelerators.inventory
+        self._holdings = accelerators.holdings
+
+    def movable(self, claims: Iterable[model.Claim]) -> list[model.Movable]:
+        """Return what a server has, as its guest takes it along.
+
+        :raises DeviceUnavailable: it cannot, with one of them.
+        """
+        claims = list(claims)
+        for claim in claims:
+            if claim.state is not model.ClaimState.BOUND:
+                raise exception.DeviceUnavailable(
+                    f'The guest may not have {claim.handle.address} as it '
+                    f'needs it ({claim.error or claim.state.value}): reboot '
+                    f'the server hard, and then migrate it.')
+        return sorted(self._movable(
+            claim, self._inventory.devices.get(claim.device_address),
+            claim.handle, claim.created_type) for claim in claims)
+
+    def by_iommu(self, server_uuid: str) -> set[str]:
+        """Return the addresses of what a server has and its guest takes along
+        by what the IOMMU logs: QEMU has to open that by iommufd."""
+        devices = self._inventory.devices
+        return {
+            claim.handle.address for claim in self._holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            and vfio.is_by_iommu(device.migrates_by)}
+
+    def memory(self, server_uuid: str) -> int:
+        """Return how many MiB of memory the devices of a server have, as far
+        as that is known."""
+        devices = self._inventory.devices
+        return sum(
+            type_.memory for claim in self._holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            for type_ in device.creatable if type_.name == claim.created_type)
+
+    def movable_to(self, server: request.Server,
+                   allocations: plan.Allocations) -> list[model.Movable]:
+        """Return the same of what plug() would give to a server of another
+        host.
+
+        :raises AcceleratorError: it would not, or its guest cannot bring the
+            state of its devices along to one of them.
+        """
+        return sorted(self._movable(
+            wanted, device, handle,
+            self._accelerators.device_handles.type_for(wanted, device))
+            for wanted, device, handle
+            in self._accelerators.would_get(server, allocations, moving=True))
+
+    @staticmethod
+    def _movable(of, device, handle, created_type):
+        """:param of: a claim or a request."""
+        if device is None or not device.migrates_by:
+            raise exception.DeviceUnavailable(
+                f'A guest cannot take {handle.address} along when it migrates '
+                f'live ({device.stays if device else "it is gone"}): migrate '
+                f'it cold.')
+        return model.Movable(
+            of.group, of.resource_class, handle.type.value,
+            ' '.join(filter(None, (
+                f'{device.vendor_id}:{device.product_id}', created_type,
+                device.migrates_by))), handle.address)
