@@ -76,6 +76,8 @@ def run(*arguments, stdout=None, **commands):
 class CommandTestCase(testtools.TestCase):
 
     COMMAND = ''
+    #: see run()
+    COMMANDS: dict = {}
 
     def setUp(self):
         super().setUp()
@@ -105,7 +107,7 @@ class CommandTestCase(testtools.TestCase):
     def main(self, *arguments):
         """nova-accel in this process, with all of its arguments."""
         try:
-            return run(*arguments)
+            return run(*arguments, **self.COMMANDS)
         finally:
             conf.CONF.reset()
 

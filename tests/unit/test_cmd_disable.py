@@ -13,7 +13,6 @@ import textwrap
 import fixtures
 
 from nova_accel.cmd import disable
-from nova_accel.cmd import main
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import schema
@@ -23,22 +22,10 @@ from tests.unit.test_claims import claim, DEVICE, handle, VERSION_8
 A, B, C = DEVICE.address, '0000:81:00.0', '0000:82:00.0'
 
 
-class App(main.NovaAccel):
-    """With the commands of this module, installed or not."""
-
-    def __init__(self):
-        super().__init__()
-        for name in ('disable', 'drain', 'enable'):
-            self.command_manager.add_command(
-                name, getattr(disable, name.title()))
-
-
 class DisableTestCase(commands.StoreCommandTestCase):
 
-    def setUp(self):
-        super().setUp()
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.main.NovaAccel', App))
+    COMMANDS = {'disable': disable.Disable, 'drain': disable.Drain,
+                'enable': disable.Enable}
 
     def nova_compute(self):
         """It has found three devices, and runs."""
@@ -94,8 +81,10 @@ class DisableTest(DisableTestCase):
         self.nova_compute()
         program = textwrap.dedent('''
             import sys
-            from tests.unit import test_cmd_disable as test
-            sys.exit(test.App().run(sys.argv[1:]))
+            from nova_accel.cmd import disable, main
+            app = main.NovaAccel()
+            app.command_manager.add_command('drain', disable.Drain)
+            sys.exit(app.run(sys.argv[1:]))
         ''')
         result = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', program, 'drain',
@@ -294,7 +283,7 @@ class StoresTest(DisableTestCase):
         # once the command is loaded: this user may not read where that lies,
         # as below /root
         self.useFixture(fixtures.MonkeyPatch(
-            f'{__name__}.App.prepare_to_run_command',
+            'nova_accel.cmd.main.NovaAccel.prepare_to_run_command',
             lambda app, command: os.seteuid(65534)))
         self.assertIn('run the command as the user of Nova',
                       self.refused('disable', A))

@@ -18,13 +18,11 @@ SERIAL = '02:00:00:00:00:01'
 class HistoryTest(commands.StoreCommandTestCase):
 
     COMMAND = 'history'
+    COMMANDS = {'history': history.History}
 
     def setUp(self):
         super().setUp()
         self.open_store()
-
-    def main(self, *arguments):
-        return commands.run(*arguments, history=history.History)
 
     def fill(self, *records):
         for record in records:

@@ -7,7 +7,6 @@ import time
 
 import fixtures
 
-from nova_accel.cmd import main
 from nova_accel.cmd import maintenance
 from nova_accel import model
 from nova_accel.store import schema
@@ -18,22 +17,13 @@ State = model.OrderState
 A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'
 
 
-class App(main.NovaAccel):
-    """With the commands of this module, installed or not."""
-
-    def __init__(self):
-        super().__init__()
-        for name in ('clean', 'program', 'drill'):
-            self.command_manager.add_command(
-                name, getattr(maintenance, name.title()))
-
-
 class MaintenanceTest(commands.StoreCommandTestCase):
+
+    COMMANDS = {'clean': maintenance.Clean, 'program': maintenance.Program,
+                'drill': maintenance.Drill}
 
     def setUp(self):
         super().setUp()
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.main.NovaAccel', App))
         # no order is void because the machine is slow
         for name in ('store.journal.ORDER_SECONDS', 'cmd.orders._TAKEN_ON'):
             self.useFixture(fixtures.MonkeyPatch(f'nova_accel.{name}', 600))

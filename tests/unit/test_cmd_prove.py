@@ -5,11 +5,9 @@ import json
 import os
 
 import ddt
-import fixtures
 from oslo_privsep import priv_context
 import yaml
 
-from nova_accel.cmd import main
 from nova_accel.cmd import prove
 from nova_accel import conf
 from nova_accel import drivers
@@ -22,22 +20,14 @@ from tests.unit.test_claims import claim
 NEW = '2026-11-24T00:00:00+00:00'
 
 
-class App(main.NovaAccel):
-
-    def __init__(self):
-        super().__init__()
-        self.command_manager.add_command('prove', prove.Prove)
-
-
 @ddt.ddt
 class ProveTest(commands.StoreCommandTestCase):
 
     COMMAND = 'prove'
+    COMMANDS = {'prove': prove.Prove}
 
     def setUp(self):
         super().setUp()
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.main.NovaAccel', App))
         self.addCleanup(priv_context.init, ['sudo'])
         self.report = os.path.join(self.directory, 'report')
 

@@ -6,7 +6,6 @@ import time
 
 import fixtures
 
-from nova_accel.cmd import main
 from nova_accel.cmd import release
 from nova_accel import model
 from tests.unit import commands
@@ -15,22 +14,13 @@ from tests.unit.test_claims import claim, HANDLE
 State = model.OrderState
 
 
-class App(main.NovaAccel):
-    """With the command, installed or not."""
-
-    def __init__(self):
-        super().__init__()
-        self.command_manager.add_command('release', release.Release)
-
-
 class ReleaseTest(commands.StoreCommandTestCase):
 
     COMMAND = 'release'
+    COMMANDS = {'release': release.Release}
 
     def setUp(self):
         super().setUp()
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.main.NovaAccel', App))
         self.open_store().add([claim('s1')])
 
     def nova_compute(self, state=None, answer=''):
