@@ -341,14 +341,12 @@ class NovaCloud:
     # Guests
 
     def running(self):
-        return {guest.uuid: frozenset(self.hostdevs.addresses(guest))
-                for guest in self._driver._host.list_guests(
-                    only_running=True)}
+        return self.guest_devices(only_running=True)
 
-    def guest_devices(self):
+    def guest_devices(self, only_running=False):
         return {guest.uuid: frozenset(self.hostdevs.addresses(guest))
                 for guest in self._driver._host.list_guests(
-                    only_running=False)}
+                    only_running=only_running)}
 
     def paused(self, uuids):
         return {guest.uuid for guest in (self._driver._host.list_guests(
