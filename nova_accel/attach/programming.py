@@ -373,7 +373,7 @@ class Programming:
                 # as ordered()
                 keep()
                 alone()
-            self._load(client, image, device, region, begin)
+            self._load(client, image, device, region, begin=begin)
         return f'memory cleared with image {image.id}'
 
     def _check_alone(self, device, region, image):
@@ -393,10 +393,11 @@ class Programming:
                 found=f'{device.address} {region.name} had to be cleaned, and '
                       f'that has to wait')
 
-    def _load(self, client, image, device, region, begin=lambda: None):
+    def _load(self, client, image, device, region, **callbacks):
+        """As _from_glance(), for no request."""
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1, bitstream_id=image.id)
-        self._from_glance(client, image, wanted, device, region, begin=begin)
+        self._from_glance(client, image, wanted, device, region, **callbacks)
 
     @contextlib.contextmanager
     def _kept_from_builds(self, regions: Iterable[tuple[str, int]],
@@ -437,16 +438,14 @@ class Programming:
         """
         client = self._cloud.service_images()
         image = glance.find_ordered(client, name, region.region_type_uuid)
-        wanted = request.AcceleratorRequest(
-            group='', resource_class='', amount=1, bitstream_id=image.id)
         with self._kept_from_builds([(device.address, region.index)]) as keep:
             def begin():
                 # before claims are read: a build reads this after it has
                 # claimed
                 keep()
                 see_that_it_is_idle()
-            self._from_glance(client, image, wanted, device, region,
-                              see_that_it_is_idle, begin)
+            self._load(client, image, device, region,
+                       fetched=see_that_it_is_idle, begin=begin)
         return image.id
 
     def note_handover(self, device: model.Device, region: model.Region,
