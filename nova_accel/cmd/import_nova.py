@@ -164,7 +164,7 @@ class Translation:
         self._leave_vfs()
         self._choose_rules()
         self._write()
-        self._verify(specs, types)
+        self._verify(specs)
         self._aliases(specs)
         self._profiles_of_types(types)
         self._tell_flavors()
@@ -504,7 +504,7 @@ class Translation:
             else:
                 target.add('accel', option, values)
 
-    def _verify(self, specs, types):
+    def _verify(self, specs):
         """Tell what would not be offered with the new options."""
         self._after, _ = self._scan(**{
             option: [*CONF.accel[option], *values]
