@@ -32,6 +32,8 @@ LIMIT = 300
 LAST = 120
 #: seconds in which threads end that have nothing more to do
 ENDS = 20
+#: seconds in which comes true what a test waits for
+COMES = 120
 #: threads of nova_accel that live as long as their process
 SERVICE = 'accel-idle', 'accel-signals'
 #: those that live until a nova-compute ends
@@ -41,6 +43,16 @@ LISTENERS = 'accel-_listen', 'accel-listen'
 class TestTimeout(BaseException):
     """A test did not end within its limit. Nothing that a test calls takes it
     for an error of its own."""
+
+
+class Waits:
+    """A test that waits for what other threads do."""
+
+    def wait_for(self, condition):
+        ends = time.monotonic() + COMES
+        while not condition():
+            self.assertLess(time.monotonic(), ends)
+            time.sleep(0.01)
 
 
 def apply(shared: bool = False) -> None:

@@ -30,6 +30,7 @@ from nova_accel import model
 from nova_accel import sim
 from nova_accel.store import claim_store
 from tests.host import cloud as clouds
+from tests import limits
 from tests import lock_order
 from tests.unit import host as simulated
 
@@ -388,7 +389,7 @@ class Host:
                 **(image or {})})
 
 
-class HostTestCase(testtools.TestCase):
+class HostTestCase(limits.Waits, testtools.TestCase):
 
     #: [accel] pools; 'none' where a test is about the provider of each device
     POOLS = 'host'

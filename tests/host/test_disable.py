@@ -4,7 +4,6 @@
 His word is written as by nova-accel, beside nova-compute.
 """
 
-import time
 
 import ddt
 
@@ -28,12 +27,6 @@ class DisableTestCase(base.HostTestCase):
         item = provider['inventory'][name]
         return (item['reserved'], item['total'],
                 naming.FENCED in provider['traits'])
-
-    def wait_for(self, condition):
-        ends = time.monotonic() + base.PATIENCE
-        while not condition():
-            self.assertLess(time.monotonic(), ends)
-            time.sleep(0.05)
 
 
 @ddt.ddt

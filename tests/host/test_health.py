@@ -58,12 +58,6 @@ class HealthTestCase(base.HostTestCase):
             {f'resources1:{CARD}': str(amount), **more},
             self.host.allocation(address, CARD, amount))
 
-    def wait_for(self, condition):
-        ends = time.monotonic() + base.PATIENCE
-        while not condition():
-            self.assertLess(time.monotonic(), ends)
-            time.sleep(0.02)
-
 
 class SingleTest(HealthTestCase):
 

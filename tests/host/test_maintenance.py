@@ -5,7 +5,6 @@ Orders are written as by the commands, beside nova-compute.
 """
 
 import threading
-import time
 import uuid
 
 import ddt
@@ -33,12 +32,6 @@ class OrderTestCase(base.HostTestCase):
         # no order is void because the machine is slow
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.store.journal.ORDER_SECONDS', 600))
-
-    def wait_for(self, condition):
-        ends = time.monotonic() + 600
-        while not condition():
-            self.assertLess(time.monotonic(), ends)
-            time.sleep(0.01)
 
     def begin(self, *words):
         """An order is given, and nova-compute has begun it."""

@@ -162,17 +162,11 @@ class FileTest(MetricsTestCase):
         self.turn(**test_health.OF_LINK)
         self.assertEqual(0, self.value('device_disabled', device=ONE))
 
-    def wait(self, condition):
-        ends = time.monotonic() + base.PATIENCE
-        while not condition():
-            self.assertLess(time.monotonic(), ends)
-            time.sleep(0.02)
-
     def test_written_after_each_look(self):
         """And readable for node_exporter, in one step."""
         self.addCleanup(os.umask, os.umask(0o077))
         self.look()
-        self.wait(lambda: os.path.exists(self.file))
+        self.wait_for(lambda: os.path.exists(self.file))
         self.assertEqual(0o644, stat.S_IMODE(os.stat(self.file).st_mode))
         self.assertEqual(['nova_accel.prom'], [
             name for name in os.listdir(self.directory) if 'prom' in name])

@@ -3,7 +3,6 @@
 
 import dataclasses
 import threading
-import time
 from unittest import mock
 
 from nova_accel import exception
@@ -43,12 +42,6 @@ class ReleaseTest(base.HostTestCase):
 
     def secrets(self):
         return [d for d in DISKS if self.simulated.kernel.data_of_disk(d)]
-
-    def wait_for(self, condition):
-        end = time.monotonic() + 120
-        while not condition():
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.01)
 
     def test_programming_at_run_time_asks_nothing(self):
         """Of Nova about servers without a region, each half a minute."""

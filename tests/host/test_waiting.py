@@ -35,12 +35,6 @@ class VfsBase:
     def fault(self, value):
         self.simulated.kernel.set_fault(A, **{self.KEY: value})
 
-    def wait_for(self, condition):
-        ends = time.monotonic() + base.PATIENCE
-        while not condition():
-            self.assertLess(time.monotonic(), ends)
-            time.sleep(0.01)
-
     def assertStarts(self):
         devices = self.host.devices_of(self.mine)
         self.host.reboot(self.mine)

@@ -19,6 +19,7 @@ from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
+from tests import limits
 
 NODE = 'host'
 CLASS = 'CUSTOM_ACCELERATOR_FPGA'
@@ -128,7 +129,7 @@ def unavailable(method=None):
         'The claim store cannot be written (disk full): make room.')
 
 
-class InventoryTestBase(testtools.TestCase):
+class InventoryTestBase(limits.Waits, testtools.TestCase):
 
     def setUp(self):
         super().setUp()

@@ -11,7 +11,7 @@ from nova_accel.inventory import cards
 from tests import limits
 
 
-class CardsTest(testtools.TestCase):
+class CardsTest(limits.Waits, testtools.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -44,12 +44,6 @@ class CardsTest(testtools.TestCase):
         # before that, as cleanups are called in reverse order
         self.addCleanup(self.event.set)
         return thread, results
-
-    def wait_for(self, condition):
-        end = time.monotonic() + 120
-        while not condition():
-            self.assertTrue(time.monotonic() < end)
-            time.sleep(0.005)
 
     @staticmethod
     def threads():

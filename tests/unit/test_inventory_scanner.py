@@ -40,12 +40,6 @@ class ScannerTestBase(InventoryTestBase):
     def look(self):
         self.inventory.scanner.look()
 
-    def wait_for(self, condition):
-        end = time.monotonic() + 120
-        while not condition():
-            self.assertTrue(time.monotonic() < end)
-            time.sleep(0.01)
-
     def timed(self, function, *args):
         began = time.monotonic()
         function(*args)

@@ -23,13 +23,14 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import machine
 from nova_accel import sim
+from tests import limits
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
                              SimulatedHost)
 
 A0, A1 = '0000:5e:00.1', '0000:5e:00.2'
 
 
-class TestCase(testtools.TestCase):
+class TestCase(limits.Waits, testtools.TestCase):
 
     def start(self, *cards, **more):
         self.host = self.useFixture(SimulatedHost(*cards, **more))
@@ -71,12 +72,6 @@ class TestCase(testtools.TestCase):
         thread.start()
         self.addCleanup(thread.join)
         return thread
-
-    def wait_for(self, condition):
-        end = time.monotonic() + 120
-        while not condition():
-            self.assertTrue(time.monotonic() < end, 'it never came true')
-            time.sleep(0.01)
 
 
 @ddt.ddt
