@@ -3,7 +3,6 @@
 
 import contextlib
 import threading
-import time
 import uuid
 
 from nova_accel import exception
@@ -55,10 +54,8 @@ class PrepareTest(TestCase):
             [self.bad], self.host.devices_of(self.boot()))
         # it is free once the call has returned
         goes_on.set()
-        deadline = time.monotonic() + base.PATIENCE
-        while self.host.inventory.cards.is_busy(f'PCI:{self.bad}'):
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        self.wait_for(lambda: not self.host.inventory.cards.is_busy(
+            f'PCI:{self.bad}'))
         self.host.reconciler.run()
         self.assertEqual([self.bad], self.host.devices_of(self.boot()))
 
