@@ -26,6 +26,8 @@ import nova.test  # noqa: E402,F401
 # a worker of stestr writes its results there, and a thread that outlives its
 # test would write into the midst of one
 logging.getLogger().handlers[:] = [logging.NullHandler()]
+# that of oslo.log says there of what a process dies
+sys.excepthook = sys.__excepthook__
 
 if NOVA == 33:
     import contextlib

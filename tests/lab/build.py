@@ -54,7 +54,7 @@ PYTHON_PACKAGES = [
     'python-openstackclient', 'osc-placement', 'python-glanceclient',
     'PyMySQL', 'waitress', 'setuptools', 'cliff', 'PyYAML', 'fixtures',
     'oslotest', 'requests-mock', 'testtools', 'wsgi-intercept',
-    'testscenarios', 'ddt', 'SQLAlchemy']
+    'testscenarios', 'ddt', 'hypothesis', 'SQLAlchemy']
 MASKED = [
     'systemd-timesyncd.service', 'apt-daily.timer', 'apt-daily-upgrade.timer',
     'e2scrub_all.timer', 'fstrim.timer', 'dpkg-db-backup.timer',

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What the lab says on a machine that it does not fit, and after accidents."""
 
+import importlib.metadata
 import os
 import pathlib
 import subprocess
@@ -9,6 +10,8 @@ from unittest import mock
 
 import fixtures
 from oslotest import base
+from packaging import requirements
+from packaging import utils
 
 from tests import lab
 from tests.lab import __main__ as command
@@ -36,6 +39,44 @@ class LabTestBase(base.BaseTestCase):
             [sys.executable, '-m', 'tests.lab', *arguments], text=True,
             capture_output=True, cwd=lab.SOURCE)
         return done.returncode, done.stdout + done.stderr
+
+
+class PackagesTest(base.BaseTestCase):
+    """What the lab installs is enough for its second nova-compute, which dies
+    without a word of an import."""
+
+    def needed(self, names):
+        todo, found = [(name, '') for name in names], set()
+        while todo:
+            name, extra = todo.pop()
+            if (name, extra) in found:
+                continue
+            found.add((name, extra))
+            try:
+                lines = importlib.metadata.requires(name) or ()
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            for line in lines:
+                wanted = requirements.Requirement(line)
+                if not wanted.marker or wanted.marker.evaluate(
+                        {'extra': extra}):
+                    todo += [(utils.canonicalize_name(wanted.name), more)
+                             for more in ('', *wanted.extras)]
+        return {utils.canonicalize_name(name) for name, _ in found}
+
+    def test_all_that_is_imported(self):
+        said = subprocess.check_output(
+            [sys.executable, '-c', 'import os, sys\n'
+             'from tests.lab import simulated_compute\n'
+             'os.write(1, " ".join(sys.modules).encode())'],
+            text=True, cwd=lab.SOURCE)
+        of = importlib.metadata.packages_distributions()
+        imported = {utils.canonicalize_name(distribution)
+                    for name in said.split()
+                    for distribution in of.get(name, ())}
+        self.assertIn('nova', imported)
+        self.assertEqual(set(), imported - {'nova-accel'}
+                         - self.needed(build.PYTHON_PACKAGES))
 
 
 class Machine(LabTestBase):
