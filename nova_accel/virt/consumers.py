@@ -64,14 +64,14 @@ class Consumers:
             return {uuid: _given(self._allocations(uuid)) for uuid in uuids}
         # room first: what was full and has its generation after that was as it
         # was before, at the time of the first answer
+        known = self._full
         has_room = {name: self._providers(anchor, resources=f'{name}:1')
-                    for name in sorted({self._full[uuid].resource_class
-                                        for uuid in uuids
-                                        if uuid in self._full})}
+                    for name in sorted({known[uuid].resource_class
+                                        for uuid in uuids if uuid in known})}
         now = self._providers(anchor)
-        found = {}
+        found, is_full = {}, {}
         for uuid in uuids:
-            full = self._full.pop(uuid, None)
+            full = known.get(uuid)
             if not full or full.generation != now.get(uuid) or (
                     uuid in has_room[full.resource_class]):
                 found[uuid] = _given(self._allocations(uuid))
@@ -79,9 +79,9 @@ class Consumers:
             else:
                 found[uuid] = full.given
             if full:
-                self._full[uuid] = full
-        self._full = {uuid: self._full[uuid] for uuid in uuids
-                      if uuid in self._full}
+                is_full[uuid] = full
+        # at once: an order of the operator may ask meanwhile
+        self._full = is_full
         return found
 
     def _providers(self, anchor: str, **query: str) -> dict[str, int]:
