@@ -136,10 +136,12 @@ class VendorTest(base.HostTestCase):
         self.config.config(device_timeout=1, group='accel')
         while not reads.is_set():
             self.assertRaises(exception.AcceleratorError, self.boot)
-        self.assertEqual([], self.host.holdings.all())
         goes_on.set()
         self.wait(lambda: not self.host.inventory.cards.is_busy(A))
         self.assertEqual('250', self.attribute('power_limit'))
+        # the card is kept until then
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
 
     def test_operation_that_fails(self):
         """The card is kept from other servers until it succeeds."""
