@@ -57,7 +57,9 @@ from tests import cheap  # noqa: E402
 from tests.functional import cloud  # noqa: E402
 from tests.functional import process  # noqa: E402
 from tests import limits  # noqa: E402
+from tests import threads  # noqa: E402
 
+threads.parse_in_turn()
 cheap.placement()
 cheap.nova()
 process.prepare()

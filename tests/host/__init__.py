@@ -15,6 +15,7 @@ from tests import threads
 
 environment.clear()
 threads.choose()
+threads.parse_in_turn()
 
 # the log of a test that passes is no news
 logging.getLogger().addHandler(logging.NullHandler())
