@@ -100,6 +100,11 @@ class AttachHandle:
         several VFs."""
         return (self.address, *(self.companions if self.parent else ()))
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All that a guest gets with it, as Cloud.running() names it."""
+        return (self.address, *self.companions)
+
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'AttachHandle':
         """A handle from what dataclasses.asdict() made of one, also in

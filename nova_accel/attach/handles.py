@@ -360,7 +360,7 @@ class Handles:
             # the kernel alone may be wrong: a driver of the host may have left
             # it enabled
             if any(pci.is_open(driver.kernel, function)
-                   for function in (handle.address, *handle.companions)):
+                   for function in handle.addresses):
                 programming.check_not_in_a_guest(
                     self._cloud, [handle], f'{handle.address} cannot be '
                                            f'released')

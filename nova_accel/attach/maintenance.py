@@ -83,7 +83,7 @@ class Maintenance:
         :raises DeviceUnavailable: one has.
         """
         parts = {a for handle in (region or device).handles
-                 for a in (handle.address, *handle.companions)}
+                 for a in handle.addresses}
         if region is None:
             parts |= device.functions()
         for guest, there in sorted(self._cloud.guest_devices().items()):

@@ -637,8 +637,7 @@ def check_not_in_a_guest(cloud: novas.Cloud,
     :param refused: what cannot be done then, as a clause.
     :raises DeviceUnavailable: one has.
     """
-    addresses = {a for handle in handles
-                 for a in (handle.address, *handle.companions)}
+    addresses = {a for handle in handles for a in handle.addresses}
     for server_uuid, there in cloud.running().items():
         if addresses & there:
             LOG.error('%s, because the guest of server %s, which runs, has '

@@ -130,7 +130,7 @@ class Hostdevs:
             hostdev.uuid = handle.address
             yield hostdev
             return
-        for address in (handle.address, *handle.companions):
+        for address in handle.addresses:
             hostdev = _Function()
             hostdev.domain, hostdev.bus, rest = address.split(':')
             hostdev.slot, hostdev.function = rest.split('.')

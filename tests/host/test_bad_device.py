@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """One device that does not do as it is told: servers get the others."""
 
-import contextlib
 import threading
+from unittest import mock
 import uuid
 
 from nova_accel import exception
@@ -88,19 +88,15 @@ class InAGuestTest(TestCase):
             return reset(address, *args)
         kernel.reset_function = resets_function
         self.restart()
-        start = cloud.start_guest
-
-        def refuses(*_):
-            raise RuntimeError('in use by driver QEMU')
-        self.host.cloud.start_guest = refuses
-        with contextlib.suppress(RuntimeError):
-            self.boot()
+        with mock.patch.object(
+                self.host.cloud, 'start_guest',
+                side_effect=RuntimeError('in use by driver QEMU')):
+            self.assertRaises(RuntimeError, self.boot)
         self.host.reconciler.run()
         self.assertEqual([], resets)
         self.assertIn(f'cannot be released while a running guest has {A}',
                       self.log.output)
         # its guest has ended
-        self.host.cloud.start_guest = start
         self.host.cloud.stop_guest(stranger, undefine=True)
         self.host.reconciler.run()
         self.assertEqual([A], self.host.devices_of(self.boot()))

@@ -7,7 +7,6 @@ The package is that of docs/source/drivers.rst.
 import json
 import sys
 import threading
-import time
 
 from nova_accel import exception
 from nova_accel.host import pci
@@ -41,11 +40,6 @@ class VendorTest(base.HostTestCase):
 
     def fault(self, **fault):
         self.simulated.kernel.set_fault(A, **fault)
-
-    @staticmethod
-    def wait(until):
-        while not until():
-            time.sleep(0.01)
 
     def change_driver(self, old, new):
         self.package.change('driver', old, new)
@@ -137,7 +131,7 @@ class VendorTest(base.HostTestCase):
         while not reads.is_set():
             self.assertRaises(exception.AcceleratorError, self.boot)
         goes_on.set()
-        self.wait(lambda: not self.host.inventory.cards.is_busy(A))
+        self.wait_for(lambda: not self.host.inventory.cards.is_busy(A))
         self.assertEqual('250', self.attribute('power_limit'))
         # the card is kept until then
         self.host.reconciler.run()
@@ -166,13 +160,14 @@ class VendorTest(base.HostTestCase):
         self.config.config(device_timeout=1, group='accel')
         self.host.delete(server, wait=False)
         inventory = self.host.inventory
-        self.wait(lambda: inventory.devices[A].health is not model.Health.OK)
+        self.wait_for(
+            lambda: inventory.devices[A].health is not model.Health.OK)
         self.config.config(device_timeout=30, group='accel')
         self.assertIn('did not end within 1 s', inventory.devices[A].reason)
         self.assertHas(self.boot(address=B), B)
         self.fault(scrub=None)
-        self.wait(lambda: all(c.device_address != A
-                              for c in self.host.holdings.all()))
+        self.wait_for(lambda: all(
+            c.device_address != A for c in self.host.holdings.all()))
 
     def test_device_that_cannot_be_shown(self):
         """It costs itself: the other one is given, and Nova's own work, for
