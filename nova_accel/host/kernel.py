@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import stat
+import threading
 import typing
 
 from nova_accel.host import devlink
@@ -114,12 +115,13 @@ class Kernel:
         """Return the target of a link as written, relative or absolute."""
         return os.readlink(self._at(path))
 
-    def changes(self) -> Iterator[Change | None]:
+    def changes(self, over: threading.Event) -> Iterator[Change | None]:
         """Yield what the kernel says of devices that are added or removed, or
         that are not well.
 
-        Never ends. Yields None after a second without a message. Source:
-        kobject_uevent of Linux, which needs no privileges.
+        Ends within a second after ``over`` is set. Yields None after a second
+        without a message. Source: kobject_uevent of Linux, which needs no
+        privileges.
 
         :raises OSError: the kernel sends no events, as inside a container.
         """
@@ -127,7 +129,7 @@ class Kernel:
                            _NETLINK_KOBJECT_UEVENT) as events:
             events.bind((0, _KERNEL_GROUP))
             events.settimeout(1)
-            while True:
+            while not over.is_set():
                 try:
                     message = events.recv(1 << 16)
                 except TimeoutError:

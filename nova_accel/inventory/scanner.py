@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
 import functools
+import threading
 import time
 from typing import Any
 
@@ -81,7 +82,7 @@ class Scanner:
         self._once = logging.Once()
         self.looks = limited.Background(
             self.look, 'It is not known which devices have changed')
-        self._closed = False
+        self._closed = threading.Event()
 
     # Scans
 
@@ -538,7 +539,7 @@ class Scanner:
     def look(self) -> None:
         """Scan those drivers and cards of which another answer can be
         expected."""
-        if self._closed:
+        if self._closed.is_set():
             return
         batch = self._cards.batch(CONF.accel.discovery_timeout)
         reads_health = not signals.is_off()
@@ -641,9 +642,7 @@ class Scanner:
         def listen():
             changed = False
             try:
-                for change in kernel.changes():
-                    if self._closed:
-                        return
+                for change in kernel.changes(self._closed):
                     if change is None:
                         if changed:
                             changed = False
@@ -653,7 +652,7 @@ class Scanner:
                         # as for VFs, many come at a time
                         changed = True
             except Exception as error:
-                if self._closed:
+                if self._closed.is_set():
                     return
                 LOG.warning('The kernel does not say when devices come and '
                             'go (%s); they are noticed within %d s', error,
@@ -662,7 +661,7 @@ class Scanner:
 
     def close(self) -> None:
         """See Inventory.close()."""
-        self._closed = True
+        self._closed.set()
 
 
 def _reasons(device: model.Device) -> dict[str, str]:

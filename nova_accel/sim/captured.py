@@ -13,7 +13,6 @@ import dataclasses
 import errno
 import os
 import re
-import time
 import typing
 
 import yaml
@@ -158,9 +157,8 @@ class CapturedKernel(sysfs.Reads):
     def _tree(self):
         return self._sysfs
 
-    def changes(self):
-        while True:
-            time.sleep(_LOOK)
+    def changes(self, over):
+        while not over.wait(_LOOK):
             yield None
 
     def __getattr__(self, name):

@@ -107,10 +107,9 @@ class SimulatedKernel(sysfs.Reads,
             self._renumber()
         return super().listdir(path)
 
-    def changes(self):
+    def changes(self, over):
         before, said = self._functions(), len(self._look()[1].get('said', ()))
-        while True:
-            time.sleep(_LOOK)
+        while not over.wait(_LOOK):
             now, messages = self._functions(), self._look()[1].get('said', ())
             for function in sorted(now ^ before):
                 yield host_kernel.Change('pci', function)

@@ -108,8 +108,8 @@ class Recorder:
         self._place(path, follow_last=False)
         return target
 
-    def changes(self):
-        yield from self._kernel.changes()
+    def changes(self, over):
+        yield from self._kernel.changes(over)
 
     # Operations, see Kernel
 

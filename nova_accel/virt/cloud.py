@@ -43,7 +43,7 @@ class NovaCloud:
         #: devices in guest XML and in running guests
         self.hostdevs = guest_devices.Hostdevs(driver._set_managed_mode)
         #: LiveMigrations.by_iommufd()
-        self.by_iommufd: Callable[..., set[str]] = lambda instance: set()
+        self.by_iommufd: Callable[..., set[str]] = lambda *_: set()
         self._consumers = consumers.Consumers(
             lambda url, version: self._answer(self._get(url, version)),
             self._allocations_of, self._copy_of)
@@ -361,12 +361,11 @@ class NovaCloud:
         with contextlib.suppress(nova_exception.InstanceNotFound):
             guest = self._guest(instance_uuid)
             if guest.is_active():
-                instance = objects.Instance.get_by_uuid(
-                    self.admin_context(), instance_uuid,
-                    expected_attrs=['flavor', 'system_metadata'])
                 self.hostdevs.attach(
-                    guest, handles, lasts,
-                    self.by_iommufd(instance))
+                    guest, handles, lasts, self.by_iommufd(
+                        instance_uuid, lambda: objects.Instance.get_by_uuid(
+                            self.admin_context(), instance_uuid,
+                            expected_attrs=['flavor', 'system_metadata'])))
                 self._describe(instance_uuid)
 
     def without_iommufd(self, instance_uuid, addresses):

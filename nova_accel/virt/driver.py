@@ -276,7 +276,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if handles:
             self.cloud.hostdevs.add(
                 guest, handles, self.accelerators.numa_nodes(instance.uuid),
-                self.live_migrations.by_iommufd(instance))
+                self.live_migrations.by_iommufd(
+                    instance.uuid, lambda: instance))
             address_space.make_room(
                 guest, handles, self.accelerators.kernel,
                 self.capabilities['supports_address_space_emulated'],

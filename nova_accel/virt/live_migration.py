@@ -169,13 +169,18 @@ class LiveMigrations:
                     f'host has earlier ones: upgrade them, or migrate it '
                     f'cold.')
 
-    def by_iommufd(self, instance) -> set[str]:
+    def by_iommufd(self, server_uuid: str, instance: Callable) -> set[str]:
         """Return the addresses of what the guest of a server must have by
-        iommufd to take it along."""
-        if not (nova_cloud.server_of(instance).takes_along
-                and self._has_versions(*vfio.IOMMUFD_VERSIONS)):
-            return set()
-        return self._along.by_iommu(instance.uuid)
+        iommufd to take it along.
+
+        :param instance: returns Nova's, and is asked for these devices alone:
+            a guest gets others back also while the database is away.
+        """
+        found = self._along.by_iommu(server_uuid)
+        if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)
+                and nova_cloud.server_of(instance()).takes_along):
+            return found
+        return set()
 
     def check_destination(self, instance, data, migration, allocations,
                           movable: str | None) -> None:

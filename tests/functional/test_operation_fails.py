@@ -5,9 +5,13 @@ Found by test_random_operations; one test for each.
 """
 
 import os
+import sys
 from unittest import mock
 
+from nova import context as nova_context
+from nova import objects
 from nova.scheduler.client import report
+import oslo_messaging as messaging
 from placement import exception as placement_exc
 from placement.objects import allocation
 
@@ -55,6 +59,29 @@ class FailedOperationsTest(operations.OperationsTestBase):
         self.computes[host].driver.reconciler.run()
         self.assertEqual(held, self.held(server))
         self.mend_cards()
+        self.delete_servers()
+
+    def test_resume_while_the_database_is_away(self):
+        """The guest gets its device back; the metadata stay as they were."""
+        server = self._suspend_server(self.boot(self.specs))
+        read = objects.Instance.get_by_uuid
+
+        def away(*args, **kwargs):
+            if sys._getframe(1).f_globals['__name__'].startswith('nova_accel'):
+                raise messaging.MessagingTimeout('nova-conductor is away')
+            return read(*args, **kwargs)
+        with mock.patch.object(objects.Instance, 'get_by_uuid', away):
+            self._resume_server(server)
+        self.assertHas(server)
+        self.delete_servers()
+
+    def test_database_of_nova_compute(self):
+        """It is that of its cell, whatever other threads read."""
+        server = self.boot({})
+        context = nova_context.get_admin_context()
+        with nova_context.target_cell(context, self.cell_mappings['cell0']):
+            self.assertEqual(server['id'], objects.Instance.get_by_uuid(
+                nova_context.get_admin_context(), server['id']).uuid)
         self.delete_servers()
 
     def test_placement_refuses_the_end_of_a_move(self):

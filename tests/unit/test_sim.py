@@ -465,7 +465,7 @@ class Life(TestCase):
         self.useFixture(fixtures.MockPatch(
             'nova_accel.sim.kernel._LOOK', 0.01))
         self.start({'address': A})
-        changes = self.kernel.changes()
+        changes = self.kernel.changes(threading.Event())
         self.assertIsNone(next(changes))
         self.kernel.set_fault(A, vanish=True)
         self.assertEqual(('pci', A, ''), next(changes))
