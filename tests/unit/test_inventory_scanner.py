@@ -291,7 +291,7 @@ class LooksTest(ScannerTestBase):
         self.inventory.scanner.scan()
         events = queue.Queue()
         self.inventory.scanner.watch(types.SimpleNamespace(
-            changes=lambda: iter(events.get, 'end')))
+            changes=lambda over: iter(events.get, 'end')))
         self.addCleanup(events.put, 'end')
         self.driver.devices = (fpga(A),)
         net, pci = kernel.Change('net'), kernel.Change('pci', A)
