@@ -211,8 +211,11 @@ $(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit("nova_accel needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Setting up $(VENV) (a minute or two, once) ...'
-	@$(BIN)/python -m pip install $(QUIETLY) \
+	@$(BIN)/python -m pip install $(QUIETLY) --no-compile \
 		-c $(CONSTRAINTS) nova==$(NOVA) -e '.[test]'
+	@# by all processors, and not what no test imports
+	@$(BIN)/python -m compileall -q -q -j 0 \
+		-x '/(tests/unit|numpy|networkx|pip)/' $(VENV)/lib || :
 	@touch $@
 
 .PHONY: release
