@@ -24,6 +24,8 @@ from nova_accel import log as logging
 LOG = logging.getLogger(__name__)
 #: seconds to wait for one of our threads of eventlet's pool
 _POOL_SECONDS = 10
+#: seconds after which work in the background is said to wait
+_LATE = 600
 
 
 class _Pool:
@@ -166,6 +168,8 @@ class Background:
         self._runs = self._again = self._ended = False
         #: time.monotonic() when it was last asked for
         self._asked_at = float('-inf')
+        #: the same when it last began
+        self._began_at = 0.0
 
     def start(self) -> None:
         """Have the function run now; where it runs, once more after that."""
@@ -174,9 +178,17 @@ class Background:
             if self._ended:
                 return
             self._again = True
-            if self._runs:
-                return
-            self._runs = True
+            runs, self._runs = self._runs, True
+            if not runs:
+                self._began_at = self._asked_at
+            late = self._asked_at - self._began_at >= _LATE
+        if runs:
+            if late:
+                self._fails(exception.DeviceTimeout(
+                    f'this began {_LATE // 60} minutes ago or earlier, and '
+                    f'waits for a device that is cleaned, or for libvirt, '
+                    f'Placement or a card that does not answer'))
+            return
         try:
             start(self._run)
         except RuntimeError as error:
@@ -210,6 +222,7 @@ class Background:
                 self._runs, self._again = self._again, False
                 if not self._runs:
                     return
+                self._began_at = time.monotonic()
             self.run()
 
     def run(self) -> None:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 
+import fixtures
 from oslo_context import context as oslo_context
 import testtools
 
@@ -114,6 +115,20 @@ class BackgroundTest(testtools.TestCase):
                 self.idle(background)
         self.assertEqual(['This fails (no); it is tried again'] * 2,
                          [record.getMessage() for record in logged.records])
+
+    def test_what_does_not_end_is_told_once(self):
+        self.useFixture(fixtures.MockPatchObject(limited, '_LATE', 0))
+        background = limited.Background(self.work, 'This fails')
+        background.start()
+        self.began.get(timeout=60)
+        with self.assertLogs(limited.LOG.logger, 'WARNING') as logged:
+            background.start()
+            background.start()
+        record, = logged.records
+        self.assertRegex(record.getMessage(),
+                         r'^This fails \(this began .* does not answer\); it')
+        self.goes_on.release(2)
+        self.idle(background)
 
     def test_if_due(self):
         self.goes_on.release(9)
