@@ -13,6 +13,8 @@ FAULT = 255
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
 #: where a service is, in an error of nova_accel
 _ADDRESS = re.compile(r' at https?://\S+')
+#: what Nova does then, which its owner need not know, and no last host does
+_RETRIED = re.compile(r': the build is retried on another host\.$')
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
 
 
@@ -53,8 +55,9 @@ def for_owner(error: Exception) -> str:
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
-    return _PATH.sub('(a path of the host)', _ADDRESS.sub(
-        '', f'{error.found}: {_IN_THE_LOG}' if error.found else str(error)))
+    said = (f'{error.found}: {_IN_THE_LOG}' if error.found
+            else _RETRIED.sub('.', str(error)))
+    return _PATH.sub('(a path of the host)', _ADDRESS.sub('', said))
 
 
 def without_sentence(error: Exception) -> Exception | None:

@@ -744,6 +744,8 @@ class Disabled:
     reason: str
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str
+    #: Device.ids, as the store knows the card that was there then
+    ids: str = ''
 
     @property
     def is_operators(self) -> bool:
@@ -757,7 +759,7 @@ class Disabled:
 
     @property
     def card(self) -> CardKey:
-        return CardKey(self.device_address, self.serial)
+        return CardKey(self.device_address, self.serial, self.ids)
 
 
 class OrderState(enum.Enum):

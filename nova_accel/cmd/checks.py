@@ -228,7 +228,14 @@ def _drivers(host) -> Iterator[Line]:
         yield Line(FAILURE, *split(host.problem))
         return
     for name, driver in host.drivers.items():
-        yield from map(_of_driver, driver.check())
+        try:
+            yield from map(_of_driver, driver.check())
+        except Exception as error:
+            # one that fails must not hide the others
+            yield Line(FAILURE, f'the driver {name} cannot be checked: '
+                                f'{type(error).__name__}, '
+                                f'{check_line.short(error)}',
+                       'correct the driver')
         failure = host.failures.get(f'driver {name}')
         if failure:
             # an error of nova_accel says what to do

@@ -178,8 +178,8 @@ class Cards(file.File):
             for row in old:
                 db.execute(
                     'UPDATE cards SET disabled = NULL WHERE serial = ?1 AND '
-                    "(?1 <> '' OR address = ?2)",
-                    (row.serial, row.device_address))
+                    "(?1 <> '' OR address = ?2 AND ?3 IN ('', ids))",
+                    (row.serial, row.device_address, row.ids))
             for row in new:
                 db.execute(
                     'UPDATE cards SET disabled = ?, since = ? WHERE number = '

@@ -215,9 +215,9 @@ def clean(db: sqlite3.Connection, row: model.Unclean, done: bool) -> None:
 def disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
     return tuple(
         model.Disabled(row['address'], row['serial'], row['disabled'],
-                       row['since'])
+                       row['since'], row['ids'])
         for row in db.execute(
-            'SELECT address, serial, disabled, since FROM cards '
+            'SELECT address, serial, disabled, since, ids FROM cards '
             'WHERE disabled IS NOT NULL ORDER BY address, serial'))
 
 

@@ -84,6 +84,25 @@ class FenceTest(base.AcceleratorTestBase):
             self.assertEqual(((1, 1), False), self.shown())
 
 
+class LostAllocationTest(base.AcceleratorTestBase):
+
+    def test_put_back(self):
+        """The operator has deleted what a server was allocated."""
+        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
+        url = f'/allocations/{server["id"]}'
+        region = self.provider(REGION)['uuid']
+
+        def allocated():
+            found = self.placement.get(url).body['allocations']
+            return found.get(region, {}).get('resources')
+        before = allocated()
+        self.placement.delete(url)
+        self.assertIsNone(allocated())
+        self.compare()
+        self.assertEqual(before, allocated())
+        self._delete_every_server()
+
+
 class OldCopyTest(base.AcceleratorTestBase):
     """Nova's copy of a provider is not read again here, as it is within five
     minutes by default."""

@@ -558,6 +558,17 @@ class ComputeTest(CheckTestCase):
         os.chmod(self.directory, 0o755)
         self.assertFails('privileges', 'as user', 'root')
 
+    def test_check_of_a_driver_that_fails(self):
+        """It has a line, and those of other drivers are not lost."""
+        self.set('accel', enabled_drivers='dfl,gpu,nvme,qat')
+        with mock.patch.object(dfl.DflDriver, 'check',
+                               side_effect=KeyError('a key')):
+            found = [line['Found'] for line in self.check(2)
+                     if line['Check'] == 'drivers']
+        self.assertIn("the driver dfl cannot be checked: KeyError, 'a key'",
+                      found)
+        self.assertIn('the driver qat finds no device', found)
+
     def test_privileged_process_of_another_package(self):
         """Its driver says which process it has."""
         self.useFixture(acme.Installed())

@@ -86,6 +86,19 @@ class FenceTest(TableTestCase):
         self.assertEqual({}, self.table.fences(A))
         self.assertFalse(self.table.is_only_disabled(A))
 
+    def test_of_a_product(self):
+        """The word stays with the device that was taken out."""
+        for ids, causes in (('1234:0001', []), ('1234:0002', [])):
+            self.adopt(A, ids=ids)
+            if not self.store.disabled():
+                self.disable()
+                causes = [Fence.DISABLED]
+            self.assertEqual(causes, [*self.table.fences(A)])
+        self.adopt(A, ids='1234:0001')
+        self.assertEqual([Fence.DISABLED], [*self.table.fences(A)])
+        self.store.enable(self.store.disabled())
+        self.assertEqual({}, self.table.fences(A))
+
     def test_a_defect_beside_it(self):
         self.adopt(A, health=QUARANTINED, reason='it is hot')
         self.disable()

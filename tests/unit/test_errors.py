@@ -98,6 +98,11 @@ class RefusedTest(configured.TestCase):
             self.assertEqual(text, exception.for_owner(error))
             self.assertEqual(text, self.refuse(error, 'rebuilding'))
         self.assertEqual('', self.log.output)
+        # what the last host does not do
+        self.assertEqual('A was allocated, and it hangs.', self.refuse(
+            exception.DeviceUnavailable(
+                'A was allocated, and it hangs: the build is retried on '
+                'another host.'), 'rebuilding'))
 
     def test_fault_of_any_operation(self):
         """What Nova keeps of an error that nova_accel does not translate."""

@@ -371,9 +371,10 @@ class World(fixtures.Fixture):
         for name, argument in steps:
             getattr(self, name)(*([] if argument is None else [argument]))
 
-    def settle(self):
+    def settle(self, refreshes=True):
         self.nova.refuses = False
-        self.nova.refresh()
+        if refreshes:
+            self.nova.refresh()
         for _ in range(3):
             self.report()
         self.heard(self.uuid)
@@ -416,6 +417,16 @@ class RandomTest(testtools.TestCase):
                 set(world.released))
             self.assertNotIn(naming.FENCED,
                              world.nova.placement[world.uuid][1])
+
+    @hypothesis.settings(max_examples=100, deadline=None)
+    @hypothesis.given(st.booleans(), STEPS)
+    def test_copy_stays_old(self, pool, steps):
+        """A raise and a lowering count also where Nova reads nothing again."""
+        with World(pool) as world:
+            world.do([step for step in steps
+                      if step[0] not in ('refresh', 'waits')])
+            world.settle(refreshes=False)
+            self.assertEqual(world.his, world.reserved)
 
     @hypothesis.settings(max_examples=100, deadline=None)
     @hypothesis.given(st.booleans(), STEPS, STEPS, st.integers(0, 8))
