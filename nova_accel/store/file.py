@@ -152,11 +152,14 @@ class File:
             version = self._version()
             self._check(version)
             is_new = schema.is_new(db)
-            if not is_new and version == schema.VERSION:
+            has_ledger = schema.has_ledger(db)
+            if not is_new and version == schema.VERSION and has_ledger:
                 return
             if not is_new and self.path != MEMORY:
-                LOG.info('The claim store %s has version %d and gets '
-                         'version %d', self.path, version, schema.VERSION)
+                LOG.info('The claim store %s has version %d%s and gets '
+                         'version %d', self.path, version,
+                         '' if has_ledger else ' without a ledger',
+                         schema.VERSION)
             schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file

@@ -238,7 +238,12 @@ def _read(text: str) -> model.Device | None:
 def _ledger_from_version_8(db: sqlite3.Connection) -> None:
     """Version 8 has what is the operator's of a pool in one table, of other
     providers in another one, and not what was written into Placement. What was
-    seen there of handles that wait is told by those."""
+    seen there of handles that wait is told by those.
+
+    The commits 2a5eaab to 9ec465d wrote version 9 with the same tables, and
+    commits after them brought it to 10 or 11 as it was. A store that has the
+    ledger stays as it is.
+    """
     db.execute(_LEDGER)
     seen: dict[str, list[str]] = {}
     if 'shown' in _columns(db, 'waiting'):
@@ -290,8 +295,8 @@ MIGRATIONS = {0: (_from_release_0_1, _from_version_8, _ledger_from_version_8,
                   _from_version_9, _from_version_10),
               8: (_from_version_8, _ledger_from_version_8, _from_version_9,
                   _from_version_10),
-              9: (_from_version_9, _from_version_10),
-              10: (_from_version_10,)}
+              9: (_ledger_from_version_8, _from_version_9, _from_version_10),
+              10: (_ledger_from_version_8, _from_version_10)}
 #: the newest, which this release reads and writes (PRAGMA user_version)
 VERSION = 11
 
@@ -304,10 +309,16 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     if is_new(db):
         for statement in _SCHEMA:
             db.execute(statement)
-    elif version < VERSION:
-        for step in MIGRATIONS[version]:
+    else:
+        for step in MIGRATIONS.get(version, (_ledger_from_version_8,)):
             step(db)
     db.execute(f'PRAGMA user_version = {VERSION}')
+
+
+def has_ledger(db: sqlite3.Connection) -> bool:
+    """Return whether the store has the ledger, which one of VERSION may lack:
+    _ledger_from_version_8()."""
+    return bool(_columns(db, 'ledger'))
 
 
 def is_new(db: sqlite3.Connection) -> bool:

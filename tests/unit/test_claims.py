@@ -34,6 +34,10 @@ RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
 #: a disk that was exchanged while its server was deleted, one that is disabled
 #: and one that was released without cleaning
 VERSION_8 = os.path.join(os.path.dirname(__file__), 'data', 'claims-8.sql')
+#: that one as commit 2a5eaab took it over, which has no ledger in its version
+#: 9; then it wrote what is reserved of a pool, where two disks wait for the
+#: operator, one of which Placement shows
+VERSION_9 = os.path.join(os.path.dirname(__file__), 'data', 'claims-9.sql')
 BOUND = model.ClaimState.BOUND
 PROJECT = 'a project'
 LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0', PROJECT)
@@ -821,6 +825,57 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual([one, two], store.handovers())
         self.assertEqual(new, self.schema())
 
+    def without_ledger(self, version):
+        """Make a store of version 9 without a ledger, as commits that left it
+        out brought it to a later one."""
+        with open(VERSION_9, encoding='utf-8') as file, self.file() as db:
+            db.executescript(file.read())
+            db.row_factory = sqlite3.Row
+            for step in schema.MIGRATIONS[9][-2:][:version - 9]:
+                step(db)
+            db.execute(f'PRAGMA user_version = {version}')
+
+    def test_version_9_without_a_ledger(self):
+        """Also where it has a later version by now; what Placement shows of
+        the disks that wait is gone with version 11."""
+        pool = '5b0f7a9e-54c1-5d0c-8f43-2f8a9d1c7e60', ''
+        for version, shown in ((9, ('0000:65:00.0',)),
+                               (10, ('0000:65:00.0',)), (11, ())):
+            self.without_ledger(version)
+            log = self.useFixture(fixtures.FakeLogger())
+            for store in (claim_store.copy_of(self.path),
+                          claim_store.ClaimStore(self.path),
+                          claim_store.ClaimStore(self.path)):
+                rows = store.reserved()
+                self.assertEqual(
+                    model.Reserved(1, 3, before=2, waiting=shown, traits=()),
+                    rows.pop(pool))
+                self.assertEqual([model.Reserved(0, -1)] * 2,
+                                 list(rows.values()))
+                self.assertEqual(
+                    ['0000:65:00.0', '0000:17:00.0'],
+                    [c.handle.address for c in store.waiting()])
+                self.assertEqual(1, len(store.claims()))
+                self.assertEqual(3, len(store.devices()))
+                self.assertEqual(2, len(store.handovers()))
+            self.assertEqual(1, log.output.count(
+                f'has version {version} without a ledger and gets'))
+            store.set_reserved({pool: None})
+            self.assertEqual(rows, store.reserved())
+            self.assertSameAsNew()
+
+    def assertSameAsNew(self):
+        found = self.schema()
+        self.remove()
+        claim_store.ClaimStore(self.path)
+        self.assertEqual(self.schema(), found)
+        self.remove()
+
+    def remove(self):
+        for suffix in '', '-wal', '-shm':
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.path + suffix)
+
     def version_9(self):
         """:returns: the schema that it gets, and what it has recorded."""
         one = HandoversTest.handover(1, result='r')
@@ -946,9 +1001,7 @@ class OtherReleasesTest(StoreTestCase):
                 self.assertEqual(before, self.schema())
             self.assertEqual(
                 claims, len(claim_store.ClaimStore(self.path).claims()))
-            for suffix in '', '-wal', '-shm':
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(self.path + suffix)
+            self.remove()
 
     def test_back_to_release_0_1_and_again_to_this(self):
         """As docs/source/operate/host.rst says."""
