@@ -26,13 +26,14 @@ LOG = logging.getLogger(__name__)
 
 #: path of a store that lives in memory, without a file
 MEMORY = ':memory:'
+_MOVED_AWAY = ('nova-compute asks libvirt and Placement which server has which '
+               'device, and cleans or fences all others')
 ADVICE = {
     sqlite3.SQLITE_FULL: 'make room on its file system',
     sqlite3.SQLITE_BUSY: 'see which other process has it open',
     sqlite3.SQLITE_CORRUPT: (
         'repair it, or restore a backup from after the last change; if it is '
-        'moved away, nova-compute asks libvirt and Placement which server has '
-        'which device, and cleans or fences all others'),
+        f'moved away, {_MOVED_AWAY}'),
 }
 ADVICE[sqlite3.SQLITE_NOTADB] = ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
@@ -146,6 +147,12 @@ class File:
                 f'{", ".join(map(str, schema.MIGRATIONS))}: start a commit '
                 f'that writes version {min(filter(None, schema.MIGRATIONS))} '
                 f'first.')
+        if not version and schema.is_before_release_0_1(self._db):
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self._name} was expected to be of release '
+                f'0.1 or later, and its table claims has no column prepared, '
+                f'as only commits before efaca8c6b67e wrote it: move it away, '
+                f'and {_MOVED_AWAY}.')
 
     def _migrate(self) -> None:
         with self._transaction() as db:

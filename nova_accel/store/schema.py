@@ -315,6 +315,12 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     db.execute(f'PRAGMA user_version = {VERSION}')
 
 
+def is_before_release_0_1(db: sqlite3.Connection) -> bool:
+    """Return whether a store without a version is of a commit before those of
+    release 0.1, which could not use it either."""
+    return not is_new(db) and 'prepared' not in _columns(db, 'claims')
+
+
 def has_ledger(db: sqlite3.Connection) -> bool:
     """Return whether the store has the ledger, which one of VERSION may lack:
     _ledger_from_version_8()."""

@@ -944,6 +944,20 @@ class OtherReleasesTest(StoreTestCase):
             self.assertUnavailable('start a commit that writes version 8 '
                                    'first', open_, self.path)
 
+    def test_before_release_0_1(self):
+        """Its claims say nothing of what was prepared, and no commit takes
+        them over."""
+        self.release_0_1()
+        with self.file() as db:
+            db.execute('ALTER TABLE claims DROP COLUMN prepared')
+        before = self.schema()
+        for open_ in claim_store.ClaimStore, claim_store.copy_of:
+            for words in ('was expected to be of release 0.1 or later, and '
+                          'its table claims has no column prepared',
+                          'move it away, and nova-compute asks libvirt'):
+                self.assertUnavailable(words, open_, self.path)
+        self.assertEqual(before, self.schema())
+
     def test_migrated_and_made_anew_are_the_same(self):
         self.release_0_1()
         claim_store.ClaimStore(self.path)
