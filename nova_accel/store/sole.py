@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """One nova-compute for one claim store."""
 
+import contextlib
 import fcntl
 import os
 
@@ -32,8 +33,6 @@ def use(path: str) -> None:
         return
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(file, 0)
-        os.write(file, b'%d\n' % os.getpid())
     except (BlockingIOError, PermissionError):
         other = os.pread(file, 20, 0).decode(errors='replace').strip()
         os.close(file)
@@ -43,10 +42,14 @@ def use(path: str) -> None:
             f'this one a state_path and a host of its own in nova.conf.'
         ) from None
     except OSError:
-        # a file system without locks, or a full one
+        # a file system without locks
         os.close(file)
         return
     _LOCKS[path] = file
+    # for the error of another process, which a full file system does without
+    with contextlib.suppress(OSError):
+        os.truncate(file, 0)
+        os.write(file, b'%d\n' % os.getpid())
 
 
 def leave(path: str) -> None:

@@ -14,9 +14,16 @@ from nova_accel import exception
 from nova_accel.store import claim_store
 
 OTHER = """
+import resource
 import sys
 from nova_accel.attach import service
-service._open_store(sys.argv[1])
+from nova_accel.store import sole
+if sys.argv[2:]:
+    # as on a full file system, nothing can be written
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    sole.use(sys.argv[1])
+else:
+    service._open_store(sys.argv[1])
 print('open', flush=True)
 sys.stdin.read()
 """
@@ -28,14 +35,20 @@ class SoleTest(testtools.TestCase):
         super().setUp()
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'state', 'store')
-        self.other = subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', OTHER, self.path],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
-        self.addCleanup(self.other.communicate)
-        self.assertEqual('open\n', self.other.stdout.readline())
+        self.other = self.start()
         conf.CONF.set_override('enabled_drivers', ['dfl'], 'accel')
         self.addCleanup(conf.CONF.clear_override, 'enabled_drivers', 'accel')
+
+    def start(self, *arguments):
+        """Return a process that has the store open."""
+        other = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', OTHER, self.path,
+             *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+        self.addCleanup(other.communicate)
+        self.assertEqual('open\n', other.stdout.readline())
+        return other
 
     def test_second_one(self):
         for _ in range(2):
@@ -52,6 +65,22 @@ class SoleTest(testtools.TestCase):
         self.other.wait()
         service._open_store(self.path)
         # the service of this process starts again
+        service._open_store(self.path)
+
+    def test_first_one_on_a_full_file_system(self):
+        """It cannot write its number, and is the only one all the same."""
+        self.other.kill()
+        self.other.wait()
+        os.remove(f'{self.path}.lock')
+        other = self.start('full')
+        for _ in range(2):
+            error = self.assertRaises(
+                exception.AcceleratorsUnavailable,
+                service._open_store, self.path)
+            self.assertIn('another nova-compute on this host (process '
+                          'unknown)', str(error))
+        other.kill()
+        other.wait()
         service._open_store(self.path)
 
     def test_host_without_drivers(self):
