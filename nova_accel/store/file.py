@@ -38,9 +38,8 @@ ADVICE = {
 ADVICE[sqlite3.SQLITE_NOTADB] = ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
                  'errors')
-#: milliseconds that SQLite waits for another process; seconds until it is
-#: asked again
-_BUSY_MS, _BUSY_PAUSE = 20, 0.02
+#: seconds that SQLite waits for another process, and until it is asked again
+_BUSY_SECONDS, _BUSY_PAUSE = 0.02, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +99,9 @@ class File:
             if os.path.dirname(path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 _make_private(path)
+            # other green threads run meanwhile: _wait_for()
             self._db = sqlite3.connect(
-                path, timeout=timeout, isolation_level=None,
+                path, timeout=_BUSY_SECONDS, isolation_level=None,
                 check_same_thread=False)
         try:
             if source:
@@ -114,16 +114,17 @@ class File:
     def _open(self):
         self._db.row_factory = sqlite3.Row
         with self._one_sentence():
-            # before anything is written
-            self._check(self._version())
-            self._db.execute('PRAGMA journal_mode = WAL')
-            # a commit is on the disk when it returns
-            self._db.execute('PRAGMA synchronous = FULL')
+            self._wait_for(self._set_up)
         self._migrate()
         with self._transaction(write=False) as db:
             self._changed = self._read(db)
-        # from now on other green threads run meanwhile: _begin()
-        self._db.execute(f'PRAGMA busy_timeout = {_BUSY_MS}')
+
+    def _set_up(self):
+        # before anything is written
+        self._check(self._version())
+        self._db.execute('PRAGMA journal_mode = WAL')
+        # a commit is on the disk when it returns
+        self._db.execute('PRAGMA synchronous = FULL')
 
     def _read(self, db: sqlite3.Connection) -> Memory:
         raise NotImplementedError
@@ -193,14 +194,17 @@ class File:
                 self._changed = None
 
     def _begin(self):
-        """Begin to write; wait while another process writes.
+        self._wait_for(self._db.execute, 'BEGIN IMMEDIATE')
+
+    def _wait_for(self, call, *args):
+        """Call a function again while another process has the store locked.
 
         A wait inside of SQLite would stop every green thread.
         """
         end = time.monotonic() + self._timeout
         while True:
             try:
-                self._db.execute('BEGIN IMMEDIATE')
+                call(*args)
                 return
             except sqlite3.OperationalError as error:
                 if (error.sqlite_errorcode & 0xff != sqlite3.SQLITE_BUSY

@@ -82,8 +82,10 @@ POOL = textwrap.dedent('''
     assert kernel.read('attribute') == 'value'
 ''')
 
-#: another process writes into the claim store
+#: another process writes into the claim store until green threads have run for
+#: a while: a wait inside of SQLite would stop them, and would end by an error
 STORE = textwrap.dedent('''
+    import contextlib
     import eventlet
     eventlet.monkey_patch()
     import sqlite3
@@ -91,24 +93,43 @@ STORE = textwrap.dedent('''
     from nova_accel.store import claim_store
     from nova_accel import exception
 
-    store = claim_store.ClaimStore('store', timeout=1)
+    @contextlib.contextmanager
+    def locked(path, mode, begin):
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute(f'PRAGMA journal_mode = {mode}')
+        other.execute(f'BEGIN {begin}')
+        ticks = 0
+
+        def tick():
+            nonlocal ticks
+            while ticks < 10:
+                time.sleep(0.01)
+                ticks += 1
+            other.execute('ROLLBACK')
+            other.close()
+
+        ticker = eventlet.spawn(tick)
+        yield
+        assert ticks == 10, ticks
+        ticker.wait()
+
+    store = claim_store.ClaimStore('store', timeout=30)
+    with locked('store', 'WAL', 'IMMEDIATE'):
+        store.withdraw_order(1, [])
+    with locked('store', 'WAL', 'IMMEDIATE'):
+        claim_store.ClaimStore('store', timeout=30)
+    # one that no release has opened yet, or that has another journal
+    for begin in 'IMMEDIATE', 'EXCLUSIVE':
+        with locked(begin, 'DELETE', begin):
+            claim_store.ClaimStore(begin, timeout=30)
+
+    store = claim_store.ClaimStore('store', timeout=0.1)
     other = sqlite3.connect('store', isolation_level=None)
     other.execute('BEGIN IMMEDIATE')
-    ticks = 0
-
-    def tick():
-        global ticks
-        while True:
-            time.sleep(0.01)
-            ticks += 1
-
-    eventlet.spawn(tick)
     try:
         store.withdraw_order(1, [])
     except exception.AcceleratorsUnavailable as error:
         print(error, flush=True)
-    # each wait inside of SQLite is 20 ms
-    assert ticks > 10, ticks
     other.execute('ROLLBACK')
     store.withdraw_order(1, [])
 ''')
