@@ -26,8 +26,8 @@ LOG = logging.getLogger(__name__)
 
 #: path of a store that lives in memory, without a file
 MEMORY = ':memory:'
-_MOVED_AWAY = ('nova-compute asks libvirt and Placement which server has which '
-               'device, and cleans or fences all others')
+_MOVED_AWAY = ('nova-compute asks libvirt and Placement which server has '
+               'which device, and cleans or fences all others')
 ADVICE = {
     sqlite3.SQLITE_FULL: 'make room on its file system',
     sqlite3.SQLITE_BUSY: 'see which other process has it open',
