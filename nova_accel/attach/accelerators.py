@@ -471,6 +471,26 @@ class Accelerators:
         """Return what the guest of a server has to have, in a stable order."""
         return [claim.handle for claim in self.holdings.of(server_uuid)]
 
+    def give_back(self, server_uuid: str, when: str) -> None:
+        """Give a guest that goes on what was taken out of it, and nothing that
+        was left out of it in doubt.
+
+        Raises nothing: attach.reconcile tries again what fails.
+
+        :param when: what has happened, the beginning of a sentence.
+        """
+        try:
+            with self.exclusive(server_uuid):
+                handles = [claim.handle for claim
+                           in self.holdings.of(server_uuid)
+                           if claim.state is model.ClaimState.BOUND]
+                if handles:
+                    self._cloud.attach(server_uuid, handles)
+        except Exception as error:
+            LOG.error('%s, and the accelerators of server %s could not go '
+                      'back into its guest; that is tried again: %s', when,
+                      server_uuid, error)
+
     def to_tell(self, server: request.Server, metadata: Mapping[str, str],
                 ) -> dict[str, str]:
         """Return what the owner of a server has to read in its metadata: which

@@ -28,6 +28,7 @@ import time
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import judgement
+from nova_accel.attach import programming
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
@@ -158,7 +159,9 @@ class Reconciler:
             if found[_Verdict.ARRIVED]:
                 found[_Verdict.OUT] = self._arrive(server_uuid)
             if found[_Verdict.OUT]:
-                out.update(self._give_back(server_uuid, found[_Verdict.OUT]))
+                out.update(self._give_back(
+                    server_uuid, found[_Verdict.OUT],
+                    lasts=bool(found[_Verdict.ARRIVED])))
             if failure:
                 raise failure
             if found[_Verdict.LOST]:
@@ -367,12 +370,13 @@ class Reconciler:
             claim for claim in self._holdings.of(server_uuid)
             if claim.handle.address not in there]
 
-    def _give_back(self, server_uuid, claims):
+    def _give_back(self, server_uuid, claims, lasts):
         """Give a running guest back what it lost, and touch nothing else.
 
         Of what was left out of it in doubt, its owner has been told, and a
         hard reboot returns it; a crash may have left it so, too.
 
+        :param lasts: also into what libvirt starts the guest from.
         :returns: uuids of the claims whose devices go back later.
         """
         now = time.monotonic()
@@ -390,19 +394,23 @@ class Reconciler:
         # before: a call that does not end is not begun each minute
         self._pauses[server_uuid] = (
             now + pause, min(2 * pause, LONGEST_PAUSE))
-        try:
-            for server in self._cloud.servers([server_uuid]):
-                self._accelerators.readiness.restore(
-                    self._cloud.admin_context(), server.accelerators, claims)
-                self._cloud.attach(server_uuid, [c.handle for c in claims])
-                self._pauses.pop(server_uuid, None)
-                out = set()
-        except Exception as error:
-            self._holdings.doubt(claims, str(error))
-            LOG.error('Server %s runs without its accelerators (virsh dumpxml '
-                      '%s), which could not go back into its guest; that is '
-                      'tried again in %d minutes: %s', server_uuid,
-                      server_uuid, pause // 60, error)
+        for server in self._cloud.servers([server_uuid]):
+            # one that cannot go back does not keep the others out
+            for mine in programming.by_region(claims).values():
+                try:
+                    self._accelerators.readiness.restore(
+                        self._cloud.admin_context(), server.accelerators, mine)
+                    self._cloud.attach(
+                        server_uuid, [c.handle for c in mine], lasts)
+                    out -= {claim.uuid for claim in mine}
+                except Exception as error:
+                    self._holdings.doubt(mine, str(error))
+                    LOG.error('Server %s runs without accelerators (virsh '
+                              'dumpxml %s), which could not go back into its '
+                              'guest; that is tried again in %d minutes: %s',
+                              server_uuid, server_uuid, pause // 60, error)
+        if not out:
+            self._pauses.pop(server_uuid, None)
         return out
 
     def _is_away(self, claim):

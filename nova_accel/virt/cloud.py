@@ -417,7 +417,8 @@ def server_of(instance) -> request.Server:
     return request.Server(
         instance.uuid, instance.project_id, specs,
         {key.removeprefix('image_'): value
-         for key, value in instance.system_metadata.items()
+         # Nova's thread of the network may write into it meanwhile
+         for key, value in dict(instance.system_metadata).items()
          if key.startswith('image_accel')},
         # on a compute host Nova's claim has made a cell's id that of the
         # host's cell (nova.virt.hardware.numa_fit_instance_to_host)

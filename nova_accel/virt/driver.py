@@ -105,12 +105,18 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().init_host(host)
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
-            self.builds.watch(manager)
+            self.builds.watch(manager, self._build_has_ended)
             guest_nodes.GuestNodes(self.accelerators).watch(manager)
             self._watch_first_report(manager)
             self._watch_failed_rebuilds(manager)
             self._watch_deletions(manager)
             manager.add_periodic_task(self._runtime_programming())
+
+    def _build_has_ended(self, server_uuid):
+        """Nova calls neither spawn() nor destroy() where the database is away
+        just before the one, and still before the other."""
+        self.accelerators.plugs.abandon(
+            self.cloud.admin_context(), server_uuid)
 
     def _watch_first_report(self, manager):
         """pre_start_hook() makes it, before Nova listens to requests."""
@@ -358,7 +364,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 return super().suspend(context, instance)
             except Exception:
                 with excutils.save_and_reraise_exception():
-                    self.cloud.attach(instance.uuid, handles)
+                    self.accelerators.give_back(
+                        instance.uuid, 'A guest was not saved')
 
     def resume(self, context, instance, *args, **kwargs):
         """At resume."""
@@ -369,16 +376,17 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 self.accelerators.restore(context, cloud.server_of(instance))
         super().resume(context, instance, *args, **kwargs)
         if handles:
-            self.cloud.attach(instance.uuid, handles)
+            self.accelerators.give_back(instance.uuid, 'A guest runs again')
 
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
             guest):
-        """After a cold snapshot, where Nova does not call resume()."""
+        """After a snapshot, a cold one of which Nova does not resume()."""
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
-        if handles := self.accelerators.handles(instance.uuid):
-            self.cloud.attach(instance.uuid, handles)
+        if not live_snapshot:
+            self.accelerators.give_back(
+                instance.uuid, 'A guest runs again after a snapshot')
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
                                   **kwargs):
@@ -490,7 +498,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """After a live migration that failed, on the source."""
         super().rollback_live_migration_at_source(
             context, instance, migrate_data)
-        self.live_migrations.stay(instance)
+        self.accelerators.give_back(
+            instance.uuid, 'A live migration has failed')
 
     def rollback_live_migration_at_destination(self, context, instance,
                                                *args, **kwargs):

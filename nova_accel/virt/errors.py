@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Our errors in Nova's words: where to build next, and what the user reads."""
 
+from collections.abc import Callable
 import contextlib
 import functools
 import inspect
@@ -10,6 +11,7 @@ import os
 from nova.compute import task_states
 from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
+from oslo_utils import excutils
 
 from nova_accel import conf
 from nova_accel import exception
@@ -97,8 +99,12 @@ class Builds:
         #: servers for which the scheduler gave no further host
         self._last_hosts = set()
 
-    def watch(self, manager) -> None:
-        """Listen to the builds of a nova.compute.manager.ComputeManager."""
+    def watch(self, manager, ended: Callable[[str], None]) -> None:
+        """Listen to the builds of a nova.compute.manager.ComputeManager.
+
+        :param ended: called with the uuid of a server whose build has ended,
+            well or not.
+        """
         build = getattr(manager, '_do_build_and_run_instance', None)
         if build is None:
             LOG.warning('This release of Nova does not tell which build is '
@@ -120,10 +126,15 @@ class Builds:
             if given.get('host_list') == []:
                 self._last_hosts.add(uuid)
             try:
-                return build(*args, **kwargs)
+                found = build(*args, **kwargs)
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    ended(uuid)
             finally:
                 self._contexts.pop(uuid, None)
                 self._last_hosts.discard(uuid)
+            ended(uuid)
+            return found
         manager._do_build_and_run_instance = watched
 
     def context_of(self, instance):

@@ -58,12 +58,20 @@ class Hostdevs:
         :param lasts: also into what libvirt starts it from, which has what
             was in the guest before.
         :param iommufd: as for add().
+
+        :raises Exception: the first error; what libvirt takes is in.
         """
+        failure = None
         for hostdev in self._missing(
                 handles, self.addresses(guest), iommufd):
             hostdev.port = expanders.port_of(
                 _address(hostdev), guest.get_xml_desc())
-            guest.attach_device(hostdev, persistent=lasts, live=True)
+            try:
+                guest.attach_device(hostdev, persistent=lasts, live=True)
+            except Exception as error:
+                failure = failure or error
+        if failure:
+            raise failure
 
     def complete(self, xml: str,
                  handles: Iterable[model.AttachHandle]) -> str:
@@ -97,7 +105,11 @@ class Hostdevs:
                     if _addresses([hostdev]) <= there]
         left = _addresses(hostdevs)
         for hostdev in hostdevs:
-            guest.detach_device(hostdev, live=True)
+            try:
+                guest.detach_device(hostdev, live=True)
+            except Exception as error:
+                if not _is_going(error):
+                    raise
         deadline = time.monotonic() + _DETACH_SECONDS
         while left := left & self.addresses(guest):
             if time.monotonic() > deadline:
@@ -187,6 +199,14 @@ def is_paused(guest) -> bool:
 def _is_gone(error) -> bool:
     return (errors.is_of_libvirt(error) and error.get_error_code()
             == libvirt_driver.libvirt.VIR_ERR_NO_DOMAIN)
+
+
+def _is_going(error) -> bool:
+    """Whether a guest was asked before for a device, or has let go of it
+    (LibvirtDriver._detach_sync, Nova 31 to 34)."""
+    return errors.is_of_libvirt(error) and (
+        error.get_error_code() == libvirt_driver.libvirt.VIR_ERR_DEVICE_MISSING
+        or 'already in the process of unplug' in str(error))
 
 
 def _addresses(devices) -> set[str]:

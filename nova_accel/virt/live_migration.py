@@ -321,20 +321,6 @@ class LiveMigrations:
             return False
         return True
 
-    def stay(self, instance) -> None:
-        """Give the guest its devices back, after a migration that failed.
-
-        Raises nothing, as arrive().
-        """
-        try:
-            with self._accelerators.exclusive(instance.uuid):
-                if handles := self._accelerators.handles(instance.uuid):
-                    self._cloud.attach(instance.uuid, handles)
-        except Exception as error:
-            LOG.error('The live migration of server %s failed, and its '
-                      'accelerators could not go back into its guest; that is '
-                      'tried again: %s', instance.uuid, error)
-
     def left(self, context, instance) -> None:
         """The guest is gone: release what it had here."""
         # the new host waits for the end of this call

@@ -1,12 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What goes wrong says why, and leaves nothing behind."""
 
+from unittest import mock
 import uuid
+
+from nova.compute import manager
+from nova.compute import task_states
+from nova import objects
+import oslo_messaging as messaging
 
 from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
+from tests.functional import process
 
 DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 FUNCTION = 'a9d4b7a2-6d9e-4f3b-8a47-31f0b5c0f9d1'
@@ -40,6 +47,27 @@ class BuildFailsTest(base.AcceleratorTestBase):
                 naming.function_trait(FUNCTION),
                 self.traits(f'{host}_accel_{DEVICE}_region0'))
         return server
+
+    def test_database_is_away(self):
+        """Before spawn(), and where Nova cleans up after that: it calls
+        neither, and what was claimed for the build is released."""
+        save = objects.Instance.save
+
+        def away(*args, **kwargs):
+            raise messaging.MessagingTimeout('nova-conductor is away')
+
+        def saved(instance, *args, **kwargs):
+            if kwargs.get('expected_task_state') == (
+                    task_states.BLOCK_DEVICE_MAPPING):
+                away()
+            return save(instance, *args, **kwargs)
+        with mock.patch.object(objects.Instance, 'save', saved), \
+                mock.patch.object(manager.ComputeManager,
+                                  '_get_instance_block_device_info', away):
+            server = self.boot(base.fpga_flavor(), expected_state='ERROR')
+        process.until(lambda: self.assertEqual([], self.claims()))
+        self.api.delete_server(server['id'])
+        self._wait_until_deleted(server)
 
     # Bitstreams that cannot be used; more in test_glance, and in
     # tests/host/test_refused.py

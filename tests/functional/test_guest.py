@@ -30,13 +30,24 @@ def live_snapshot(driver, context, instance, guest, disk, path, *args):
         file.write(b'a disk')
 
 
+class LiveSnapshots(fixtures.Fixture):
+
+    def _setUp(self):
+        self.useFixture(fixtures.MockPatchObject(
+            libvirt_driver.LibvirtDriver, '_live_snapshot', live_snapshot))
+        # Nova takes what is in /dev for a volume of LVM, as the files of tests
+        # below /dev/shm, and makes cold snapshots of these
+        self.useFixture(fixtures.MockPatch(
+            'nova.virt.libvirt.utils.get_disk_type_from_path',
+            return_value='raw'))
+
+
 class GuestTest(operations.OperationsTestBase):
     """Operations that leave the devices alone."""
 
     def setUp(self):
         super().setUp()
-        self.useFixture(fixtures.MockPatchObject(
-            libvirt_driver.LibvirtDriver, '_live_snapshot', live_snapshot))
+        self.useFixture(LiveSnapshots())
         self.image = self.glance.service.upload(
             self.glance.client, 'guest', b'with an agent',
             visibility='public', hw_qemu_guest_agent='yes')['id']
@@ -98,10 +109,12 @@ class GuestTest(operations.OperationsTestBase):
 
     def test_snapshot(self):
         """Snapshot, backup: the guest runs on with its devices."""
-        self.snapshot()
-        self.assertKept()
-        self.snapshot('createBackup', backup_type='daily', rotation=1)
-        self.assertKept()
+        with mock.patch.object(fakelibvirt.Domain, 'managedSave') as saved:
+            self.snapshot()
+            self.assertKept()
+            self.snapshot('createBackup', backup_type='daily', rotation=1)
+            self.assertKept()
+        saved.assert_not_called()
         self.delete_all()
 
     def test_cold_snapshot(self):
@@ -234,6 +247,40 @@ class GuestTest(operations.OperationsTestBase):
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
         return asked.call_args
+
+    def test_suspended_again(self):
+        """Suspend again, while the guest has still to release a device: it goes
+        on with all of them."""
+        self.suspend_fails()
+        refused = fakelibvirt.make_libvirtError(
+            fakelibvirt.libvirtError, 'Device hostdev0 is already in the '
+            'process of unplug',
+            error_code=fakelibvirt.VIR_ERR_INTERNAL_ERROR)
+        with mock.patch.object(guest, '_DETACH_SECONDS', 0), \
+                mock.patch.object(fakelibvirt.Domain, 'detachDeviceFlags',
+                                  side_effect=refused):
+            self.act(suspend=None)
+        self.assertEqual(
+            'ACTIVE', self.api.get_server(self.server['id'])['status'])
+        self.assertKept()
+        self.delete_all()
+
+    def test_device_cannot_go_back(self):
+        """Resume, or a cold snapshot, after which libvirt does not take a
+        device: it has succeeded, and the guest gets the device when nova-compute
+        next compares."""
+        self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
+        for act in (lambda: self._resume_server(self.server), self.snapshot):
+            if act != self.snapshot:
+                self._suspend_server(self.server)
+            with mock.patch.object(
+                    fakelibvirt.Domain, 'attachDeviceFlags',
+                    side_effect=fakelibvirt.libvirtError('it is full')):
+                act()
+            self.assertEqual([], self.hostdevs(self.server))
+            self.compare()
+            self.assertKept()
+        self.delete_all()
 
     def test_guest_lets_go_late(self):
         """Suspend, where the guest releases a device after the time limit: it

@@ -243,6 +243,22 @@ class DetachTest(LiveMigrationTestBase):
         self.assertStayed()
         self.delete_all()
 
+    def test_in_doubt(self):
+        """Live migration that fails, of a guest that a device was left out
+        of, as after a programming that failed: it stays out until a hard
+        reboot."""
+        cloud = self.computes[self.source].driver.cloud
+        accelerators = self.accelerators(self.source)
+        cloud.detach(self.server['id'],
+                     accelerators.handles(self.server['id']))
+        accelerators.holdings.doubt(
+            accelerators.holdings.of(self.server['id']), 'It has failed.')
+        self.live_migration_fails()
+        self.assertEqual([], self.hostdevs(self.server))
+        self._reboot_server(self.server, hard=True)
+        self.assertStayed()
+        self.delete_all()
+
     def test_fails_without_the_new_host(self):
         """Live migration that fails while nova-compute of the new host is
         down: released there when it starts."""
@@ -361,7 +377,16 @@ class DetachTest(LiveMigrationTestBase):
             self.leaves_error()
         self.assertEqual(self.destination, self.host_of(self.server))
         self.assertEqual([], self.held(self.server))
-        self.compare()
+        attach, lasts = fakelibvirt.Domain.attachDeviceFlags, []
+
+        def attached(domain, xml, flags):
+            lasts.append(bool(flags & fakelibvirt.VIR_DOMAIN_AFFECT_CONFIG))
+            return attach(domain, xml, flags)
+        with mock.patch.object(
+                fakelibvirt.Domain, 'attachDeviceFlags', attached):
+            self.compare()
+        # a soft reboot starts the guest from that
+        self.assertEqual([True], lasts)
         self.assertFunction(self.assertHas(self.server), self.function)
         self.delete_servers()
 

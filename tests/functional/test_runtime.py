@@ -8,12 +8,15 @@ devices in the guest's XML, then and while the card is being programmed.
 import threading
 from unittest import mock
 
+from nova.virt.libvirt import driver as libvirt_driver
+
 from nova_accel import model
 from nova_accel.virt import guest
 from tests.functional import base
 from tests.functional import cloud
 from tests.functional import operations
 from tests.functional import process
+from tests.functional import test_guest
 from tests.functional import test_guest_devices
 
 CARDS = ('0000:5e:00.0', '0000:af:00.0')
@@ -205,6 +208,27 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
             self.assertProgrammed(
                 base.NLB0 if state == 'SUSPENDED' else base.NLB3)
 
+    def snapshot(self):
+        self._snapshot_server(self.server, 'snapshot')
+        self._wait_for_server_parameter(
+            self.server, {'OS-EXT-STS:task_state': None})
+
+    def test_live_snapshot_meanwhile(self):
+        """It gives the guest no device that is being programmed."""
+        self.useFixture(test_guest.LiveSnapshots())
+        kernel = type(self.kernel(self.host))
+        program, seen = kernel.program_dfl_port, []
+
+        def meanwhile(*args):
+            self.snapshot()
+            seen.append(self.hostdevs(self.server))
+            return program(*args)
+        self.ask(self.image)
+        with mock.patch.object(kernel, 'program_dfl_port', meanwhile):
+            self.run_now()
+        self.assertEqual([[]], seen)
+        self.assertProgrammed()
+
     # Whose image it may be
 
     def test_of_another_project(self):
@@ -252,6 +276,19 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
             self.computes[self.host].driver.reconciler.run()
         program.assert_not_called()
         self.assertEqual([], self.hostdevs(self.server))
+        # nor does a snapshot, or a suspend that fails, put it back
+        self.snapshot()
+        self.assertEqual([], self.hostdevs(self.server))
+        self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
+        self.snapshot()
+        self.assertEqual([], self.hostdevs(self.server))
+        with mock.patch.object(libvirt_driver.LibvirtDriver, 'suspend',
+                               side_effect=ValueError('it fails')):
+            self.api.post_server_action(self.server['id'], {'suspend': None})
+            self._wait_for_state_change(self.server, 'ERROR')
+        self.assertEqual([], self.hostdevs(self.server))
+        self.admin_api.post_server_action(
+            self.server['id'], {'os-resetState': {'state': 'active'}})
         # a hard reboot does not help yet, and says why
         self.api.post_server_action(
             self.server['id'], {'reboot': {'type': 'HARD'}})

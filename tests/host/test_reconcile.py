@@ -499,6 +499,37 @@ class ReconcileTest(base.HostTestCase):
         self.assertEqual(1, self.host.reconciler.run())
 
 
+class TwoTest(base.HostTestCase):
+    """A running guest has lost two devices, and one cannot go back."""
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+        self.server = self.host.boot(
+            {**base.ONE, 'group_policy': 'isolate',
+             **{key.replace('1', '2', 1): value
+                for key, value in base.ONE.items()}},
+            {**self.host.allocation(A), **self.host.allocation(B)})
+        self.host.reconcile()
+        self.host.cloud.detach(
+            self.server, self.host.accelerators.handles(self.server))
+
+    def test_other_goes_back(self):
+        takes = self.host.cloud._takes
+
+        def refuses(handle):
+            if handle.address == vf(A):
+                raise RuntimeError('VFIO refuses this one')
+            takes(handle)
+        self.host.cloud._takes = refuses
+        self.host.reconciler.background.run()
+        self.assertEqual([vf(B)], self.host.devices_of(self.server))
+        of = {c.handle.address: c.state
+              for c in self.host.holdings.of(self.server)}
+        self.assertEqual({vf(A): model.ClaimState.UNKNOWN,
+                          vf(B): model.ClaimState.BOUND}, of)
+
+
 class PartTest(base.HostTestCase):
     """Placement has allocated fewer of a pool than a server holds, as after a
     resize that failed on its destination."""

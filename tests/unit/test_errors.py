@@ -42,10 +42,13 @@ class RefusedTest(configured.TestCase):
                     '0000:5e:00.1 is in use by driver QEMU, domain '
                     'instance-0000002a; see /var/lib/nova/instances/x')
         manager = types.SimpleNamespace(_do_build_and_run_instance=build)
-        builds.watch(manager)
-        return str(self.assertRaises(
+        ended = []
+        builds.watch(manager, ended.append)
+        error = self.assertRaises(
             errors.BuildRefused, manager._do_build_and_run_instance,
-            server, []))
+            server, [])
+        self.assertEqual(['one'], ended)
+        return str(error)
 
     def test_fault(self):
         fault = self.fault()

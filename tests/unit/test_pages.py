@@ -230,7 +230,7 @@ class MakeTest(testtools.TestCase):
             self.skipTest('the history of the repository is not here')
         text = (pages.ROOT / 'docs/source/upgrade.rst').read_text()
         named = set(re.findall('``([0-9a-f]{12})``', text))
-        self.assertEqual(2, len(named))
+        self.assertEqual(3, len(named))
         self.assertIn(earlier.COMMIT[:12], named)
         for commit in named:
             self.assertEqual('commit', subprocess.run(
