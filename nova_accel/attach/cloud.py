@@ -30,10 +30,10 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
-    def put_back(self, server_uuid: str,
+    def put_back(self, server_uuid: str, consumer_uuid: str,
                  resources: Mapping[str, Mapping[str, int]]) -> None:
-        """Allocate to a server what it holds and has no allocation of, beside
-        what is allocated to it.
+        """Allocate to a server, or to its move, what it holds and has no
+        allocation of, beside what is allocated to it.
 
         :param resources: ``{provider uuid: {class: amount}}``.
         :raises PlacementUnavailable: nothing has changed.
@@ -121,6 +121,11 @@ class Cloud(typing.Protocol):
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return those of these consumers that are moves: uuid of a migration
         -> uuid of its server."""
+
+    def open_moves(self, uuids: Iterable[str]) -> dict[str, 'Instance']:
+        """Return those of these resizes and cold migrations that Nova may
+        still revert: uuid of a migration -> its server, with the flavor that
+        it had before."""
 
     def is_reverted(self, migration_uuid: str) -> bool:
         """Return whether a server is again what it was before a resize, as

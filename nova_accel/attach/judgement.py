@@ -17,7 +17,8 @@ a server  too few    any       any              LOST, as many as there are
                                                 too few
 a server  any        lacks it  asks for none    NOT_ASKED in place of LOST
 a server  any        lacks it  asks for some    OUT if it runs, beside LOST
-a move    no         lacks it  any              ABANDONED
+a move    no         lacks it  any, move ended  ABANDONED
+a move    no         lacks it  any, move open   LOST
 a move    no         has it    any              LOST
 a move    its server any       here, at rest    ARRIVED
 ========= ========== ========= ================ =========================
@@ -25,7 +26,7 @@ a move    its server any       here, at rest    ARRIVED
 The guest of a move is the running one that may be the server's new self; the
 shut off one of its old self stays defined. A server that Nova works on
 (task_state) is neither OUT nor NOT_ASKED nor ARRIVED; the latter is one that
-has nothing else here.
+has nothing else here. A move is open for as long as Nova may revert it.
 """
 
 import collections
@@ -88,6 +89,8 @@ class Snapshot:
     plugging: Collection[str] = ()
     #: server uuid -> Nova's entry, of servers of this host that are in doubt
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
+    #: those of open_to_ask() that Nova may still revert
+    open_moves: Collection[str] = ()
 
     def claims(self) -> Iterator[model.Claim]:
         """Yield those that are the same before and after."""
@@ -197,6 +200,13 @@ class Snapshot:
                 or claim.role is model.Role.CURRENT
                 and (self.lacks(claim) or self.is_lost(claim))}
 
+    def open_to_ask(self) -> set[str]:
+        """Return moves without an allocation, which Nova may have open."""
+        return {claim.consumer_uuid for claim in self.claims()
+                if claim.role is model.Role.OLD
+                and not self.is_allocated(claim)
+                and not self.has_guest(claim)}
+
     def strangers(self) -> dict[str, str]:
         """Return the address of each device in a running guest that no claim
         has -> the server of the guest."""
@@ -218,7 +228,8 @@ def _verdicts(snapshot, claim) -> Iterator[Verdict]:
     entry = snapshot.entries.get(claim.instance_uuid)
     is_old = claim.role is model.Role.OLD
     if not snapshot.is_allocated(claim) and not snapshot.has_guest(claim) and (
-            is_old or entry is None):
+            claim.consumer_uuid not in snapshot.open_moves if is_old
+            else entry is None):
         yield Verdict.ABANDONED
         return
     if entry is not None and entry.rests and snapshot.is_servers(claim):

@@ -12,7 +12,8 @@ A server can have its devices without an allocation: Nova takes it away when a
 rebuild or an unshelve fails, and the server stays, or its guest runs; or the
 operator does. What a server of this host holds is allocated to it again. Where
 that cannot be, it is kept, and held back from others, to whom Placement would
-give it.
+give it. The same is true of what a server had before a move, for as long as
+Nova may revert that.
 
 A guest can run without its device: nova-compute was killed between its loss
 and its return, or the guest let go of it after the wait had ended. And a
@@ -139,6 +140,10 @@ class Reconciler:
             snapshot = dataclasses.replace(snapshot, entries={
                 server.uuid: _entry(server)
                 for server in cloud.servers(servers)})
+        old = snapshot.open_to_ask()
+        if old:
+            snapshot = dataclasses.replace(
+                snapshot, open_moves=frozenset(cloud.open_moves(old)))
         return snapshot, failure
 
     def _make_good(self, server_uuid, claims, judged, lost, out):
@@ -210,36 +215,57 @@ class Reconciler:
                 ('lost', server_uuid), LOG.warning,
                 'Server %s holds accelerators of which Placement has none '
                 'allocated to it, as after an unshelve that failed; they are '
-                'offered to no other server. Shelve and unshelve the server, '
-                'or delete it.', server_uuid)
+                'offered to no other server. Confirm or revert its resize, '
+                'shelve and unshelve it, or delete it.', server_uuid)
 
     def _put_back(self, server_uuid, claims):
-        """Have Placement count what a server of this host holds.
+        """Have Placement count what a server holds on this host, and what it
+        had here before a move.
 
         :returns: the claims of which it does not.
         """
-        for server in self._cloud.servers([server_uuid]):
-            mine = [c for c in claims if c.role is model.Role.CURRENT]
-            if not mine or server.task_state or self._holdings.of(
-                    server_uuid, model.Role.OLD):
-                # of a move that has not ended it is not known what is its own
+        left = []
+        for consumer in sorted({c.consumer_uuid for c in claims}):
+            mine = [c for c in claims if c.consumer_uuid == consumer]
+            server = self._owner_at_rest(mine[0])
+            if server is None:
+                left += mine
                 continue
             try:
                 lost = {(c.provider_uuid, c.resource_class) for c in mine}
+                held = [c for c in self._holdings.of(server_uuid, mine[0].role)
+                        if c.consumer_uuid == consumer]
                 with self._offered(mine):
-                    self._cloud.put_back(server_uuid, self._resources(
+                    self._cloud.put_back(server_uuid, consumer, self._resources(
                         server.accelerators, [
-                            c for c in self._holdings.of(server_uuid)
+                            c for c in held
                             if (c.provider_uuid, c.resource_class) in lost]))
             except exception.PlacementUnavailable as error:
                 self._once.say(('lost', server_uuid, 'why'), LOG.warning,
                                '%s', error)
+                left += mine
                 continue
             LOG.warning('Server %s holds accelerators of which Placement had '
-                        'none allocated to it: they are allocated to it again',
-                        server_uuid)
-            return []
-        return claims
+                        'none allocated to %s: they are allocated again',
+                        server_uuid, 'it' if consumer == server_uuid
+                        else f'its migration {consumer}')
+        return left
+
+    def _owner_at_rest(self, claim):
+        """Return Nova's entry of the server of a claim, where it is known that
+        the claim stays its own, or its move's."""
+        if claim.role is model.Role.OLD:
+            server = self._cloud.open_moves([claim.consumer_uuid]).get(
+                claim.consumer_uuid)
+            # before, Nova may have taken the allocation: the move fails
+            return server if server and server.vm_state == 'resized' and (
+                not server.task_state) else None
+        if self._holdings.of(claim.instance_uuid, model.Role.OLD):
+            # of a move that has not ended it is not known what is its own
+            return None
+        return next((server for server
+                     in self._cloud.servers([claim.instance_uuid])
+                     if not server.task_state), None)
 
     @contextlib.contextmanager
     def _offered(self, claims):
@@ -333,6 +359,9 @@ class Reconciler:
                    f'delete or shelve the server; where it does not exist, '
                    f'openstack resource provider allocation delete '
                    f'{claim.consumer_uuid}')
+        if snapshot.open_moves:
+            refuse('Nova may revert the resize of the server',
+                   'confirm or revert it')
         if claim.role is model.Role.CURRENT and self._cloud.servers(
                 [claim.instance_uuid]):
             refuse('Nova has the server on this host', 'delete or shelve it')

@@ -30,6 +30,11 @@ from nova_accel.virt import guest as guest_devices
 LOG = logging.getLogger(__name__)
 #: how often a write to Placement is tried where others write as well
 _TRIES = 5
+#: of migrations whose servers may get back what they had before. A confirm
+#: that has begun is not reverted: where it fails, Nova deletes the allocation
+#: before it writes 'error'. The destination of a revert writes 'reverted'
+#: before the source has begun.
+_OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
 #: beginnings of the extra specs that request.parse() reads
 _OURS = ('resources', 'accel', 'function', 'bitstream')
 
@@ -71,27 +76,26 @@ class NovaCloud:
                 f'{asked} ({_short(error)}): see that it answers '
                 f'nova-compute, and try again.', found=asked) from error
 
-    def put_back(self, server_uuid, resources):
+    def put_back(self, server_uuid, consumer_uuid, resources):
         context, client = self.admin_context(), self._placement
         try:
             instance = objects.Instance.get_by_uuid(context, server_uuid)
             found = {'project_id': instance.project_id,
                      'user_id': instance.user_id, 'consumer_generation': None,
-                     **client.get_allocs_for_consumer(context, server_uuid)}
+                     **client.get_allocs_for_consumer(context, consumer_uuid)}
             for provider_uuid, amounts in resources.items():
                 found['allocations'].setdefault(
                     provider_uuid, {'resources': {}})['resources'].update(
                         amounts)
-            if client.put_allocations(context, server_uuid, found):
+            if client.put_allocations(context, consumer_uuid, found):
                 return
             reason = 'it refused, as its own log says'
         except (nova_exception.NovaException,
                 ks_exc.ClientException) as error:
             reason = _short(error)
         raise exception.PlacementUnavailable(
-            f'What server {server_uuid} holds had to be allocated to it '
-            f'again, and Placement has not done so ({reason}): it is tried '
-            f'again.')
+            f'What server {server_uuid} holds had to be allocated again, and '
+            f'Placement has not done so ({reason}): it is tried again.')
 
     def consumers(self, provider_uuid):
         return {*self._allocations_of(provider_uuid)}
@@ -272,6 +276,23 @@ class NovaCloud:
     def moves(self, uuids):
         return {uuid: migration.instance_uuid for uuid in uuids
                 if (migration := self._migration(uuid))}
+
+    def open_moves(self, uuids):
+        found = {}
+        for uuid in uuids:
+            migration = self._migration(uuid)
+            if migration is None or migration.status not in _OPEN:
+                continue
+            with contextlib.suppress(nova_exception.InstanceNotFound):
+                instance = objects.Instance.get_by_uuid(
+                    self.admin_context(), migration.instance_uuid,
+                    expected_attrs=['metadata', 'flavor', 'system_metadata'])
+                # the status may stay as it was where an operator has reset
+                # the state of the server
+                if instance.vm_state == 'resized' or instance.task_state:
+                    instance.flavor = instance.old_flavor or instance.flavor
+                    found[uuid] = NovaServer(instance)
+        return found
 
     def is_reverted(self, migration_uuid):
         # The flavor tells, before Placement is told (_finish_revert_resize of

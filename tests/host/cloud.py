@@ -72,8 +72,8 @@ class Cloud:
         #: raised instead of telling which guests there are
         self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to,
-        #: asked for names of providers
-        self.asked = self.shown = self.named = 0
+        #: asked for names of providers, and Nova which moves are open
+        self.asked = self.shown = self.named = self.asked_open = 0
         #: providers of other hosts, as those of the state
         self.other_providers = {}
 
@@ -115,7 +115,7 @@ class Cloud:
             raise self.placement_error
         return self.read()['allocations'].get(consumer_uuid, {})
 
-    def put_back(self, server_uuid, resources):
+    def put_back(self, server_uuid, consumer_uuid, resources):
         if self.placement_error:
             raise self.placement_error
         with self.state() as state:
@@ -127,7 +127,7 @@ class Cloud:
                             name, 0) for a in state['allocations'].values())
                     if used + amount > item['total'] - item['reserved']:
                         raise exception.PlacementUnavailable('No room.')
-                state['allocations'].setdefault(server_uuid, {})[
+                state['allocations'].setdefault(consumer_uuid, {})[
                     provider_uuid] = {'resources': dict(amounts)}
 
     def consumers(self, provider_uuid):
@@ -194,15 +194,24 @@ class Cloud:
         glance.check_use(self.images(context), image_id, project_id)
 
     def servers(self, uuids):
+        return self._servers(uuids, lambda s: s.get('is_here', True))
+
+    def _servers(self, uuids, matches):
         servers = self.read()['servers']
         return [Server(
             uuid_, s['project_id'], s['vm_state'], s['task_state'],
             s['metadata'], self.server(uuid_)) for uuid_, s in servers.items()
-            if uuid_ in uuids and s.get('is_here', True)]
+            if uuid_ in uuids and matches(s)]
 
     def moves(self, uuids):
         moves = self.read().get('moves', {})
         return {uuid_: moves[uuid_] for uuid_ in uuids if uuid_ in moves}
+
+    def open_moves(self, uuids):
+        self.asked_open += 1
+        return {move: server for move, server_uuid in self.moves(uuids).items()
+                for server in self._servers(
+                    [server_uuid], lambda s: s['vm_state'] == 'resized')}
 
     def is_reverted(self, migration_uuid):
         return migration_uuid in self.read().get('reverted', ())
@@ -309,12 +318,24 @@ class Cloud:
             state['servers'][uuid_].update(fields)
 
     def allocate(self, consumer, allocation):
-        """:param allocation: None takes it away."""
+        """:param allocation: None takes it away, as Nova where a move ends."""
         with self.state() as state:
             if allocation is None:
                 state['allocations'].pop(consumer, None)
+                self._becomes(
+                    state, state.get('moves', {}).get(consumer), 'active')
             else:
                 state['allocations'][consumer] = allocation
+
+    @staticmethod
+    def _becomes(state, server, vm_state):
+        if server in state['servers']:
+            state['servers'][server]['vm_state'] = vm_state
+
+    def lose(self, consumer):
+        """The operator deletes its allocation."""
+        with self.state() as state:
+            del state['allocations'][consumer]
 
     def move_allocation(self, consumer, other):
         with self.state() as state:
@@ -322,8 +343,10 @@ class Cloud:
             if other in state['servers']:
                 # the server has its old flavor again before that
                 state.setdefault('reverted', []).append(consumer)
+                self._becomes(state, other, 'active')
             else:
                 state.setdefault('moves', {})[other] = consumer
+                self._becomes(state, consumer, 'resized')
 
     def start_guest(self, uuid_, handles):
         """libvirt starts a guest with these devices."""

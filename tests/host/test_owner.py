@@ -112,6 +112,22 @@ class MoveTest(base.HostTestCase):
         self.compare()
         self.assertHasOnly(self.second)
 
+    @ddt.data(False, True)
+    def test_allocation_of_the_move_is_lost(self, restarts):
+        """The operator has deleted it, and the owner reverts."""
+        self.host.cloud.lose(self.migration)
+        if restarts:
+            self.restart()
+        self.compare()
+        self.assertEqual(
+            {self.server, self.migration},
+            self.host.cloud.read()['allocations'].keys())
+        self.assertEqual([], self.host.fenced())
+        self.revert()
+        self.host.start_guest(self.server)
+        self.compare()
+        self.assertHasOnly(self.first)
+
     def test_reverted_twice(self):
         """As where two hear of it: the server keeps what it has."""
         self.confirm()

@@ -497,6 +497,70 @@ class ReconcileTest(base.HostTestCase):
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.allocate(migration, None)
         self.assertEqual(1, self.host.reconciler.run())
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual([], self.host.fenced())
+
+    def test_allocation_of_a_move_is_put_back(self):
+        """The operator has deleted it while the owner may revert the move."""
+        migration = self.host.migrate_away(self.server)
+        self.host.cloud.set_server(self.server, is_here=False)
+        self.host.reconcile()
+        self.assertEqual(0, self.host.cloud.asked_open)
+        self.host.cloud.lose(migration)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertEqual({migration: self.host.allocation(A)},
+                         self.host.cloud.read()['allocations'])
+        self.assertNotIn('released', self.log.output)
+        self.host.revert(self.server, migration)
+        self.assertHas(self.server, vf(A))
+
+    def lost_by_a_move(self):
+        """What it had cannot be put back, and is offered to no server."""
+        migration = self.host.migrate_away(self.server)
+        self.host.cloud.lose(migration)
+        self.host.cloud.put_back = mock.Mock(
+            side_effect=exception.PlacementUnavailable('Not now.'))
+        self.assertHeldBack(A)
+        self.assertIn('Confirm or revert', self.log.output)
+        return migration
+
+    def test_what_a_move_has_lost_and_its_revert(self):
+        """Nova finds no allocation to move, and goes on."""
+        migration = self.lost_by_a_move()
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.reconciler.release, vf(A))
+        self.assertIn('Nova may revert', str(error))
+        self.host.accelerators.revert(
+            self.host.cloud.admin_context(), self.server, migration)
+        self.host.start_guest(self.server)
+        self.assertHas(self.server, vf(A))
+        self.assertHeldBack(A)
+
+    def test_what_a_move_has_lost_and_its_end(self):
+        """Confirmed, failed or deleted: Nova has it open no more."""
+        migration = self.lost_by_a_move()
+        self.host.cloud.allocate(migration, None)
+        self.assertEqual(1, self.host.reconciler.run())
+        self.assertEqual([], self.host.holdings.all())
+        self.assertHeldBack()
+
+    def test_move_that_may_have_failed(self):
+        """Nova deletes the allocation before it says so: nothing is put back
+        in between."""
+        migration = self.host.migrate_away(self.server)
+        self.host.cloud.set_server(self.server, task_state='resize_finish')
+        self.host.cloud.lose(migration)
+        self.assertHeldBack(A)
+        self.assertEqual({}, self.host.cloud.read()['allocations'])
+        self.host.cloud.delete_server(self.server)
+        self.assertEqual(1, self.host.reconciler.run())
+
+    def test_nova_does_not_say_whether_a_move_is_open(self):
+        migration = self.host.migrate_away(self.server)
+        self.host.cloud.lose(migration)
+        self.host.cloud.open_moves = mock.Mock(side_effect=RuntimeError)
+        self.assertRaises(RuntimeError, self.host.reconciler.run)
+        self.assertEqual([State.BOUND], self.host.states(self.server))
 
 
 class TwoTest(base.HostTestCase):

@@ -79,6 +79,15 @@ CASES = {
         [], WITHOUT, REST, [MINE], [LOST, OUT]),
     'a move that was confirmed': ([], OFF, REST, [OLD], [ABANDONED]),
     'a move whose server was deleted': ([], None, None, [OLD], [ABANDONED]),
+    'a move that Nova may revert': (
+        [], OFF, None, [OLD], [LOST], {'open_moves': {MOVE}}),
+    'one that is not of another claim': (
+        [], None, None, [OLD], [ABANDONED], {'open_moves': {OTHER}}),
+    'a move within the host that Nova may revert': (
+        [SERVER], ('runs', ELSEWHERE), REST,
+        [OLD, claim(at=ELSEWHERE)], [LOST], {'open_moves': {MOVE}}),
+    'an open move that keeps no server': (
+        [], None, None, [MINE], [ABANDONED], {'open_moves': {SERVER}}),
     'a move, the device in the running guest': (
         [], WITH, REST, [OLD], [LOST]),
     'one of two devices of a pool': (
@@ -198,6 +207,19 @@ class JudgementTest(testtools.TestCase):
         known = snapshot(allocated, guest, None, [MINE])
         self.assertEqual(moves, known.moves_to_ask())
         self.assertEqual(servers, known.servers_to_ask())
+
+    @ddt.data(
+        ([], OFF, {MOVE}),
+        ([MOVE], OFF, set()),
+        # is being reverted
+        ([SERVER], None, set()),
+        # LOST, whatever Nova says
+        ([], WITH, set()),
+        (None, None, set()))
+    @ddt.unpack
+    def test_which_moves_are_asked_for(self, allocated, guest, moves):
+        known = snapshot(allocated, guest, None, [MINE, OLD])
+        self.assertEqual(moves, known.open_to_ask())
 
     @ddt.data(
         ([MINE], [MINE], {}),
