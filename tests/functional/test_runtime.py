@@ -214,7 +214,8 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
             self.server, {'OS-EXT-STS:task_state': None})
 
     def test_live_snapshot_meanwhile(self):
-        """It gives the guest no device that is being programmed."""
+        """A live snapshot during a programming at run time: the guest gets no
+        device by that."""
         self.useFixture(test_guest.LiveSnapshots())
         kernel = type(self.kernel(self.host))
         program, seen = kernel.program_dfl_port, []
