@@ -267,8 +267,8 @@ class GuestTest(operations.OperationsTestBase):
 
     def test_device_cannot_go_back(self):
         """Resume, or a cold snapshot, after which libvirt does not take a
-        device: it has succeeded, and the guest gets the device when nova-compute
-        next compares."""
+        device: it has succeeded, and the guest gets the device when
+        nova-compute next compares."""
         self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
         for act in (lambda: self._resume_server(self.server), self.snapshot):
             if act != self.snapshot:
