@@ -121,7 +121,7 @@ class GuestNodesTest(test_pools.PoolsTestBase):
         self.assertRegex(
             self.fault(failed), r'on one NUMA node of its guest \([01]\), and '
             'of what it was allocated this host has free 1 GPU on node 0, 4 '
-            'GPU on node 1\.$')
+            r'GPU on node 1\.$')
         for server in (one, failed):
             self._delete_server(server)
 
