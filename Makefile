@@ -47,7 +47,7 @@ help:
 demo: $(STAMP)
 	@$(BIN)/python -m tests.demo
 
-PARTS = style unit host functional nova-tests-part
+PARTS = style unit host functional
 
 # two parts at a time
 test: $(STAMP)

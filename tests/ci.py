@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What every change has to pass; .ci/run starts it.
 
-The parts of the README's test command, the pages, the demo, each benchmark at
-its least size, a part of the tests with another release of Nova, and as many
-trials of the lab as an hour allows. A step that passes is one line; of one that
-fails what went wrong is printed. The last lines say what was done, and the very
-last one counts it.
+The parts of the README's test command, a part of Nova's own tests, the pages,
+the demo, each benchmark at its least size, a part of the tests with another
+release of Nova, and as many trials of the lab as an hour allows. A step that
+passes is one line; of one that fails what went wrong is printed. The last lines
+say what was done, and the very last one counts it.
 
 The parts run two at a time. Each of them waits for its own disks, sleeps and
 last processes, and what it leaves of the processors the other one takes.
@@ -336,6 +336,7 @@ def main():
 
 def everything_else(run: Run) -> None:
     """What follows the parts."""
+    run.part('nova-tests-part')
     run.step('docs', 'make', 'docs', limit=10)
     run.step('demo', 'make', 'demo', limit=10)
     run.programs('.venv')
