@@ -184,6 +184,10 @@ class Snapshot:
         return (claim.instance_uuid in self.guests
                 or claim.instance_uuid in self.running)
 
+    def stands_alone(self, claim: model.Claim) -> bool:
+        """Return whether neither Placement nor libvirt knows of a claim."""
+        return not self.is_allocated(claim) and not self.has_guest(claim)
+
     def moves_to_ask(self) -> set[str]:
         """Return what may be moves of servers without an allocation."""
         owners = {uuid for c in (*self.before, *self.after)
@@ -203,9 +207,7 @@ class Snapshot:
     def open_to_ask(self) -> set[str]:
         """Return moves without an allocation, which Nova may have open."""
         return {claim.consumer_uuid for claim in self.claims()
-                if claim.role is model.Role.OLD
-                and not self.is_allocated(claim)
-                and not self.has_guest(claim)}
+                if claim.role is model.Role.OLD and self.stands_alone(claim)}
 
     def strangers(self) -> dict[str, str]:
         """Return the address of each device in a running guest that no claim
@@ -227,7 +229,7 @@ def judge(snapshot: Snapshot) -> dict[tuple[str, Verdict], model.Claim]:
 def _verdicts(snapshot, claim) -> Iterator[Verdict]:
     entry = snapshot.entries.get(claim.instance_uuid)
     is_old = claim.role is model.Role.OLD
-    if not snapshot.is_allocated(claim) and not snapshot.has_guest(claim) and (
+    if snapshot.stands_alone(claim) and (
             claim.consumer_uuid not in snapshot.open_moves if is_old
             else entry is None):
         yield Verdict.ABANDONED

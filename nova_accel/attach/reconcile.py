@@ -233,13 +233,13 @@ class Reconciler:
                 continue
             try:
                 lost = {(c.provider_uuid, c.resource_class) for c in mine}
-                held = [c for c in self._holdings.of(server_uuid, mine[0].role)
-                        if c.consumer_uuid == consumer]
                 with self._offered(mine):
                     self._cloud.put_back(server_uuid, consumer, self._resources(
                         server.accelerators, [
-                            c for c in held
-                            if (c.provider_uuid, c.resource_class) in lost]))
+                            c for c in self._holdings.of(
+                                server_uuid, mine[0].role)
+                            if c.consumer_uuid == consumer
+                            and (c.provider_uuid, c.resource_class) in lost]))
             except exception.PlacementUnavailable as error:
                 self._once.say(('lost', server_uuid, 'why'), LOG.warning,
                                '%s', error)

@@ -233,9 +233,7 @@ def _drivers(host) -> Iterator[Line]:
         except Exception as error:
             # one that fails must not hide the others
             yield Line(FAILURE, f'the driver {name} cannot be checked: '
-                                f'{type(error).__name__}, '
-                                f'{check_line.short(error)}',
-                       'correct the driver')
+                                f'{_named(error)}', 'correct the driver')
         failure = host.failures.get(f'driver {name}')
         if failure:
             # an error of nova_accel says what to do
@@ -583,5 +581,8 @@ def _failed(error) -> Line:
     if isinstance(error, cfg.Error) and invalid:
         return Line(FAILURE, f'the option {invalid["name"]} cannot be read '
                              f'({conf.why_invalid(error)})', 'correct it')
-    return Line(FAILURE, f'it could not be checked: {type(error).__name__}, '
-                         f'{check_line.short(error)}')
+    return Line(FAILURE, f'it could not be checked: {_named(error)}')
+
+
+def _named(error) -> str:
+    return f'{type(error).__name__}, {check_line.short(error)}'

@@ -35,6 +35,8 @@ _TRIES = 5
 #: before it writes 'error'. The destination of a revert writes 'reverted'
 #: before the source has begun.
 _OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
+#: what NovaServer reads of Nova's entry of a server
+_READ = ['metadata', 'flavor', 'system_metadata']
 #: beginnings of the extra specs that request.parse() reads
 _OURS = ('resources', 'accel', 'function', 'bitstream')
 
@@ -269,8 +271,7 @@ class NovaCloud:
             self.admin_context(),
             {'uuid': list(uuids), 'deleted': False,
              'host': self._driver.virtapi._compute.host},
-            expected_attrs=['metadata', 'flavor', 'system_metadata'],
-            use_slave=False)
+            expected_attrs=_READ, use_slave=False)
         return [NovaServer(instance) for instance in instances]
 
     def moves(self, uuids):
@@ -286,7 +287,7 @@ class NovaCloud:
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 instance = objects.Instance.get_by_uuid(
                     self.admin_context(), migration.instance_uuid,
-                    expected_attrs=['metadata', 'flavor', 'system_metadata'])
+                    expected_attrs=_READ)
                 # the status may stay as it was where an operator has reset
                 # the state of the server
                 if instance.vm_state == 'resized' or instance.task_state:

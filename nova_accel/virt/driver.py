@@ -105,18 +105,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().init_host(host)
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
-            self.builds.watch(manager, self._build_has_ended)
+            self.builds.watch(manager, self._abandon)
             guest_nodes.GuestNodes(self.accelerators).watch(manager)
             self._watch_first_report(manager)
             self._watch_failed_rebuilds(manager)
             self._watch_deletions(manager)
             manager.add_periodic_task(self._runtime_programming())
-
-    def _build_has_ended(self, server_uuid):
-        """Nova calls neither spawn() nor destroy() where the database is away
-        just before the one, and still before the other."""
-        self.accelerators.plugs.abandon(
-            self.cloud.admin_context(), server_uuid)
 
     def _watch_first_report(self, manager):
         """pre_start_hook() makes it, before Nova listens to requests."""
@@ -234,8 +228,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def failed_spawn_cleanup(self, instance):
         """At boot, when it fails before spawn()."""
         super().failed_spawn_cleanup(instance)
+        self._abandon(instance.uuid)
+
+    def _abandon(self, server_uuid):
+        """At the end of each build, too. Nova calls neither spawn() nor
+        destroy() where the database is away just before the one, and still
+        before the other."""
         self.accelerators.plugs.abandon(
-            self.cloud.admin_context(), instance.uuid)
+            self.cloud.admin_context(), server_uuid)
 
     def spawn(self, context, instance, image_meta, injected_files,
               admin_password, allocations, *args, **kwargs):
@@ -381,7 +381,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
             guest):
-        """After a snapshot, a cold one of which Nova does not resume()."""
+        """After each snapshot. Nova does not call resume() after a cold one,
+        and a live one leaves the guest as it is."""
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if not live_snapshot:

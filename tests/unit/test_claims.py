@@ -35,9 +35,9 @@ RELEASE_0_1 = os.path.join(os.path.dirname(__file__), 'data',
 #: a disk that was exchanged while its server was deleted, one that is disabled
 #: and one that was released without cleaning
 VERSION_8 = os.path.join(os.path.dirname(__file__), 'data', 'claims-8.sql')
-#: that one as commit 2a5eaab took it over, which has no ledger in its version
-#: 9; then it wrote what is reserved of a pool, where two disks wait for the
-#: operator, one of which Placement shows
+#: the same store after commit 2a5eaab took it over, without a ledger, and wrote
+#: what is reserved of a pool. Two of its disks wait for the operator, and
+#: Placement shows one of these
 VERSION_9 = os.path.join(os.path.dirname(__file__), 'data', 'claims-9.sql')
 BOUND = model.ClaimState.BOUND
 PROJECT = 'a project'

@@ -88,14 +88,13 @@ class FenceTest(TableTestCase):
 
     def test_of_a_product(self):
         """The word stays with the device that was taken out."""
-        for ids, causes in (('1234:0001', []), ('1234:0002', [])):
-            self.adopt(A, ids=ids)
-            if not self.store.disabled():
-                self.disable()
-                causes = [Fence.DISABLED]
-            self.assertEqual(causes, [*self.table.fences(A)])
         self.adopt(A, ids='1234:0001')
-        self.assertEqual([Fence.DISABLED], [*self.table.fences(A)])
+        self.disable()
+        for ids, causes in (('1234:0001', [Fence.DISABLED]),
+                            ('1234:0002', []),
+                            ('1234:0001', [Fence.DISABLED])):
+            self.adopt(A, ids=ids)
+            self.assertEqual(causes, [*self.table.fences(A)])
         self.store.enable(self.store.disabled())
         self.assertEqual({}, self.table.fences(A))
 
