@@ -42,7 +42,9 @@ def _takes(which, by, memory):
             memory, CONF.libvirt.live_migration_bandwidth)
         found += (f', and stand still for up to {seconds:.1f} s with one of '
                   f'{memory} MiB')
-        connections = CONF.libvirt.live_migration_parallel_connections
+        # Nova has the option since its release 33
+        connections = getattr(
+            CONF.libvirt, 'live_migration_parallel_connections', 1)
         if connections > 1:
             found += (f', which QEMU 10.0 and later send over {connections} '
                       f'connections')
