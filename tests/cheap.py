@@ -38,6 +38,7 @@ from oslo_policy import policy
 from oslo_versionedobjects import base as versioned
 from placement import attribute_cache
 from placement import db_api
+from placement.objects import allocation
 from placement.objects import allocation_candidate
 from placement.objects import consumer
 from placement.objects import inventory
@@ -45,6 +46,7 @@ from placement.objects import project
 from placement.objects import research_context
 from placement.objects import resource_provider
 from placement.objects import trait
+from placement.objects import user
 import sqlalchemy
 import sqlalchemy.orm
 
@@ -52,8 +54,8 @@ from tests import cheap_requests
 from tests import cheap_services
 
 #: those that make aliases
-_PLACEMENT = (allocation_candidate, consumer, inventory, project,
-              research_context, resource_provider, trait)
+_PLACEMENT = (allocation, allocation_candidate, consumer, inventory, project,
+              research_context, resource_provider, trait, user)
 #: seconds after which a listener looks without having been told
 LOOK = 1
 

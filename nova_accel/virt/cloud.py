@@ -194,7 +194,7 @@ class NovaCloud:
                     inventory, client._provider_tree.update_inventory,
                     provider_uuid, refused)
             if generation is not None and traits != set(there['traits']):
-                client._ensure_traits(context, traits)
+                client._ensure_traits(context, traits - set(there['traits']))
                 generation = self._put(
                     f'{url}/traits', '1.6', generation, 'traits',
                     sorted(traits), client._provider_tree.update_traits,

@@ -501,11 +501,6 @@ def main() -> None:
     cloud = build()
     for line in sys.stdin:
         job = json.loads(line)
-        if 'stops' in job:
-            # it imports this module
-            from tests.functional import sigterm
-            print(json.dumps(sigterm.stops(cloud, **job['stops'])), flush=True)
-            continue
         reader, writer = os.pipe()
         if not os.fork():
             telling = threading.Lock()

@@ -79,7 +79,7 @@ class BuildFailsTest(base.AcceleratorTestBase):
         flavor = self._create_flavor(
             extra_spec=base.fpga_flavor(bitstream_id=image))
         self.api = self.api_fixture.api
-        self.api.microversion = 'latest'
+        self.api.microversion = self.microversion
         server = self._create_server(
             flavor_id=flavor, networks='none', expected_state='ERROR')
         self.assertIn(image, self.fault(server))
@@ -101,7 +101,7 @@ class BuildFailsTest(base.AcceleratorTestBase):
         # Nova looks at the extra specs of a flavor only from 2.86 on
         self.admin_api.microversion = '2.85'
         flavor = self._create_flavor(extra_spec=specs)
-        self.admin_api.microversion = 'latest'
+        self.admin_api.microversion = self.microversion
         response = self.api.api_post(
             '/servers', {'server': self._build_server(
                 flavor_id=flavor, networks='none')},

@@ -39,7 +39,7 @@ class HandoverTest(operations.OperationsTestBase):
                 base.fpga_flavor(runtime_programming='true'), self.specs))
         # the flavors are the administrator's, the servers a tenant's
         self.api = self.api_fixture.api
-        self.api.microversion = 'latest'
+        self.api.microversion = self.microversion
         self.tenant = self.glance.service.client(
             'tenant', self.api.project_id)
 

@@ -51,7 +51,7 @@ class TenantTest(operations.OperationsTestBase):
                                         runtime_programming='true'))
         # the flavors are the administrator's, the servers a tenant's
         self.api = self.api_fixture.api
-        self.api.microversion = 'latest'
+        self.api.microversion = self.microversion
         self.eve = self.glance.service.client('eve', 'others')
 
     def boot(self, expected_state='ACTIVE'):

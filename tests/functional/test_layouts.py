@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-compute starts and check says so, however both are installed.
 
-These are the layouts that each change has to pass; tests/layouts has all.
+This is the layout that each change has to pass; tests/layouts has all.
 """
 
 import textwrap
@@ -47,8 +47,3 @@ class LayoutTest(base.LayoutTestCase):
         said = self.there.start_scheduler()
         self.assertIn("No module named 'nova_accel'", said)
         self.assertNotIn('STARTED', said)
-
-    def test_editable_beside_editable(self):
-        self.there.install('-e', self.there.nova_checkout(),
-                           '-e', self.there.accel_checkout())
-        self.assertStarts()

@@ -22,7 +22,7 @@ class LimitsTest(operations.OperationsTestBase):
             {}))
         # a tenant's, as Nova counts for who asks
         self.api = self.api_fixture.api
-        self.api.microversion = 'latest'
+        self.api.microversion = self.microversion
 
     def test_unshelve(self):
         """Of servers that had one after the other what may be had once."""

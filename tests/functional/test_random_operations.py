@@ -182,7 +182,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.projects[project] = api_client.TestOpenStackClient(
                 project, self.api_fixture.base_url, project_id=project,
                 roles=['reader', 'member'])
-            self.projects[project].microversion = 'latest'
+            self.projects[project].microversion = self.microversion
             self.upload_bitstream(
                 OWN, client=self.glance.service.client(project, project),
                 properties={'visibility': 'private', 'accel:function_id': OWN})

@@ -50,6 +50,11 @@ def files(directory):
 
 class EditableTest(base.LayoutTestCase):
 
+    def test_both_at_once(self):
+        self.there.install('-e', self.there.nova_checkout(),
+                           '-e', self.there.accel_checkout())
+        self.assertStarts()
+
     def test_accel_first(self):
         self.there.accel_editable()
         self.there.nova_editable()

@@ -64,6 +64,7 @@ class VersionsTest(testtools.TestCase):
         setup = configparser.ConfigParser()
         setup.read(ROOT / 'setup.cfg')
         self.requirements = setup['options']['install_requires'].split()
+        self.of_tests = setup['options.extras_require']['test'].split()
 
     def test_pip_is_told_the_same(self):
         self.assertIn(
@@ -97,6 +98,14 @@ class VersionsTest(testtools.TestCase):
                     [int(n) for n in found[name].split('.')],
                     [int(n) for n in bound.split('.')],
                     f'{name} in {path.name}')
+
+    def test_libraries_of_tests(self):
+        """``make`` installs what such a file names, and resolves nothing."""
+        for path in ROOT.glob('constraints*.txt'):
+            named = path.read_text().lower().replace('_', '-')
+            for line in self.of_tests:
+                self.assertIn(f"\n{re.match('[a-z0-9-]+', line.lower())[0]}==",
+                              named, path.name)
 
     def test_sentences(self):
         found = importlib.metadata.version('nova')
