@@ -273,8 +273,7 @@ class PlacementLogContext:
 class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
     """Tests of one cloud, which ends with the class; see CloudOfClass."""
 
-    #: for each look at a server of a later one nova-api reads its request spec,
-    #: twice
+    #: of a later one nova-api reads the request spec of each server twice
     microversion = '2.95'
     ADMIN_API = True
     # casts as in a real cloud: an error reaches the server, not the caller

@@ -290,6 +290,11 @@ class Cloud(operations.OperationsTestBase):
             self.assertEqual([], self.claims())
         base.process.until(look)
 
+    def hears_signals(self):
+        """Whether something wakes the main thread when one comes."""
+        return 'accel-signals' in {
+            thread.name for thread in threading.enumerate()}
+
     def names(self):
         """Of our providers of this host."""
         return sorted(name for name in self.provider_tree()

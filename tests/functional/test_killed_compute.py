@@ -115,7 +115,8 @@ class KilledComputeTest(testtools.TestCase):
 
     def test_report(self):
         """A card is gone, and Placement is not told."""
-        names, = self.compute.run(['names'])
+        hears, names = self.compute.run(['hears_signals'], ['names'])
+        self.assertTrue(hears)
         self.killed(['pull', OTHER], ['report'], ['report'],
                     at=('driver', 'update_provider_tree', 1))
         left, _, _, _, back, seen = self.compute.run(
