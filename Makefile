@@ -147,7 +147,7 @@ floor: THEN = VENV=.venv-$(FLOOR) NOVA=$(RELEASE) CONSTRAINTS=constraints-$(FLOO
 floor:
 	$(MAKE) unit $(THEN)
 	$(MAKE) host $(THEN)
-	$(MAKE) functional TEST=tests.functional.test_layouts $(THEN)
+	$(MAKE) functional TEST=tests.layouts.test_wheel $(THEN)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench.boot

@@ -4,6 +4,7 @@
 * The garbage collector and databases are cheap, as ``tests/cheap_services.py``
   says.
 * nova-api's application is built once. It has some 400 controllers.
+* Nova's client of nova-api has one session of requests, not one for each.
 * Nova does not check the schema of each answer of nova-api, and does not
   format its messages of level DEBUG, which no test shows. Those of nova_accel
   are formatted.
@@ -233,6 +234,7 @@ def prepare():
     _with_room(limits.Limited._run_core)
     cheap_services.databases(lambda: bool(limits.green_thread()))
     requests.Session.__init__ = _for_itself(requests.Session.__init__)
+    requests.request = requests.Session().request
     wsgi.Loader.load_app = _built_once(wsgi.Loader.load_app)
     nova_fixtures.StandardLogging.setUp = _quieter(
         nova_fixtures.StandardLogging.setUp)

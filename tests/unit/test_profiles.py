@@ -226,7 +226,7 @@ accel:same: pcie_root
         """It costs its own file, as any other that cannot be read."""
         self.write(NLB)
         self.store.get('nlb')
-        self.write('[' * 5000)
+        self.write('[' * 1000)
         with self.assertLogs(profiles.LOG.name, 'ERROR'):
             self.assertEqual('loopback', self.store.get('nlb').description)
 

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-compute starts and check says so, however both are installed.
+"""Wheels beside each other, as operators install both.
 
-This is the layout that each change has to pass; tests/layouts has all.
+It is the layout that each change has to pass, and with the oldest Nova.
 """
 
 import textwrap
@@ -23,7 +23,7 @@ LOAD = textwrap.dedent('''
 ''')
 
 
-class LayoutTest(base.LayoutTestCase):
+class WheelTest(base.LayoutTestCase):
 
     #: seconds; programs of Nova start a dozen times
     LIMIT = 600
