@@ -29,9 +29,9 @@ NOVA ?= 34.0.0
 CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
-PIP = $(BIN)/python -m pip install $(QUIETLY) --no-compile
 # errors only: pip warns of each package that a further index does not have
 QUIETLY = --quiet --quiet --disable-pip-version-check
+PIP = $(BIN)/python -m pip install $(QUIETLY) --no-compile
 
 # else each process that a test starts compiles nova_accel again
 unexport PYTHONDONTWRITEBYTECODE
@@ -64,8 +64,8 @@ style: $(STAMP)
 
 # the page of release notes reads them from git
 docs: $(STAMP)
-	@test -x $(BIN)/sphinx-build || $(BIN)/python -m pip install $(QUIETLY) \
-		-c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
+	@test -x $(BIN)/sphinx-build || \
+		$(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
 	$(BIN)/python -m tests.built_pages docs/build/html
 
@@ -82,9 +82,9 @@ endef
 # more processes than cores, because tests wait; but not for many cores, as each
 # imports what it may run, and a functional one takes 0.6 GB with its Glance
 unit: STESTR = --concurrency $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8))
-# and one more: the last ones to end leave processors idle
-TWICE = --concurrency $$(($$(nproc) < 6 ? 2 * $$(nproc) + 1 : 12))
-host functional: STESTR = $(TWICE)
+# the more there are, the less time the last one works alone
+MANY = --concurrency $$(($$(nproc) < 6 ? 2 * $$(nproc) + 1 : 12))
+host functional: STESTR = $(MANY)
 # a class stays in one process: its tests share a cloud
 functional: STESTR += --group_regex '([^\.]*\.)*'
 
@@ -100,7 +100,7 @@ functional: $(STAMP)
 
 # what is asked of another release of Nova each time, see tests/ci.py
 FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|live_migration|report|scheduler_placement)\.|test_operations\.(Keep|Move)Test
-functional-part: STESTR = $(TWICE) --group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
+functional-part: STESTR = $(MANY) --group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
 functional-part: $(STAMP)
 	$(BIN)/python -m tests.times functional
 	$(RUN)/functional --test-path ./tests/functional run $(STESTR)

@@ -183,8 +183,9 @@ class NovaCloud:
             if generation != found['resource_provider_generation']:
                 # another writer came between the two
                 continue
+            shown = set(there['traits'])
             inventory, traits = change(
-                found['inventories'], set(there['traits']), generation)
+                found['inventories'], shown, generation)
             if inventory is not None:
                 # Placement may lack the class of an operator's own type
                 client._ensure_resource_classes(
@@ -193,8 +194,8 @@ class NovaCloud:
                     f'{url}/inventories', '1.26', generation, 'inventories',
                     inventory, client._provider_tree.update_inventory,
                     provider_uuid, refused)
-            if generation is not None and traits != set(there['traits']):
-                client._ensure_traits(context, traits - set(there['traits']))
+            if generation is not None and traits != shown:
+                client._ensure_traits(context, traits - shown)
                 generation = self._put(
                     f'{url}/traits', '1.6', generation, 'traits',
                     sorted(traits), client._provider_tree.update_traits,

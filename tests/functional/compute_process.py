@@ -88,8 +88,8 @@ class Processes:
         :raises Killed: it was.
         :raises AssertionError: a step failed, or nova-compute did not start.
         """
-        answer = ask({'options': self._options, 'steps': steps, 'kill': kill,
-                      'hosts': hosts})
+        answer = _ask({'options': self._options, 'steps': steps, 'kill': kill,
+                       'hosts': hosts})
         if 'killed' in answer:
             raise Killed(answer['killed'])
         if 'error' in answer:
@@ -111,7 +111,7 @@ def forget() -> None:
         forker.stdout.close()
 
 
-def ask(job: dict) -> dict:
+def _ask(job: dict) -> dict:
     """Give a job to the process that forks; its answer."""
     forker = _forker()
     forker.stdin.write(json.dumps(job) + '\n')

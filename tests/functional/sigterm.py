@@ -164,7 +164,7 @@ def trial(cloud, random_: random.Random, without: frozenset[str],
             os.waitpid(child, 0)
 
 
-def stops(cloud, trials: int, seed: int, without: frozenset[str] = frozenset(),
+def stops(cloud, trials: int, seed: int, without: frozenset[str],
           ) -> list[tuple[float | None, float | None, int]]:
     """Stop nova-compute after nova-compute in a cloud of compute_process.
 
@@ -179,7 +179,6 @@ def stops(cloud, trials: int, seed: int, without: frozenset[str] = frozenset(),
         try:
             took.append(trial(cloud, random_, without))
         except AssertionError as error:
-            # standard output is the answer of compute_process; that of
             # Nova's harness swallows sys.stderr
             print(f'Trial {number}: {error}', file=sys.__stderr__, flush=True)
             took.append((None, None, 0))
