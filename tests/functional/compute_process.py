@@ -41,6 +41,7 @@ from nova.objects import base as objects_base
 from nova import service as nova_service
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
+from nova import thread_pool_factory
 from nova.virt import node
 from oslo_log import log as logging
 from oslo_utils.fixture import uuidsentinel
@@ -497,6 +498,8 @@ def build() -> Cloud:
     cloud.build()
     logging.getLogger(None).logger.setLevel(logging.WARNING)
     close_databases()
+    # work for a thread of theirs that is not in a forked process stays undone
+    thread_pool_factory.reset_all_executors()
     gc.freeze()
     return cloud
 
