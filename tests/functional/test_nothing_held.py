@@ -158,9 +158,11 @@ class StoreLockedTest(operations.OperationsTestBase):
         super().setUp()
         self.server = self.boot({})
         for host in self.HOSTS:
-            path = self.accelerators(host).store.path
+            store = self.accelerators(host).store
+            # ten, else, in each of seven operations
+            store._timeout = 1
             other = self.enterContext(contextlib.closing(
-                sqlite3.connect(path)))
+                sqlite3.connect(store.path)))
             other.execute('BEGIN IMMEDIATE')
 
     def test_moves(self):
