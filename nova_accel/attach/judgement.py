@@ -54,7 +54,7 @@ class Verdict(enum.Enum):
     #: its server's flavor asks for no accelerators any more, and its guest
     #: has none, as after a resize that failed on its destination: released
     NOT_ASKED = 'not asked'
-    #: held without an allocation: allocated again, or held back from others
+    #: held without an allocation: allocated again, or reserved
     LOST = 'lost'
     #: the running guest of its server has not got the device
     OUT = 'out'

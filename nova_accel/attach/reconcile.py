@@ -11,8 +11,8 @@ down, or before it was built. Its claims are released.
 A server can have its devices without an allocation: Nova takes it away when a
 rebuild or an unshelve fails, and the server stays, or its guest runs; or the
 operator does. What a server of this host holds is allocated to it again. Where
-that cannot be, it is kept, and held back from others, to whom Placement would
-give it. The same is true of what a server had before a move, for as long as
+that cannot be, it is kept, and reserved, because Placement would give it to
+others. The same is true of what a server had before a move, for as long as
 Nova may revert that.
 
 A guest can run without its device: nova-compute was killed between its loss
@@ -89,9 +89,9 @@ class Reconciler:
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
         self._forget_pauses(snapshot, judged)
-        held_back = accelerators.inventory.held_back
+        known = accelerators.inventory.lost
         # of a server that is being built again nothing else is said
-        lost = [c for c in snapshot.after if c.uuid in held_back
+        lost = [c for c in snapshot.after if c.uuid in known
                 and c.instance_uuid in snapshot.plugging]
         out: set[str] = set()
         for server_uuid, claims in judgement.by_server(
@@ -100,12 +100,12 @@ class Reconciler:
                 released += self._make_good(
                     server_uuid, claims, judged, lost, out)
             except Exception as error:
-                lost += [c for c in claims if c.uuid in held_back
+                lost += [c for c in claims if c.uuid in known
                          or (c.uuid, _Verdict.LOST) in judged]
                 failure = failure or error
         self.out = frozenset(out)
         if snapshot.consumers is not None:
-            self._hold_back(lost)
+            self._set_lost(lost)
         if failure:
             raise failure
         return released
@@ -199,12 +199,12 @@ class Reconciler:
 
     # Servers without an allocation
 
-    def _hold_back(self, claims):
+    def _set_lost(self, claims):
         """Offer to no other server what servers hold without an allocation."""
         inventory = self._accelerators.inventory
-        before = inventory.held_back
-        inventory.hold_back(c.uuid for c in claims)
-        changed = before ^ inventory.held_back
+        before = inventory.lost
+        inventory.set_lost(c.uuid for c in claims)
+        changed = before ^ inventory.lost
         if changed:
             self._accelerators.publisher.show_devices(
                 self._cloud.admin_context(),
@@ -269,21 +269,21 @@ class Reconciler:
 
     @contextlib.contextmanager
     def _offered(self, claims):
-        """While Placement must allocate what is held back: it allocates
-        nothing that is reserved. After an error it is held back again."""
+        """While Placement must allocate what is lost: it allocates
+        nothing that is reserved. After an error it is reserved again."""
         inventory = self._accelerators.inventory
-        uuids = {c.uuid for c in claims} & inventory.held_back
+        uuids = {c.uuid for c in claims} & inventory.lost
 
-        def show(held_back):
+        def show(lost):
             if uuids:
-                inventory.hold_back(held_back)
+                inventory.set_lost(lost)
                 self._accelerators.publisher.show_devices(
                     self._cloud.admin_context(), claims)
-        show(inventory.held_back - uuids)
+        show(inventory.lost - uuids)
         try:
             yield
         except Exception:
-            show(inventory.held_back | uuids)
+            show(inventory.lost | uuids)
             raise
 
     @staticmethod

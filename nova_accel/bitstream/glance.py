@@ -117,7 +117,7 @@ def find(client, request: accel_request.AcceleratorRequest,
                 f'status in Glance is {entry["status"]}: upload its data, or '
                 f'reactivate it.')
         if not _fits(entry, region_type):
-            raise _unfit([entry], region_type)
+            raise _incompatible([entry], region_type)
         return client, _image(entry)
 
     if request.function_id:
@@ -142,7 +142,7 @@ def find(client, request: accel_request.AcceleratorRequest,
                 f'accel:bitstream_id.')
     active = [r for r in seen if r['status'] == 'active']
     if active:
-        raise _unfit(active, region_type)
+        raise _incompatible(active, region_type)
     if seen:
         raise exception.BitstreamError(
             f'{_named(seen)} have {key}={text.printable(wanted)}, and '
@@ -236,7 +236,7 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
         with contextlib.suppress(exception.ImageNotFound):
             image = find_operators(client, str(uuid.UUID(hexadecimal)))
             if not _fits(image.entry, region_type):
-                raise _unfit([image.entry], region_type)
+                raise _incompatible([image.entry], region_type)
             return image
         key, spellings = FUNCTION_ID, _spellings(hexadecimal)
     found = _of_operators(client, key, spellings) if name else []
@@ -249,7 +249,7 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
             f'{_named(fitting)} have {key}={text.printable(name)}, and one '
             f'has to be programmed: name it by its id.')
     if usable:
-        raise _unfit(usable, region_type)
+        raise _incompatible(usable, region_type)
     found += _with(client, key, spellings, _MOST_SHARED) if name else ()
     if found:
         raise exception.BitstreamError(
@@ -669,7 +669,7 @@ def _fits(entry, region_type) -> bool:
     return not value or _hex(value) == region_type
 
 
-def _unfit(entries, region_type) -> exception.IncompatibleBitstream:
+def _incompatible(entries, region_type) -> exception.IncompatibleBitstream:
     types = ', '.join(sorted(
         {text.printable(r[REGION_TYPE_ID]) for r in entries}))
     region = uuid.UUID(region_type) if region_type else 'unknown'

@@ -159,5 +159,6 @@ def _refuse_in_use(host, found):
         raise exception.DeviceUnavailable(
             f'The providers of {host} cannot be removed while servers have '
             f'accelerators there ({"; ".join(held)}): delete, shelve or '
-            f'resize these servers, or, of those that do not exist, "openstack '
-            f'resource provider allocation delete" the allocations.')
+            f'resize these servers; where one does not exist, delete its '
+            f'allocation with openstack resource provider allocation delete '
+            f'<its id>.')

@@ -498,7 +498,7 @@ class VgpuDriver(base.PciDriver):
             if error.errno in _NO_ROOM:
                 raise exception.DeviceUnavailable(
                     f'{what}, and {parent} has no room for it any more '
-                    f'({error.strerror}): it is retried on another '
+                    f'({error.strerror}): the build is retried on another '
                     f'host.') from error
             raise exception.DeviceError(
                 f'{what}, and the kernel refused ({error.strerror}): find '

@@ -127,8 +127,8 @@ class Watch:
         """Whether a device could be read at the last look."""
         return address in self._known and self._known[address].is_read
 
-    def unfit(self, address: str,
-              readings: Iterable[signals.Reading]) -> list[str]:
+    def fencing(self, address: str,
+                readings: Iterable[signals.Reading]) -> list[str]:
         """Return why the next server must not get a device, by what it tells
         when no server has it any more: levels alone, as its resets cause
         errors, and what is acted upon."""

@@ -90,8 +90,8 @@ class Inventory:
             name for name, driver in drivers.items() if driver.POOLED)
         # guards what follows
         self._lock = locks.Lock('inventory')
-        #: what hold_back() was called with last
-        self._held_back: frozenset[str] = frozenset()
+        #: what set_lost() was called with last
+        self._lost: frozenset[str] = frozenset()
         #: name and uuid of the node that Nova told last
         self._root: tuple[str, str] | None = None
         #: what providers were made of -> those providers
@@ -291,13 +291,13 @@ class Inventory:
         return found
 
     @property
-    def held_back(self) -> frozenset[str]:
+    def lost(self) -> frozenset[str]:
         """UUIDs of the claims whose devices are offered to no server, see
-        hold_back()."""
+        set_lost()."""
         with self._lock:
-            return self._held_back
+            return self._lost
 
-    def hold_back(self, claims: Iterable[str]) -> None:
+    def set_lost(self, claims: Iterable[str]) -> None:
         """Offer the devices of these to no server, and those of the last call
         again.
 
@@ -305,7 +305,7 @@ class Inventory:
             allocated nothing: it would give the devices to others.
         """
         with self._lock:
-            self._held_back = frozenset(claims)
+            self._lost = frozenset(claims)
 
     # What regions carry
 
@@ -392,16 +392,16 @@ class Inventory:
         if moving:
             return self._make([moving.get(claim.uuid, claim)
                                for claim in self._store.claims()],
-                              node, root_uuid, self.held_back)
+                              node, root_uuid, self.lost)
         claims_are = self._store.generation
         with self._lock:
-            held_back = self._held_back
-            generation = (self.table.generation, claims_are, held_back, node,
+            lost = self._lost
+            generation = (self.table.generation, claims_are, lost, node,
                           root_uuid)
             if self._made[0] == generation:
                 return self._made[1]
             before = self._made[1]
-        made = self._make(self._store.claims(), node, root_uuid, held_back)
+        made = self._make(self._store.claims(), node, root_uuid, lost)
         # what did not change is the same object, which costs nothing when
         # the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new
@@ -411,10 +411,10 @@ class Inventory:
             self._parts = providers.by_part(made)
         return made
 
-    def _make(self, claims, node, root_uuid, held_back):
+    def _make(self, claims, node, root_uuid, lost):
         return providers.providers(
             self.devices.values(), (*claims, *self._store.waiting()), node,
-            root_uuid, held_back, self._unnamable,
+            root_uuid, lost, self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
              for found in sets.wanted()}, self.table.all_returning())

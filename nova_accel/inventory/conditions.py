@@ -132,12 +132,12 @@ class Conditions:
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
         """Give a device to no server before the next look, where it tells
-        that it is not fit."""
+        that it has to be fenced."""
         with self._lock:
-            unfit = self._watch.unfit(address, readings)
-        if unfit:
+            why = self._watch.fencing(address, readings)
+        if why:
             self._table.fence(
-                address, fences.Fence.HEALTH, '; '.join(unfit))
+                address, fences.Fence.HEALTH, '; '.join(why))
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
@@ -168,10 +168,10 @@ class Conditions:
                         for address, given in readings.items()}
             for kind, spared in self._watch.round(cards, readings).items():
                 LOG.error(
-                    '%d devices of the driver %s are not fit, all since the '
-                    'last look (%s): it may be the host, and they are suspect '
-                    'and stay offered. See the kernel log.', len(spared),
-                    kind[0], ', '.join(spared))
+                    '%d devices of the driver %s would be fenced, all since '
+                    'the last look (%s): it may be the host, and they are '
+                    'suspect and stay offered. See the kernel log.',
+                    len(spared), kind[0], ', '.join(spared))
             suspects = {}
             for address in cards:
                 findings = self._watch.findings(address)

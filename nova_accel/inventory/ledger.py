@@ -54,7 +54,7 @@ class Wanted:
 
     total: int
     #: how many, beside the operator's; total or more: all of it
-    withheld: int = 0
+    reserved: int = 0
     #: addresses of handles that wait for the operator, the oldest first
     waiting: tuple[str, ...] = ()
     #: at most as much may be reserved, because the rest will be allocated
@@ -85,13 +85,13 @@ def balance(row: model.Reserved | None, found: Found | None, wanted: Wanted,
     """
     operators, returned = _operators_word(row, found, marked)
     waiting = tuple(a for a in wanted.waiting if a not in returned)
-    value = min(operators + wanted.withheld + len(waiting), wanted.total,
+    value = min(operators + wanted.reserved + len(waiting), wanted.total,
                 wanted.total if wanted.room is None else wanted.room)
     there = found.reserved if found else 0
     now = model.Reserved(
         operators, value, generation=found.generation if found else None,
         before=None if found and there == value else there,
-        all=0 < wanted.total <= wanted.withheld, waiting=waiting,
+        all=0 < wanted.total <= wanted.reserved, waiting=waiting,
         addresses=wanted.addresses, traits=wanted.traits)
     if row and row == dataclasses.replace(now, generation=row.generation) and (
             now.before is None or now.generation == row.generation):

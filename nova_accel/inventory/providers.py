@@ -5,6 +5,7 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
 import functools
+import operator
 
 from nova_accel import exception
 from nova_accel.inventory import ledger
@@ -71,9 +72,9 @@ class Provider:
     waiting: tuple[model.Claim, ...] = ()
     #: whether devices that are alike share it
     pool: bool = False
-    #: of a pool: how many of its handles are neither fit for a server nor
-    #: allocated to one from this provider
-    unfit: int = 0
+    #: of a pool: how many of its handles no server can get, of those that are
+    #: not allocated from this provider
+    reserved: int = 0
     #: of a pool: as many are allocated at a time, or a multiple. Of a set all
     step: int = 1
 
@@ -126,7 +127,7 @@ class Provider:
     def _wanted(self, name, total, used) -> ledger.Wanted:
         is_memory = naming.is_memory_class(name)
         return ledger.Wanted(
-            total, total if self.fenced and not self.pool else self.unfit,
+            total, total if self.fenced and not self.pool else self.reserved,
             () if is_memory or self.fenced and not self.pool
             else tuple(w.handle.address for w in self.waiting),
             None if is_memory or not used else max(0, total - used),
@@ -167,7 +168,7 @@ def _fence(there, names, rows, used, inventory, found) -> None:
 
 def providers(devices: Iterable[model.Device],
               claims: Iterable[model.Claim], node: str, root_uuid: str,
-              held_back: Collection[str] = (),
+              lost: Collection[str] = (),
               report: Callable[[str, str], None] | None = None,
               pool_of: Callable[[model.Device], str | None]
               = lambda device: None,
@@ -180,7 +181,7 @@ def providers(devices: Iterable[model.Device],
     :param claims: all of the host; those that wait for the operator the
         oldest first.
     :param root_uuid: of the node's own provider.
-    :param held_back: UUIDs of the claims of servers to which Placement has
+    :param lost: UUIDs of the claims of servers to which Placement has
         allocated nothing of theirs.
     :param report: told the address of a device that cannot be shown, and why.
     :param pool_of: the name of the pool that a device shares with others; None
@@ -190,7 +191,7 @@ def providers(devices: Iterable[model.Device],
     :param returning: regions that are being cleaned, by device address and
         region index, as they are going to be.
     """
-    use = _Use(claims, held_back, returning or {})
+    use = _Use(claims, lost, returning or {})
     result = {}
     pools: dict[str, list[model.Device]] = {}
     for device in devices:
@@ -261,43 +262,46 @@ class _Use:
     """What claims say of what is used."""
 
     def __init__(self, claims: Iterable[model.Claim],
-                 held_back: Collection[str],
+                 lost: Collection[str],
                  returning: Mapping[tuple[str, int], model.Region]):
         self._returning = returning
-        self._waiting: list[model.Claim] = []
+        #: (device address, region index) -> claims that wait for the operator,
+        #: each with its number: the oldest has the least
+        self._waiting: dict[
+            tuple[str, int | None], list[tuple[int, model.Claim]]] = (
+                collections.defaultdict(list))
         # reading an option takes as long as all else about a device
         self.resource_class = functools.cache(naming.resource_class)
-        #: (device address, region index) -> handles that servers have, or
-        #: that could not be cleaned after one
+        #: the same keys -> handles that servers have, or that could not be
+        #: cleaned after one
         self.held: dict[tuple[str, int | None], set] = (
             collections.defaultdict(set))
         #: the same keys, of regions that servers have just lost
-        self._lost: set[tuple[str, int | None]] = set()
+        self._cleaned: set[tuple[str, int | None]] = set()
         #: device address -> handles that were made on demand; a driver tells
         #: only what could be made now
         self.made: dict[str, set] = collections.defaultdict(set)
         #: handles that are free in Placement and not yet in truth
-        self.held_up: set[model.AttachHandle] = set()
+        self.reserved: set[model.AttachHandle] = set()
         #: provider uuid -> handles that servers have from it
         self.given: dict[str, set] = collections.defaultdict(set)
         #: the same by handle
         self.giver: dict[model.AttachHandle, str] = {}
-        for claim in claims:
-            if claim.state is model.ClaimState.WAITING:
-                self._waiting.append(claim)
-                continue
+        for number, claim in enumerate(claims):
             key = claim.part
+            if claim.state is model.ClaimState.WAITING:
+                self._waiting[key].append((number, claim))
+                continue
             ends = claim.state is model.ClaimState.DELETING
             # who gets a region waits until it is clean
             waits = (ends and claim.region_index is not None
                      and not claim.error)
             if waits:
-                self._lost.add(key)
+                self._cleaned.add(key)
             else:
                 self.held[key].add(claim.handle)
-            if (claim.uuid in held_back
-                    or ends and not waits):
-                self.held_up.add(claim.handle)
+            if claim.uuid in lost or ends and not waits:
+                self.reserved.add(claim.handle)
                 continue
             self.given[claim.provider_uuid].add(claim.handle)
             self.giver[claim.handle] = claim.provider_uuid
@@ -310,7 +314,7 @@ class _Use:
         key = address, index
         return model.is_held_otherwise(part, address, (
             *self.held.get(key, ()), *(
-                w.handle for w in self._waiting if w.part == key)))
+                w.handle for _, w in self._waiting.get(key, ()))))
 
     def region(self, address: str, region: model.Region) -> model.Region:
         """Return a region as it is shown: one that is being cleaned as what it
@@ -322,7 +326,7 @@ class _Use:
     def is_cleaned(self, address: str, index: int) -> bool:
         """Return whether a region is being cleaned after its last server."""
         key = (address, index)
-        return key in self._lost and key not in self.held
+        return key in self._cleaned and key not in self.held
 
     def waiting(self, handles: Mapping[model.AttachHandle, str],
                 index: int | None) -> tuple[model.Claim, ...]:
@@ -331,9 +335,10 @@ class _Use:
 
         :param handles: those that are fit -> address of their device.
         """
-        return tuple(w for w in self._waiting
-                     if handles.get(w.handle) == w.device_address
-                     and w.region_index == index)
+        found = [pair for address in {*handles.values()}
+                 for pair in self._waiting.get((address, index), ())
+                 if handles.get(pair[1].handle) == address]
+        return tuple(w for _, w in sorted(found, key=operator.itemgetter(0)))
 
 
 def _member(name, device, node, use) -> Provider:
@@ -387,7 +392,7 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     free = {handle: device.address for handle, device in not_given.items()
             if device.health is model.Health.OK
             and device.address not in held_otherwise
-            and handle not in use.held_up
+            and handle not in use.reserved
             and use.giver.get(handle, uuid) == uuid}
     waiting = use.waiting(free, None)
     fenced = all(d.health is not model.Health.OK for d in members) or (
@@ -416,7 +421,7 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
         fenced=fenced, retired_traits=frozenset(
             t for d in members for t in d.state_traits) - traits,
         waiting=waiting, pool=True, step=of_set or 1,
-        unfit=len(not_given) - len(free) + total - there)
+        reserved=len(not_given) - len(free) + total - there)
 
 
 def _providers_of(device, node, root_uuid, use):
@@ -431,7 +436,7 @@ def _providers_of(device, node, root_uuid, use):
         inventory.update(memory)
     handles = {*device.handles, *use.made.get(device.address, ())}
     left = (set() if use.is_held_otherwise(device, device.address, None)
-            else handles - use.held_up)
+            else handles - use.reserved)
     # With no handle left, keep the inventory and reserve all of it: an
     # inventory that is dropped while it is allocated could not come back
     fenced = not device_ok or not left and bool(handles or device.creatable)
@@ -461,7 +466,7 @@ def _providers_of(device, node, root_uuid, use):
         name = naming.region_provider_name(node, device.address, region.index)
         region_uuid = naming.provider_uuid(root_uuid, node, name)
         left = ([] if use.is_held_otherwise(region, *key) else
-                [h for h in region.handles if h not in use.held_up])
+                [h for h in region.handles if h not in use.reserved])
         fenced = (not device_ok or region.health is not model.Health.OK
                   or not left and bool(region.handles))
         if fenced:

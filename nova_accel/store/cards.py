@@ -28,7 +28,7 @@ class Cards(file.File):
             found = db.execute(
                 'SELECT address, device, record FROM cards '
                 'WHERE placed AND device IS NOT NULL').fetchall()
-        with self._reading('cards'):
+        with self._reading('in its table cards'):
             return {address: model.Device.from_dict({
                         **json.loads(text), 'address': address,
                         'record': json.loads(record)})
@@ -200,7 +200,7 @@ class Cards(file.File):
             self._change(**now)
 
     def _facts_of_cards(self, db) -> dict[str, Any]:
-        with self._reading('cards'):
+        with self._reading('in its table cards'):
             return {'loaded': _loaded(db), 'away': _away(db),
                     'serials': dict(db.execute(
                         'SELECT address, serial FROM cards WHERE placed AND '

@@ -40,7 +40,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
     """
 
     def _read(self, db):
-        with self._reading('claims'):
+        with self._reading('in its table claims'):
             claims = claim_rows.read(db)
         return store_file.Memory(claims, orders=journal.read_orders(db),
                                  **self._facts_of_cards(db))

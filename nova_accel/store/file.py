@@ -168,7 +168,8 @@ class File:
                          'version %d', self.path, version,
                          '' if has_ledger else ' without a ledger',
                          schema.VERSION)
-            schema.migrate(db, version)
+            with self._reading(f'of version {version}'):
+                schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file
                 rows.unsettle(db, model.EVERYTHING)
@@ -231,14 +232,14 @@ class File:
                 ) from error
 
     @contextlib.contextmanager
-    def _reading(self, table):
+    def _reading(self, where):
         """What was written is JSON of fields that this release knows."""
         try:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise exception.AcceleratorsUnavailable(
-                f'The claim store {self._name} has a row in its table {table} '
-                f'that cannot be read ({error}): '
+                f'The claim store {self._name} has a row {where} that '
+                f'cannot be read ({error}): '
                 f'{ADVICE[sqlite3.SQLITE_CORRUPT]}.') from error
 
     @property
@@ -254,7 +255,11 @@ def _make_private(path):
     Also one of an earlier release. SQLite gives the files beside it the same
     mode (unixOpen() of SQLite).
     """
-    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # only a new one: to close a descriptor ends this process' locks of a file
+    # (fcntl(2)), also those of SQLite, and others would remove its WAL
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL
+                         | os.O_CLOEXEC, 0o600))
     # another user's, as the command of an operator meets it, stays
     with contextlib.suppress(PermissionError):
         for file in (path, f'{path}-wal', f'{path}-shm'):

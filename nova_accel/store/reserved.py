@@ -23,7 +23,7 @@ class Reserved(file.File):
             rows = db.execute(
                 f'SELECT {", ".join((*_KEY, *_COLUMNS))} FROM ledger'
                 ).fetchall()
-        with self._reading('ledger'):
+        with self._reading('in its table ledger'):
             return {(row['provider_uuid'], row['resource_class']): _row(row)
                     for row in rows}
 

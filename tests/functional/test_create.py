@@ -160,18 +160,18 @@ class CreateTest(operations.OperationsTestBase):
         self._wait_until_deleted(forgotten)
         compute = self.restart_compute_service(host)
         self.admin_api.put_service(service, {'forced_down': 'false'})
-        # nova-compute compares when it starts, and holds the device back; a
+        # nova-compute compares when it starts, and reserves the device; a
         # build that comes before that
         inventory = compute.driver.accelerators.inventory
-        process.until(lambda: self.assertTrue(inventory.held_back))
-        inventory.hold_back(())
+        process.until(lambda: self.assertTrue(inventory.lost))
+        inventory.set_lost(())
         self.report()
         self.assertTried(host, other)
         self.assertEqual([(host, address)], self.held(forgotten))
         # and one that comes after it
         compute.driver.reconciler.run()
         claim, = self.claims(host)
-        self.assertEqual({claim.uuid}, inventory.held_back)
+        self.assertEqual({claim.uuid}, inventory.lost)
         self.assertHas(self.boot(self.specs))
         self.assertEqual([(host, address)], self.held(forgotten))
         self.flags(running_deleted_instance_action='reap',

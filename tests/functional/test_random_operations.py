@@ -935,7 +935,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         """Each claim has its allocation, each allocation its claim.
 
         Nova takes the allocation from a server whose operation failed after
-        its guest had started; then its device is held back from others.
+        its guest had started; then its device is reserved.
         """
         if any(c.role is model.Role.OLD and servers.get(
                 c.instance_uuid, {'status': 'ERROR'})['status'] == 'ERROR'
@@ -948,11 +948,11 @@ class RandomOperationsTest(operations.OperationsTestBase):
             (c.provider_uuid, self.consumer_of(c, allocated)) for c in held)
         if claimed - allocated:
             self.compare()
-            held_back = {uuid for host in self.computes for uuid in
-                         self.accelerators(host).inventory.held_back}
+            reserved = {uuid for host in self.computes for uuid in
+                        self.accelerators(host).inventory.lost}
             self.assertEqual({}, {
                 of: n for of, n in (claimed - allocated).items()
-                if of[1] not in self.failed or not held_back.issuperset(
+                if of[1] not in self.failed or not reserved.issuperset(
                     c.uuid for c in held
                     if (c.provider_uuid, c.consumer_uuid) == of)}, held)
         missing = {consumer for _, consumer in allocated - claimed}

@@ -182,7 +182,7 @@ class SingleTest(HealthTestCase):
         self.look(**{ONE: HALF, TWO: HALF})
         self.assertEqual({ONE: 'suspect', TWO: 'suspect', THREE: 'ok'},
                          self.states())
-        self.assertIn('2 devices of the driver pci are not fit, all since '
+        self.assertIn('2 devices of the driver pci would be fenced, all since '
                       'the last look', self.log.output)
         self.assertEqual((0, 1), self.shown()[1])
 

@@ -419,7 +419,7 @@ class ReconcileTest(base.HostTestCase):
             self.host.allocation(A),
             self.host.cloud.read()['allocations'][self.server])
 
-    def test_held_back_and_given_to_the_next_server(self):
+    def test_reserved_and_given_to_the_next_server(self):
         """Which is being built while claims are compared: nothing is said of
         it, and its device is not fenced."""
         self.host.cloud.allocate(self.server, None)
@@ -618,7 +618,7 @@ class PartTest(base.HostTestCase):
                          self.host.cloud.read()['allocations'])
         self.assertEqual(2, len(self.host.holdings.of(self.server)))
 
-    def test_held_back(self):
+    def test_reserved(self):
         """As many as are not allocated: the third disk can be had."""
         put_back = self.host.cloud.put_back
         self.host.cloud.put_back = mock.Mock(

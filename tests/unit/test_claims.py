@@ -592,6 +592,21 @@ class HandoversTest(StoreTestCase):
             self.assertEqual(5, sum(
                 h.device == '0000:5e:00.0' for h in self.store.handovers()))
 
+    def test_opened_again_in_one_process(self):
+        """A descriptor of the file that is closed ends the locks of SQLite in
+        this process, and a command that comes and goes removes the WAL."""
+        first = claim_store.ClaimStore(self.path)
+        again = claim_store.ClaimStore(self.path)
+        subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c',
+             'import sys; from nova_accel.store import claim_store; '
+             'claim_store.existing(sys.argv[1]).give_order("a", "b")',
+             self.path], check=True,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+        again.add([claim()])
+        self.assertEqual(1, len(claim_store.copy_of(self.path).claims()))
+        self.assertEqual(0, len(first.claims()))
+
     def test_only_its_user_reads_it(self):
         for suffix in '', '-wal', '-shm':
             self.assertEqual(0o600, stat.S_IMODE(
@@ -971,6 +986,27 @@ class OtherReleasesTest(StoreTestCase):
         claim_store.ClaimStore(self.path)
         self.assertEqual(self.schema(), migrated)
         self.assertEqual((schema.VERSION,), migrated[1])
+
+    def test_version_8_of_its_first_commit(self):
+        """Without the index."""
+        claim_store.ClaimStore(self.path)
+        new = self.schema()
+        os.remove(self.path)
+        self.version_8()
+        with self.file() as db:
+            db.execute('DROP INDEX IF EXISTS handovers_of_device')
+        claim_store.ClaimStore(self.path)
+        self.assertEqual(new, self.schema())
+
+    def test_old_stores_with_values_of_another_type(self):
+        for table, column in (
+                ('unclean', 'policy'), ('unsettled', 'but_for')):
+            self.version_8()
+            with self.file() as db:
+                db.execute(f"UPDATE {table} SET {column} = x'fffe'")
+            self.assertUnavailable('cannot be read',
+                                   claim_store.ClaimStore, self.path)
+            self.remove()
 
     def test_a_migration_that_fails_changes_nothing(self):
         self.release_0_1()

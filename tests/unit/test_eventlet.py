@@ -103,7 +103,9 @@ STORE = textwrap.dedent('''
         def tick():
             nonlocal ticks
             while ticks < 10:
+                began = time.monotonic()
                 time.sleep(0.01)
+                gaps.append(time.monotonic() - began)
                 ticks += 1
             other.execute('ROLLBACK')
             other.close()
@@ -113,6 +115,7 @@ STORE = textwrap.dedent('''
         assert ticks == 10, ticks
         ticker.wait()
 
+    gaps = []
     store = claim_store.ClaimStore('store', timeout=30)
     with locked('store', 'WAL', 'IMMEDIATE'):
         store.withdraw_order(1, [])
@@ -123,6 +126,8 @@ STORE = textwrap.dedent('''
         with locked(begin, 'DELETE', begin):
             claim_store.ClaimStore(begin, timeout=30)
 
+    # each of them twice as long as it may be stopped is a pause of the machine
+    assert sum(gap > 0.1 for gap in gaps) < 2, gaps
     store = claim_store.ClaimStore('store', timeout=0.1)
     other = sqlite3.connect('store', isolation_level=None)
     other.execute('BEGIN IMMEDIATE')

@@ -29,7 +29,7 @@ OK, SICK, GONE = model.Health
 R, F, W = model.Reserved, ledger.Found, ledger.Wanted
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
 GPUS = [f'0000:0{n}:00.0' for n in range(1, 5)]
-ALL = dict(withheld=4)
+ALL = dict(reserved=4)
 
 
 @ddt.ddt
@@ -38,27 +38,27 @@ class BalanceTest(testtools.TestCase):
     @ddt.data(
         # row; reserved in Placement, generation (of 4); what is wanted;
         #   -> value, operators, waiting in the row, returned
-        # nothing withheld: the value is the operator's, and needs no row
+        # nothing reserved: the value is the operator's, and needs no row
         (None, (0, 1), {}, 0, None, None, ''),
         (None, (3, 1), {}, 3, None, None, ''),
         (None, None, {}, 0, None, None, ''),
         # both add up; all of it is all of it
-        (None, (1, 1), {'withheld': 1}, 2, 1, '', ''),
-        (None, (3, 1), {'withheld': 2}, 4, 3, '', ''),
+        (None, (1, 1), {'reserved': 1}, 2, 1, '', ''),
+        (None, (3, 1), {'reserved': 2}, 4, 3, '', ''),
         (None, (1, 1), ALL, 4, 1, '', ''),
-        (R(1, 2, 5), (2, 5), {'withheld': 1}, 2, 1, '', ''),
+        (R(1, 2, 5), (2, 5), {'reserved': 1}, 2, 1, '', ''),
         (R(1, 2, 5), (2, 5), {}, 1, 1, '', ''),
         # an older copy of the provider says nothing
-        (R(1, 2, 5), (0, 4), {'withheld': 1}, 2, 1, '', ''),
-        (R(1, 2, 5), (0, 5), {'withheld': 1}, 2, 1, '', ''),
+        (R(1, 2, 5), (0, 4), {'reserved': 1}, 2, 1, '', ''),
+        (R(1, 2, 5), (0, 5), {'reserved': 1}, 2, 1, '', ''),
         # others wrote something else
-        (R(1, 2, 5), (2, 9), {'withheld': 1}, 2, 1, '', ''),
+        (R(1, 2, 5), (2, 9), {'reserved': 1}, 2, 1, '', ''),
         # he raises and lowers it
-        (R(1, 2, 5), (3, 6), {'withheld': 1}, 3, 2, '', ''),
-        (R(1, 2, 5), (1, 6), {'withheld': 1}, 1, 0, '', ''),
-        (R(1, 2, 5), (0, 6), {'withheld': 1}, 1, 0, '', ''),
+        (R(1, 2, 5), (3, 6), {'reserved': 1}, 3, 2, '', ''),
+        (R(1, 2, 5), (1, 6), {'reserved': 1}, 1, 0, '', ''),
+        (R(1, 2, 5), (0, 6), {'reserved': 1}, 1, 0, '', ''),
         # and our part changes meanwhile
-        (R(1, 2, 5), (3, 6), {'withheld': 2}, 4, 2, '', ''),
+        (R(1, 2, 5), (3, 6), {'reserved': 2}, 4, 2, '', ''),
         (R(1, 2, 5), (1, 6), {}, 0, None, None, ''),
         # what waits is released first, the oldest first
         (None, (0, 1), {'waiting': 'ab'}, 2, 0, 'ab', ''),
@@ -73,30 +73,30 @@ class BalanceTest(testtools.TestCase):
         # the one that he means is released, also where its device is not
         # well by now
         (R(0, 2, 5, waiting=('a', 'b')), (1, 6),
-         {'withheld': 1, 'waiting': 'b'}, 2, 0, 'b', 'a'),
+         {'reserved': 1, 'waiting': 'b'}, 2, 0, 'b', 'a'),
         # all is reserved: another value is the one that he wants
         (R(0, 4, 5, all=True), (2, 6), ALL, 4, 2, '', ''),
         (R(3, 4, 5, all=True), (2, 6), {}, 2, None, None, ''),
         (R(3, 4, 5, all=True), (4, 6), {}, 3, None, '', ''),
         (R(0, 4, 5, all=True), (4, 9), ALL, 4, 0, '', ''),
         # killed before Placement had it, or after that
-        (R(1, 2, 5, before=1), (1, 5), {'withheld': 1}, 2, 1, '', ''),
-        (R(1, 2, 5, before=1), (2, 6), {'withheld': 1}, 2, 1, '', ''),
+        (R(1, 2, 5, before=1), (1, 5), {'reserved': 1}, 2, 1, '', ''),
+        (R(1, 2, 5, before=1), (2, 6), {'reserved': 1}, 2, 1, '', ''),
         (R(1, 2, 5, before=1), (2, 6), {}, 1, 1, '', ''),
         (R(0, 0, 5, before=4), (4, 5), {}, 0, 0, '', ''),
         # and he wrote something then: rather more than less
-        (R(1, 2, 5, before=1), (3, 7), {'withheld': 1}, 4, 3, '', ''),
-        (R(1, 2, 5, before=1), (0, 7), {'withheld': 1}, 1, 0, '', ''),
+        (R(1, 2, 5, before=1), (3, 7), {'reserved': 1}, 4, 3, '', ''),
+        (R(1, 2, 5, before=1), (0, 7), {'reserved': 1}, 1, 0, '', ''),
         (R(0, 4, 5, before=0, all=True), (3, 7), ALL, 4, 3, '', ''),
         # the inventory was deleted
-        (R(1, 2, 5), None, {'withheld': 1}, 2, 1, '', ''),
+        (R(1, 2, 5), None, {'reserved': 1}, 2, 1, '', ''),
         (R(1, 2, 5, waiting=('a',)), None, {'waiting': 'a'}, 2, 1, 'a', ''),
         # there are fewer: his value comes back with them
         (None, (3, 1), {'total': 2}, 2, 3, '', ''),
         (R(3, 2, 5), (2, 5), {}, 3, 3, '', ''),
         # the same request allocates the rest
-        (None, (1, 1), {'withheld': 1, 'room': 1}, 1, None, None, ''),
-        (R(1, 1, 5, before=0), (1, 6), {'withheld': 1}, 2, 1, '', ''),
+        (None, (1, 1), {'reserved': 1, 'room': 1}, 1, None, None, ''),
+        (R(1, 1, 5, before=0), (1, 6), {'reserved': 1}, 2, 1, '', ''),
         # a pool has a row, whatever is reserved
         (None, (1, 1), {'traits': ()}, 1, 1, '', ''),
         # of an earlier release, which noted only what is his
@@ -140,7 +140,7 @@ class BalanceTest(testtools.TestCase):
             None, F(there, 4), W(4, **wanted), marked).value)
 
     def test_row_stays_while_marked(self):
-        """Without it, a value that is his would count as withheld."""
+        """Without it, a value that is his would count as reserved."""
         row, found = R(4, 4, 5), F(4, 4, 5)
         self.assertEqual(row, ledger.balance(row, found, W(4), True).row)
         self.assertIsNone(ledger.balance(row, found, W(4), False).row)

@@ -42,10 +42,10 @@ def waiting(handle_, **more):
     return dataclasses.replace(claim(), handle=handle_, **more).that_waits()
 
 
-def made(*devices, claims=(), held_back=(), returning=None):
+def made(*devices, claims=(), lost=(), returning=None):
     return {p.name.removeprefix('host_accel_'): p for p in
             providers.providers(devices, claims, 'host', ROOT,
-                                held_back, returning=returning).values()}
+                                lost, returning=returning).values()}
 
 
 @ddt.ddt
@@ -59,7 +59,7 @@ class ProvidersTest(testtools.TestCase):
         (card(health=QUARANTINED), [], {CLASS: 2}, True),
         (card(health=GONE), [claim()], {CLASS: 2}, True),
         (card(handles=0), [], {}, False),
-        # what is held up is less; with nothing left it is fenced
+        # what is reserved is less; with nothing left it is fenced
         (card(), [claim(state=DELETING)], {CLASS: 1}, False),
         (card(), [claim(n, state=DELETING) for n in (1, 2)], {CLASS: 2}, True),
         # what was made counts beside what could be made
@@ -151,7 +151,7 @@ class ProvidersTest(testtools.TestCase):
                              naming.place_of(provider.traits))
 
     @ddt.data(
-        # of two handles: claims, those held back -> inventory, fenced
+        # of two handles: claims, those lost -> inventory, fenced
         ([claim(1)], [], {CLASS: 2}, False),
         ([claim(1)], [1], {CLASS: 1}, False),
         ([claim(1), claim(2)], [2], {CLASS: 1}, False),
@@ -160,22 +160,22 @@ class ProvidersTest(testtools.TestCase):
         ([], [1], {CLASS: 2}, False),
     )
     @ddt.unpack
-    def test_held_back(self, claims, numbers, inventory, fenced):
+    def test_lost(self, claims, numbers, inventory, fenced):
         """Placement would give what servers hold without an allocation."""
-        held_back = {c.uuid for c in claims
-                     if c.handle in {claim(n).handle for n in numbers}}
+        lost = {c.uuid for c in claims
+                if c.handle in {claim(n).handle for n in numbers}}
         device = card(2)
         region = dataclasses.replace(
             fpga(B).region(0), handles=device.handles)
         for found, index in (
-                (made(device, claims=claims, held_back=held_back)[A], None),
+                (made(device, claims=claims, lost=lost)[A], None),
                 (made(dataclasses.replace(
                     device, handles=(), regions=(region,)), claims=[
                         # who gets a region waits while it is cleaned
                         dataclasses.replace(
                             c, region_index=0, error='It failed.')
                         for c in claims],
-                    held_back=held_back)[f'{A}_region0'], 0)):
+                    lost=lost)[f'{A}_region0'], 0)):
             self.assertEqual(index, found.region_index)
             self.assertEqual((inventory, fenced),
                              (found.inventory, found.fenced))

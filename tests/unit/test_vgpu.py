@@ -333,6 +333,12 @@ class MediatedDevices(VgpuTestCase):
             exception.DeviceUnavailable, self.make, 'nvidia-9')
         self.assertIn(f'{GPU} has no room', str(error))
 
+    def test_owner_reads_of_no_other_host(self):
+        self.start(gpu('mdev'))
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.make, 'nvidia-9')
+        self.assertNotIn('another host', exception.for_owner(error))
+
     def test_bad_attributes(self):
         self.start(gpu('mdev'))
         for text in ('', '-1', '0x4', 'many'):
