@@ -581,9 +581,12 @@ class Accelerators:
         with self.exclusive(server_uuid):
             pass
 
-    def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
-        """Keep what a server that moves away has for its return."""
+    def set_aside(self, context, server_uuid: str,
+                  migration_uuid: str) -> None:
+        """Keep what a server that moves away has for its return, and release
+        what an earlier move has left."""
         self.releases.finish(server_uuid)
+        self.unplug(context, server_uuid, model.Role.OLD)
         self.holdings.set_aside(server_uuid, migration_uuid)
 
     def revert(self, context, server_uuid: str, migration_uuid: str) -> None:

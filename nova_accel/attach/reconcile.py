@@ -89,10 +89,7 @@ class Reconciler:
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
         self._forget_pauses(snapshot, judged)
-        known = accelerators.inventory.lost
-        # of a server that is being built again nothing else is said
-        lost = [c for c in snapshot.after if c.uuid in known
-                and c.instance_uuid in snapshot.plugging]
+        lost: list[model.Claim] = []
         out: set[str] = set()
         for server_uuid, claims in judgement.by_server(
                 judged.values()).items():
@@ -100,12 +97,18 @@ class Reconciler:
                 released += self._make_good(
                     server_uuid, claims, judged, lost, out)
             except Exception as error:
-                lost += [c for c in claims if c.uuid in known
-                         or (c.uuid, _Verdict.LOST) in judged]
+                lost += [c for c in claims
+                         if (c.uuid, _Verdict.LOST) in judged]
                 failure = failure or error
         self.out = frozenset(out)
         if snapshot.consumers is not None:
-            self._set_lost(lost)
+            # and what was lost before, of a server that has begun something
+            # meanwhile, of which nothing is judged
+            before = accelerators.inventory.lost
+            self._set_lost([*lost, *(
+                c for c in self._holdings.all() if c.uuid in before
+                and c.state is not model.ClaimState.DELETING
+                and snapshot.is_lost(c))])
         if failure:
             raise failure
         return released

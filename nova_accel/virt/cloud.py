@@ -299,8 +299,8 @@ class NovaCloud:
     def is_reverted(self, migration_uuid):
         # The flavor tells, before Placement is told (_finish_revert_resize of
         # nova.compute.manager): the status is 'error' after a confirm that
-        # failed as after a revert that did. A later resize may have brought
-        # the old flavor back.
+        # failed as after a revert that did. No later resize has brought the
+        # old flavor back: what a move has left goes before another begins.
         migration = self._migration(migration_uuid)
         return (migration is not None
                 and migration.status not in ('confirming', 'confirmed')

@@ -248,15 +248,21 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                          network_info, image_meta, resize_instance,
                          allocations, *args, **kwargs):
         """At resize and cold migration, on the destination."""
-        with self._plugged(context, instance, allocations):
+        with self._plugged(
+                context, instance, allocations,
+                within=migration.source_compute == self._host_name):
             super().finish_migration(
                 context, migration, instance, disk_info, network_info,
                 image_meta, resize_instance, allocations, *args, **kwargs)
 
     @contextlib.contextmanager
-    def _plugged(self, context, instance, allocations):
+    def _plugged(self, context, instance, allocations, within=False):
+        """:param within: the server moves within this host."""
         rebuilt = (instance.task_state in _REBUILDS
                    and instance.host == self._host_name)
+        if not (rebuilt or within):
+            # of a move that ended before this one began
+            self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
         with self._translated(instance), self.accelerators.plugs.plugged(
                 context, cloud.server_of(instance),
                 # Nova hands over {} also where Placement did not answer
@@ -531,7 +537,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if not self.accelerators.handles(instance.uuid):
             return None
         migration = cloud.migration_of(context, instance).uuid
-        self.accelerators.set_aside(instance.uuid, migration)
+        self.accelerators.set_aside(context, instance.uuid, migration)
         return migration
 
     def confirm_migration(self, context, migration, instance, network_info):

@@ -143,14 +143,16 @@ class PoolTest(PoolsTestBase):
         self.assertEqual([(8, 0, 5)], self.counts())
         self._delete_server(server)
 
-    def test_confirm_on_the_host_that_fails(self):
-        """Neutron does not answer: Nova deletes the allocation of the old
-        self, sets the migration to error, and its log says that the server
-        may be hard rebooted."""
-        self.flags(allow_resize_to_same_host=True)
-        server = self.boot(groups(2))
-        self._resize_server(
-            server, self._create_flavor(extra_spec=groups(2)))
+
+class ConfirmFailsTest(PoolsTestBase):
+    """Neutron does not answer: Nova deletes the allocation of the old self,
+    sets the migration to error, and its log says that the server may be hard
+    rebooted. The old self is released at the next move at the latest: from
+    then on the flavor does not tell that it must not come back."""
+
+    HOSTS = {host: {'gpus': gpus()} for host in ('compute1', 'compute2')}
+
+    def fail_to_confirm(self, server):
         has = self.hostdevs(server)
         with mock.patch('nova.network.neutron.API.setup_networks_on_host',
                         side_effect=nova_exception.PortNotFound(port_id='1')):
@@ -158,9 +160,33 @@ class PoolTest(PoolsTestBase):
             server = self._wait_for_state_change(server, 'ERROR')
         self._reboot_server(server, hard=True)
         self.assertEqual(has, self.hostdevs(server))
-        # the old self is released
-        self.computes['compute1'].driver.reconciler.run()
+
+    def assertKeeps(self, server):
+        """What it has after a move."""
+        self._confirm_resize(server)
+        has = self.assertServer(server, 2)
+        self._reboot_server(server, hard=True)
         self.assertEqual(has, self.assertServer(server, 2))
+
+    def test_on_the_host(self):
+        self.flags(allow_resize_to_same_host=True)
+        service, = self.admin_api.get_services(
+            binary='nova-compute', host='compute2')
+        self.admin_api.put_service(service['id'], {'status': 'disabled'})
+        server = self.boot(groups(2))
+        self._resize_server(
+            server, self._create_flavor(extra_spec=groups(2)))
+        self.fail_to_confirm(server)
+        self._resize_server(server, self.flavor_of(groups(2)))
+        self.assertKeeps(server)
+        self.admin_api.put_service(service['id'], {'status': 'enabled'})
+
+    def test_back_to_the_host(self):
+        server = self.boot(groups(2))
+        self._migrate_server(server)
+        self.fail_to_confirm(server)
+        self._migrate_server(server)
+        self.assertKeeps(server)
 
 
 class MovedTest(PoolsTestBase):

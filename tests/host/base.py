@@ -161,7 +161,8 @@ class Host:
         migration = str(uuid.uuid4())
         self.cloud.move_allocation(uuid_, migration)
         self.cloud.stop_guest(uuid_)
-        self.accelerators.set_aside(uuid_, migration)
+        self.accelerators.set_aside(
+            self.cloud.admin_context(), uuid_, migration)
         return migration
 
     def resize_here(self, uuid_, allocation):

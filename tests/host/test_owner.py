@@ -242,6 +242,51 @@ class PoolMoveTest(MoveTest):
         self.assertEqual('what it wrote since',
                          self.disks.data_of_disk(self.second))
 
+    def move_again(self):
+        """The confirm fails as above, and no comparison comes before the next
+        resize: back to the flavor that the server had at first."""
+        self.disks.write_disk(self.second, 'what it wrote since')
+        cloud = self.host.cloud
+        cloud.allocate(self.migration, None)
+        again = self.host.resize_here(
+            self.server, cloud.read()['allocations'][self.server])
+        with cloud.state() as state:
+            # the flavor tells it, of the first resize as of this one
+            state.setdefault('reverted', []).append(self.migration)
+        return again
+
+    def test_moves_again(self):
+        """What the first resize has left does not come back."""
+        again = self.move_again()
+        self.assertEqual(self.first, self.held())
+        self.disks.write_disk(self.first, 'what it wrote at last')
+        self.host.accelerators.confirm(self.context, self.server, again)
+        self.host.cloud.allocate(again, None)
+        self.host.reboot(self.server)
+        self.compare()
+        self.assertHas('what it wrote at last', self.first)
+
+    def test_moves_again_and_is_reverted(self):
+        """nova-compute is killed before it hears of that."""
+        again = self.move_again()
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.accelerators.unplug(self.context, self.server)
+        self.host.cloud.set_server(
+            self.server, task_state='resize_reverting')
+        self.host.cloud.move_allocation(again, self.server)
+        self.restart()
+        self.compare()
+        self.host.cloud.set_server(self.server, task_state=None)
+        self.host.reboot(self.server)
+        self.compare()
+        self.assertHas('what it wrote since', self.second)
+
+    def assertHas(self, data, disk):
+        self.assertEqual({self.server: frozenset([disk])},
+                         self.host.cloud.running())
+        self.assertEqual((data, disk),
+                         (self.disks.data_of_disk(disk), self.held()))
+
 
 @ddt.ddt
 class ResizeHereTest(base.HostTestCase):

@@ -354,7 +354,7 @@ class ReconcileTest(base.HostTestCase):
         self.assertHas(self.host.boot(base.ONE, self.host.allocation(B)),
                        vf(B))
 
-    def assertHeldBack(self, *addresses):
+    def assertReserved(self, *addresses):
         self.host.reconciler.run()
         self.assertEqual(
             [f'{base.clouds.NODE}_accel_{a}_region0' for a in addresses],
@@ -373,19 +373,19 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(self.server, self.host.allocation(A))
         self.assertRaises(RuntimeError, self.host.spawn, self.server,
                           fails_after_start=RuntimeError('No answer'))
-        self.assertHeldBack()
+        self.assertReserved()
         self.host.cloud.allocate(self.server, None)
         self.host.cloud.servers = lambda uuids: []
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.host.cloud.placement_error = exception.PlacementUnavailable('No')
         self.assertRaises(exception.PlacementUnavailable,
                           self.host.reconciler.run)
         self.host.cloud.placement_error = None
         self.report()
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.assertEqual(1, self.log.output.count('none allocated to it'))
         self.leave()
-        self.assertHeldBack()
+        self.assertReserved()
         self.assertEqual([], self.host.holdings.all())
 
     def test_rebuild_that_failed(self):
@@ -397,24 +397,24 @@ class ReconcileTest(base.HostTestCase):
         put_back = self.host.cloud.put_back
         self.host.cloud.put_back = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.restart()
         self.host.reconciler.run()
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         with self.host.accelerators.plugs.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(self.server),
                 lambda: self.host.allocation(A)):
             # a rebuild, of which it is not known yet how it ends
-            self.assertHeldBack(A)
+            self.assertReserved(A)
             self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.host.cloud.put_back = put_back
         self.host.cloud.set_server(self.server, task_state='rebuilding')
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.host.cloud.set_server(self.server, task_state=None)
-        self.assertHeldBack()
+        self.assertReserved()
         self.assertEqual(
             self.host.allocation(A),
             self.host.cloud.read()['allocations'][self.server])
@@ -425,7 +425,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(self.server, None)
         self.host.cloud.put_back = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         # its owner does as the log says
         self.leave()
         self.host.accelerators.unplug(
@@ -463,6 +463,44 @@ class ReconcileTest(base.HostTestCase):
             RuntimeError, self.host.reconciler.run))
         self.assertEqual([f'{base.clouds.NODE}_accel_{A}_region0'],
                          self.host.fenced())
+
+    def lose(self):
+        self.host.cloud.allocate(self.server, None)
+        self.host.cloud.put_back = mock.Mock(
+            side_effect=exception.PlacementUnavailable('Not now.'))
+        self.assertReserved(A)
+
+    def test_lost_and_resized_meanwhile(self):
+        """Of which nothing is judged, and which stays lost."""
+        self.lose()
+        move = str(uuid.uuid4())
+
+        def moves():
+            self.host.cloud.set_server(
+                self.server, task_state='resize_migrating')
+            with self.host.cloud.state() as state:
+                state.setdefault('moves', {})[move] = self.server
+            self.host.cloud.stop_guest(self.server)
+            self.host.accelerators.set_aside(
+                self.host.cloud.admin_context(), self.server, move)
+        self.meanwhile('running', moves)
+        self.assertReserved(A)
+
+    def test_lost_and_rebuilt_meanwhile(self):
+        self.lose()
+        rebuild = self.host.accelerators.plugs.plugged(
+            self.host.cloud.admin_context(),
+            self.host.cloud.server(self.server),
+            lambda: self.host.allocation(A), rebuilt=True)
+
+        def begins():
+            self.host.cloud.set_server(self.server, task_state='rebuilding')
+            self.host.cloud.stop_guest(self.server, undefine=True)
+            rebuild.__enter__()
+        self.after_the_first_judgement(begins)
+        self.assertReserved(A)
+        self.host.start_guest(self.server)
+        rebuild.__exit__(None, None, None)
 
     def test_operator_deletes_an_allocation(self):
         """It is found and put back while the guest runs, and no server is
@@ -520,7 +558,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.lose(migration)
         self.host.cloud.put_back = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.assertIn('Confirm or revert', self.log.output)
         return migration
 
@@ -534,7 +572,7 @@ class ReconcileTest(base.HostTestCase):
             self.host.cloud.admin_context(), self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
-        self.assertHeldBack(A)
+        self.assertReserved(A)
 
     def test_what_a_move_has_lost_and_its_end(self):
         """Confirmed, failed or deleted: Nova has it open no more."""
@@ -542,7 +580,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(migration, None)
         self.assertEqual(1, self.host.reconciler.run())
         self.assertEqual([], self.host.holdings.all())
-        self.assertHeldBack()
+        self.assertReserved()
 
     def test_move_that_may_have_failed(self):
         """Nova deletes the allocation before it says so: nothing is put back
@@ -550,7 +588,7 @@ class ReconcileTest(base.HostTestCase):
         migration = self.host.migrate_away(self.server)
         self.host.cloud.set_server(self.server, task_state='resize_finish')
         self.host.cloud.lose(migration)
-        self.assertHeldBack(A)
+        self.assertReserved(A)
         self.assertEqual({}, self.host.cloud.read()['allocations'])
         self.host.cloud.delete_server(self.server)
         self.assertEqual(1, self.host.reconciler.run())
