@@ -134,7 +134,9 @@ def _operators_word(row, found, marked) -> tuple[int, tuple[str, ...]]:
     if change > 0:
         return row.operators + change, ()
     returned = row.waiting[:-change]
-    return max(0, row.operators + change + len(returned)), returned
+    # more of him than that was not shown where there are fewer devices
+    return min(found.reserved, max(
+        0, row.operators + change + len(returned))), returned
 
 
 def _expected(row, found) -> int:

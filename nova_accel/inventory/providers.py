@@ -117,7 +117,7 @@ class Provider:
         # Placement refuses to drop an inventory with allocations, and Nova's
         # whole report would fail with it
         if ours and in_use(self.uuid):
-            _fence(there, ours, rows, used, inventory, found)
+            returned += _fence(there, ours, rows, used, inventory, found)
         inventory |= {name: dict(there.inventory[name])
                       for name in left - ours}
         found |= {name: None for name in rows if name not in found
@@ -141,9 +141,10 @@ def fenced(there: Shown, rows: Mapping[str, model.Reserved], used: int = 0,
     device. Parameters as those of Provider.merged()."""
     inventory = {name: dict(item) for name, item in there.inventory.items()}
     found: dict[str, model.Reserved | None] = {}
-    _fence(there, [name for name in inventory if name not in configured],
-           rows, used, inventory, found)
-    return Merged(inventory, found)
+    returned = _fence(
+        there, [name for name in inventory if name not in configured],
+        rows, used, inventory, found)
+    return Merged(inventory, found, returned)
 
 
 def _row(rows, name):
@@ -152,18 +153,22 @@ def _row(rows, name):
     return rows.get(name, rows.get(''))
 
 
-def _fence(there, names, rows, used, inventory, found) -> None:
+def _fence(there, names, rows, used, inventory, found) -> tuple[str, ...]:
+    """:returns: addresses of handles that the operator has released."""
+    returned: tuple[str, ...] = ()
     for name in names:
         row, item = _row(rows, name), there.inventory[name]
         total = item['total']
-        value, found[name], _ = ledger.balance(
+        value, found[name], back = ledger.balance(
             row, there.found(name), ledger.Wanted(
                 total, total, (),
                 max(0, total - used) if used and
                 naming.is_accelerator_class(name) else None,
                 row.addresses if row else (), row.traits if row else None),
             naming.FENCED in there.traits)
+        returned += back
         inventory[name] = {**item, 'reserved': value}
+    return returned
 
 
 def providers(devices: Iterable[model.Device],

@@ -381,8 +381,8 @@ class Tree:
                                    traits=traits)
 
     def _hand_over(self, plan, everything, wanted, were_fenced) -> None:
-        """Give what the operator has said of providers that are not wanted any
-        more to those that show their devices now."""
+        """Give what the operator has said of providers to those that show
+        their devices now."""
         by_address: dict[str, list[providers.Provider]] = {}
         for provider in wanted.values():
             if provider.region_index is None:
@@ -399,9 +399,13 @@ class Tree:
                 heirs_of[uuid] = heirs
         given: dict[str, int] = {}
         for (uuid, name), row in rows.items():
-            if row.operators and uuid in heirs_of:
+            stays = wanted.get(uuid)
+            # of a pool that some have left: what the others cannot have
+            amount = row.operators if stays is None else (
+                row.operators - stays.inventory.get(name, row.operators))
+            if amount > 0 and uuid in heirs_of:
                 self._hand_over_reserved(plan, everything, (uuid, name), row,
-                                         heirs_of[uuid], given)
+                                         amount, heirs_of[uuid], given)
         for uuid, provider in wanted.items():
             if uuid in given and provider.pool:
                 LOG.warning(
@@ -421,12 +425,13 @@ class Tree:
 
     @staticmethod
     def _once_of(everything, wanted, rows) -> dict[str, Iterable[str]]:
-        """Provider uuid -> addresses of its devices, of those that are not
-        wanted any more."""
+        """Provider uuid -> addresses of devices that it shows no more."""
         once: dict[str, Iterable[str]] = {}
         for (uuid, _), row in rows.items():
-            if uuid not in wanted and row.addresses:
-                once[uuid] = row.addresses
+            left = row.addresses if uuid not in wanted else (
+                frozenset(row.addresses).difference(wanted[uuid].addresses))
+            if left:
+                once[uuid] = left
         nodes = {p.parent for p in wanted.values()
                  if p.region_index is None}
         for uuid, shown in everything.items():
@@ -439,10 +444,10 @@ class Tree:
                     once[uuid] = (part,)
         return once
 
-    def _hand_over_reserved(self, plan, everything, key, row, heirs,
+    def _hand_over_reserved(self, plan, everything, key, row, amount, heirs,
                             given) -> None:
-        uuid, name = key
-        shares = ledger.share(row.operators, {
+        name = key[1]
+        shares = ledger.share(amount, {
             p.uuid: p.inventory[name] for p in heirs.values()
             if name in p.inventory})
         for to, count in shares.items():

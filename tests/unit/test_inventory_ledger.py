@@ -514,6 +514,37 @@ class StaleTest(testtools.TestCase):
         host.changes_health(2)
         self.report(1)
 
+    def test_lowered_where_there_are_fewer(self):
+        """What he lowers it to is his, though more of him had been there than
+        fits now: two devices of the pool are gone, or a handle of the card is
+        being cleaned."""
+        host = self.world(pool=True)
+        host.operator_writes(3)
+        host.refresh()
+        host.report()
+        host.driver.devices = host.driver.devices[:2]
+        host.inventory.scanner.scan()
+        host.report()
+        self.report(2)
+        for his in (1, 0):
+            host.operator_writes(his)
+            host.refresh()
+            self.report(his)
+        host = self.world()
+        host.operator_writes(4)
+        host.refresh()
+        host.report()
+        claim = model.Claim(
+            str(uuids.uuid4()), 'i', host.uuid, CLASS, '1', A, None,
+            handle(GPUS[0]), 'i', state=model.ClaimState.DELETING)
+        host.store.add([claim])
+        self.report(3)
+        host.operator_writes(0)
+        host.refresh()
+        self.report(0)
+        host.store.remove([claim])
+        self.report(0)
+
     def shown(self, host):
         """(addresses, or 0 for a pool; reserved; traits of the operator)"""
         found = []
@@ -569,6 +600,42 @@ class StaleTest(testtools.TestCase):
         host.changes_health(3)
         host.report()
         self.assertEqual([(4, 1, [])], self.shown(host))
+
+    def test_one_that_leaves_a_pool(self):
+        """Of what the operator has reserved it takes along what is too much
+        for the others, and what others have set is true of it still."""
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        for his, theirs, its in ((4, 3, 1), (3, 3, 0)):
+            host = self.world(pool=True)
+            host.operator_writes(his)
+            host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
+            host.nova.placement[host.uuid][2] += 1
+            # nova-compute starts again, and Nova reads Placement
+            host.refresh()
+            self.change(host)
+            one, *others = host.driver.devices
+            host.driver.devices = (dataclasses.replace(
+                one, traits=('CUSTOM_ONE_TIME',)), *others)
+            host.start()
+            for _ in range(3):
+                host.report()
+            self.assertEqual([(1, its, ['CUSTOM_RACK_7']),
+                              (3, theirs, ['CUSTOM_RACK_7'])],
+                             self.shown(host))
+
+    def test_released_as_a_pool_gives_way(self):
+        """What he lowers before the start, which has not read it, is a handle
+        that waits no more."""
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        host = self.world(pool=True)
+        host.waits(0)
+        host.inventory.scanner.scan()
+        self.report(1)
+        host.operator_writes(0)
+        host.refresh()
+        self.change(host, traits=('CUSTOM_ONE_TIME',))
+        self.assertEqual((), host.store.waiting())
+        self.assertEqual([(4, 0, [])], self.shown(host))
 
     def test_steady_state_writes_nothing(self):
         for pool in (False, True):
