@@ -6,7 +6,9 @@ The packages of tests call apply(); each test is one of testtools.
 * At the limit the main thread gets an error, wherever it waits, and the test
   fails with the stacks of all threads. Its cleanups run.
 * Where that does not end the test within LAST seconds, the process ends, with
-  the stacks on standard error.
+  the stacks on standard error; and so it does where the next test has not begun
+  then, or the process has not ended: what classes set up and take down has no
+  limit of its own, and Python waits for threads at the end.
 * A test fails that leaves a thread at work; where several tests share a cloud,
   which has threads of its own, one of nova_accel.
 """
@@ -85,6 +87,7 @@ class Limited(runtest.RunTest):
     shared = False
 
     def _run_core(self):
+        faulthandler.cancel_dump_traceback_later()
         limit = getattr(self.case, 'LIMIT', LIMIT)
         # signals go to the main thread; under eventlet its object is another
         if limit is None or threading.get_native_id() != os.getpid():
@@ -123,9 +126,7 @@ class Limited(runtest.RunTest):
                 later.cancel()
                 end()
         before = signal.signal(signal.SIGALRM, interrupt)
-        # sys.stderr may be a text in memory, as in the demo
-        faulthandler.dump_traceback_later(
-            limit + LAST, exit=True, file=sys.__stderr__)
+        _end_in(limit + LAST)
         # another thread may take one signal, but not one each second; and
         # interrupt() may need two
         signal.setitimer(signal.ITIMER_REAL, limit, 1)
@@ -134,7 +135,7 @@ class Limited(runtest.RunTest):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            faulthandler.cancel_dump_traceback_later()
+            _end_in(LIMIT + LAST)
 
     def _run_user(self, function, *args, **kwargs):
         def run():
@@ -143,6 +144,13 @@ class Limited(runtest.RunTest):
             except TestTimeout as error:
                 raise AssertionError(str(error)) from error
         return super()._run_user(run)
+
+
+def _end_in(seconds) -> None:
+    """End the process then, unless that is called off."""
+    # sys.stderr may be a text in memory, as in the demo
+    faulthandler.dump_traceback_later(
+        seconds, exit=True, file=sys.__stderr__)
 
 
 def green_thread():

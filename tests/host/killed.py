@@ -120,9 +120,16 @@ class Processes:
             self._runs = False
 
     def _ask(self, said):
-        self._forker.stdin.write(f'{json.dumps(said)}\n')
-        self._forker.stdin.flush()
-        return json.loads(self._forker.stdout.readline())
+        try:
+            self._forker.stdin.write(f'{json.dumps(said)}\n')
+            self._forker.stdin.flush()
+            return json.loads(self._forker.stdout.readline())
+        except BaseException:
+            # a test that may not go on: its answer would be the next one's
+            self._runs = False
+            _end(self._forker)
+            _forker.cache_clear()
+            raise
 
 
 @functools.cache
@@ -135,15 +142,18 @@ def _forker(path: str | None) -> subprocess.Popen:
         [sys.executable, '-m', 'tests.host.killed'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True)
+    atexit.register(_end, forker)
+    return forker
 
-    def close():
-        # a nova-compute that hangs would keep it, and it this process
+
+def _end(forker: subprocess.Popen) -> None:
+    """Kill it, and a nova-compute that hangs with it: that would keep it."""
+    if forker.poll() is None:
         os.killpg(forker.pid, signal.SIGKILL)
         forker.wait()
+    with contextlib.suppress(BrokenPipeError):
         forker.stdin.close()
-        forker.stdout.close()
-    atexit.register(close)
-    return forker
+    forker.stdout.close()
 
 
 class Points:

@@ -590,6 +590,15 @@ class ShownTest(CleaningTestCase):
             time.sleep(0.01)
         self.assertEqual(expected, self.shown())
 
+    def test_of_a_project(self):
+        """Nobody else sees what it was."""
+        table = self.host.inventory.table
+        address, = self.host.inventory.devices
+        table.set_loaded(address, 0, model.Loaded(
+            plain(FUNCTION), None, None, '', 'a project'))
+        with table.returning(address, 0):
+            self.assertEqual({}, table.all_returning())
+
     def test_function_of_the_operator(self):
         """A server that asks for it is sent there."""
         self.host.upload(FUNCTION)

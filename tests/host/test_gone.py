@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A card is gone while a consumer without a claim has a part of it."""
 
+from nova_accel import model
 from tests.host import base
 from tests.unit.host import A
 
@@ -26,3 +27,13 @@ class GoneTest(base.HostTestCase):
         self.host.inventory.scanner.scan()
         self.names()
         self.assertEqual(self.names(), self.names())
+
+    def test_look_that_began_earlier(self):
+        """It says nothing: a later one has found the card."""
+        self.start_host({'address': A})
+        table = self.host.inventory.table
+        ticket = table.ticket()
+        self.host.inventory.scanner.scan()
+        table.gone(A, 'dfl', ticket)
+        self.assertIsNot(model.Health.GONE,
+                         self.host.inventory.devices[A].health)

@@ -137,6 +137,38 @@ class MoveTest(base.HostTestCase):
         self.host.accelerators.revert(self.context, self.server, migration)
         self.assertEqual(held, self.host.holdings.of(self.server))
 
+    def test_revert_is_one_transaction(self):
+        """Whoever reads meanwhile sees what the server had, or what it has."""
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.cloud.move_allocation(self.migration, self.server)
+        store, seen = self.host.accelerators.store, []
+        begin = store._begin
+
+        def begins():
+            seen.append(len(self.host.holdings.of(self.server)))
+            begin()
+        store._begin = begins
+        self.addCleanup(setattr, store, '_begin', begin)
+        self.host.accelerators.revert(
+            self.context, self.server, self.migration)
+        self.assertEqual({1}, {*seen})
+
+    def test_move_that_has_its_allocation(self):
+        """It is not over, whatever Placement has for the server, and is not
+        taken back."""
+        held = self.host.holdings.of(self.server)
+        old = self.host.holdings.of(self.server, model.Role.OLD)
+        self.host.cloud.allocate(self.server, {
+            **self.host.allocation(self.ADDRESSES[0], self.CLASS),
+            **self.host.allocation(self.ADDRESSES[1], self.CLASS)})
+        with self.host.cloud.state() as state:
+            state.setdefault('reverted', []).append(self.migration)
+        self.host.accelerators.end_move(
+            self.context, self.host.cloud.server(self.server))
+        self.assertEqual(held, self.host.holdings.of(self.server))
+        self.assertEqual(old, self.host.holdings.of(
+            self.server, model.Role.OLD))
+
     def test_operation_that_does_not_end(self):
         """It has the server's lock: a confirm and a delete are not stopped,
         and what they release is released when it has ended."""
@@ -286,6 +318,50 @@ class PoolMoveTest(MoveTest):
                          self.host.cloud.running())
         self.assertEqual((data, disk),
                          (self.disks.data_of_disk(disk), self.held()))
+
+
+@ddt.ddt
+class UnwrittenTest(base.HostTestCase):
+    """A server was shelved, which could not be written."""
+
+    SSD = 'CUSTOM_ACCELERATOR_SSD'
+
+    def unshelved(self):
+        self.host.spawn(self.server)
+
+    def started(self):
+        self.host.start_guest(self.server)
+
+    def restored(self):
+        self.host.accelerators.restore(
+            self.context, self.host.cloud.server(self.server))
+
+    def moved(self):
+        self.host.accelerators.set_aside(
+            self.context, self.server, 'migration')
+
+    @ddt.data('unshelved', 'started', 'restored', 'moved')
+    def test_released_first(self, operation):
+        """It does not have again what it had."""
+        self.context = self.host.cloud.admin_context()
+        before, = self.host.holdings.of(self.server)
+        self.read_only(True)
+        self.host.delete(self.server, wait=False)
+        self.read_only(False)
+        self.assertEqual([before], self.host.holdings.of(self.server))
+        self.host.cloud.allocate(self.server, self.allocation)
+        getattr(self, operation)()
+        self.host.settle()
+        self.assertNotIn(before.uuid, {
+            claim.uuid for claim in self.host.holdings.all()})
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(drivers=('nvme',), nvmes=[
+            {'address': f'0000:0{number}:00.0'} for number in (2, 3)])
+        self.allocation = self.host.allocation(resource_class=self.SSD)
+        self.server = self.host.boot(
+            {f'resources1:{self.SSD}': '1'}, self.allocation)
 
 
 @ddt.ddt

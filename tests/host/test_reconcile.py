@@ -11,6 +11,7 @@ import fixtures
 
 from nova_accel.attach import reconcile
 from nova_accel import exception
+from nova_accel import locks
 from nova_accel import model
 from tests.host import base
 from tests.unit.host import A, B, vf
@@ -463,6 +464,48 @@ class ReconcileTest(base.HostTestCase):
             RuntimeError, self.host.reconciler.run))
         self.assertEqual([f'{base.clouds.NODE}_accel_{A}_region0'],
                          self.host.fenced())
+
+    def test_not_put_back_while_a_move_is_open(self):
+        """Of a resize on this host that has not ended it is not known what is
+        the server's own."""
+        self.host.resize_here(self.server, self.host.allocation(B))
+        self.host.cloud.lose(self.server)
+        self.host.reconcile()
+        self.assertNotIn(self.server, self.host.cloud.read()['allocations'])
+
+    def test_built_and_deleted_meanwhile(self):
+        """No claim before, and none after, of a guest in between."""
+        built = []
+        self.meanwhile('guest_devices', lambda: built.append(self.host.boot(
+            base.ONE, self.host.allocation(B))), after=False)
+        self.meanwhile('running', lambda: self.host.delete(built[0]))
+        self.host.reconciler.run()
+        self.assertEqual(1, len(built))
+        self.assertNotIn('without a claim', self.log.output)
+
+    def test_release_waits_for_an_operation(self):
+        """What an operation of the server is at is not judged."""
+        self.host.cloud.delete_server(self.server)
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.cloud.allocate(self.server, None)
+        accelerators = self.host.accelerators
+        self.useFixture(fixtures.MockPatchObject(
+            accelerators, '_servers', locks.Locks(
+                'server', 'The accelerators of server {}', lambda: 0.05)))
+        held, over = threading.Event(), threading.Event()
+
+        def operation():
+            with accelerators.exclusive(self.server):
+                held.set()
+                over.wait(base.PATIENCE)
+        operating = threading.Thread(target=operation)
+        operating.start()
+        self.addCleanup(operating.join)
+        self.addCleanup(over.set)
+        held.wait(base.PATIENCE)
+        self.assertRaises(exception.LockTimeout,
+                          self.host.reconciler.release, vf(A))
+        self.assertEqual([State.BOUND], self.host.states(self.server))
 
     def lose(self):
         self.host.cloud.allocate(self.server, None)

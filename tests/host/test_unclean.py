@@ -119,3 +119,29 @@ class RegionTest(UncleanTestCase):
         self.host.settle()
         self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
         self.assertEqual({}, self.host.kernel.guest_reads(vf(A)))
+
+
+class TwoHandlesTest(UncleanTestCase):
+
+    SSD = 'CUSTOM_ACCELERATOR_SSD'
+
+    def test_one_is_cleaned(self):
+        """Which says nothing of the other one of the same card."""
+        self.start_host(drivers=('nvme',), nvmes=[
+            {'address': A, 'total_vfs': 2, 'vfs': 2}])
+        self.policy('none')
+        servers = [self.host.boot({f'resources1:{self.SSD}': '1'},
+                                  self.host.allocation(A, self.SSD))
+                   for _ in range(2)]
+        handles = [self.host.devices_of(server)[0] for server in servers]
+        for handle in handles:
+            self.host.kernel.write_disk(handle, 'a secret')
+        self.host.delete(servers[0])
+        self.policy()
+        self.host.delete(servers[1])
+        self.assertEqual(['a secret', ''], [
+            self.host.kernel.data_of_disk(handle) for handle in handles])
+        self.host.reconcile()
+        self.host.settle()
+        self.assertEqual(['', ''], [
+            self.host.kernel.data_of_disk(handle) for handle in handles])

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What fails undoes what it did, and nothing that was there before."""
 
+import threading
+
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
@@ -40,6 +42,27 @@ class UndoTest(base.HostTestCase):
             claim.uuid for claim in self.host.holdings.all()])
         self.host.upload(FUNCTION)
         self.assertEqual(2, len(self.plug_two()))
+
+    def test_deleted_while_it_is_plugged(self):
+        """Its plug ends first, and what that has claimed is released."""
+        other = self.host.cloud.add_server(base.ONE)
+        context, goes_on = self.host.cloud.admin_context(), threading.Event()
+        self.addCleanup(goes_on.set)
+
+        def allocations():
+            goes_on.wait(base.PATIENCE)
+            return self.host.allocation(B)
+        accelerators = self.host.accelerators
+        accelerators.plugs.start(
+            context, self.host.cloud.server(other), allocations)
+        future = accelerators.plugs._plugging[other].future
+        soon = threading.Timer(0.2, goes_on.set)
+        soon.start()
+        self.addCleanup(soon.join)
+        accelerators.unplug(context, other)
+        future.exception(base.PATIENCE)
+        self.host.settle()
+        self.assertEqual([], self.host.states(other))
 
     def test_build_that_fails_keeps_what_the_server_had(self):
         """Nova fails after the second device was plugged."""

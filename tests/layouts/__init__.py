@@ -3,3 +3,7 @@
 
 ``make layouts`` runs all of them, and .ci/run two.
 """
+
+from tests import limits
+
+limits.apply()

@@ -284,6 +284,9 @@ class Environment(fixtures.Fixture):
 
 class LayoutTestCase(testtools.TestCase):
 
+    #: seconds; packages are installed, and programs of Nova start
+    LIMIT = 1800
+
     def setUp(self):
         super().setUp()
         self.there = self.useFixture(Environment())

@@ -47,6 +47,8 @@ def make():
 
 class DebianTest(testtools.TestCase):
 
+    LIMIT = base.LayoutTestCase.LIMIT
+
     def setUp(self):
         super().setUp()
         make()

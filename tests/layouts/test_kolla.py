@@ -28,6 +28,8 @@ SERVICES = 'nova-compute', 'nova-scheduler'
 
 class KollaTest(testtools.TestCase):
 
+    LIMIT = base.LayoutTestCase.LIMIT
+
     def setUp(self):
         super().setUp()
         self.kolla = pathlib.Path(os.environ.get('KOLLA_ANSIBLE', ''))

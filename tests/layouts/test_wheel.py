@@ -25,9 +25,6 @@ LOAD = textwrap.dedent('''
 
 class WheelTest(base.LayoutTestCase):
 
-    #: seconds; programs of Nova start a dozen times
-    LIMIT = 600
-
     def test_wheel_beside_wheel(self):
         names = zipfile.ZipFile(base.wheel()).namelist()
         # a file among Nova's would be found beside some Novas only, and

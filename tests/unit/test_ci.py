@@ -148,6 +148,20 @@ class RunTest(testtools.TestCase):
             'unit: 30 passed, 0 failed, 1 skipped, 0 excluded\n'
             'functional-card: 3 passed, 1 failed, 0 skipped, 0 excluded\n'))
         self.assertEqual((33, 1), (step.passed, step.failed))
+        self.assertIn('33 passed, 1 failed, 1 skipped', str(step))
+
+    def test_skipped(self):
+        step = ci.Step('host', 0, 1, (
+            ' - Passed: 0\n - Skipped: 900\n - Failed: 0\n'))
+        self.assertIn('host: 0 passed, 0 failed, 900 skipped', str(step))
+
+    def test_testtools(self):
+        """Its own runner, as of the layouts."""
+        step = ci.Step('layouts', 0, 1, 'Ran 3 tests in 1.234s\nOK\n')
+        self.assertEqual((3, 0), (step.passed, step.failed))
+        step = ci.Step('layouts', 1, 1, (
+            'Ran 3 tests in 1.234s\nFAILED (failures=2)\n'))
+        self.assertEqual((1, 2), (step.passed, step.failed))
 
     def test_releases(self):
         """tox.ini and the Makefile say which."""

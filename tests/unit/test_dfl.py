@@ -564,6 +564,7 @@ class Configuration(TestCase):
         self.begin(2)
         self.kernel.guest_takes(A)
         self.driver.configure()
+        self.assertEqual([], self.offered())
 
     def test_another_number_is_there(self):
         self.begin(2, vfs=1)

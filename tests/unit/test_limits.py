@@ -84,12 +84,32 @@ TESTS = textwrap.dedent('''
 ''')
 
 
+#: the process would wait for the thread
+STAYS = textwrap.dedent('''
+    import threading
+    import time
+
+    import testtools
+
+    from tests import limits
+
+    limits.apply()
+    limits.LIMIT, limits.LAST, limits.ENDS = 1, 2, 0.3
+
+
+    class StaysTest(testtools.TestCase):
+
+        def test_leaves_a_thread_that_python_awaits(self):
+            threading.Thread(target=time.sleep, args=[3600]).start()
+''')
+
+
 class LimitsTest(testtools.TestCase):
 
-    def run_tests(self, green):
+    def run_tests(self, green, tests=TESTS):
         directory = self.useFixture(fixtures.TempDir())
         with open(directory.join('test_hangs.py'), 'w') as file:
-            file.write(TESTS)
+            file.write(tests)
         done = subprocess.run(
             [sys.executable, '-W', 'ignore', '-m', 'testtools.run',
              'test_hangs'], timeout=120, stdout=subprocess.PIPE,
@@ -104,7 +124,6 @@ class LimitsTest(testtools.TestCase):
         self.assertEqual(1, done.returncode)
         self.assertIn('Timeout (0:00:03)!', done.stdout)
         # those before, one mark each
-        self.assertIn('cleaned up', done.stdout)
         self.assertEqual(marks, ''.join(
             c for c in done.stdout.split('Timeout (')[0].split(
                 'Tests running...')[1] if c in '.FE'))
@@ -113,14 +132,23 @@ class LimitsTest(testtools.TestCase):
         """One of unittest itself would not be."""
         tests = pathlib.Path(__file__).parents[1]
         self.assertEqual([], [
-            path.name for part in ('unit', 'host', 'functional')
+            path.name for part in ('unit', 'host', 'functional', 'layouts')
             for path in sorted((tests / part).rglob('*.py'))
             if re.search(r'^class .*\bunittest\.', path.read_text(), re.M)])
 
     def test_native(self):
         done = self.run_tests('')
+        self.assertIn('cleaned up', done.stdout)
         self.check(done, 'F.FF..')
         self.assertIn('in test_7_cannot_be_interrupted', done.stdout)
 
     def test_eventlet(self):
-        self.check(self.run_tests('yes'), 'F.FF.F.')
+        done = self.run_tests('yes')
+        self.assertIn('cleaned up', done.stdout)
+        self.check(done, 'F.FF.F.')
+
+    def test_end_of_the_process(self):
+        done = self.run_tests('', STAYS)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('FAILED (failures=1)\nTimeout (0:00:03)!', done.stdout)
+        self.assertIn('in _shutdown', done.stdout)
