@@ -31,6 +31,8 @@ from keystoneauth1 import session as ks_session
 from keystoneauth1 import token_endpoint
 from testtools import content
 
+from tests import limits
+
 #: where the package tests lies
 ROOT = pathlib.Path(__file__).parent.parent
 #: seconds; a loaded machine needs many of them
@@ -105,6 +107,8 @@ class GlanceService(fixtures.Fixture):
                 [sys.executable, '-m', 'tests.glance_app', self.directory],
                 cwd=ROOT, stdin=subprocess.PIPE, stdout=output, stderr=output)
         self.pid = process.pid
+        # of a cloud, which goes on after a test
+        limits.PROCESSES.add(self.pid)
         self.addCleanup(self._stop, process)
         self.url = f'http://127.0.0.1:{self._port(process)}'
 

@@ -9,14 +9,16 @@ The packages of tests call apply(); each test is one of testtools.
   the stacks on standard error; and so it does where the next test has not begun
   then, or the process has not ended: what classes set up and take down has no
   limit of its own, and Python waits for threads at the end.
-* A test fails that leaves a thread at work; where several tests share a cloud,
-  which has threads of its own, one of nova_accel.
+* A test fails that leaves a process, or a thread at work; where several tests
+  share a cloud, which has threads of its own, one of nova_accel.
 """
 
+import contextlib
 import faulthandler
 import gc
 import itertools
 import os
+import pathlib
 import signal
 import sys
 import tempfile
@@ -40,6 +42,8 @@ COMES = 120
 SERVICE = 'accel-idle', 'accel-signals'
 #: those that live until a nova-compute ends
 LISTENERS = 'accel-_listen', 'accel-listen'
+#: ids of processes that go on after a test
+PROCESSES: set[int] = set()
 
 
 class TestTimeout(BaseException):
@@ -92,8 +96,8 @@ class Limited(runtest.RunTest):
         # signals go to the main thread; under eventlet its object is another
         if limit is None or threading.get_native_id() != os.getpid():
             return super()._run_core()
-        self.case.addCleanup(_check_threads, self.case, at_work(self.shared),
-                             self.shared)
+        self.case.addCleanup(_check_over, self.case, at_work(self.shared),
+                             processes(), self.shared)
         current = green_thread()
 
         error = TestTimeout(
@@ -174,15 +178,33 @@ def at_work(accel: bool = True) -> set[threading.Thread]:
             and (thread.name.startswith('accel-') or not accel)}
 
 
-def _check_threads(case, before, accel):
-    """Fail where threads work after a test.
+def processes() -> dict[int, str]:
+    """Return the names of the processes that this one has started, and that
+    have not ended; none where the kernel does not tell."""
+    found = {}
+    for task in pathlib.Path('/proc/self/task').iterdir():
+        # a thread or process may end meanwhile
+        with contextlib.suppress(OSError):
+            for child in (task / 'children').read_text().split():
+                name, state = pathlib.Path(f'/proc/{child}/stat').read_text(
+                    ).partition('(')[2].rsplit(')', 1)
+                if state.split()[0] != 'Z' and int(child) not in PROCESSES:
+                    found[int(child)] = name
+    return found
 
-    :param before: those of before the test.
+
+def _check_over(case, threads, started, accel):
+    """Fail where threads work after a test, or processes run.
+
+    :param threads: those of before the test.
+    :param started: the processes of before the test.
     """
     end = time.monotonic() + ENDS
     for pause in itertools.chain((0, 0.01, 0.05), itertools.repeat(0.2)):
         time.sleep(pause)
-        left = sorted(thread.name for thread in at_work(accel) - before)
+        left = sorted(thread.name for thread in at_work(accel) - threads) + [
+            f'{name} (process {id_})' for id_, name in processes().items()
+            if id_ not in started]
         if not left:
             return
         if pause == 0.05:
@@ -191,6 +213,6 @@ def _check_threads(case, before, accel):
         if time.monotonic() > end:
             case.addDetail('stacks', content.text_content(stacks()))
             raise AssertionError(
-                f'After the test these threads are at work: '
+                f'After the test these threads and processes are at work: '
                 f'{", ".join(left)}. Let the test wait for what it began, or '
                 f'take the fault away that it set')

@@ -261,8 +261,7 @@ class Reconciler:
             server = self._cloud.open_moves([claim.consumer_uuid]).get(
                 claim.consumer_uuid)
             # before, Nova may have taken the allocation: the move fails
-            return server if server and server.vm_state == 'resized' and (
-                not server.task_state) else None
+            return server if server and not server.task_state else None
         if self._holdings.of(claim.instance_uuid, model.Role.OLD):
             # of a move that has not ended it is not known what is its own
             return None

@@ -294,10 +294,10 @@ class Answer:
             'placement', f'/allocations/{consumer}').get('consumer_type')
         if kind == 'MIGRATION':
             return f'migration {consumer}, until it is confirmed or reverted'
-        return (f'{consumer}, which is not a server of Nova: look at it with '
-                f'openstack resource provider allocation show {consumer}, and '
-                f'delete it with openstack resource provider allocation '
-                f'delete {consumer}')
+        return (f'{consumer}, which is not a server of Nova: see openstack '
+                f'resource provider allocation show {consumer}, and delete it '
+                f'with openstack resource provider allocation delete '
+                f'{consumer}')
 
     # Hosts
 

@@ -52,6 +52,7 @@ from nova_accel.store import claim_store
 from nova_accel.virt import driver
 from tests.functional import base
 from tests.functional import operations
+from tests import limits
 
 HOSTS = HOST, BESIDE = 'compute1', 'compute2'
 #: owners of what a job may name as its point: (owner, method, n) is the
@@ -130,7 +131,7 @@ def _forker() -> typing.Any:
          f'from {__name__} import main; main()'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True)
-
+    limits.PROCESSES.add(forker.pid)
     atexit.register(forget)
     return forker
 

@@ -37,6 +37,7 @@ from nova_accel import sim
 from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
+from tests import limits
 
 #: what changes something outside of the process
 CALLS = {
@@ -142,6 +143,7 @@ def _forker(path: str | None) -> subprocess.Popen:
         [sys.executable, '-m', 'tests.host.killed'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True)
+    limits.PROCESSES.add(forker.pid)
     atexit.register(_end, forker)
     return forker
 

@@ -591,7 +591,7 @@ class ShownTest(CleaningTestCase):
         self.assertEqual(expected, self.shown())
 
     def test_of_a_project(self):
-        """Nobody else sees what it was."""
+        """No one else sees what it was."""
         table = self.host.inventory.table
         address, = self.host.inventory.devices
         table.set_loaded(address, 0, model.Loaded(

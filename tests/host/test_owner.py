@@ -138,7 +138,7 @@ class MoveTest(base.HostTestCase):
         self.assertEqual(held, self.host.holdings.of(self.server))
 
     def test_revert_is_one_transaction(self):
-        """Whoever reads meanwhile sees what the server had, or what it has."""
+        """What is read meanwhile is what the server had, or what it has."""
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.move_allocation(self.migration, self.server)
         store, seen = self.host.accelerators.store, []
@@ -154,8 +154,7 @@ class MoveTest(base.HostTestCase):
         self.assertEqual({1}, {*seen})
 
     def test_move_that_has_its_allocation(self):
-        """It is not over, whatever Placement has for the server, and is not
-        taken back."""
+        """It is not over, whatever Placement has for the server."""
         held = self.host.holdings.of(self.server)
         old = self.host.holdings.of(self.server, model.Role.OLD)
         self.host.cloud.allocate(self.server, {

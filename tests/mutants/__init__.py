@@ -28,7 +28,8 @@ class Mutant:
     survives: str = ''
 
     def __str__(self):
-        return f'{self.file}: {self.text!r} -> {self.instead!r}'
+        return f'{self.file}: {self.text!r} -> {self.instead!r}' + (
+            f', after {self.after!r}' if self.after else '')
 
     def apply(self, root: pathlib.Path = ROOT) -> str:
         """Return the text of the changed file.

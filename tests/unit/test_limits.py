@@ -13,6 +13,7 @@ import testtools
 
 TESTS = textwrap.dedent('''
     import os
+    import subprocess
     import sys
     import threading
     import time
@@ -46,6 +47,9 @@ TESTS = textwrap.dedent('''
 
         def test_2_the_next_one(self):
             print('the next one')
+
+        def test_3_leaves_a_process(self):
+            subprocess.Popen(['sleep', '1'])
 
         def test_3_leaves_a_thread(self):
             limited.start(self.goes_on)
@@ -139,13 +143,13 @@ class LimitsTest(testtools.TestCase):
     def test_native(self):
         done = self.run_tests('')
         self.assertIn('cleaned up', done.stdout)
-        self.check(done, 'F.FF..')
+        self.check(done, 'F.FFF..')
         self.assertIn('in test_7_cannot_be_interrupted', done.stdout)
 
     def test_eventlet(self):
         done = self.run_tests('yes')
         self.assertIn('cleaned up', done.stdout)
-        self.check(done, 'F.FF.F.')
+        self.check(done, 'F.FFF.F.')
 
     def test_end_of_the_process(self):
         done = self.run_tests('', STAYS)
