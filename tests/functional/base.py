@@ -36,6 +36,7 @@ from nova_accel.virt import door
 from tests import functional
 from tests.functional import cloud
 from tests.functional import process
+from tests.functional import tables
 from tests import glance_service
 from tests import scheduling as options
 from tests.unit import host as simulated
@@ -357,10 +358,6 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         self.images_at_start = {
             image['id'] for image in self.glance.client.images.list()}
         self.tree_at_start = self.provider_tree()
-        #: name of a provider -> its generation when it was seen to be as at
-        #: the start: whatever is changed in a provider counts it on
-        self.generations = {p['name']: p['generation']
-                            for p in self._providers()}
 
     def empty(self):
         """Delete all that the test made, and see that nothing else is left.
@@ -471,34 +468,29 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
 
     def _see_the_start(self):
         """Placement shows what it showed at the start."""
-        providers = self._providers()
         for _ in range(2):
             # what is not there any more is fenced, then removed
-            if self.tree_at_start.keys() != {p['name'] for p in providers}:
+            if self.tree_at_start.keys() != self.provider_tree().keys():
                 self.report()
-                providers = self._providers()
-        self.assertEqual(self.tree_at_start.keys(),
-                         {p['name'] for p in providers})
-        for provider in providers:
-            name, generation = provider['name'], provider['generation']
-            if generation == self.generations[name]:
-                continue
-            expected = self.tree_at_start[name]
-            if expected != self._provider(provider):
-                self._show(provider['uuid'])
-            if expected != self._provider(provider):
-                self.report()
-                self.assertEqual(expected, self._provider(provider), name)
-            self.generations[name] = generation
+        tree = self.provider_tree()
+        self.assertEqual(self.tree_at_start.keys(), tree.keys())
+        self._show({name for name, expected in self.tree_at_start.items()
+                    if tree[name] != expected})
+        if self.tree_at_start != self.provider_tree():
+            self.report()
+            self.assertEqual(self.tree_at_start, self.provider_tree())
 
-    def _show(self, provider_uuid):
-        """Have its host show a provider, as after each change of a device;
+    def _show(self, names):
+        """Have their hosts show providers, as after each change of a device;
         the report of a whole host takes ten times as long."""
         for host in self.HOSTS:
             accelerators = self.accelerators(host)
-            if provider_uuid in accelerators.inventory.providers():
+            found = [uuid for uuid, provider
+                     in accelerators.inventory.providers().items()
+                     if provider.name in names]
+            if found:
                 accelerators.publisher.show(
-                    nova_context.get_admin_context(), [provider_uuid])
+                    nova_context.get_admin_context(), found)
 
     def logs(self):
         yield from super().logs()
@@ -659,19 +651,5 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
 
     def provider_tree(self):
         """Name -> (inventory totals, traits, used) of our providers."""
-        return {provider['name']: self._provider(provider)
-                for provider in self._providers()}
-
-    def _providers(self):
-        return [p for p in self.placement.get(
-            '/resource_providers', version='1.14').body['resource_providers']
-            if '_accel_' in p['name']]
-
-    def _provider(self, provider):
-        url = f'/resource_providers/{provider["uuid"]}'
-        inventories = self.placement.get(
-            f'{url}/inventories').body['inventories']
-        return ({rc: (i['total'], i['reserved'])
-                 for rc, i in inventories.items()},
-                set(self._get_provider_traits(provider['uuid'])),
-                self.placement.get(f'{url}/usages').body['usages'])
+        return {name: (found.inventory, found.traits, dict(found.used))
+                for name, found in tables.providers().items()}
