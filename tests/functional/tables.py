@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What Placement has of our providers, from its tables.
 
-Tests look at all of it often. By its API that is three requests for
+Tests compare all of it often. By its API that is three requests for
 each provider, which took a twelfth of the processor time of functional tests.
 """
 
