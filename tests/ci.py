@@ -2,11 +2,11 @@
 """What every change has to pass; .ci/run starts it.
 
 The parts of the README's test command, a part of Nova's own tests, two layouts
-of packages, ten stops of nova-compute, the pages, the demo, each benchmark at
-its least size, a part of the tests with another release of Nova, and as many
-trials of the lab as an hour allows. A step that passes is one line; of one that
-fails what went wrong is printed. The last lines say what was done, and the very
-last one counts it.
+of packages, nova-compute killed, and stopped ten times, the pages, the demo,
+each benchmark at its least size, a part of the tests with another release of
+Nova, and as many trials of the lab as an hour allows. A step that passes is one
+line; of one that fails what went wrong is printed. The last lines say what was
+done, and the very last one counts it.
 
 The parts run two at a time. Each of them waits for its own disks, sleeps and
 last processes, and what it leaves of the processors the other one takes.
@@ -349,6 +349,7 @@ def everything_else(run: Run) -> None:
     run.step('layouts', '.venv/bin/python', '-m', 'testtools.run',
              'tests.layouts.test_wheel',
              'tests.layouts.test_pip.EditableTest.test_both_at_once', limit=5)
+    run.step('killed', 'make', 'killed', limit=10)
     run.step('sigterm', 'make', 'sigterm', 'STOPS=10', limit=10)
     run.step('docs', 'make', 'docs', limit=10)
     run.step('demo', 'make', 'demo', limit=10)

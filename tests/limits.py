@@ -97,7 +97,7 @@ class Limited(runtest.RunTest):
         if limit is None or threading.get_native_id() != os.getpid():
             return super()._run_core()
         self.case.addCleanup(_check_over, self.case, at_work(self.shared),
-                             processes(), self.shared)
+                             self.shared)
         current = green_thread()
 
         error = TestTimeout(
@@ -179,8 +179,8 @@ def at_work(accel: bool = True) -> set[threading.Thread]:
 
 
 def processes() -> dict[int, str]:
-    """Return the names of the processes that this one has started, and that
-    have not ended; none where the kernel does not tell."""
+    """Return the names of the processes that this one has started and that have
+    not ended, but for PROCESSES; none where the kernel does not tell."""
     found = {}
     for task in pathlib.Path('/proc/self/task').iterdir():
         # a thread or process may end meanwhile
@@ -193,24 +193,25 @@ def processes() -> dict[int, str]:
     return found
 
 
-def _check_over(case, threads, started, accel):
+def _check_over(case, threads, accel):
     """Fail where threads work after a test, or processes run.
 
     :param threads: those of before the test.
-    :param started: the processes of before the test.
     """
     end = time.monotonic() + ENDS
     for pause in itertools.chain((0, 0.01, 0.05), itertools.repeat(0.2)):
         time.sleep(pause)
+        run = processes()
         left = sorted(thread.name for thread in at_work(accel) - threads) + [
-            f'{name} (process {id_})' for id_, name in processes().items()
-            if id_ not in started]
+            f'{name} (process {id_})' for id_, name in run.items()]
         if not left:
             return
         if pause == 0.05:
             # a file that nothing refers to any more, and a thread reads from
             gc.collect()
         if time.monotonic() > end:
+            # of this test, and not of the next one
+            PROCESSES.update(run)
             case.addDetail('stacks', content.text_content(stacks()))
             raise AssertionError(
                 f'After the test these threads and processes are at work: '
