@@ -102,8 +102,8 @@ class Reconciler:
                 failure = failure or error
         self.out = frozenset(out)
         if snapshot.consumers is not None:
-            # and what was lost before, of a server that has begun something
-            # meanwhile, of which nothing is judged
+            # what was lost before stays so where its server has begun
+            # something meanwhile, as nothing is judged of that
             before = accelerators.inventory.lost
             self._set_lost([*lost, *(
                 c for c in self._holdings.all() if c.uuid in before

@@ -179,7 +179,7 @@ def _from_version_8(db: sqlite3.Connection) -> None:
     # there are some in a store that release 0.1 has used since
     for statement in (_CARDS, _REGIONS, *_ONE_CARD):
         db.execute(statement)
-    # that of the commits before f9cc784 has no such index
+    # commits before f9cc784 wrote it without this index
     db.execute(_OF_DEVICE)
     db.execute('UPDATE cards SET placed = 0, device = NULL')
     # it may say so of a bind before it releases what was bound

@@ -499,7 +499,7 @@ def build() -> Cloud:
     cloud.build()
     logging.getLogger(None).logger.setLevel(logging.WARNING)
     close_databases()
-    # work for a thread of theirs that is not in a forked process stays undone
+    # a forked process would give work to threads of theirs, which it has not
     thread_pool_factory.reset_all_executors()
     gc.freeze()
     return cloud

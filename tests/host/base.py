@@ -26,6 +26,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.inventory import identity
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import sim
 from nova_accel.store import claim_store
@@ -439,6 +440,32 @@ class HostTestCase(limits.Waits, testtools.TestCase):
         self.host.reconcile()
         self.host.settle()
         self.host.report()
+
+    def operate_on(self, server):
+        """Begin an operation of a server, which has the server's lock; others
+        wait for that a moment only.
+
+        :returns: a function that ends it.
+        """
+        accelerators = self.host.accelerators
+        self.useFixture(fixtures.MockPatchObject(
+            accelerators, '_servers', locks.Locks(
+                'server', 'The accelerators of server {}', lambda: 0.05)))
+        held, over = threading.Event(), threading.Event()
+
+        def operation():
+            with accelerators.exclusive(server):
+                held.set()
+                over.wait(PATIENCE)
+        operating = threading.Thread(target=operation)
+        operating.start()
+
+        def end():
+            over.set()
+            operating.join()
+        self.addCleanup(end)
+        held.wait(PATIENCE)
+        return end
 
     def read_only(self, on):
         """The claim store cannot be written, or can be again."""

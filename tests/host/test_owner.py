@@ -3,13 +3,10 @@
 
 import itertools
 import sqlite3
-import threading
 
 import ddt
-import fixtures
 
 from nova_accel import exception
-from nova_accel import locks
 from nova_accel import model
 from tests.host import base
 from tests.unit.host import A, B, FUNCTION, plain, vf
@@ -171,28 +168,13 @@ class MoveTest(base.HostTestCase):
     def test_operation_that_does_not_end(self):
         """It has the server's lock: a confirm and a delete are not stopped,
         and what they release is released when it has ended."""
-        accelerators = self.host.accelerators
-        self.useFixture(fixtures.MockPatchObject(
-            accelerators, '_servers', locks.Locks(
-                'server', 'The accelerators of server {}', lambda: 0.05)))
-        held, over = threading.Event(), threading.Event()
-
-        def operation():
-            with accelerators.exclusive(self.server):
-                held.set()
-                over.wait(base.PATIENCE)
-        operating = threading.Thread(target=operation)
-        operating.start()
-        self.addCleanup(operating.join)
-        self.addCleanup(over.set)
-        held.wait(base.PATIENCE)
+        end = self.operate_on(self.server)
         self.confirm()
         self.host.delete(self.server)
         self.host.cloud.delete_server(self.server)
         self.assertEqual(2, len(self.host.holdings.all()))
         self.assertIn('is released later', self.log.output)
-        over.set()
-        operating.join()
+        end()
         self.compare()
         self.assertEqual([], self.host.holdings.all())
 

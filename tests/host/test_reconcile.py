@@ -11,7 +11,6 @@ import fixtures
 
 from nova_accel.attach import reconcile
 from nova_accel import exception
-from nova_accel import locks
 from nova_accel import model
 from tests.host import base
 from tests.unit.host import A, B, vf
@@ -488,21 +487,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.delete_server(self.server)
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.allocate(self.server, None)
-        accelerators = self.host.accelerators
-        self.useFixture(fixtures.MockPatchObject(
-            accelerators, '_servers', locks.Locks(
-                'server', 'The accelerators of server {}', lambda: 0.05)))
-        held, over = threading.Event(), threading.Event()
-
-        def operation():
-            with accelerators.exclusive(self.server):
-                held.set()
-                over.wait(base.PATIENCE)
-        operating = threading.Thread(target=operation)
-        operating.start()
-        self.addCleanup(operating.join)
-        self.addCleanup(over.set)
-        held.wait(base.PATIENCE)
+        self.operate_on(self.server)
         self.assertRaises(exception.LockTimeout,
                           self.host.reconciler.release, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))

@@ -126,7 +126,7 @@ STORE = textwrap.dedent('''
         with locked(begin, 'DELETE', begin):
             claim_store.ClaimStore(begin, timeout=30)
 
-    # each of them twice as long as it may be stopped is a pause of the machine
+    # other threads are stopped for 100 ms at most; one gap may be the machine's
     assert sum(gap > 0.1 for gap in gaps) < 2, gaps
     store = claim_store.ClaimStore('store', timeout=0.1)
     other = sqlite3.connect('store', isolation_level=None)
