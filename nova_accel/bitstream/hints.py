@@ -76,7 +76,7 @@ def _filters(choice):
 def _why_not(entry, project_id) -> str:
     named = f'Image {entry["id"]} ({text.printable(entry.get("name"))})'
     if entry.get('os_hidden'):
-        return (f'{named} has it and is hidden: openstack image set --unhide '
+        return (f'{named} has it and is hidden: openstack image set --unhidden '
                 f'{entry["id"]}.')
     if (glance.origin(entry) != model.OPERATOR
             and entry.get('owner') != project_id):

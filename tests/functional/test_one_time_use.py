@@ -2,6 +2,7 @@
 """Devices that the operator gives back in Placement, as Nova's own devices of
 one-time use."""
 
+from tests.functional import openstack
 from tests.functional import operations
 
 NPU = '0000:5e:00.0'
@@ -37,13 +38,14 @@ class OneTimeUseTest(operations.OperationsTestBase):
         self.report()
 
     def lower(self, reserved):
-        """openstack resource provider inventory set --amend"""
-        uuid = self.provider(self.name)['uuid']
-        url = f'/resource_providers/{uuid}/inventories/{CLASS}'
-        self.placement.put(url, {**self.placement.get(url).body,
-                                 'reserved': reserved}, version='1.26')
+        done = openstack.run(
+            'resource', 'provider', 'inventory', 'set', '--amend',
+            '--resource', f'{CLASS}:reserved={reserved}',
+            self.provider(self.name)['uuid'])
+        self.assertEqual((0, ''), (done[0], done[2]))
 
     def test_given_back(self):
+        self.become_operator()
         servers = [self.boot(FLAVOR) for _ in range(2)]
         self.assertEqual([[FIRST], [SECOND]],
                          sorted(map(self.hostdevs, servers)))

@@ -7,18 +7,16 @@ Its entry points are those of the installation.
 # chooses the threading mode, and so comes before the rest of Nova
 from tests import functional  # noqa: F401
 
-import contextlib
-import io
 import json
 import os
 
 import fixtures
-from openstackclient import shell
 import testtools
 
 from nova_accel import conf
 from nova_accel import model
 from nova_accel import naming
+from tests.functional import openstack
 from tests.unit import placement
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -42,12 +40,10 @@ class OpenStackTest(testtools.TestCase):
             'servers': [{'id': SERVER, 'name': 'web1'}]})
 
     def openstack(self, *arguments):
-        with (contextlib.redirect_stdout(io.StringIO()) as stdout,
-              contextlib.redirect_stderr(io.StringIO()) as stderr):
-            status = shell.OpenStackShell().run([*arguments])
+        status, stdout, stderr = openstack.run(*arguments)
         # no warning of a name that openstack has itself, either
-        self.assertEqual((0, ''), (status, stderr.getvalue()))
-        return stdout.getvalue()
+        self.assertEqual((0, ''), (status, stderr))
+        return stdout
 
     def test_devices(self):
         card, region = json.loads(self.openstack(

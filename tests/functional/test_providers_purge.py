@@ -17,6 +17,7 @@ from nova_accel import model
 from nova_accel import naming
 from tests.functional import base
 from tests.functional import cloud
+from tests.functional import openstack
 from tests.host import base as host_base
 
 CONF = cfg.CONF
@@ -195,6 +196,7 @@ class OrphanTest(base.AcceleratorTestBase):
         self.assertEqual(4, manage.PlacementCommands().audit(delete=True))
         self.assertEqual(
             {region}, set(self.placement.get(url).body['allocations']))
-        # openstack resource provider allocation delete
-        self.placement.delete(url)
+        self.become_operator()
+        self.assertEqual((0, '', ''), openstack.run(
+            'resource', 'provider', 'allocation', 'delete', orphan))
         self.assertEqual({}, self.placement.get(url).body['allocations'])

@@ -420,7 +420,7 @@ class ToldTest(base.AcceleratorTestBase):
              'is not a usable GBS file'),
             ('a private image', 'why', image(visibility='private'),
              'is private, of the project', 'bitstream_owners'),
-            ('a hidden image', 'why', image(os_hidden=True), '--unhide'),
+            ('a hidden image', 'why', image(os_hidden=True), '--unhidden'),
             ('no image', 'why', lambda: None, 'No image of the operator'),
             ('two images', 'why', several(image(), image()),
              'and the request needs one image'),

@@ -3,11 +3,15 @@
 
 Each command is read by the shell. Statements for sqlite3 are run on a claim
 store, and modules of tests and programs of the venv have to exist. Commands of
-OpenStack, nvme, virsh, docker and pip are only read: their services and
-hardware are not here. tests/unit/test_pages.py is for nova-accel and make, and
-for what commands of openstack say about flavors.
+openstack are read by their own parsers, also those in the messages of the
+product. Those of nvme, virsh, docker and pip are only read by the shell: their
+services and hardware are not here. tests/unit/test_pages.py is for nova-accel
+and make, and for what commands of openstack say about flavors.
 """
 
+import ast
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -17,6 +21,8 @@ import subprocess
 
 import ddt
 import fixtures
+from openstackclient import shell
+from osc_lib.command import commandmanager
 import testtools
 
 from nova_accel import model
@@ -24,7 +30,16 @@ from nova_accel.store import claim_store
 from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
 
-_PLACEHOLDER = re.compile('<[a-z][^<>|&]*>')
+_PLACEHOLDER = re.compile('<[A-Za-z][^<>|&]*>')
+#: what the shell replaces by the output of a command
+_OUTPUT = re.compile(r'\$\(.+?\)', re.DOTALL)
+#: groups of entry points of openstackclient, osc-placement and nova_accel
+_GROUPS = (
+    'openstack.cli', 'openstack.common', 'openstack.compute.v2',
+    'openstack.image.v2', 'openstack.network.v2', 'openstack.identity.v3',
+    'openstack.placement.v1', 'openstack.nova_accel.v2')
+#: of Gnocchi's client, which is not in the test packages
+_OTHERS = ('metric',)
 _STATEMENT = re.compile(r"""sqlite3 FILE (['"])(.+?)\1""", re.DOTALL)
 
 
@@ -105,3 +120,86 @@ class ProgramsTest(testtools.TestCase):
             for path in re.findall(r'(?:^|\s)(tests/[\w/.]+\w)(?![*\w])', text):
                 self.assertTrue((pages.ROOT / path).exists(),
                                 f'{page}: {path}')
+
+
+@ddt.ddt
+class OpenStackTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.shell = shell.OpenStackShell()
+        self.commands = commandmanager.CommandManager(_GROUPS[0])
+        for group in _GROUPS[1:]:
+            self.commands.add_command_group(group)
+
+    def command(self, words):
+        """(parser of the command, its arguments); None of another client"""
+        if words[0].startswith('-'):
+            _, words = self.shell.parser.parse_known_args(words)
+        if words[0] in _OTHERS:
+            return None
+        try:
+            command, name, rest = self.commands.find_command(words)
+        except ValueError as error:
+            self.fail(f'openstack {" ".join(words)}: {error}')
+        return command(self.shell, None, cmd_name=name).get_parser(name), rest
+
+    @ddt.data(*pages.pages())
+    def test_blocks(self, page):
+        for block in page.blocks:
+            block = _OUTPUT.sub('output', _PLACEHOLDER.sub(
+                'placeholder', block.replace(' ...', '')))
+            for _, *words in pages.commands(block, 'openstack'):
+                found = self.command(words)
+                if not found:
+                    continue
+                parser, rest = found
+                with contextlib.redirect_stderr(io.StringIO()) as error:
+                    try:
+                        parser.parse_args(rest)
+                    except SystemExit:
+                        self.fail(f'{" ".join(words)}: {error.getvalue()}')
+
+    @ddt.data(*pages.pages())
+    def test_sentences(self, page):
+        """As far as a command is given there."""
+        for text in page.literals:
+            if text.startswith('openstack ') and text not in (
+                    'openstack accelerator', 'openstack resource provider'):
+                self.is_known(_PLACEHOLDER.sub('placeholder', text))
+
+    def test_messages(self):
+        found = {text for path in (pages.ROOT / 'nova_accel').rglob('*.py')
+                 for text in _texts(path) if 'openstack ' in text}
+        self.assertGreater(len(found), 5)
+        for text in found:
+            for command in re.findall(r'openstack ((?:[a-z]+ )+[^.,:;"`]*)',
+                                      text):
+                self.is_known(f'openstack {command}')
+
+    def is_known(self, command):
+        _, *words = shlex.split(command)
+        parser, rest = self.command(words)
+        for word in rest:
+            if word.startswith('--'):
+                self.assertIn(word.partition('=')[0],
+                              sorted(parser._option_string_actions), command)
+
+
+def _texts(path):
+    """The texts of a module, with what is put into them at run time as one
+    word, and without docstrings."""
+    tree = ast.parse(path.read_text())
+    inside = {id(part) for node in ast.walk(tree)
+              if isinstance(node, ast.JoinedStr)
+              for part in ast.walk(node) if part is not node}
+    inside |= {id(node.value) for node in ast.walk(tree)
+               if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) in inside:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            yield ''.join(part.value if isinstance(part, ast.Constant)
+                          else 'value' for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
