@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Assign demands to places at the least cost: pure, exact and deterministic.
+"""Assign items to places at the least cost: pure, exact and deterministic.
 
-Demands of equal amounts are a transport problem, solved by augmenting along
-shortest paths in polynomial time. Demands of different amounts are a packing
+Items of equal amounts are a transport problem, solved by augmenting along
+shortest paths in polynomial time. Items of different amounts are a packing
 problem, for which no polynomial method is known: there the transport problem,
-in which several places may share in a demand, gives a bound, and the search
-branches upon demands that are divided so.
+in which several places may share in an item, gives a bound, and the search
+branches upon items that are divided so.
 """
 
 import collections
@@ -16,7 +16,7 @@ import math
 
 
 @dataclasses.dataclass(frozen=True)
-class Demand:
+class Item:
     """What one place must provide as a whole."""
 
     #: {kind: amount}, each from 1 up
@@ -25,31 +25,31 @@ class Demand:
     costs: Mapping[str, int]
 
 
-def assign(demands: Sequence[Demand],
+def assign(items: Sequence[Item],
            places: Mapping[str, Mapping[str, int]],
            ) -> list[str] | None:
-    """Choose a place for each demand, at the least sum of costs.
+    """Choose a place for each item, at the least sum of costs.
 
-    Among choices of equal cost, the first in the order of demands and places;
+    Among choices of equal cost, the first in the order of items and places;
     where amounts of one kind differ, one that is the same each time.
 
     :param places: {place: {kind: amount it has}}.
-    :returns: the place of each demand, in their order; None when the places
+    :returns: the place of each item, in their order; None when the places
         cannot give all of it.
     """
-    # the position of a place is a digit below the cost, and the first demand
+    # the position of a place is a digit below the cost, and the first item
     # has the highest digit: no two choices weigh the same
     base = len(places) + 1
-    weight = base ** len(demands)
+    weight = base ** len(items)
     digits = {place: number for number, place in enumerate(places)}
     weighed = {}
-    for number, demand in enumerate(demands):
-        digit = base ** (len(demands) - 1 - number)
-        weighed[number] = Demand(demand.amounts, {
+    for number, item in enumerate(items):
+        digit = base ** (len(items) - 1 - number)
+        weighed[number] = Item(item.amounts, {
             place: cost * weight + digits[place] * digit
-            for place, cost in demand.costs.items() if place in digits})
+            for place, cost in item.costs.items() if place in digits})
     best = _Search(weight).best(weighed, places)
-    return best and [best[1][number] for number in range(len(demands))]
+    return best and [best[1][number] for number in range(len(items))]
 
 
 class _Search:
@@ -65,13 +65,13 @@ class _Search:
         self._weight = weight
         self._bounds = 0
 
-    def best(self, demands, places, below=math.inf):
-        """(weight, {demand: place}) of a choice of the least cost.
+    def best(self, items, places, below=math.inf):
+        """(weight, {item: place}) of a choice of the least cost.
 
         :returns: None without a choice that costs less than ``below``.
         """
         self._bounds += 1
-        relaxed = self._bounds <= self.LIMIT and _relax(demands, places)
+        relaxed = self._bounds <= self.LIMIT and _relax(items, places)
         if not relaxed or relaxed[0] // self._weight >= below:
             return None
         bound, parts = relaxed
@@ -79,12 +79,12 @@ class _Search:
         if not divided:
             return bound, {n: found.pop() for n, found in parts.items()}
         # the largest is the hardest to place
-        number = max(divided, key=lambda n: sum(demands[n].amounts.values()))
-        fixed = demands[number]
-        rest = {n: demand for n, demand in demands.items() if n != number}
+        number = max(divided, key=lambda n: sum(items[n].amounts.values()))
+        fixed = items[number]
+        rest = {n: item for n, item in items.items() if n != number}
         best = None
         for place, cost in sorted(fixed.costs.items(),
-                                  key=lambda item: item[1]):
+                                  key=lambda pair: pair[1]):
             found = _fits(fixed, places[place]) and self.best(
                 rest, {**places, place: _without(places[place], fixed)},
                 below - cost // self._weight)
@@ -96,44 +96,44 @@ class _Search:
         return best
 
 
-def _without(there, demand):
-    return {kind: amount - demand.amounts.get(kind, 0)
+def _without(there, item):
+    return {kind: amount - item.amounts.get(kind, 0)
             for kind, amount in there.items()}
 
 
-def _fits(demand, there):
+def _fits(item, there):
     return all(there.get(kind, 0) >= amount
-               for kind, amount in demand.amounts.items())
+               for kind, amount in item.amounts.items())
 
 
-def _relax(demands, places):
-    """The cheapest way when several places may share in a demand.
+def _relax(items, places):
+    """The cheapest way when several places may share in an item.
 
-    :returns: (cost, {demand: set of its places}), or None without a way.
+    :returns: (cost, {item: set of its places}), or None without a way.
     """
     units = {kind: math.gcd(*(d.amounts.get(kind, 0)
-                              for d in demands.values()))
-             for d in demands.values() for kind in d.amounts}
+                              for d in items.values()))
+             for d in items.values() for kind in d.amounts}
     room = {(place, kind): there.get(kind, 0) // unit
             for place, there in places.items()
             for kind, unit in units.items()}
-    # the kinds of a demand bear its cost in equal parts, so do their units;
+    # the kinds of an item bear its cost in equal parts, so do their units;
     # scaled up to stay whole numbers
-    scale = math.lcm(*(amount // units[kind] * len(demand.amounts)
-                       for demand in demands.values()
-                       for kind, amount in demand.amounts.items()))
+    scale = math.lcm(*(amount // units[kind] * len(item.amounts)
+                       for item in items.values()
+                       for kind, amount in item.amounts.items()))
     supplies, costs = {}, {}
-    for number, demand in demands.items():
-        fitting = [p for p in demand.costs if _fits(demand, places[p])]
-        for kind, amount in demand.amounts.items():
+    for number, item in items.items():
+        fitting = [p for p in item.costs if _fits(item, places[p])]
+        for kind, amount in item.amounts.items():
             count = supplies[number, kind] = amount // units[kind]
-            part = scale // (count * len(demand.amounts))
-            costs[number, kind] = {(place, kind): demand.costs[place] * part
+            part = scale // (count * len(item.amounts))
+            costs[number, kind] = {(place, kind): item.costs[place] * part
                                    for place in fitting}
     flow = _transport(supplies, costs, room)
     if flow is None:
         return None
-    parts: dict[int, set] = {number: set() for number in demands}
+    parts: dict[int, set] = {number: set() for number in items}
     total = 0
     for (number, kind), given in flow.items():
         for node, count in given.items():

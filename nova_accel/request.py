@@ -617,7 +617,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
         # Placement may take the classes of the unnumbered group from several
         bundles[wanted.group or number].append(wanted)
     chosen = matching.assign(
-        [_demand(bundle, by_uuid.values()) for bundle in bundles.values()],
+        [_item(bundle, by_uuid.values()) for bundle in bundles.values()],
         {uuid: a.resources for uuid, a in by_uuid.items()})
     if chosen is None:
         # both may be long, and a fault is cut off after 255 characters
@@ -637,7 +637,7 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
     return pairs
 
 
-def _demand(bundle, allocations) -> matching.Demand:
+def _item(bundle, allocations) -> matching.Item:
     costs = {}
     for allocation in allocations:
         # traits of the unnumbered group may be those of any provider of the
@@ -653,7 +653,7 @@ def _demand(bundle, allocations) -> matching.Demand:
     amounts: dict[str, int] = collections.Counter()
     for wanted in bundle:
         amounts[wanted.resource_class] += wanted.amount
-    return matching.Demand(amounts, costs)
+    return matching.Item(amounts, costs)
 
 
 def _log_surplus(pairs, by_uuid) -> None:

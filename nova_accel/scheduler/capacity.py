@@ -307,21 +307,21 @@ def _place(wanted, host, free, needs):
         frozenset()]
     best: tuple = ()
     for where in places:
-        demands = []
+        items = []
         for need in needs:
             amounts = dict(need.amounts)
             if isolated and need.numbered:
                 amounts[''] = 1
-            demands.append(matching.Demand(amounts, {
+            items.append(matching.Item(amounts, {
                 str(n): host.often(need, n, free)
                 for n in host.giving(wanted, need, free)
                 if not need.close or host.is_at(n, where)}))
-        chosen = matching.assign(demands, {
+        chosen = matching.assign(items, {
             str(n): {**dict(zip(names, free[n])), '': 1}
             for n, names in enumerate(host.classes)})
         if chosen is None:
             continue
-        cost = sum(d.costs[one] for d, one in zip(demands, chosen))
+        cost = sum(d.costs[one] for d, one in zip(items, chosen))
         if not best or cost < best[0]:
             best = cost, chosen
     if not best:
