@@ -34,6 +34,7 @@ import dataclasses
 import typing
 
 from nova_accel import exception
+from nova_accel.inventory import heirs
 from nova_accel.inventory import ledger
 from nova_accel.inventory import providers
 from nova_accel import log as logging
@@ -103,7 +104,7 @@ class _Pass:
     changed: list[providers.Provider] = dataclasses.field(
         default_factory=list)
     #: uuid -> traits of others that it gets from those before it
-    inherited: dict[str, frozenset[str]] = dataclasses.field(
+    inherited: Mapping[str, frozenset[str]] = dataclasses.field(
         default_factory=dict)
 
     def add(self, shown: _Shown, merged: providers.Merged,
@@ -203,11 +204,10 @@ class Tree:
             LOG.info('The operator has released %s of %s',
                      waiting.handle.address, waiting.device_address)
 
-    def _rows(self, uuid: str, plan: _Pass | None = None,
-              ) -> dict[str, model.Reserved]:
+    def _rows(self, uuid: str, plan: _Pass) -> dict[str, model.Reserved]:
         """Return the rows of a provider as they will be, by resource class."""
         rows = {**self._ledger.of(uuid)}
-        for (of, name), row in (plan.rows if plan else {}).items():
+        for (of, name), row in plan.rows.items():
             if of == uuid and row:
                 rows[name] = row
             elif of == uuid:
@@ -383,118 +383,14 @@ class Tree:
     def _hand_over(self, plan, everything, wanted, were_fenced) -> None:
         """Give what the operator has said of providers to those that show
         their devices now."""
-        by_address: dict[str, list[providers.Provider]] = {}
-        for provider in wanted.values():
-            if provider.region_index is None:
-                for address in provider.addresses:
-                    by_address.setdefault(address, []).append(provider)
-        rows = {key: row for key, row in {
-            **self._ledger.all(), **plan.rows}.items() if row}
-        heirs_of: dict[str, dict[str, providers.Provider]] = {}
-        once = self._once_of(everything, wanted, rows)
-        for uuid, addresses in once.items():
-            heirs = {p.uuid: p for address in addresses
-                     for p in by_address.get(address, ())}
-            if heirs:
-                heirs_of[uuid] = heirs
-        given: dict[str, int] = {}
-        for (uuid, name), row in rows.items():
-            stays = wanted.get(uuid)
-            # of a pool that some have left: what the others cannot have
-            amount = row.operators if stays is None else (
-                row.operators - stays.inventory.get(name, row.operators))
-            if amount > 0 and uuid in heirs_of:
-                self._hand_over_reserved(plan, everything, (uuid, name), row,
-                                         amount, heirs_of[uuid], given)
-        for uuid, provider in wanted.items():
-            if uuid in given and provider.pool:
-                LOG.warning(
-                    'The operator had reserved %d of the devices that share '
-                    'the provider %s now. As many are reserved of it, but any '
-                    'of the devices: name those that no server may get in '
-                    '[accel] exclude_devices', given[uuid], provider.name)
-            elif uuid in given:
-                LOG.warning(
-                    'The operator had reserved some of the devices that '
-                    'shared a provider. They have providers of their own now, '
-                    'and %d of %s is reserved: see that it is the one that he '
-                    'means', given[uuid], provider.name)
-        self._hand_over_traits(
-            plan, everything, wanted, rows, heirs_of, were_fenced,
-            {address for uuid in heirs_of for address in once[uuid]})
-
-    @staticmethod
-    def _once_of(everything, wanted, rows) -> dict[str, Iterable[str]]:
-        """Provider uuid -> addresses of devices that it shows no more."""
-        once: dict[str, Iterable[str]] = {}
-        for (uuid, _), row in rows.items():
-            left = row.addresses if uuid not in wanted else (
-                frozenset(row.addresses).difference(wanted[uuid].addresses))
-            if left:
-                once[uuid] = left
-        nodes = {p.parent for p in wanted.values()
-                 if p.region_index is None}
-        for uuid, shown in everything.items():
-            if uuid in wanted or uuid in once:
-                continue
-            for node in nodes:
-                part = naming.part_of_provider(node, shown.name)
-                if part and shown.name == naming.device_provider_name(
-                        node, part):
-                    once[uuid] = (part,)
-        return once
-
-    def _hand_over_reserved(self, plan, everything, key, row, amount, heirs,
-                            given) -> None:
-        name = key[1]
-        shares = ledger.share(amount, {
-            p.uuid: p.inventory[name] for p in heirs.values()
-            if name in p.inventory})
-        for to, count in shares.items():
-            has = self._rows(to, plan).get(name)
-            shown = everything.get(to)
-            if has is None:
-                found = shown and shown.found(name)
-                there = found.reserved if found else 0
-                has = model.Reserved(
-                    there, there, shown.generation if found else None,
-                    None if found else 0)
-            plan.rows[to, name] = dataclasses.replace(
-                has, operators=has.operators + count)
-            self._unchanged.pop(to, None)
-            given[to] = given.get(to, 0) + count
-        plan.rows[key] = dataclasses.replace(
-            row, operators=row.operators - sum(shares.values()))
-
-    def _hand_over_traits(self, plan, everything, wanted, rows, heirs_of,
-                          were_fenced, known) -> None:
-        """:param known: addresses of all devices that change providers."""
-        before: dict[str, list[frozenset[str]]] = {}
-        for uuid, heirs in heirs_of.items():
-            shown = everything.get(uuid)
-            for to, heir in heirs.items() if shown else ():
-                if to in everything and (
-                        # it has got them, or has devices of others too
-                        uuid in were_fenced or not known.issuperset(
-                            heir.addresses)):
-                    continue
-                ours = next((row.traits for (of, _), row in rows.items()
-                             if of == uuid and row.traits), ())
-                before.setdefault(to, []).append(
-                    frozenset(heir.merged_traits(set(shown.traits)
-                                                 - set(ours)))
-                    - heir.traits)
-        for to, found in before.items():
-            everywhere = frozenset.intersection(*found)
-            plan.inherited[to] = everywhere
-            lost = frozenset.union(*found) - everywhere
-            if lost:
-                LOG.warning(
-                    'The traits %s, which others than nova_accel had set on '
-                    'the providers of some of the devices that share the '
-                    'provider %s now, are not set on it: set them there if '
-                    'they are true of all', ', '.join(sorted(lost)),
-                    wanted[to].name)
+        rows = {**self._ledger.all(), **plan.rows}
+        given = heirs.hand_over(
+            {key: row for key, row in rows.items() if row}, everything, wanted,
+            were_fenced)
+        plan.rows |= given.rows
+        plan.inherited = given.traits
+        for uuid, _ in given.rows:
+            self._unchanged.pop(uuid, None)
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
         """Say once that a provider under our names is of another program."""

@@ -220,7 +220,7 @@ def _no_class(need, providers):
 def _together(wanted, fitting, providers, policy):
     isolated = {'': 1} if policy == 'isolate' else {}
     return matching.assign(
-        [matching.Demand(
+        [matching.Item(
             {**need.resources, **(isolated if need.group else {})},
             {p.uuid: 0 for p in found})
          for need, found in zip(wanted, fitting)],
