@@ -133,7 +133,9 @@ def _traits(rows, everything, wanted, heirs, were_fenced, known,
     for uuid, found in heirs.items():
         shown = everything.get(uuid)
         for to, heir in found.items() if shown else ():
-            if to in everything and (
+            # without traits it was only just created: Nova writes them last
+            is_complete = to in everything and everything[to].traits
+            if is_complete and (
                     # it has got them, or has devices of others too
                     uuid in were_fenced or not known.issuperset(
                         heir.addresses)):

@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import dataclasses
+import itertools
 import uuid as uuids
 
 import ddt
@@ -265,6 +266,8 @@ class World(fixtures.Fixture):
         self.start()
         self.root = str(uuids.uuid4())
         self.nova = Cloud(self.root)
+        #: uuids of providers from which something is allocated
+        self.allocated = set()
         #: what the operator has reserved, and has released
         self.his, self.released = 0, []
         #: reserved as we wrote it last, what waits in it, whether it is all
@@ -326,7 +329,7 @@ class World(fixtures.Fixture):
             tree = copy.deepcopy(self.nova.copy)
             self.inventory.update_tree(
                 tree, NODE, inventory_tree.Placement(
-                    lambda uuid: False,
+                    self.allocated.__contains__,
                     write=self.nova.write(self.heard, self.noted)))
             if self.nova.flush(tree):
                 return
@@ -338,7 +341,7 @@ class World(fixtures.Fixture):
         with contextlib.suppress(KeyError, exception.PlacementUnavailable):
             self.inventory.publish(
                 self.uuid, inventory_tree.Placement(
-                    lambda uuid: False,
+                    self.allocated.__contains__,
                     write=self.nova.write(self.heard, self.noted)))
 
     def changes_health(self, number):
@@ -588,6 +591,29 @@ class StaleTest(testtools.TestCase):
                              self.shown(host))
             self.change(host)
             self.assertEqual([(4, 3, rack)], self.shown(host))
+
+    def test_killed_as_a_pool_gives_way(self):
+        """Also before the trait of others was written, and while servers have
+        devices of the pool."""
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        for is_allocated, kill in itertools.product((False, True), range(12)):
+            self.conf.config(pools='host', group='accel')
+            host = self.world(pool=True)
+            host.operator_writes(3)
+            host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
+            host.nova.placement[host.uuid][2] += 1
+            host.refresh()
+            host.report()
+            host.allocated = {host.uuid} if is_allocated else set()
+            host.nova.kill = kill
+            with contextlib.suppress(Killed):
+                self.change(host, 'numa_node')
+            host.nova.kill = None
+            host.refresh()
+            self.change(host, 'numa_node')
+            rack = ['CUSTOM_RACK_7']
+            self.assertEqual([(2, 1, rack), (2, 2, rack)], self.shown(host),
+                             (is_allocated, kill))
 
     def test_pool_that_gives_way_while_a_device_is_sick(self):
         self.conf = self.useFixture(config_fixture.Config(conf.CONF))
