@@ -15,8 +15,8 @@ NAME = 'acme_accel'
 
 
 class OnPath(fixtures.Fixture):
-    """A directory where the package is installed is looked at by this process
-    and by those that it starts."""
+    """A directory where the package is installed is read by this process and
+    by those that it starts."""
 
     def __init__(self, path):
         self.path = path

@@ -58,7 +58,8 @@ ROOMS = ('attach', 'inventory', 'store')
 
 def files() -> list[pathlib.Path]:
     return [path for folder, kind in (
-        ('nova_accel', '*.py'), ('tests', '*.py'), ('docs/source', '*.rst'))
+        ('nova_accel', '*.py'), ('tests', '*.py'), ('docs/source', '*.py'),
+        ('docs/source', '*.rst'), ('releasenotes/notes', '*.yaml'))
         for path in sorted((ROOT / folder).rglob(kind)) if path not in EXEMPT
     ] + sorted(ROOT.glob('*.rst'))
 

@@ -36,13 +36,13 @@ class AcmeDriver(base.PciDriver):
 
     def look(self, device, before):
         if pci.driver(self.kernel, device.address) == base.VFIO and before:
-            # a guest has it, and the host cannot look into it
+            # a guest has it, and the host cannot read it
             return dataclasses.replace(before, health=model.Health.OK,
                                        reason='')
         firmware = self.kernel.read(
             pci.path(device.address, 'acme/firmware'))
         if not re.fullmatch('[0-9]+', firmware):
-            raise base.Defect(f'its firmware is {firmware!r}, which is no '
+            raise base.Defect(f'its firmware is {firmware!r}, which is not a '
                               f'number: update it with acme-flash')
         return dataclasses.replace(
             device, handles=self.function_handles(device.address),

@@ -30,7 +30,7 @@ class AcmeFpgaDriver(base.PciDriver):
             return
         if self._attribute(device.address, 'temperature') == 'hot':
             yield base.Finding('the card is too hot to be programmed',
-                               'look at its fan', is_failure=False)
+                               'check its fan', is_failure=False)
 
     def identify(self, address):
         ids = (pci.identifier(self.kernel, address, 'vendor'),
@@ -62,8 +62,9 @@ class AcmeFpgaDriver(base.PciDriver):
             head = file.read(HEADER.size)
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise exception.IncompatibleBitstream(
-                f'{name} is no bitstream of ACME, and the allocated region is '
-                f'one of ACME: require the trait of the vendor in the flavor.')
+                f'{name} is not a bitstream of ACME, and the allocated region '
+                f'is one of ACME: require the trait of the vendor in the '
+                f'flavor.')
         _, region_type, function, size = HEADER.unpack(head)
         return model.Bitstream(path, region_type.hex(), function.hex(),
                                HEADER.size, size)
