@@ -87,7 +87,7 @@ def breaches(path: pathlib.Path) -> list[tuple[int, str]]:
     found = []
     for line, part in joined:
         # one space for each line break, quote and mark between two words
-        plain = re.sub(r'''['"]?\s*\n\s*(?:#:?)?\s*[fr]*['"]?''',
+        plain = re.sub(r'''\s*['"]?\s*\n\s*(?:#:?)?\s*[fr]*['"]?''',
                        lambda m: ' ' if '\n' in m[0] else m[0], part)
         breaks = [m.start() for m in re.finditer('\n', part)]
         for match in _PATTERN.finditer(plain):

@@ -575,9 +575,9 @@ def _not_cleared(users) -> Iterator[Line]:
         lets = 'lets' if len(names) == 1 else 'let'
         yield Line(
             WARNING, f'{shown} {lets} users program regions of type '
-                     f'{uuid.UUID(region_type)}, and {why[region_type]}, so '
-                     f'that a region which a project programmed goes to no '
-                     f'other server',
+                     f'{uuid.UUID(region_type)}, and {why[region_type]}: '
+                     f'a region which a project programmed goes to no other '
+                     f'server then',
             f'upload an image with {glance.CLEARS} and '
             f'{glance.REGION_TYPE_ID}={uuid.UUID(region_type)}, and make it '
             f'public or add its project to [accel] bitstream_owners')

@@ -512,9 +512,9 @@ class Translation:
         for card in sorted(self._cards):
             device = self._after.get(card)
             if device is None:
-                self._leave(f'{card} would not be found by nova_accel: look '
-                            f'at [accel] exclude_devices, and at nova-accel '
-                            f'discover.')
+                self._leave(f'{card} would not be found by nova_accel: '
+                            f'check [accel] exclude_devices, and see '
+                            f'nova-accel discover.')
             elif device.health is not model.Health.OK:
                 self._leave(f'{card} would not be given to servers by '
                             f'nova_accel, because {device.reason}.')

@@ -226,8 +226,8 @@ class QatDriver(base.PciDriver):
         reason = self._defect(device, before)
         if not reason and not device.handles:
             reason = (obstacles[vfs[0]] if vfs else
-                      'it has no VFs, and is not given to a guest whole: make '
-                      f'VFs by {sriov.OPTION}')
+                      'it has no VFs, and is not given to a guest whole: '
+                      f'create VFs by {sriov.OPTION}')
         if reason:
             device = dataclasses.replace(
                 device, health=model.Health.QUARANTINED, reason=reason)
@@ -240,7 +240,7 @@ class QatDriver(base.PciDriver):
             return device
         if not re.fullmatch('[a-z0-9]+(;[a-z0-9]+)*', text):
             raise base.Defect(f'its qat/cfg_services is {text!r}, which are '
-                              f'no services: read dmesg')
+                              f'not services: read dmesg')
         traits = {_trait(service) for service in text.split(';')}
         # also those of services that only a newer kernel has
         volatile = {*_TRAITS, *traits,

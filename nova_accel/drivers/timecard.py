@@ -224,8 +224,8 @@ class TimecardDriver(base.PciDriver):
         if source in (None, 'NONE', '(null)'):
             return set()
         if not re.fullmatch('[A-Za-z0-9_]+', source):
-            raise base.Defect(f'its clock_source is {source!r}, which is no '
-                              f'name: read dmesg')
+            raise base.Defect(f'its clock_source is {source!r}, which is '
+                              f'not a name: read dmesg')
         traits = {_trait('SOURCE', source)}
         text = self._attribute(card, 'clock_status_offset')
         if text is not None:

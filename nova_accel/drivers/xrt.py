@@ -265,8 +265,8 @@ class XrtDriver(base.PciDriver):
                                 'xbmgmt program --base'),
                 ('dev_offline', 1, f'{MANAGEMENT_DRIVER} has it offline, as '
                                    f'while it is reset'),
-                ('ready', 0, f'{MANAGEMENT_DRIVER} could not start it: look '
-                             f'into dmesg')):
+                ('ready', 0, f'{MANAGEMENT_DRIVER} could not start it: read '
+                             f'dmesg')):
             if self._number(address, name) == bad:
                 raise _Defect(meaning)
 

@@ -418,8 +418,8 @@ def check_host(home):
         raise lab.Unfit(f'The machine of the lab has amd64 devices, and this '
                         f'is {os.uname().machine}: run it on amd64.')
     if not shutil.which('apt-get'):
-        raise lab.Unfit('The lab is built with Debian packages, and there is '
-                        'no apt-get: run it on Debian 12 or 13.')
+        raise lab.Unfit('The lab is built with Debian packages, and apt-get is '
+                        'not here: run it on Debian 12 or 13.')
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 20
     if memory < 7500:
         raise lab.Unfit(f'The lab needs 8 GiB of memory, and this machine has '

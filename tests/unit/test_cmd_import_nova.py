@@ -361,7 +361,7 @@ class DeviceSpecTest(ImportNovaTestCase):
                  accel=f'exclude_devices = address={GPU}\n')
         status, errors, _ = self.translated()
         self.assertEqual(1, status)
-        self.assertIn('look at [accel] exclude_devices', errors)
+        self.assertIn('check [accel] exclude_devices', errors)
 
     def test_both_match(self):
         """A specification that stays has a device of one that goes."""

@@ -235,8 +235,8 @@ class Defects(TestCase):
         self.kernel.write_attribute(A, 'qat/state', 'down')
         self.assertQuarantined(self.device(), 'it is down', 'qat/state')
 
-    @ddt.data(({'cfg_services': 'sym asym'}, 'no services'),
-              ({'cfg_services': ''}, 'no services'),
+    @ddt.data(({'cfg_services': 'sym asym'}, 'not services'),
+              ({'cfg_services': ''}, 'not services'),
               ({'cfg_services': 'ENODATA'}, 'cannot be read'),
               ({'state': 'EIO'}, 'cannot be read'),
               ({'state': 'sideways'}, 'neither up nor down'),
