@@ -215,6 +215,22 @@ class VgpuTest(AttachTestCase):
         self.accelerators.inventory.scanner.scan()
         self.assertEqual('nvidia-1560', self.give().created_type)
 
+    def test_forbidden_type(self):
+        """It can be made again, as the last vGPU of another type ends after
+        Placement has allocated the GPU."""
+        self.start_vgpus()
+        self.give('nvidia-558', self.other)
+        store = self.accelerators.store
+        refresh = store.refresh
+
+        def ends():
+            store.refresh = refresh
+            self.unplug(self.other)
+            self.assertIn('nvidia-557', self.offered())
+        store.refresh = ends
+        claim = self.give(**{f'trait1:{TRAIT["nvidia-557"]}': 'forbidden'})
+        self.assertEqual('nvidia-558', claim.created_type)
+
     def test_type_of_another_card(self):
         """Traits of the unnumbered group may be any provider's."""
         self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],

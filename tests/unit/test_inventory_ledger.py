@@ -145,6 +145,8 @@ class BalanceTest(testtools.TestCase):
         row, found = R(4, 4, 5), F(4, 4, 5)
         self.assertEqual(row, ledger.balance(row, found, W(4), True).row)
         self.assertIsNone(ledger.balance(row, found, W(4), False).row)
+        self.assertEqual(row, ledger.written(row, 5, True))
+        self.assertIsNone(ledger.written(row, 5, False))
 
     @ddt.data((0, {}), (2, {'x': 2}), (5, {'x': 4, 'y': 1}),
               (9, {'x': 4, 'y': 2}))
