@@ -305,11 +305,36 @@ class PoolMoveTest(MoveTest):
                          (self.disks.data_of_disk(disk), self.held()))
 
 
-@ddt.ddt
-class UnwrittenTest(base.HostTestCase):
-    """A server was shelved, which could not be written."""
+class TwoDisksTestCase(base.HostTestCase):
 
     SSD = 'CUSTOM_ACCELERATOR_SSD'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host(drivers=('nvme',), nvmes=[
+            {'address': f'0000:0{number}:00.0'} for number in (2, 3)])
+        self.allocation = self.host.allocation(resource_class=self.SSD)
+        self.server = self.host.boot(
+            {f'resources1:{self.SSD}': '1'}, self.allocation)
+
+
+class ComesBackTest(TwoDisksTestCase):
+    """A server was evacuated from here, and a live migration brings it back
+    before this host has released what it had."""
+
+    def test_that_is_not_the_migrations(self):
+        before = self.host.holdings.of(self.server)
+        self.host.cloud.stop_guest(self.server, undefine=True)
+        self.host.come(self.server, 'migration',
+                       {f'resources1:{self.SSD}': '1'}, self.allocation)
+        self.assertEqual(before, self.host.holdings.of(self.server))
+        self.assertEqual(1, len(self.host.holdings.of_migration(
+            self.server, 'migration')))
+
+
+@ddt.ddt
+class UnwrittenTest(TwoDisksTestCase):
+    """A server was shelved, which could not be written."""
 
     def unshelved(self):
         self.host.spawn(self.server)
@@ -339,14 +364,6 @@ class UnwrittenTest(base.HostTestCase):
         self.host.settle()
         self.assertNotIn(before.uuid, {
             claim.uuid for claim in self.host.holdings.all()})
-
-    def setUp(self):
-        super().setUp()
-        self.start_host(drivers=('nvme',), nvmes=[
-            {'address': f'0000:0{number}:00.0'} for number in (2, 3)])
-        self.allocation = self.host.allocation(resource_class=self.SSD)
-        self.server = self.host.boot(
-            {f'resources1:{self.SSD}': '1'}, self.allocation)
 
 
 @ddt.ddt

@@ -137,6 +137,15 @@ class ReconcileTest(base.HostTestCase):
         self.assertHas(self.server, vf(A))
         self.assertEqual(uuids, self.claim_ids())
 
+    def test_judged_otherwise_the_second_time(self):
+        """Without an allocation at first, and deleted then: that is judged
+        once, and waits for the next comparison."""
+        self.host.cloud.lose(self.server)
+        self.after_the_first_judgement(self.leave)
+        self.assertEqual(0, self.host.reconciler.run())
+        self.assertEqual([State.BOUND], self.host.states(self.server))
+        self.assertEqual(1, self.host.reconciler.run())
+
     def test_revert_that_has_begun(self):
         """Placement has the devices at the server again, of which this host
         has not heard."""
@@ -303,6 +312,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.detach(self.server, [claim.handle])
         self.host.holdings.doubt([claim], 'CRC')
         self.host.reconcile()
+        self.host.accelerators.give_back(self.server, 'A guest runs again')
         self.assertEqual([], self.host.devices_of(self.server))
         self.restart()
         self.host.reconcile()
