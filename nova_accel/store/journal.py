@@ -47,9 +47,8 @@ class Journal(file.File):
         """Take an order on; False where it has been withdrawn or is too old:
         the command that gave it has ended."""
         with self._transaction() as db:
-            began = any(
-                order.number == number and order.state is model.OrderState.NEW
-                and _is_recent(order.since) for order in read_orders(db))
+            began = any(order.number == number and _is_recent(order.since)
+                        for order in read_orders(db))
             if began:
                 db.execute("UPDATE orders SET state = 'begun' "
                            "WHERE number = ?", (number,))
