@@ -496,6 +496,15 @@ class ContentTest(ScannerTestBase):
         # whatever the card shows
         self.assertEqual(self.UNKNOWN, self.content(again))
 
+    def test_look_that_ends_while_it_is_programmed(self):
+        """It began before, and the card may not answer it."""
+        table = self.inventory.table
+        ticket = table.ticket()
+        table.begin(A, 0, model.OPERATOR)
+        self.assertFalse(table.adopt(dataclasses.replace(
+            fpga(A), health=QUARANTINED, reason='no answer'), ticket))
+        self.assertIs(OK, self.health(A))
+
     def test_failed(self):
         for report, content in ((False, self.UNKNOWN), (True, self.READ)):
             self.inventory.table.begin(A, 0, model.OPERATOR)
