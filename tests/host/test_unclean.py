@@ -76,6 +76,20 @@ class DiskTest(UncleanTestCase):
         self.assertEqual(['not cleaned', 'reset only'], self.results())
         self.host.delete(self.boot())
 
+    def test_operator_takes_it_as_it_is(self):
+        """By one start with the policy none, as the error says, also while
+        the disk is not clean."""
+        server = self.boot()
+        self.kernel.change_disk(DISK, firmware='NEW')
+        self.host.delete(server)
+        claim, = self.host.holdings.all()
+        self.assertIn("its firmware is 'NEW'", claim.error)
+        self.policy('none')
+        self.policy()
+        self.host.reconcile()
+        self.host.settle()
+        self.host.delete(self.boot())
+
     def test_server_got_it_as_it_was(self):
         """It keeps its disk, which is cleaned after it."""
         self.leave_secret('none')
