@@ -223,10 +223,6 @@ class Handles:
                 device, *(c.handle.address for c in claims)) not in (
                     handover.Policy.NONE, handover.Policy.OPERATOR):
             self._clean_first(claim)
-        else:
-            for one in claims:
-                self._note(one, device, handover.policy(
-                    device, one.handle.address), None)
 
     def _clean_first(self, claim):
         """Note that the card of a claim is cleaned when it comes back."""

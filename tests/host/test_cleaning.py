@@ -374,6 +374,13 @@ class CleaningTest(CleaningTestCase):
             lambda: self.is_not_named(exclude_devices=[f'address={A}']),
             lambda: self.is_not_named(exclude_devices=[]))
 
+    def test_card_of_which_nothing_is_known(self):
+        def goes():
+            self.host.accelerators.store.set_devices({})
+            self.is_not_named(enabled_drivers=[])
+        self.assertClearedWhenItComesBack(
+            goes, lambda: self.is_not_named(enabled_drivers=['dfl']))
+
     def test_card_that_was_gone(self):
         """Its server is released meanwhile; it comes back as it was."""
         server = self.tenant_loads(self.private_image())
@@ -692,6 +699,17 @@ class WholeCardTest(base.HostTestCase):
         self.assertIn('programmed again', record.method)
         self.boot(FUNCTION)
         self.assertEqual({}, self.kernel.guest_reads(A))
+
+    def test_deleted_while_the_card_is_away(self):
+        """Only the guest knows what it loaded, also once the card is back."""
+        self.host.upload(FUNCTION)
+        server = self.boot(FUNCTION)
+        self.kernel.set_fault(A, vanish=True)
+        self.host.inventory.scanner.scan()
+        self.host.delete(server)
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual(clouds.PROJECT,
+                         self.host.inventory.devices[A].region(0).origin)
 
     def clearing_image(self):
         return self.host.upload(BLANK, clears_memory=True, image={

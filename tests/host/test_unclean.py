@@ -119,13 +119,31 @@ class DiskTest(UncleanTestCase):
 
 class RegionTest(UncleanTestCase):
 
-    def test_registers_of_the_last_server(self):
+    def setUp(self):
+        super().setUp()
         self.start_host({'address': A})
         self.host.upload(FUNCTION)
         self.policy('none')
-        server = self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
+        self.server = self.host.boot(
+            base.asks(FUNCTION), self.host.allocation(A))
         self.host.kernel.guest_writes(vf(A), registers=SECRET)
-        self.host.delete(server)
+
+    def test_registers_of_the_last_server(self):
+        self.host.delete(self.server)
+        self.assertCleanedFirst()
+
+    def test_card_is_away_when_the_last_server_is_released(self):
+        self.host.cloud.stop_guest(self.server)
+        self.host.kernel.set_fault(A, vanish=True)
+        self.host.inventory.scanner.scan()
+        self.host.delete(self.server)
+        # the policy of then has nothing cleaned
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.host.kernel.set_fault(A, vanish=None)
+        self.host.kernel.rebind(A, 'dfl-pci')
+        self.assertCleanedFirst()
+
+    def assertCleanedFirst(self):
         self.policy()
         self.assertRaises(exception.DeviceUnavailable, self.host.boot,
                           base.asks(FUNCTION), self.host.allocation(A))
