@@ -16,7 +16,8 @@ a guest of libvirt, running or not,    a claim of its server, BOUND
 has the handle
 the allocations of the provider leave  a claim of that consumer, BOUND
 one consumer for all handles left (of
-a pool: of all its devices)
+a pool: of all its devices), and VFs
+that are not offered now
 they leave several                     the device stays fenced; each start of
                                        nova-compute and each comparison asks
                                        again
@@ -52,6 +53,7 @@ from nova_accel.attach import publishing
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
@@ -348,7 +350,7 @@ class Settling:
             owners.append(
                 (handle, server, _consumer_of(server, consumers, moves)))
         rest, left = self._rest(part, consumers, owners, guests, moves)
-        if rest and not part.device.creatable:
+        if rest:
             if len(rest) > 1 or min(rest.values()) != len(left):
                 raise _Unknown(
                     f'{", ".join(sorted(rest))} have some of it by Placement, '
@@ -386,7 +388,7 @@ class Settling:
                     and held.device_address in members
                     and held.region_index == part.index):
                 known[held.consumer_uuid] += 1
-        for handle in part.all_handles:
+        for handle in (*part.all_handles, *self._hidden(part)):
             claim = claims.get(handle)
             server = next((s for s, there in guests.items()
                            if handle.address in there), None)
@@ -398,13 +400,23 @@ class Settling:
                 known[_consumer_of(server, consumers, moves)] += 1
             elif handle.address not in part.settled:
                 left.append(handle)
-        rest = consumers
-        if len(part.members) == 1:
-            rest = consumers - {consumer for *_, consumer in owners}
-        elif not any(handle in left for handle in part.handles):
+        if part.device.creatable or not any(
+                handle in left for handle in part.handles):
             return {}, []
-        amounts = {c: self._amount(c, part) - known[c] for c in rest}
+        amounts = {c: self._amount(c, part) - known[c] for c in consumers}
         return {c: n for c, n in amounts.items() if n > 0}, left
+
+    def _hidden(self, part) -> list[model.AttachHandle]:
+        """Return VFs that are not offered now, as while a host boots: what no
+        guest has may be one of them."""
+        if part.region:
+            return []
+        claimed = {c.handle.address for c in self._holdings.all()}
+        return [
+            model.AttachHandle(model.HandleType.PCI, function)
+            for device in part.members for function in pci.virtual_functions(
+                self._inventory.driver_of(device).kernel, device.address)
+            if function not in device.functions() | claimed]
 
     def _amount(self, consumer, part):
         found = self._cloud.allocations(

@@ -287,6 +287,39 @@ class DiskTest(SettlingTestCase):
         self.assertHas(server, ONE)
         self.assertKept(ONE)
 
+    def test_moved_away_without_a_guest(self):
+        """What no guest says, the allocation of the move does."""
+        server = self.boot(ONE)
+        migration = self.host.migrate_away(server)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertEqual([(migration, server)], [
+            (claim.consumer_uuid, claim.instance_uuid)
+            for claim in self.host.holdings.all()])
+        self.assertKept(ONE)
+
+    def test_second_disk_of_a_server_comes_later(self):
+        """That the server has the first one says nothing of it."""
+        server = self.host.boot(
+            {f'resources1:{SSD}': '1', f'resources2:{SSD}': '1',
+             'group_policy': 'isolate'},
+            {**self.host.allocation(ONE, SSD),
+             **self.host.allocation(TWO, SSD)})
+        self.host.cloud.stop_guest(server, undefine=True)
+        for vanish in (True, None):
+            self.simulated.kernel.set_fault(TWO, vanish=vanish)
+            if vanish:
+                self.lost()
+            self.host.inventory.scanner.scan()
+            self.host.reconciler.run()
+            self.host.settle()
+        self.assertKept(ONE, TWO)
+        self.assertEqual(['1', '2'], sorted(
+            claim.group for claim in self.host.holdings.all()))
+        self.host.start_guest(server)
+        self.assertHas(server, ONE, TWO)
+
     def test_disk_that_the_host_uses(self):
         self.simulated.kernel.set_fault(TWO, attributes={
             'subsysnqn': 'nqn.2014-08.org.nvmexpress:S000003000'})
@@ -394,6 +427,61 @@ class NvmeVfTest(SettlingTestCase):
         self.assertEqual(['', ''], self.data())
         self.assertEqual([], self.fenced())
 
+    def test_guest_has_lost_one_of_them(self):
+        """What is left is the server's, too, as Placement says."""
+        for server in self.servers:
+            self.host.delete(server)
+        (uuid_, allocation), = self.host.allocation(ONE, SSD).items()
+        server = self.host.boot({f'resources1:{SSD}': '3'},
+                                {uuid_: {'resources': {SSD: 3}}})
+        claim, *others = self.host.holdings.of(server)
+        self.simulated.kernel.write_disk(claim.handle.address, 'a secret')
+        self.host.cloud.detach(server, [claim.handle])
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.host.reboot(server)
+        self.assertHas(server, *(
+            c.handle.address for c in (claim, *others)))
+        self.assertEqual('a secret', self.simulated.kernel.data_of_disk(
+            claim.handle.address))
+
+    def test_no_guest_tells_and_one_is_not_offered_yet(self):
+        """It may be the server's, and not the one that is free."""
+        before = self.data()
+        self.host.cloud.stop_guest(self.servers[0], undefine=True)
+        number = int(self.handles[0][-1])
+        self.simulated.kernel.set_fault(ONE, virtualization='refused')
+        self.simulated.kernel.set_secondary(ONE, number, False)
+        self.lost()
+        self.host.reconciler.run()
+        self.restart()
+        self.simulated.kernel.set_fault(ONE, virtualization=None)
+        self.simulated.kernel.set_secondary(ONE, number, True)
+        self.host.inventory.scanner.scan()
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertEqual(before, self.data())
+        self.assertIn('no guest says which', self.log.output)
+
+    def test_guest_has_one_that_is_not_offered_now(self):
+        """What is free is not taken for what the server lacks."""
+        server, kept = self.servers
+        self.host.delete(server)
+        number = int(self.handles[1][-1])
+        self.simulated.kernel.set_fault(ONE, virtualization='refused')
+        self.simulated.kernel.set_secondary(ONE, number, False)
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.assertEqual([], self.host.holdings.of(kept))
+        self.simulated.kernel.set_fault(ONE, virtualization=None)
+        self.simulated.kernel.set_secondary(ONE, number, True)
+        self.host.inventory.scanner.scan()
+        self.host.reconciler.run()
+        self.assertHas(kept, self.handles[1])
+        self.assertEqual(f'secret on {self.handles[1]}', self.data()[1])
+
     def test_vf_that_is_not_offered_yet(self):
         """The host has just booted, and not all of them are online."""
         got, other = self.handles
@@ -495,6 +583,23 @@ class PortsTest(SettlingTestCase):
         self.assertHas(server, got)
         self.assertNotIn('a secret', str(self.host.kernel.guest_reads(got)))
         self.assertEqual(frozenset(), self.host.holdings.unsettled())
+
+    def test_second_region_of_a_server_comes_later(self):
+        """That the server has the first one says nothing of it."""
+        self.start_host({'address': A, 'ports': 2, 'vfs': 2})
+        server = self.host.boot(
+            {**base.ONE, f'resources2:{self.CLASS}': '1',
+             'group_policy': 'isolate'},
+            {**self.allocation_of(0), **self.allocation_of(1)})
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.kernel.rebind(vf(A, 1), 'vfio-pci')
+        self.lost()
+        self.host.reconciler.run()
+        self.host.kernel.rebind(vf(A, 1), 'dfl-pci')
+        self.host.inventory.scanner.scan()
+        self.host.reconciler.run()
+        self.host.start_guest(server)
+        self.assertHas(server, vf(A), vf(A, 1))
 
 
 class VgpuTest(SettlingTestCase):
