@@ -169,6 +169,9 @@ class MoveTest(base.HostTestCase):
         """It has the server's lock: a confirm and a delete are not stopped,
         and what they release is released when it has ended."""
         end = self.operate_on(self.server)
+        self.assertRaises(
+            exception.LockTimeout, self.host.accelerators.revert,
+            self.context, self.server, self.migration)
         self.confirm()
         self.host.delete(self.server)
         self.host.cloud.delete_server(self.server)
@@ -330,6 +333,25 @@ class ComesBackTest(TwoDisksTestCase):
         self.assertEqual(before, self.host.holdings.of(self.server))
         self.assertEqual(1, len(self.host.holdings.of_migration(
             self.server, 'migration')))
+
+
+@ddt.ddt
+class TwoMigrationsTest(TwoDisksTestCase):
+    """What an earlier move has left could not be released before the next."""
+
+    @ddt.data('confirm', 'revert')
+    def test_one_ends(self, end):
+        holdings = self.host.holdings
+        holdings.set_aside(self.server, 'first')
+        self.host.spawn(self.server)
+        holdings.set_aside(self.server, 'second')
+        getattr(self.host.accelerators, end)(
+            self.host.cloud.admin_context(), self.server, 'second')
+        self.host.settle()
+        self.assertEqual(['first'], [
+            claim.consumer_uuid for claim
+            in holdings.of(self.server, model.Role.OLD)])
+        self.assertEqual(end == 'revert', bool(holdings.of(self.server)))
 
 
 @ddt.ddt

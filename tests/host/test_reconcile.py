@@ -266,6 +266,15 @@ class ReconcileTest(base.HostTestCase):
         self.host.reconciler.background.run()
         self.assertHas(self.server, vf(A))
 
+    def test_guest_loses_it_again(self):
+        """Once it is back, the pause of the try before is over."""
+        self.left_without_its_device()
+        for _ in range(2):
+            self.host.reconcile()
+            self.assertHas(self.server, vf(A))
+            self.host.cloud.detach(
+                self.server, self.host.accelerators.handles(self.server))
+
     def test_owner_is_told(self):
         """While a device cannot go into its guest, and until it is there."""
         self.host.reconcile()

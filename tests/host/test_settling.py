@@ -624,6 +624,18 @@ class VgpuTest(SettlingTestCase):
         self.assertEqual([], self.fenced())
 
 
+    def test_no_guest_tells(self):
+        """A vGPU is made again: nothing of what is free is its server's."""
+        self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
+        server = self.boot(test_vgpu.GPU)
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.lost()
+        self.host.reconciler.run()
+        self.settled()
+        self.host.start_guest(server)
+        self.assertEqual(1, len(self.host.devices_of(server)))
+
+
 class PoolTest(SettlingTestCase):
     """Disks that share a provider: Placement does not say who has which."""
 
