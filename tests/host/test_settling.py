@@ -475,12 +475,39 @@ class NvmeVfTest(SettlingTestCase):
         self.host.reconciler.run()
         self.settled()
         self.assertEqual([], self.host.holdings.of(kept))
+        # nor, later, for what it may have
+        self.host.cloud.stop_guest(kept, undefine=True)
         self.simulated.kernel.set_fault(ONE, virtualization=None)
         self.simulated.kernel.set_secondary(ONE, number, True)
         self.host.inventory.scanner.scan()
         self.host.reconciler.run()
+        self.host.start_guest(kept)
         self.assertHas(kept, self.handles[1])
         self.assertEqual(f'secret on {self.handles[1]}', self.data()[1])
+
+    def test_one_after_the_other_is_not_offered(self):
+        """What has a claim already counts once."""
+        for server in self.servers:
+            self.host.delete(server)
+        (uuid_, allocation), = self.host.allocation(ONE, SSD).items()
+        server = self.host.boot({f'resources1:{SSD}': '2'},
+                                {uuid_: {'resources': {SSD: 2}}})
+        first, second = self.host.devices_of(server)
+        self.simulated.kernel.write_disk(second, 'a secret')
+        self.simulated.kernel.set_fault(ONE, virtualization='refused')
+        self.simulated.kernel.set_secondary(ONE, int(second[-1]), False)
+        self.lost()
+        self.host.reconciler.run()
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.simulated.kernel.set_secondary(ONE, int(second[-1]), True)
+        self.simulated.kernel.set_secondary(ONE, int(first[-1]), False)
+        self.host.inventory.scanner.scan()
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertEqual([first, second], sorted(
+            claim.handle.address for claim in self.host.holdings.of(server)))
+        self.assertEqual('a secret',
+                         self.simulated.kernel.data_of_disk(second))
 
     def test_vf_that_is_not_offered_yet(self):
         """The host has just booted, and not all of them are online."""
