@@ -650,7 +650,6 @@ class VgpuTest(SettlingTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual([], self.fenced())
 
-
     def test_no_guest_tells(self):
         """A vGPU is made again: nothing of what is free is its server's."""
         self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
