@@ -407,6 +407,18 @@ class ReconcileTest(base.HostTestCase):
         self.assertReserved()
         self.assertEqual([], self.host.holdings.all())
 
+    def test_memory_is_allocated_again_with_its_device(self):
+        allocation = self.host.allocation(B)
+        name = 'CUSTOM_ACCELERATOR_MEMORY_DDR'
+        for given in allocation.values():
+            given['resources'][name] = 4096
+        server = self.host.boot(
+            {**base.ONE, f'resources1:{name}': '4096'}, allocation)
+        self.host.cloud.lose(server)
+        self.host.reconcile()
+        self.assertEqual(allocation,
+                         self.host.cloud.read()['allocations'][server])
+
     def test_rebuild_that_failed(self):
         """A server without a guest and without an allocation keeps its
         device, also when nova-compute starts, and gets it again. Once

@@ -834,6 +834,26 @@ class StandardClassesTest(SettlingTestCase):
         self.assertHas(server, ONE)
 
 
+    def test_vgpu_of_novas_own_and_a_pool_with_others(self):
+        """A server that has all of the pool that is its own does not wait
+        until it is known who has the rest."""
+        self.POOLS = 'host'
+        self.start('gpu', gpus=[{'address': a} for a in (ONE, TWO, THREE)])
+        pool = self.host.allocation(None, 'PGPU')
+        server = self.host.boot(
+            {'resources1:PGPU': '1', 'resources2:VGPU': '1'},
+            {**pool, str(uuid.uuid4()): {'resources': {'VGPU': 1}}})
+        before = self.host.devices_of(server)
+        other = self.host.boot({'resources1:PGPU': '1'}, pool)
+        self.host.cloud.stop_guest(other, undefine=True)
+        self.lost()
+        self.host.reconciler.run()
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, other)
+        self.host.reboot(server)
+        self.assertHas(server, *before)
+
+
 class CleanTest(SettlingTestCase):
     """The host is installed again, and its operator cleans what is there."""
 
